@@ -1,0 +1,32 @@
+"""Seeded randomness for decisions that every peer must draw alike, or that a replay must repeat.
+
+The stream for (seed, purpose) is BLAKE3 in extendable-output mode, so it is the same on every platform and
+Python version, which `random.Random` and torch's generators do not promise. Never used for secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from blake3 import blake3
+
+T = TypeVar("T")
+
+
+def draw_bytes(seed: bytes, purpose: str, count: int) -> bytes:
+    """`count` pseudo-random bytes that depend on nothing but seed and purpose."""
+    return blake3(purpose.encode(), key=blake3(seed).digest()).digest(length=count)
+
+
+def draw_below(seed: bytes, purpose: str, bound: int) -> int:
+    """An integer in [0, bound). 16 bytes are drawn, so the modulo bias is below 2^-64 for bounds < 2^64."""
+    assert bound > 0
+    return int.from_bytes(draw_bytes(seed, purpose, 16), "big") % bound
+
+
+def shuffled(seed: bytes, purpose: str, items: Sequence[T]) -> list[T]:
+    """A permutation of `items`: sorted by a keyed hash of the position, O(n log n), the same everywhere."""
+    key = blake3(purpose.encode(), key=blake3(seed).digest()).digest()
+    order = sorted(range(len(items)), key=lambda i: blake3(i.to_bytes(8, "big"), key=key).digest())
+    return [items[i] for i in order]

@@ -1,0 +1,23 @@
+"""Every bound on what strangers can make us hold, each with its reason."""
+
+from __future__ import annotations
+
+MIB = 2**20
+
+CONTROL_FRAME_MAX = 1 * MIB  # bytes; a vertex of 64 members with certificates is ~300 kB
+BULK_FRAME_MAX = 64 * MIB  # bytes; one part of one update. Larger parts are cut by the plan
+BLOB_CHUNK = 1 * MIB  # bytes; big enough to amortise a request, small enough to fetch from many peers
+BLOB_MAX = 64 * 2**30  # bytes; a manifest of such a blob (2 MiB of chunk hashes) still fits one bulk frame
+PEERS_MAX = 4096  # members of one run; the member list travels in every vertex
+FULL_MESH_MAX = 64  # peers that hold a connection to everybody
+COMMITTEE_MAX = 32  # voters per round; votes are all-to-all, so messages grow with its square
+PARTS_MAX = 16  # parts of one update: owners send to everyone, members send to every owner
+OWNERS_PER_PART = 3  # takeover chain; each owner adds one sub-deadline to the plan
+ATTEMPTS_MAX = 64  # windows grow 1.5x per attempt: attempt 20 already waits an hour
+EARLY_MESSAGES_MAX = 2048  # messages for a round not reached yet; older ones are dropped first
+EARLY_BYTES_MAX = 256 * MIB  # their payloads
+ROUNDS_KEPT = 8  # rounds whose combined parts are served to laggards before they need a whole checkpoint
+REPORTS_PER_VERTEX_MAX = 256  # signed member reports carried by one vertex
+ADDRESSES_MAX = 8  # multiaddrs announced by one peer
+ADDRESS_BYTES_MAX = 256  # one multiaddr
+TICKET_CHARACTERS_MAX = 600  # fits a QR code that a phone reads from a terminal

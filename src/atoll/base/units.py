@@ -1,0 +1,36 @@
+"""Quantities people read and write: bytes, seconds, rates."""
+
+from __future__ import annotations
+
+import re
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)?\s*$")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+
+
+def parse_duration_s(text: str) -> float:
+    """'30 s', '2h', '250ms', '15' (seconds) -> seconds. Raises ValueError with the accepted forms."""
+    match = _DURATION.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write for example 250ms, 30s, 15min, 2h or 7d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def bytes_text(count: float) -> str:
+    """1536 -> '1.5 kB' (decimal units, as network links are sold)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def seconds_text(duration_s: float) -> str:
+    """75.2 -> '1 min 15 s'; 0.25 -> '250 ms'."""
+    if duration_s < 1:
+        return f"{duration_s * 1000:.0f} ms"
+    if duration_s < 60:
+        return f"{duration_s:.1f} s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

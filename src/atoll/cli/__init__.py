@@ -1,0 +1,1 @@
+"""Words for humans: one file per verb. Light verbs never import torch."""

@@ -1,0 +1,1 @@
+"""The real world: sockets, clocks, disks and processes. Carries out effects, decides nothing."""

@@ -1,0 +1,1 @@
+"""One peer assembled from rooms, and the story of a round."""

@@ -1,0 +1,1 @@
+"""Conversations between peers, each a sans-IO machine: events in, effects out."""
