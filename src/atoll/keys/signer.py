@@ -1,0 +1,40 @@
+"""The door through which everybody signs and checks statements.
+
+The real world puts Ed25519 session keys certified by Ed25519 + ML-DSA-65 identities behind it
+(`keys/identity.py`); the virtual world a keyed hash with charged CPU time. Protocols know only this door.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from atoll.base.ids import PeerId
+
+
+class Signer(Protocol):
+    """One peer's session: signs round statements, lives as long as its certificate."""
+
+    @property
+    def peer(self) -> PeerId: ...
+
+    @property
+    def vote_key(self) -> bytes:
+        """The public session key that the membership record holds."""
+        ...
+
+    @property
+    def certificate(self) -> bytes:
+        """The identity's signed word that `vote_key` speaks for `peer` in this run."""
+        ...
+
+    def sign(self, data: bytes) -> bytes: ...
+
+
+class Verifier(Protocol):
+    def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
+        """True if `signature` is over `data` by the owner of `vote_key`. Never raises on strangers' bytes."""
+        ...
+
+    def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
+        """True if the certificate binds `vote_key` to `peer` for this run. Never raises on strangers' bytes."""
+        ...
