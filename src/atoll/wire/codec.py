@@ -1,0 +1,93 @@
+"""Bytes <-> messages, statements and bodies: one msgspec codec, validated on decode.
+
+Promises: whatever bytes arrive, `decode_*` returns a valid value or raises PeerFault; nothing is evaluated and
+nothing is allocated beyond the size of the input. Unknown extra fields are accepted, so that a newer peer can
+say more; unknown message types are a fault.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import CONTROL_FRAME_MAX
+from atoll.base.machine import Message
+from atoll.keys.digest import digest
+from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
+from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.round import (
+    Answer,
+    Committed,
+    Contribution,
+    PartBytes,
+    Propose,
+    TimedOut,
+    Voted,
+    WantPart,
+)
+from atoll.wire.messages.statements import AnyStatement, Statement
+from atoll.wire.messages.vertex import Body, Vertex
+
+AnyMessage = (
+    Committed
+    | Contribution
+    | Answer
+    | WantPart
+    | PartBytes
+    | Propose
+    | Voted
+    | TimedOut
+    | WantVertices
+    | Vertices
+    | WantManifest
+    | ManifestIs
+    | WantChunk
+    | Chunk
+    | Beat
+    | BeatBack
+    | MemberReport
+    | JoinRefused
+    | Hello
+)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_MESSAGE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+_STATEMENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyStatement)
+_BODY = msgspec.msgpack.Decoder(Body)
+_VERTEX = msgspec.msgpack.Decoder(Vertex)
+
+
+def encode(value: Message | Statement | Body | Vertex) -> bytes:
+    return _ENCODER.encode(value)
+
+
+def decode_message(data: bytes | memoryview, who: PeerId) -> Message:
+    if len(data) > CONTROL_FRAME_MAX:
+        raise PeerFault(who, f"a message of {len(data)} bytes, {CONTROL_FRAME_MAX} are allowed")
+    return _decode(_MESSAGE, data, who, "message")
+
+
+def decode_statement(data: bytes, who: PeerId) -> Statement:
+    return _decode(_STATEMENT, data, who, "statement")
+
+
+def decode_body(data: bytes, who: PeerId = PeerId("")) -> Body:
+    return _decode(_BODY, data, who, "vertex body")
+
+
+def decode_vertex(data: bytes, who: PeerId = PeerId("")) -> Vertex:
+    return _decode(_VERTEX, data, who, "vertex")
+
+
+def vertex_id(body: bytes) -> Digest:
+    return digest(body)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview, who: PeerId, what: str) -> Any:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as why:
+        raise PeerFault(who, f"not a valid {what}: {why}") from None

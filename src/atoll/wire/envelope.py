@@ -1,0 +1,57 @@
+"""Signing statements and opening signed ones.
+
+The signature covers a domain, the run and the exact bytes, so a statement means one thing in one run. Opening
+checks the signature against the vote key that the agreed membership holds for the signer; a statement by a
+stranger is nobody's word.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId
+from atoll.keys.signer import Signer, Verifier
+from atoll.wire.codec import decode_statement, encode
+from atoll.wire.messages.statements import Certificate, Signed, Statement, Vote
+
+DOMAIN = b"atoll/statement/1\0"
+
+S = TypeVar("S", bound=Statement)
+
+
+class Notary:
+    """Signs for one peer and checks everybody else's signatures in one run."""
+
+    def __init__(self, run: Digest, signer: Signer, verifier: Verifier) -> None:
+        self.run, self.signer, self.verifier = run, signer, verifier
+        self.me = signer.peer
+
+    def sign(self, statement: Statement) -> Signed:
+        body = encode(statement)
+        return Signed(self.me, body, self.signer.sign(self._signed_bytes(body)))
+
+    def open(self, signed: Signed, kind: type[S], vote_key: bytes | None) -> S:
+        """The statement inside, once its signature holds. Raises PeerFault otherwise."""
+        statement = decode_statement(signed.body, signed.signer)
+        if not isinstance(statement, kind):
+            raise PeerFault(signed.signer, f"a {type(statement).__name__} where a {kind.__name__} belongs")
+        if vote_key is None:
+            raise PeerFault(signed.signer, f"a {kind.__name__} from somebody who has no vote key here")
+        if not self.verifier.holds(vote_key, self._signed_bytes(signed.body), signed.signature):
+            raise PeerFault(signed.signer, f"a {kind.__name__} whose signature does not hold", signed.body)
+        return statement
+
+    def certificate_holds(
+        self, certificate: Certificate, vote_keys: dict[PeerId, bytes], quorum: int
+    ) -> bool:
+        """True if a quorum of distinct voters signed exactly this vote. Never raises."""
+        voters = {peer for peer, _ in certificate.votes}
+        if len(voters) != len(certificate.votes) or len(voters) < quorum or not voters <= vote_keys.keys():
+            return False
+        vote = Vote(certificate.round, certificate.attempt, certificate.stage, certificate.digest)
+        data = self._signed_bytes(encode(vote))
+        return all(self.verifier.holds(vote_keys[peer], data, sig) for peer, sig in certificate.votes)
+
+    def _signed_bytes(self, body: bytes) -> bytes:
+        return DOMAIN + self.run + body

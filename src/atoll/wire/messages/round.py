@@ -1,0 +1,71 @@
+"""Messages of one round: commitments, parts on their way to owners and back, proposals, votes, timeouts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from atoll.base.ids import Digest
+from atoll.base.machine import Message
+from atoll.wire.messages.statements import Certificate, Signed
+
+
+class RoundMessage(Message, frozen=True):
+    """Every message of a round says which one, and carries the round's trace id."""
+
+    phase: ClassVar[str] = ""
+    round: int
+    attempt: int
+    trace: str
+
+
+class Committed(RoundMessage, frozen=True):
+    phase: ClassVar[str] = "commit"
+    statement: Signed  # Commit
+
+
+class Contribution(RoundMessage, frozen=True):
+    """One part of my update for its owner; the encoded bytes are the payload."""
+
+    phase: ClassVar[str] = "share"
+    part: int
+    owner_index: int
+    path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
+    statement: Signed  # the Commit, for owners that the broadcast did not reach
+
+
+class Answer(RoundMessage, frozen=True):
+    """The combined part, once, for everybody; the encoded bytes are the payload."""
+
+    phase: ClassVar[str] = "share"
+    statement: Signed  # Answered
+
+
+class WantPart(RoundMessage, frozen=True):
+    """Who has the combined bytes of this digest? Answered by PartBytes, or not at all."""
+
+    phase: ClassVar[str] = "agree"
+    digest: Digest
+
+
+class PartBytes(RoundMessage, frozen=True):
+    phase: ClassVar[str] = "agree"
+    digest: Digest
+
+
+class Propose(RoundMessage, frozen=True):
+    phase: ClassVar[str] = "agree"
+    statement: Signed  # Proposed
+    body: bytes
+    timeouts: tuple[Signed, ...]  # a quorum of Timeouts of the attempt before; empty in attempt 0
+    high: Certificate | None  # the highest certificate among them, which forces the body
+
+
+class Voted(RoundMessage, frozen=True):
+    phase: ClassVar[str] = "agree"
+    statement: Signed  # Vote
+
+
+class TimedOut(RoundMessage, frozen=True):
+    phase: ClassVar[str] = "agree"
+    statement: Signed  # Timeout
+    high: Certificate | None  # proof of the claim inside the statement

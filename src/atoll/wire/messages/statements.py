@@ -1,0 +1,146 @@
+"""What peers sign: commitments, owners' answers, votes, timeouts, and reports about members.
+
+A statement is never sent bare: it travels inside `Signed`, whose signature covers the run's name and the exact
+bytes, so nothing can be replayed into another run. Replay inside a run is harmless by slot: the first statement
+for (round, attempt, kind, sender) counts, a different second one is evidence against its signer.
+Never holds a tensor: digests and numbers only.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from atoll.base.ids import Digest, PeerId
+
+
+class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The base of everything that is signed."""
+
+
+class Signed(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """`body` is an encoded Statement; `signature` is by `signer`'s session key over domain, run and body."""
+
+    signer: PeerId
+    body: bytes
+    signature: bytes
+
+
+# ---- the round ---------------------------------------------------------------------------------------------
+
+
+class Commit(Statement, frozen=True):
+    """My update of this round exists and its parts hash to `root`; said before I see anybody else's."""
+
+    round: int
+    attempt: int
+    root: Digest  # Merkle root over the digests of the encoded parts
+    parts: int
+    steps: int  # inner steps this update stands for
+    samples: int
+    loss: float  # mean training loss over those steps, nats per token
+    step_s: float  # seconds per inner step, for the next plan
+    weight: int  # how much this update counts in the mean: its samples, or 0 for a newcomer
+
+
+class Answered(Statement, frozen=True):
+    """As owner number `owner_index` of `part` I combined these contributors into the bytes of this digest."""
+
+    round: int
+    attempt: int
+    part: int
+    owner_index: int
+    digest: Digest
+    size_bytes: int
+    contributors: tuple[PeerId, ...]
+
+
+Stage = Literal["prepare", "commit"]
+
+
+class Proposed(Statement, frozen=True):
+    """As proposer of this attempt I put this one body forward; two different ones are evidence."""
+
+    round: int
+    attempt: int
+    digest: Digest
+
+
+class Vote(Statement, frozen=True):
+    round: int
+    attempt: int
+    stage: Stage
+    digest: Digest
+
+
+class Certificate(msgspec.Struct, frozen=True, array_like=True):
+    """A quorum voted for this body at this stage. Votes are (signer, signature) pairs, in signer order."""
+
+    round: int
+    attempt: int
+    stage: Stage
+    digest: Digest
+    votes: tuple[tuple[PeerId, bytes], ...]
+
+
+class Timeout(Statement, frozen=True):
+    """This attempt's time is over for me; here is the highest prepare certificate that I hold."""
+
+    round: int
+    attempt: int
+    high_attempt: int  # -1: none
+    high_digest: Digest  # zero digest: none
+
+
+# ---- reports that a vertex may carry -----------------------------------------------------------------------
+
+
+class Join(Statement, frozen=True):
+    """I want to take part. Recorded in a vertex, which makes me an observer of the next rounds."""
+
+    peer: PeerId
+    vote_key: bytes
+    certificate: bytes
+    addresses: tuple[str, ...]
+    role: Literal["trainer", "observer"]
+    name: str
+    after: Digest  # the vertex that I saw last: a join is good for a few rounds, not for ever
+    admission: (
+        bytes  # proof that a ticket was redeemed; empty where the run is open or I am a returning member
+    )
+
+
+class Ready(Statement, frozen=True):
+    """I hold the state agreed in this vertex, bit for bit; count me in."""
+
+    vertex: Digest
+    state: Digest
+
+
+class Leave(Statement, frozen=True):
+    """Farewell: I am going on purpose."""
+
+    round: int
+    why: str
+
+
+class Suspect(Statement, frozen=True):
+    """I have not heard from this peer for longer than the run's patience."""
+
+    round: int
+    peer: PeerId
+    why: Literal["silent", "refused"]
+
+
+class Invite(Statement, frozen=True):
+    """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
+
+    ticket: bytes
+    key: bytes  # public half of the ticket's one-time secret
+    role: Literal["trainer", "observer"]
+    uses: int
+    expires_s: float  # wall clock: only tickets and joins use it
+
+
+AnyStatement = Commit | Answered | Proposed | Vote | Timeout | Join | Ready | Leave | Suspect | Invite

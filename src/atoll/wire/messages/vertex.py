@@ -1,0 +1,93 @@
+"""The vertex: what one round agreed on, and the genesis that everything grows from.
+
+The id of a vertex is the BLAKE3 digest of its encoded body. Certificates are attached, never hashed, so that
+every quorum that agreed on a body names the same vertex.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from atoll.base.ids import Digest, PeerId
+from atoll.wire.messages.statements import Certificate, Signed
+
+Standing = Literal["observer", "new", "member"]
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One line of the agreed membership.
+
+    An `observer` downloads the state and owns nothing; a `new` member votes and owns, but its first update has
+    weight zero; a `member` is complete.
+    """
+
+    peer: PeerId
+    vote_key: bytes
+    addresses: tuple[str, ...]
+    role: Literal["trainer", "observer"]
+    standing: Standing
+    since: int  # round whose vertex admitted it
+    step_s: float  # seconds per inner step as it last reported; 0 = not yet known
+    name: str
+    missed: int = 0  # rounds in a row without a counted update
+
+    @property
+    def votes(self) -> bool:
+        return self.standing != "observer" and self.role == "trainer"
+
+
+class PartResult(msgspec.Struct, frozen=True, array_like=True):
+    """How one part of the update ended: what the combined bytes hash to, and whom they count."""
+
+    digest: Digest
+    size_bytes: int
+    owner_index: int
+    contributors: tuple[PeerId, ...]
+
+
+class TicketUse(msgspec.Struct, frozen=True, array_like=True):
+    """An invitation as the members agreed on it."""
+
+    ticket: bytes
+    key: bytes
+    role: Literal["trainer", "observer"]
+    uses_left: int
+    expires_s: float
+
+
+class Metrics(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers about one round that everybody can recompute from the commitments in the same body."""
+
+    loss: float  # mean training loss of the contributors, weighted by samples; nan if nobody contributed
+    steps: int  # inner steps taken by the swarm in this round
+    samples: int
+
+
+class Body(msgspec.Struct, frozen=True, tag="Body"):
+    """What is voted on. Everything a plan may depend on stands here."""
+
+    run: Digest  # genesis digest; zero in genesis itself
+    round: int  # the round that this body closes; genesis closes round -1
+    attempt: int
+    parent: Digest
+    time_s: float  # run time at which it was proposed: the next round's plan counts from here
+    proposer: PeerId
+    parts: tuple[PartResult | None, ...]  # None: nobody answered for this part, it counts for nobody
+    state: Digest  # blob id of the shared state after this round
+    commits: tuple[Signed, ...]  # the commitment of every contributor
+    members: tuple[Member, ...]  # the membership that plans the next round
+    tickets: tuple[TicketUse, ...]
+    reports: tuple[Signed, ...]  # the member reports that changed membership or tickets
+    metrics: Metrics
+    epoch: int = 0  # grows when a recovery key starts over after a quorum was lost for good
+    settings: bytes = b""  # genesis only: the run's config, encoded
+
+
+class Vertex(msgspec.Struct, frozen=True, array_like=True):
+    """A body as its exact bytes, and the commit certificate that makes it final (none for genesis)."""
+
+    body: bytes
+    certificate: Certificate | None
+    recovery: bytes = b""  # signature of the run's recovery key, where a recovery replaced the certificate
