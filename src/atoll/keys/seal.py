@@ -1,0 +1,182 @@
+"""Boxes that only the other end of one connection can open: authenticated encryption, one key per direction.
+
+A `Seal` makes boxes, an `Opener` opens them; each is Noise's CipherState for its direction: a key, and a counter
+that is the nonce. Control connections use them as libp2p does. Bulk lanes give `rekey_bytes`: boxes of up to
+1 MiB, written straight into the caller's buffers, and a new key now and then, in lock-step because both ends
+count the same boxes.
+
+Promises: a box that was changed, replayed, dropped or reordered is a PeerFault and ends the connection; no
+nonce is used twice under one key; when a counter is used up the link is spent, it never wraps; bytes that
+failed their check are wiped before anybody can read them.
+Never does: frame, buffer or copy. What is long enough to matter is encrypted where it lies.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
+
+from atoll.base.errors import PeerFault
+from atoll.base.limits import MIB
+
+KEY_BYTES: Final = 32
+TAG_BYTES: Final = 16
+NONCE_END: Final = 2**64 - 1  # Noise keeps the last nonce for rekeying
+BOXES_PER_KEY: Final = 2**32 - 1  # the bound of the AES-GCM standard for one key, kept for both ciphers
+BULK_REKEY_BYTES: Final = 2**36  # 64 GiB: below 2^-64 of telling AES-GCM boxes from noise, and costs nothing
+BOX_PLAIN_MAX: Final = 1 * MIB  # larger boxes are no faster, and a forged one is noticed later
+
+Buffer = bytes | bytearray | memoryview
+Writable = bytearray | memoryview
+
+
+class Aead(Enum):
+    """Authenticated ciphers, best first. The names travel in the handshake."""
+
+    AES_256_GCM = "AES-256-GCM"  # 2.7x as fast where processors have AES instructions
+    CHACHA20_POLY1305 = "ChaCha20-Poly1305"  # fast everywhere; every peer has it
+
+
+class LinkSpent(Exception):
+    """This connection's keys are used up. Nobody is at fault: close it and open another."""
+
+
+class Seal:
+    """The sending end of one direction."""
+
+    def __init__(
+        self,
+        key: bytes,
+        aead: Aead = Aead.CHACHA20_POLY1305,
+        *,
+        rekey_bytes: int | None = None,
+        boxes_per_key: int = BOXES_PER_KEY,
+        first_nonce: int = 0,
+    ) -> None:
+        self._key = _Key(key, aead, rekey_bytes, boxes_per_key, first_nonce)
+
+    @property
+    def aead(self) -> Aead:
+        return self._key.aead
+
+    def seal(self, plain: Buffer, header: bytes = b"") -> bytes:
+        """The box for `plain`, TAG_BYTES longer. `header` is not inside, but must be the same at the opener."""
+        key, nonce = self._key, self._key.next_nonce()
+        box = key.cipher.encrypt(nonce, plain, header)
+        key.used(len(plain))
+        return box
+
+    def seal_into(self, plain: Buffer, out: Writable, header: bytes = b"") -> int:
+        """Write the box to `out`, exactly TAG_BYTES longer than `plain`; both may begin at the same address."""
+        assert len(out) == len(plain) + TAG_BYTES
+        key, nonce = self._key, self._key.next_nonce()
+        box_bytes = key.cipher.encrypt_into(nonce, plain, header, out)
+        key.used(len(plain))
+        return box_bytes
+
+    def rekey(self) -> None:
+        self._key.rekey()
+
+
+class Opener:
+    """The receiving end of one direction. After one bad box it opens nothing any more."""
+
+    def __init__(
+        self,
+        key: bytes,
+        aead: Aead = Aead.CHACHA20_POLY1305,
+        *,
+        who: str = "",
+        rekey_bytes: int | None = None,
+        boxes_per_key: int = BOXES_PER_KEY,
+        first_nonce: int = 0,
+    ) -> None:
+        self._key = _Key(key, aead, rekey_bytes, boxes_per_key, first_nonce)
+        self._who, self._broken = who, False
+
+    @property
+    def aead(self) -> Aead:
+        return self._key.aead
+
+    def open(self, box: Buffer, header: bytes = b"") -> bytes:
+        nonce = self._next_nonce(box)
+        try:
+            plain = self._key.cipher.decrypt(nonce, box, header)
+        except InvalidTag:
+            raise self._fault() from None
+        self._key.used(len(plain))
+        return plain
+
+    def open_into(self, box: Buffer, out: Writable, header: bytes = b"") -> int:
+        """Write what is inside to `out`, exactly TAG_BYTES shorter than `box`; both may begin together."""
+        nonce = self._next_nonce(box)
+        assert len(out) == len(box) - TAG_BYTES
+        try:
+            plain_bytes = self._key.cipher.decrypt_into(nonce, box, header, out)
+        except InvalidTag:
+            out[:] = bytes(len(out))  # OpenSSL decrypts before it checks: forged bytes lie there by now
+            raise self._fault() from None
+        self._key.used(plain_bytes)
+        return plain_bytes
+
+    def rekey(self) -> None:
+        self._key.rekey()
+
+    def _next_nonce(self, box: Buffer) -> bytes:
+        if self._broken or len(box) < TAG_BYTES:
+            raise self._fault()
+        return self._key.next_nonce()
+
+    def _fault(self) -> PeerFault:
+        self._broken = True
+        return PeerFault(self._who, "a box that this connection's key does not open")
+
+
+class _Key:
+    """The key of one direction, how often it was used, and how it turns into the next one."""
+
+    def __init__(
+        self, key: bytes, aead: Aead, rekey_bytes: int | None, boxes_per_key: int, first_nonce: int
+    ) -> None:
+        assert len(key) == KEY_BYTES
+        self.aead = aead
+        self.cipher = _cipher(key, aead)
+        self._rekey_bytes, self._boxes_per_key = rekey_bytes, boxes_per_key
+        self._nonce, self._boxes, self._plain_bytes = first_nonce, 0, 0
+
+    def next_nonce(self) -> bytes:
+        """A nonce never given before. It counts as used even if the call that wanted it fails."""
+        if self._boxes >= self._boxes_per_key or self._nonce >= NONCE_END:
+            raise LinkSpent(f"after {self._nonce} boxes this connection's key is used up; open a new one")
+        self._nonce, self._boxes = self._nonce + 1, self._boxes + 1
+        return _nonce_bytes(self._nonce - 1, self.aead)
+
+    def used(self, plain_bytes: int) -> None:
+        if self._rekey_bytes is None:
+            return  # libp2p's Noise never changes keys: such a link is spent after BOXES_PER_KEY
+        self._plain_bytes += plain_bytes
+        if self._plain_bytes >= self._rekey_bytes or self._boxes >= self._boxes_per_key:
+            self.rekey()
+
+    def rekey(self) -> None:
+        """Noise's REKEY: the next key is zeros encrypted under the last nonce. The counter goes on."""
+        box = self.cipher.encrypt(_nonce_bytes(NONCE_END, self.aead), bytes(KEY_BYTES), b"")
+        self.cipher = _cipher(box[:KEY_BYTES], self.aead)
+        self._boxes, self._plain_bytes = 0, 0
+
+
+def _cipher(key: bytes, aead: Aead) -> AESGCM | ChaCha20Poly1305:
+    match aead:
+        case Aead.AES_256_GCM:
+            return AESGCM(key)
+        case Aead.CHACHA20_POLY1305:
+            return ChaCha20Poly1305(key)
+
+
+def _nonce_bytes(count: int, aead: Aead) -> bytes:
+    """Noise's nonces: four zero bytes and the counter, whose byte order depends on the cipher."""
+    order = "big" if aead is Aead.AES_256_GCM else "little"
+    return bytes(4) + count.to_bytes(8, order)
