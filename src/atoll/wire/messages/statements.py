@@ -36,12 +36,13 @@ class Commit(Statement, frozen=True):
     round: int
     attempt: int
     root: Digest  # Merkle root over the digests of the encoded parts
-    parts: int
+    parts: int  # 0: I pass this round, for the reason in `why`
     steps: int  # inner steps this update stands for
     samples: int
     loss: float  # mean training loss over those steps, nats per token
     step_s: float  # seconds per inner step, for the next plan
     weight: int  # how much this update counts in the mean: its samples, or 0 for a newcomer
+    why: str = ""  # of a pass, in plain words
 
 
 class Answered(Statement, frozen=True):

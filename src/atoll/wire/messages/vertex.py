@@ -13,14 +13,14 @@ import msgspec
 from atoll.base.ids import Digest, PeerId
 from atoll.wire.messages.statements import Certificate, Signed
 
-Standing = Literal["observer", "new", "member"]
+Standing = Literal["observer", "new", "member", "away"]
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """One line of the agreed membership.
 
     An `observer` downloads the state and owns nothing; a `new` member votes and owns, but its first update has
-    weight zero; a `member` is complete.
+    weight zero; a `member` is complete; one that is `away` left or was lost, and may come back without a ticket.
     """
 
     peer: PeerId
@@ -35,7 +35,11 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def votes(self) -> bool:
-        return self.standing != "observer" and self.role == "trainer"
+        return self.standing in ("new", "member") and self.role == "trainer"
+
+    @property
+    def present(self) -> bool:
+        return self.standing != "away"
 
 
 class PartResult(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,77 @@
+"""The slow work of a peer: what a round asks of the trainer and of the tensors, and what comes back.
+
+Carried out off the loop by `host/island.py` on real tensors and by `sim/island.py` on multisets of names. Each
+is answered exactly once. Work that changes durable state is durable when its answer arrives.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.base.ids import Digest, Seconds
+from atoll.base.machine import Payload
+
+
+class Train(msgspec.Struct, frozen=True):
+    """Take up to `steps` inner steps on this slice of the data, for at most `seconds_max` -> Trained."""
+
+    round: int
+    steps: int
+    seconds_max: Seconds
+    shard: int
+    shards: int
+
+
+class Trained(msgspec.Struct, frozen=True):
+    steps: int  # since the last update that was counted: spans failed rounds
+    samples: int
+    loss: float  # mean over those steps
+    step_s: Seconds
+
+
+class Encode(msgspec.Struct, frozen=True):
+    """Pseudo-gradient of the live parameters against the anchor, with error feedback -> Encoded."""
+
+    round: int
+    parts: int
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    parts: tuple[Payload, ...]
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """What the shared state would become with these combined parts; written durably -> Advanced."""
+
+    round: int
+    before: Digest  # state blob to start from: the head's
+    parts: tuple[Payload | None, ...]
+    steps: int  # inner steps of the swarm in this round, for the counters
+    samples: int
+
+
+class Advanced(msgspec.Struct, frozen=True):
+    state: Digest
+
+
+class Adopt(msgspec.Struct, frozen=True):
+    """The vertex is final: make `state` the head, settle error feedback, merge the live parameters -> None.
+
+    `counted`: per part, whether my own encoded message is in it; None if I encoded nothing this round, so that
+    the live parameters keep their own progress on top of the new anchor.
+    """
+
+    round: int
+    vertex: Digest
+    state: Digest
+    counted: tuple[bool, ...] | None
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Load this agreed state from disk as the head, with my private state if it fits -> True, or False."""
+
+    round: int
+    state: Digest
+
+
+Work = Train | Encode | Advance | Adopt | Restore

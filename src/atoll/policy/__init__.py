@@ -1,0 +1,1 @@
+"""Judgement: who computes what and until when, as pure functions of what was agreed. Never measures anything."""

@@ -1,0 +1,222 @@
+"""Who is a member next: a pure function of the last body and of signed reports, the same at every peer.
+
+The proposer uses it to write the next membership, every voter uses it to check what the proposer wrote. Reports
+are judged by `admissible` (may this report stand in a vertex at all?) and carried out by `next_members`.
+Removes at most a third of the voters per vertex, so that two consecutive quorums always overlap. Never looks at
+a local measurement: whom I cannot reach is my signed report, not my decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, PEERS_MAX
+from atoll.policy.plan import QuorumRule
+from atoll.wire.messages.statements import AnyStatement, Commit, Invite, Join, Leave, Ready, Suspect
+from atoll.wire.messages.vertex import Body, Member, TicketUse
+
+RECENT = 8  # rounds for which a Join or Ready that names a vertex stays good
+ADMISSION_DOMAIN = b"atoll/admission/1\0"
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A report whose signature holds, and who signed it."""
+
+    by: PeerId
+    statement: AnyStatement
+
+
+@dataclass(frozen=True)
+class Recent:
+    """The last few vertices: id -> agreed state. Joins and readiness name one of them."""
+
+    states: dict[Digest, Digest]
+
+
+def changes_max(voters: int) -> int:
+    """How many voters may come or go per vertex (DESIGN: floor((n - 1) / 3)), but never none at all."""
+    return max(1, (voters - 1) // 3)
+
+
+def suspicions_needed(voters: int, rule: QuorumRule) -> int:
+    """Signed suspicions that remove a member: more than may lie; among crash-only members two, if there are two."""
+    if rule == "two-thirds":
+        return (voters - 1) // 3 + 1
+    return 2 if voters > 3 else 1
+
+
+def admissible(
+    reported: Reported,
+    parent: Body,
+    recent: Recent,
+    open_to_all: bool,
+    holds: Callable[[bytes, bytes, bytes], bool],
+    wall_s: float | None,
+) -> str | None:
+    """None if the report may stand in the next vertex, else why not, in words for its sender.
+
+    `wall_s` is None when a voter judges a proposal: expiry is the proposer's and the ticket issuer's business,
+    because voters' wall clocks may differ around the last second.
+    """
+    by, statement = reported.by, reported.statement
+    members = {m.peer: m for m in parent.members}
+    mine = members.get(by)
+    match statement:
+        case Join():
+            return _may_join(statement, by, parent, members, recent, open_to_all, holds, wall_s)
+        case Ready(vertex, state):
+            if mine is None or mine.standing != "observer" or mine.role != "trainer":
+                return "only an observing trainer can become ready"
+            return None if recent.states.get(vertex) == state else "its state is not the one agreed on"
+        case Leave():
+            return None if mine is not None and mine.standing != "away" else "is not a member"
+        case Suspect(round=round, peer=peer):
+            target = members.get(peer)
+            if mine is None or not mine.votes or target is None or target.standing == "away":
+                return "only voting members can suspect members"
+            return None if parent.round - RECENT <= round <= parent.round + 1 else "is out of date"
+        case Invite():
+            return None if mine is not None and mine.votes else "only voting members can invite"
+        case _:
+            return "is no member report"
+
+
+def _may_join(
+    join: Join,
+    by: PeerId,
+    parent: Body,
+    members: dict[PeerId, Member],
+    recent: Recent,
+    open_to_all: bool,
+    holds: Callable[[bytes, bytes, bytes], bool],
+    wall_s: float | None,
+) -> str | None:
+    if join.peer != by or len(join.addresses) > ADDRESSES_MAX:
+        return "a join must be signed by the one who joins and name at most a few addresses"
+    if any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses) or len(join.name) > 64:
+        return "its name or an address is too long"
+    if join.after not in recent.states:
+        return "it was written too long ago; ask again"
+    before = members.get(by)
+    if before is not None and before.vote_key == join.vote_key and before.standing != "away":
+        return "it is a member already"
+    if before is not None and before.role == join.role:
+        return None  # a former member comes back with its identity; a ticket is needed once
+    if len(members) >= PEERS_MAX:
+        return f"the run is full ({PEERS_MAX} members)"
+    if open_to_all:
+        return None
+    ticket = _ticket_of(join, parent.tickets)
+    if ticket is None:
+        return "its ticket is unknown here or was revoked; ask for a new one: atoll invite"
+    if ticket.uses_left < 1:
+        return "its ticket is used up; ask for a new one: atoll invite"
+    if wall_s is not None and ticket.expires_s < wall_s:
+        return "its ticket has expired; ask for a new one: atoll invite"
+    if ticket.role == "observer" and join.role != "observer":
+        return "its ticket admits observers only; ask for one with --role trainer"
+    if not holds(ticket.key, admission_bytes(parent.run, join.peer), join.admission[16:]):
+        return "its proof of holding the ticket does not fit"
+    return None
+
+
+def admission_bytes(run: Digest, peer: PeerId) -> bytes:
+    """What a ticket's one-time key signs; `Join.admission` is the 16-byte ticket id and this signature."""
+    return ADMISSION_DOMAIN + run + peer.encode()
+
+
+def _ticket_of(join: Join, tickets: Sequence[TicketUse]) -> TicketUse | None:
+    return next((t for t in tickets if t.ticket == join.admission[:16]), None)
+
+
+def next_members(
+    parent: Body,
+    commits: dict[PeerId, Commit],
+    contributors: set[PeerId],
+    reports: Sequence[Reported],
+    rule: QuorumRule,
+) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
+    """Membership and tickets after this round. `reports` are admissible; their order does not matter."""
+    voters = [m.peer for m in parent.members if m.votes]
+    budget = changes_max(len(voters))
+    by_kind = _sorted_reports(reports)
+    leaving = {r.by for r in by_kind if isinstance(r.statement, Leave)}
+    accusers: dict[PeerId, set[PeerId]] = {}
+    for r in by_kind:
+        if isinstance(r.statement, Suspect):
+            accusers.setdefault(r.statement.peer, set()).add(r.by)
+    need = suspicions_needed(len(voters), rule)
+    lost = {p for p, who in accusers.items() if len(who) >= need and p not in contributors}
+    ready = {r.by for r in by_kind if isinstance(r.statement, Ready)}
+    joins = {r.by: r.statement for r in by_kind if isinstance(r.statement, Join)}
+
+    members: list[Member] = []
+    for m in parent.members:
+        commit = commits.get(m.peer)
+        counted = m.peer in contributors
+        m = replace(
+            m,
+            step_s=commit.step_s if commit is not None and commit.step_s > 0 else m.step_s,
+            missed=0 if counted or not m.votes else min(m.missed + 1, 1_000_000),
+            standing="member" if m.standing == "new" else m.standing,
+        )
+        going = m.peer in leaving or m.peer in lost
+        if going and m.standing != "away":
+            changes_quorum = m.votes
+            if not changes_quorum or (budget > 0 and _voters_left(parent, members, m.peer) > 0):
+                budget -= changes_quorum
+                m = replace(m, standing="away")
+        elif m.peer in ready and m.standing == "observer" and budget > 0:
+            budget -= 1
+            m = replace(m, standing="new", missed=0)
+        members.append(m)
+    tickets = list(parent.tickets)
+    for join in joins.values():
+        members, tickets, budget = _let_in(members, tickets, join, parent.round + 1, budget)
+    for r in by_kind:
+        if isinstance(r.statement, Invite):
+            tickets = [t for t in tickets if t.ticket != r.statement.ticket]
+            i = r.statement
+            if i.uses > 0 and len(tickets) < PEERS_MAX:
+                tickets.append(TicketUse(i.ticket, i.key, i.role, i.uses, i.expires_s))
+    return tuple(members), tuple(tickets)
+
+
+def _let_in(
+    members: list[Member], tickets: list[TicketUse], join: Join, round: int, budget: int
+) -> tuple[list[Member], list[TicketUse], int]:
+    before = next((m for m in members if m.peer == join.peer), None)
+    if before is not None and before.votes:
+        if budget < 1:
+            return members, tickets, budget  # it asks again for the next vertex
+        budget -= 1  # a restarted voter steps back to observer: the quorum changes
+    fresh = Member(join.peer, join.vote_key, join.addresses, join.role, "observer", round, 0.0, join.name)
+    members = [fresh if m.peer == join.peer else m for m in members] if before else [*members, fresh]
+    if before is None:
+        tickets = [
+            replace(t, uses_left=t.uses_left - 1) if t.ticket == join.admission[:16] else t for t in tickets
+        ]
+        tickets = [t for t in tickets if t.uses_left > 0]
+    return members, tickets, budget
+
+
+def _voters_left(parent: Body, done: list[Member], going: PeerId) -> int:
+    """Voters that would remain: the last one cannot be voted out, a run without voters cannot go on."""
+    settled = {m.peer: m for m in done}
+    return sum(settled.get(m.peer, m).votes for m in parent.members if m.peer != going)
+
+
+def _sorted_reports(reports: Sequence[Reported]) -> list[Reported]:
+    """One order for everybody, whatever order the proposer heard them in; one report per kind, signer, target."""
+    unique: dict[tuple[str, PeerId, str], Reported] = {}
+    for r in reports:
+        target = r.statement.peer if isinstance(r.statement, Suspect) else ""
+        if isinstance(r.statement, Invite):
+            target = r.statement.ticket.hex()
+        unique.setdefault((type(r.statement).__name__, r.by, target), r)
+    return [unique[key] for key in sorted(unique)]

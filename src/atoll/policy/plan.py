@@ -1,0 +1,166 @@
+"""The plan of a round: a pure function of the last agreed vertex, the same at every peer without a message.
+
+Says who takes part, who votes, who proposes, which slice of the data is whose, and until when each phase may
+last. Every deadline is an absolute run time: peers that count from their own start drift apart even on a
+perfect network. Attempts follow each other by the clock alone, so peers that lost each other for an hour meet
+again in the same attempt. Never looks at a local measurement: what is measured becomes a signed report in a
+vertex first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from atoll.base.draw import draw_below, shuffled
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import COMMITTEE_MAX
+from atoll.wire.messages.vertex import Body, Member
+
+QuorumRule = Literal["majority", "two-thirds"]
+
+GROWTH = 1.5  # each failed attempt gives the next one half as much time again
+GROWN_ATTEMPTS = 6  # then windows stay: 11 times as long is patience enough
+STRAGGLER_LIMIT = 3.0  # a member's word about its speed stretches the plan to at most this times the median
+
+
+class RoundSettings(msgspec.Struct, frozen=True):
+    """The part of the run's settings that plans depend on; fixed in genesis."""
+
+    inner_steps: int = 32
+    first_train_s: Seconds = 180.0  # nobody's speed is known yet, and imports may still be running
+    train_max_s: Seconds = 3600.0  # "H in minutes": a round's training ends here even if steps are left
+    owner_s: Seconds = 6.0  # what one owner has to gather and answer; keep at or above suspect_s
+    agree_s: Seconds = 10.0  # proposal and two votes; keep above 10 x the median round trip
+    quorum: QuorumRule = "majority"
+    suspect_s: Seconds = 6.0  # silence after which a member is no longer waited for
+    beat_s: Seconds = 2.0  # heartbeat period; keep at or below a third of suspect_s
+
+
+@dataclass(frozen=True)
+class Times:
+    """When the phases of one attempt end at the latest, in run time."""
+
+    begin: Seconds
+    train_until: Seconds  # commitments are in
+    answer_until: tuple[Seconds, ...]  # owner 0, 1, … of every part has answered
+    agree_until: Seconds
+
+    @property
+    def share_until(self) -> Seconds:
+        return self.answer_until[-1]
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Everything peers need to know about one round before it starts."""
+
+    round: int
+    head: Digest  # id of the vertex that this plan follows from
+    begin: Seconds
+    members: tuple[Member, ...]
+    settings: RoundSettings
+    train_s: Seconds  # training window of attempt 0
+    owners_per_part: int
+
+    @cached_property
+    def trace(self) -> str:
+        return self.head.hex()[:16]
+
+    @cached_property
+    def by_peer(self) -> dict[PeerId, Member]:
+        return {m.peer: m for m in self.members}
+
+    @cached_property
+    def trainers(self) -> tuple[Member, ...]:
+        """Members that may contribute and own parts."""
+        return tuple(m for m in self.members if m.votes)
+
+    @cached_property
+    def committee(self) -> tuple[PeerId, ...]:
+        """Who votes: everybody, or COMMITTEE_MAX drawn from the head's id above that size."""
+        voters = [m.peer for m in self.members if m.votes]
+        if len(voters) > COMMITTEE_MAX:
+            voters = shuffled(self.head, "committee", voters)[:COMMITTEE_MAX]
+        return tuple(sorted(voters))
+
+    @cached_property
+    def vote_keys(self) -> dict[PeerId, bytes]:
+        return {peer: self.by_peer[peer].vote_key for peer in self.committee}
+
+    @cached_property
+    def quorum(self) -> int:
+        return quorum(len(self.committee), self.settings.quorum)
+
+    @cached_property
+    def tolerated(self) -> int:
+        """How many voters may lie (two-thirds) or lie dead (majority) without stopping the run."""
+        return len(self.committee) - self.quorum
+
+    def proposer(self, attempt: int) -> PeerId:
+        first = draw_below(self.head, "proposer", len(self.committee))
+        return self.committee[(first + attempt) % len(self.committee)]
+
+    def shard(self, peer: PeerId) -> tuple[int, int]:
+        """(index, count) of the slice of the training data that is this peer's in this round."""
+        peers = [m.peer for m in self.trainers]
+        return peers.index(peer), len(peers)
+
+    def times(self, attempt: int) -> Times:
+        """The windows of one attempt. Later attempts do not train again: they share the same updates."""
+        begin = self.begin
+        for earlier in range(min(attempt, GROWN_ATTEMPTS)):
+            begin += self._length(earlier)
+        if attempt > GROWN_ATTEMPTS:
+            begin += (attempt - GROWN_ATTEMPTS) * self._length(GROWN_ATTEMPTS)
+        stretch = GROWTH ** min(attempt, GROWN_ATTEMPTS)
+        train_until = begin + (self.train_s if attempt == 0 else self.settings.owner_s * stretch)
+        owner_s = self.settings.owner_s * stretch
+        answers = tuple(train_until + (k + 1) * owner_s for k in range(self.owners_per_part))
+        return Times(begin, train_until, answers, answers[-1] + self.settings.agree_s * stretch)
+
+    def attempt_at(self, run_time: Seconds) -> int:
+        """Which attempt the clock says it is; attempt 0 before the round begins."""
+        attempt = 0
+        while attempt < GROWN_ATTEMPTS and run_time >= self.times(attempt).agree_until:
+            attempt += 1
+        if attempt == GROWN_ATTEMPTS:
+            start = self.times(GROWN_ATTEMPTS).begin
+            attempt += max(0, int((run_time - start) // self._length(GROWN_ATTEMPTS)))
+        return attempt
+
+    def _length(self, attempt: int) -> Seconds:
+        s, stretch = self.settings, GROWTH ** min(attempt, GROWN_ATTEMPTS)
+        train = self.train_s if attempt == 0 else s.owner_s * stretch
+        return train + (self.owners_per_part * s.owner_s + s.agree_s) * stretch
+
+
+def quorum(voters: int, rule: QuorumRule) -> int:
+    """Votes that make a certificate. Two quorums overlap in one voter (majority) or in an honest one (two-thirds).
+
+    two-thirds: n - f with f = floor((n - 1) / 3), which is > 2n/3 for every n (Castro & Liskov 1999, section 3).
+    """
+    assert voters >= 1
+    if rule == "majority":
+        return voters // 2 + 1
+    faulty = (voters - 1) // 3
+    return voters - faulty
+
+
+def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
+    """The plan of the round after `body`, whose id is `head`. Needs at least one voting member."""
+    voting = [m for m in body.members if m.votes]
+    assert voting, "a vertex without voting members was agreed on"
+    known = sorted(m.step_s for m in voting if m.step_s > 0)
+    if len(known) * 2 > len(voting):
+        slowest = min(known[-1], STRAGGLER_LIMIT * median(known))
+        train_s = 2.0 + 1.5 * slowest * settings.inner_steps  # half as much again: a busy box is not a dead one
+    else:
+        train_s = settings.first_train_s
+    owners = min(3, len(voting))
+    train_s = min(train_s, settings.train_max_s)
+    return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners)

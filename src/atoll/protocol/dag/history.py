@@ -1,0 +1,110 @@
+"""The chain of agreed vertices as one peer holds it, and the rule by which a stranger's vertex is believed.
+
+A vertex is believed if it follows the head and carries a commit certificate by a quorum of the committee that
+the head's membership implies (or the recovery key's signature, which is visible for ever as a new epoch). Older
+vertices than the window are not held in memory. Never decides anything: it only checks what was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.wire.codec import decode_body, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.vertex import Body, Vertex
+
+WINDOW = 256  # vertices held in memory; a laggard further behind is served from disk or fetches a checkpoint
+
+
+def genesis_digest(vertex: Vertex) -> Digest:
+    """The name of the run."""
+    return vertex_id(vertex.body)
+
+
+class History:
+    """Vertices from genesis to the head. `voters_of(head id, body)` gives the keys and quorum that bind the next."""
+
+    def __init__(
+        self,
+        genesis: Vertex,
+        notary: Notary,
+        voters_of: Callable[[Digest, Body], tuple[dict[PeerId, bytes], int]],
+    ) -> None:
+        body = decode_body(genesis.body)
+        assert body.round == -1 and genesis_digest(genesis) == notary.run
+        self.notary, self.voters_of = notary, voters_of
+        self.genesis = genesis
+        self.bodies: dict[int, Body] = {-1: body}
+        self.vertices: dict[int, Vertex] = {-1: genesis}
+        self.ids: dict[int, Digest] = {-1: genesis_digest(genesis)}
+        self.head = -1
+
+    @property
+    def head_body(self) -> Body:
+        return self.bodies[self.head]
+
+    @property
+    def head_id(self) -> Digest:
+        return self.ids[self.head]
+
+    def append(self, vertex: Vertex, who: PeerId = PeerId("")) -> Body | None:
+        """Believe this vertex if it is the next one. None if it is not the next; PeerFault if it is forged."""
+        body = decode_body(vertex.body, who)
+        if body.round != self.head + 1:
+            return None
+        if body.run != self.notary.run or body.parent != self.head_id:
+            raise PeerFault(who, f"a vertex for round {body.round} that does not follow ours")
+        if body.time_s < self.head_body.time_s:
+            raise PeerFault(who, f"a vertex for round {body.round} that is older than its parent")
+        self._check_certificate(vertex, body, who)
+        self._hold(vertex, body)
+        return body
+
+    def restore(self, vertex: Vertex) -> None:
+        """A vertex from my own disk, checked before it was written; anything unreadable is the caller's trouble."""
+        body = decode_body(vertex.body)
+        self._hold(vertex, body)
+
+    def recent_states(self, count: int) -> dict[Digest, Digest]:
+        """Vertex id -> agreed state of the last `count` vertices."""
+        rounds = range(max(-1, self.head - count + 1), self.head + 1)
+        return {self.ids[r]: self.bodies[r].state for r in rounds if r in self.bodies}
+
+    def since(self, first: int, bytes_max: int) -> tuple[Vertex, ...]:
+        """Consecutive vertices from round `first`, as many as fit; empty if that round is not in memory."""
+        chosen: list[Vertex] = []
+        size = 0
+        for round in range(first, self.head + 1):
+            vertex = self.vertices.get(round)
+            if vertex is None:
+                break
+            size += len(vertex.body) + 100 * (len(vertex.certificate.votes) if vertex.certificate else 0)
+            if chosen and size > bytes_max:
+                break
+            chosen.append(vertex)
+        return tuple(chosen)
+
+    def _check_certificate(self, vertex: Vertex, body: Body, who: PeerId) -> None:
+        certificate, digest = vertex.certificate, vertex_id(vertex.body)
+        if certificate is None:
+            raise PeerFault(who, f"a vertex for round {body.round} without a certificate")
+        keys, quorum = self.voters_of(self.head_id, self.head_body)
+        fits = (
+            certificate.stage == "commit"
+            and certificate.round == body.round
+            and certificate.digest == digest != ZERO_DIGEST
+            and self.notary.certificate_holds(certificate, keys, quorum)
+        )
+        if not fits:
+            raise PeerFault(who, f"a certificate for round {body.round} that no quorum signed")
+
+    def _hold(self, vertex: Vertex, body: Body) -> None:
+        self.head = body.round
+        self.bodies[body.round], self.vertices[body.round] = body, vertex
+        self.ids[body.round] = vertex_id(vertex.body)
+        old = body.round - WINDOW
+        if old > -1:
+            for held in (self.bodies, self.vertices, self.ids):
+                held.pop(old, None)

@@ -1,0 +1,1 @@
+"""Who is here: heartbeats, suspicions, run time."""

@@ -1,0 +1,150 @@
+"""Who is alive, and what time it is: heartbeats among watchers, suspicion by silence, run time by median.
+
+A peer asks those it watches "are you there?" every `beat_s`; anything it hears from them counts as life. Silence
+of `suspect_s`, or a link whose redial was refused, makes a peer *gone*: nobody waits for it any more. Only an
+agreed vertex removes a member. Run time is the median of the watched peers' clocks and my own, each estimated
+from the exchange with the smallest round trip (Cristian 1989), so one wrong clock moves nobody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+from atoll.base.draw import shuffled
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Effect, Fact, LinkDown, LinkUp, Received, Report, Send
+from atoll.wire.messages.membership import Beat, BeatBack
+
+WATCH_ALL_UP_TO = 8  # members; up to here everybody watches everybody
+WATCHED = 4  # peers that each one watches above that size: load per peer stays constant
+SAMPLES = 8  # clock exchanges remembered per peer; the one with the smallest round trip counts
+CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so
+
+
+class Suspected(Fact, frozen=True, kw_only=True):
+    phase = "membership"
+    peer: PeerId
+    why: Literal["silent", "refused"]
+
+
+class Returned(Fact, frozen=True, kw_only=True):
+    """A peer that was given up is heard again."""
+
+    phase = "membership"
+    peer: PeerId
+
+
+class ClockOff(Fact, frozen=True, kw_only=True):
+    """My clock differs from run time by more than the bound."""
+
+    phase = "membership"
+    offset_s: Seconds
+
+
+@dataclass
+class Watched:
+    heard_s: Seconds  # local clock at which I last heard from it
+    samples: deque[tuple[Seconds, Seconds]] = field(
+        default_factory=lambda: deque[tuple[Seconds, Seconds]](maxlen=SAMPLES)
+    )  # (round trip, its run time minus my local clock)
+
+
+class Heartbeat:
+    """One peer's watch over some others. Works in the driver's local clock; `offset_s` leads to run time."""
+
+    def __init__(self, me: PeerId, beat_s: Seconds, suspect_s: Seconds) -> None:
+        self.me, self.beat_s, self.suspect_s = me, beat_s, suspect_s
+        self.watched: dict[PeerId, Watched] = {}
+        self.refused: set[PeerId] = set()
+        self.silent: set[PeerId] = set()
+        self.accused: dict[PeerId, set[PeerId]] = {}  # gone according to other members' signed suspicions
+        self.accusers_needed = 1
+        self.offset_s: Seconds = 0.0
+
+    def gone(self, peer: PeerId) -> bool:
+        if peer in self.refused or peer in self.silent:
+            return True
+        return peer not in self.watched and len(self.accused.get(peer, ())) >= self.accusers_needed
+
+    def watch(self, members: tuple[PeerId, ...], now: Seconds) -> None:
+        """Follow the agreed membership: watch the next ones on a ring that everybody draws alike."""
+        if len(members) <= WATCH_ALL_UP_TO:
+            chosen = [p for p in members if p != self.me]
+        else:
+            ring = shuffled(b"watchers", str(len(members)), sorted(members))
+            at = ring.index(self.me) if self.me in ring else 0
+            chosen = [p for p in (ring[(at + k + 1) % len(ring)] for k in range(WATCHED)) if p != self.me]
+        self.watched = {p: self.watched.get(p) or Watched(now) for p in chosen}
+        self.silent &= self.watched.keys()
+        self.refused &= set(members)
+        self.accused = {p: who & set(members) for p, who in self.accused.items() if p in members}
+
+    def tick(self, now: Seconds, head: int) -> list[Effect]:
+        """Ask everybody I watch, and see who has been silent for too long. Called every `beat_s`."""
+        effects: list[Effect] = []
+        for peer, record in self.watched.items():
+            effects.append(Send(peer, Beat(now, head)))
+            if now - record.heard_s > self.suspect_s and not self.gone(peer):
+                self.silent.add(peer)
+                effects.append(Report(Suspected(peer=peer, why="silent")))
+        return effects
+
+    def heard(self, peer: PeerId, now: Seconds) -> list[Effect]:
+        """Any message is a sign of life."""
+        record = self.watched.get(peer)
+        if record is not None:
+            record.heard_s = now
+        if peer in self.silent or peer in self.refused or peer in self.accused:
+            was_gone = self.gone(peer)
+            self.silent.discard(peer)
+            self.refused.discard(peer)
+            self.accused.pop(peer, None)
+            return [Report(Returned(peer=peer))] if was_gone else []
+        return []
+
+    def accuse(self, peer: PeerId, by: PeerId) -> None:
+        """A member's signed suspicion; enough of them let me stop waiting for a peer that I do not watch."""
+        self.accused.setdefault(peer, set()).add(by)
+
+    def link(self, event: LinkUp | LinkDown, now: Seconds) -> list[Effect]:
+        match event:
+            case LinkUp(peer):
+                self.refused.discard(peer)
+                return self.heard(peer, now)
+            case LinkDown(peer, refused=True) if peer not in self.refused:
+                was_gone = self.gone(peer)
+                self.refused.add(peer)
+                return [] if was_gone else [Report(Suspected(peer=peer, why="refused"))]
+            case LinkDown():
+                return []  # the network may be back before the silence is long enough
+
+    def beat(self, event: Received, now: Seconds, head: int) -> list[Effect]:
+        match event.message:
+            case Beat(sent_s):
+                return [Send(event.sender, BeatBack(sent_s, now + self.offset_s, head))]
+            case BeatBack(sent_s, clock_s):
+                return self._learn_clock(event.sender, sent_s, clock_s, now)
+            case _:
+                return []
+
+    def slept(self, now: Seconds) -> None:
+        """My own clock jumped: the others were not silent, I was deaf."""
+        for record in self.watched.values():
+            record.heard_s = now
+            record.samples.clear()
+
+    def _learn_clock(self, peer: PeerId, sent_s: Seconds, clock_s: Seconds, now: Seconds) -> list[Effect]:
+        record = self.watched.get(peer)
+        round_trip = now - sent_s
+        if record is None or not 0 <= round_trip <= self.suspect_s:
+            return []  # an invented or ancient question
+        record.samples.append((round_trip, clock_s + round_trip / 2 - now))
+        best = [min(r.samples)[1] for r in self.watched.values() if r.samples]
+        before = self.offset_s
+        self.offset_s = median([*best, self.offset_s])
+        if abs(self.offset_s) > CLOCK_BOUND_S >= abs(before):
+            return [Report(ClockOff(offset_s=self.offset_s))]
+        return []

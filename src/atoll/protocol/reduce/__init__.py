@@ -1,0 +1,1 @@
+"""Decentralised all-reduce: plans as data, one machine that executes them."""

@@ -1,0 +1,1 @@
+"""Blobs in verified chunks, from several peers at once."""
