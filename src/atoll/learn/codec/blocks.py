@@ -1,0 +1,95 @@
+"""What the block codecs share: 256 values under one bf16 scale, and spans that fit the cache.
+
+A scale is the upper half of an fp32 number, so it spans fp32's range in 2 bytes (fp16 loses pseudo-gradients
+below 6e-8) and is exact to convert in any language. Scales on the wire are 0 or in [SCALE_MIN, SCALE_MAX]:
+no product can then overflow, become NaN or fall into the denormal numbers that some devices flush to zero.
+Everything here runs on the CPU in single-rounded elementwise operations in a fixed order.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import torch
+from torch import Tensor
+
+from atoll.base.errors import PeerFault
+from atoll.keys.digest import Buffer
+
+assert sys.byteorder == "little", "wire formats are little-endian and are read without swapping"
+# torch warns when it looks at read-only memory; nobody here writes to what arrived or to mapped files
+warnings.filterwarnings("ignore", message="The given (buffer|NumPy array) is not writable")
+
+BLOCK = 256  # values under one scale: 0.06 bit per value for the scale
+SPAN = 256 * BLOCK  # values worked on at a time: 256 KiB of fp32 stay in the second-level cache
+SCALE_BYTES = 2
+SCALE_MIN = 2.0**-80  # smaller blocks become zero; error feedback keeps what was left out
+SCALE_MAX = 2.0**53  # times 128 is VALUE_MAX
+VALUE_MAX = 2.0**60  # no decoded value is larger; sums over 4096 peers with any weights stay finite
+REFUSE_ABOVE = 2.0**62  # no honest update comes near; a weighted mean of decoded values never gets here
+_SCALE_MIN_BITS, _SCALE_MAX_BITS = ((127 - 80) << 7), ((127 + 53) << 7)
+
+
+def blocks_of(n: int) -> int:
+    return -(-n // BLOCK)
+
+
+def tensor_over(data: Buffer, dtype: torch.dtype) -> Tensor:
+    """A vector over the very bytes of `data`, without a copy; do not write to it."""
+    if len(data) == 0:
+        return torch.empty(0, dtype=dtype)
+    if len(data) % dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes are no whole number of {dtype}")
+    return torch.frombuffer(data, dtype=dtype)
+
+
+def check_input(x: Tensor) -> Tensor:
+    """The vector as contiguous fp32 on the CPU."""
+    if x.dim() != 1 or x.dtype != torch.float32:
+        raise ValueError(f"codecs take one fp32 vector, got {x.dtype} of shape {tuple(x.shape)}")
+    return x.detach().cpu().contiguous()
+
+
+def refuse(largest: float) -> None:
+    """Raise ValueError if the largest magnitude of an update is not finite or absurd. NaN compares false."""
+    if not largest <= REFUSE_ABOVE:
+        raise ValueError(
+            f"an update holds {largest}: training diverged before it was encoded; "
+            "lower the learning rate or the outer step"
+        )
+
+
+def as_blocks(x_S: Tensor) -> Tensor:
+    """A span as rows of BLOCK values, the last row filled up with zeros: (blocks, BLOCK)."""
+    short = -x_S.numel() % BLOCK
+    if short:
+        x_S = torch.cat([x_S, x_S.new_zeros(short)])
+    return x_S.view(-1, BLOCK)
+
+
+def scale_bits(scale_B: Tensor, *, up: bool) -> Tensor:
+    """fp32 scales -> the 16 bits that go on the wire (int16), rounded up or to the nearest (ties up).
+
+    Integer arithmetic on the bit pattern: the same everywhere. Out of range becomes 0 or SCALE_MAX.
+    """
+    bits_B = scale_B.view(torch.int32)
+    bits_B = ((bits_B + (0xFFFF if up else 0x8000)) >> 16).clamp(max=_SCALE_MAX_BITS)
+    return torch.where(bits_B < _SCALE_MIN_BITS, 0, bits_B).to(torch.int16)
+
+
+def scale_values(bits_B: Tensor) -> Tensor:
+    """The 16 wire bits of each scale -> fp32, exactly."""
+    return (bits_B.to(torch.int32) << 16).view(torch.float32)
+
+
+def check_scales(bits_B: Tensor) -> None:
+    """PeerFault unless every scale is 0 or within the range; negative, infinite and NaN scales are not."""
+    good = (bits_B == 0) | ((bits_B >= _SCALE_MIN_BITS) & (bits_B <= _SCALE_MAX_BITS))
+    if not bool(good.all()):
+        raise PeerFault("", f"scale of block {int((~good).nonzero()[0])} is out of range")
+
+
+def check_length(wire: Buffer, expected: int) -> None:
+    if len(wire) != expected:
+        raise PeerFault("", f"{len(wire)} bytes where {expected} were agreed")

@@ -1,0 +1,115 @@
+"""Training data: what it is, one name for it by digest, and which samples a peer takes.
+
+`batch` is a pure function of (data, shard, shards, cursor, …): the position in the data is one integer.
+Samples are numbered by a seeded permutation per epoch; shard s of n takes the positions p = cursor * n + s.
+So peers see disjoint data, and within one epoch nobody sees a sample twice, as long as `shards` stays the same
+or a change of `shards` starts at `cursor_after(position, shards)`, which repeats nothing and skips fewer than
+`shards` samples. Every epoch has its own permutation and, for text, its own window borders.
+Never uses torch's or Python's generators, whose streams differ between versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.base.ids import Digest
+from atoll.keys.digest import blob_id, manifest_of
+from atoll.learn.data.images import Images, image_samples, load_images
+from atoll.learn.data.order import places
+from atoll.learn.data.text import Text, load_text, standard_library, text_samples, windows_at
+from atoll.learn.tensorfile import dump, load
+
+Data = Text | Images
+STDLIB = "stdlib"
+
+
+def load_data(source: str) -> Data:
+    """`stdlib`, a blob written by `data_blob`, a text file or folder, `.npy`/`.bin` tokens, MNIST npz or idx."""
+    if source == STDLIB:
+        return standard_library()
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise ValueError(f"no data at {path}; name a file or folder, or {STDLIB!r} for the built-in text")
+    if path.suffix == ".safetensors":
+        return data_from_blob(path.read_bytes())
+    if path.suffix == ".npz" or "idx3" in path.name or any(path.glob("*idx3*")):
+        return load_images(path)
+    return load_text(path)
+
+
+def data_blob(data: Data) -> bytes:
+    """The whole data set as one blob that a joiner can fetch by its id."""
+    match data:
+        case Text():
+            train, validation = _as_tensor(data.train), _as_tensor(data.validation)
+            return dump({"train": train, "validation": validation}, {"format": "atoll/text/1"})
+        case Images():
+            arrays = {name: _as_tensor(getattr(data, name)) for name in Images._fields}
+            return dump(arrays, {"format": "atoll/images/1"})
+
+
+def data_from_blob(blob: bytes) -> Data:
+    """PeerFault if the bytes are no data set."""
+    tensors, metadata = load(blob)
+    kind = Text if metadata.get("format") == "atoll/text/1" else Images
+    if set(tensors) != set(kind._fields):
+        raise ValueError(f"the blob holds {sorted(tensors)}, which is neither text nor images")
+    return kind(**{name: value.numpy() for name, value in tensors.items()})
+
+
+def data_digest(data: Data) -> Digest:
+    """What genesis names: the id of the blob."""
+    return blob_id(manifest_of(data_blob(data)))
+
+
+def batch(
+    data: Data, shard: int, shards: int, cursor: int, size: int, seq_len: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Samples cursor … cursor + size of one shard: (inputs, targets), text (B, T) and (B, T), images (B, 28, 28)
+    and (B,). The next cursor is cursor + size."""
+    assert 0 <= shard < shards and cursor >= 0
+    positions_B = (cursor + np.arange(size, dtype=np.int64)) * shards + shard
+    match data:
+        case Text():
+            return text_samples(data.train, positions_B, seq_len, seed)
+        case Images():
+            epoch_B, index_B = places(positions_B, len(data.train_labels), seed)
+            del epoch_B  # images have no borders that could move between epochs
+            return image_samples(data.train_images, data.train_labels, index_B)
+
+
+def cursor_after(position: int, shards: int) -> int:
+    """The cursor at which `shards` peers go on after `position` samples of the run were handed out."""
+    return -(-position // shards)
+
+
+def validation(data: Data, samples: int, size: int, seq_len: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches over the same `samples` validation samples every time, spread evenly over the held-out part."""
+    match data:
+        case Text():
+            last = len(data.validation) - seq_len - 1
+            if last < 0:
+                raise ValueError(f"the validation text is shorter than one window of {seq_len + 1}")
+            for index in _spread(last + 1, samples, size):
+                yield windows_at(data.validation, index, seq_len)
+        case Images():
+            for index in _spread(len(data.validation_labels), samples, size):
+                yield image_samples(data.validation_images, data.validation_labels, index)
+
+
+def _spread(available: int, samples: int, size: int) -> Iterator[np.ndarray]:
+    samples = min(samples, available)
+    index = np.arange(samples, dtype=np.int64) * available // samples
+    for at in range(0, samples, size):
+        yield index[at : at + size]
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    if array.dtype == np.uint16:  # the tensor file has no such type; nobody's vocabulary is lost in 32 bits
+        array = array.astype(np.int32)
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -1,0 +1,71 @@
+"""Labelled grey images: MNIST and its relatives, as one npz file or a folder of idx files."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SIDE = 28  # pixels
+IDX_NAMES = {
+    "train_images": "train-images*idx3*",
+    "train_labels": "train-labels*idx1*",
+    "validation_images": "t10k-images*idx3*",
+    "validation_labels": "t10k-labels*idx1*",
+}
+NPZ_NAMES = {
+    "train_images": "x_train",
+    "train_labels": "y_train",
+    "validation_images": "x_test",
+    "validation_labels": "y_test",
+}
+
+
+class Images(NamedTuple):
+    train_images: np.ndarray  # uint8 (N, 28, 28)
+    train_labels: np.ndarray  # uint8 (N,)
+    validation_images: np.ndarray
+    validation_labels: np.ndarray
+
+
+def load_images(path: Path) -> Images:
+    """An npz file with x_train, y_train, x_test, y_test, or a folder with the four idx files (.gz too)."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            missing = set(NPZ_NAMES.values()) - set(arrays.files)
+            if missing:
+                raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
+            found = {field: arrays[name] for field, name in NPZ_NAMES.items()}
+    else:
+        folder = path if path.is_dir() else path.parent
+        found = {field: _idx(folder, pattern) for field, pattern in IDX_NAMES.items()}
+    data = Images(**{field: np.ascontiguousarray(array, dtype=np.uint8) for field, array in found.items()})
+    for images, labels in (
+        (data.train_images, data.train_labels),
+        (data.validation_images, data.validation_labels),
+    ):
+        if images.shape[1:] != (SIDE, SIDE) or labels.shape != images.shape[:1] or len(labels) == 0:
+            raise ValueError(f"{path}: images of shape {images.shape} with labels of shape {labels.shape}")
+    return data
+
+
+def image_samples(images: np.ndarray, labels: np.ndarray, index_B: np.ndarray) -> tuple[Tensor, Tensor]:
+    """(images in 0…1 (B, 28, 28), labels (B,))."""
+    pixels = torch.from_numpy(images[index_B]).to(torch.float32) / 255
+    return pixels, torch.from_numpy(labels[index_B].astype(np.int64))
+
+
+def _idx(folder: Path, pattern: str) -> np.ndarray:
+    """One idx file (LeCun's format): two zero bytes, type 8 for bytes, the number of dimensions, their sizes."""
+    paths = sorted(folder.glob(pattern))
+    if not paths:
+        raise ValueError(f"{folder} has no file like {pattern}")
+    data = gzip.decompress(paths[0].read_bytes()) if paths[0].suffix == ".gz" else paths[0].read_bytes()
+    if data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
+        raise ValueError(f"{paths[0]} is no idx file of bytes")
+    shape = np.frombuffer(data, ">u4", data[3], 4).tolist()
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)

@@ -1,0 +1,104 @@
+"""Text as tokens: Python's own standard library, plain files as bytes, or files of token numbers.
+
+Files are split into training and validation by the hash of their name, so that a file is never in both and
+everybody splits alike; one single file is split by blocks.
+The standard library's text differs between Python versions: its blob, not its version, is the run's data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.learn.data.order import mix, places
+
+NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+VALIDATION_SHARE = 13 / 256  # of files, by the first byte of the hash of their name
+BLOCK = 4096  # bytes; a single file is split by blocks of this size
+TEXT_SUFFIXES = {".txt", ".md", ".py", ".rst", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h"}
+
+
+class Text(NamedTuple):
+    train: np.ndarray  # token numbers, one dimension: uint8, uint16 or int32, possibly mapped from a file
+    validation: np.ndarray
+
+
+def standard_library() -> Text:
+    """The sources of Python's standard library without its tests, ~12 MB: a corpus every machine has."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    names = [name for name in sorted(found) if NOT_LIBRARY.isdisjoint(name.split("/"))]
+    return _split_by_name({name: found[name] for name in names})
+
+
+def load_text(path: Path) -> Text:
+    """A folder of text files, one text file, or token numbers (`.npy`, or `.bin` of uint16)."""
+    if path.is_dir():
+        files = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES}
+        if not files:
+            raise ValueError(f"no text files in {path}; looked for {' '.join(sorted(TEXT_SUFFIXES))}")
+        if len(files) >= 2 * round(1 / VALIDATION_SHARE):
+            return _split_by_name(dict(sorted(files.items())))
+        return _split_by_block(b"\0".join(files[name].read_bytes() for name in sorted(files)))
+    if path.suffix in (".npy", ".bin"):
+        return _mapped(path)
+    return _split_by_block(path.read_bytes())
+
+
+def text_samples(tokens: np.ndarray, positions_B: np.ndarray, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(inputs (B, T), targets (B, T)) of the windows at these positions of the shuffled stream.
+
+    Windows of one epoch do not overlap (but for the one token that is target here and input there); every
+    epoch cuts them at another offset.
+    """
+    windows = (len(tokens) - 1) // seq_len - 1  # one window is left over for the offset
+    if windows < 1:
+        raise ValueError(f"the training text has {len(tokens)} tokens, too few for windows of {seq_len}")
+    epoch_B, index_B = places(positions_B, windows, seed)
+    offsets = {epoch: mix(seed + epoch) % seq_len for epoch in set(epoch_B.tolist())}
+    start_B = index_B * seq_len + np.array([offsets[epoch] for epoch in epoch_B.tolist()], dtype=np.int64)
+    return windows_at(tokens, start_B, seq_len)
+
+
+def windows_at(tokens: np.ndarray, start_B: np.ndarray, seq_len: int) -> tuple[Tensor, Tensor]:
+    """(inputs, targets), each (B, T), of the windows beginning at `start_B`."""
+    window = torch.from_numpy(tokens[start_B[:, None] + np.arange(seq_len + 1)].astype(np.int64))
+    return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+
+def _split_by_name(files: dict[str, Path]) -> Text:
+    """Join the files of each side with a zero byte, in the order of their names."""
+    train, held_out = [], []
+    for name, path in files.items():
+        validation = hashlib.sha256(name.encode()).digest()[0] < VALIDATION_SHARE * 256
+        (held_out if validation else train).append(path.read_bytes())
+    return Text(_bytes_array(b"\0".join(train)), _bytes_array(b"\0".join(held_out)))
+
+
+def _split_by_block(text: bytes) -> Text:
+    tokens = _bytes_array(text)
+    blocks = -(-len(tokens) // BLOCK)
+    if blocks < 2:
+        raise ValueError(f"{len(tokens)} bytes of text are too few; give at least {2 * BLOCK}")
+    every = round(1 / VALIDATION_SHARE)
+    held_out = np.arange(len(tokens)) // BLOCK % every == min(every, blocks) - 1
+    return Text(tokens[~held_out], tokens[held_out])
+
+
+def _mapped(path: Path) -> Text:
+    """Token numbers stay in the file; the last part, at least one in a hundred, is for validation."""
+    tokens = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, np.uint16, "r")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
+        raise ValueError(f"{path} holds {tokens.dtype} of shape {tokens.shape}; expected one row of integers")
+    cut = len(tokens) - max(len(tokens) // 100, min(len(tokens) // 10, 65536))
+    return Text(tokens[:cut], tokens[cut:])
+
+
+def _bytes_array(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, dtype=np.uint8)

@@ -1,0 +1,167 @@
+"""A model as one flat fp32 vector: names, shapes and dtypes of what is in it, and where.
+
+The vector holds the parameters first and the float buffers after them; integer buffers (counters) form a
+second vector of int64. A tensor known under two names (tied weights) appears once, under its first name.
+Peers agree on a layout at genesis; `difference` says in words where two layouts part.
+Never reorders, never casts silently: a dtype that does not survive the trip through fp32 is refused.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from atoll.base.ids import Digest
+from atoll.keys.digest import digest
+
+# F floats in the flat vector, P of them parameters (they come first), K counters
+
+EXACT_IN_FP32 = (torch.float32, torch.float16, torch.bfloat16)
+COUNTER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+class Slot(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of the model and where it lies: `at` counts elements of its own vector."""
+
+    name: str
+    kind: Literal["parameter", "buffer", "counter"]
+    shape: tuple[int, ...]
+    dtype: str
+    at: int
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+class Layout(msgspec.Struct, frozen=True):
+    slots: tuple[Slot, ...]
+    parameters: int  # P: leading elements of the flat vector; the outer momentum has this length
+    floats: int  # F: length of the flat vector, parameters and float buffers
+    counters: int  # K: length of the int64 vector
+
+    def text(self) -> str:
+        buffers = self.floats - self.parameters
+        return f"{self.parameters} parameters, {buffers} buffer floats, {self.counters} counters"
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """Parameters in model order, then float buffers, then integer buffers. Non-persistent buffers stay local."""
+    kept = model.state_dict(keep_vars=True).keys()
+    tensors: list[tuple[str, Literal["parameter", "buffer", "counter"], Tensor]] = []
+    tensors += [(name, "parameter", value) for name, value in model.named_parameters()]
+    buffers = [(name, value) for name, value in model.named_buffers() if name in kept]
+    tensors += [(name, "buffer", value) for name, value in buffers if value.is_floating_point()]
+    tensors += [(name, "counter", value) for name, value in buffers if not value.is_floating_point()]
+    slots, floats, parameters, counters = [], 0, 0, 0
+    for name, kind, value in tensors:
+        allowed = COUNTER_DTYPES if kind == "counter" else EXACT_IN_FP32
+        if value.dtype not in allowed:
+            raise ValueError(
+                f"{kind} {name} is {value.dtype}, which one fp32 vector cannot carry without loss; "
+                "convert it with model.float(), or register the buffer with persistent=False"
+            )
+        at = counters if kind == "counter" else floats
+        slot = Slot(name, kind, tuple(value.shape), str(value.dtype).removeprefix("torch."), at)
+        slots.append(slot)
+        counters += slot.size if kind == "counter" else 0
+        floats += slot.size if kind != "counter" else 0
+        parameters += slot.size if kind == "parameter" else 0
+    return Layout(tuple(slots), parameters, floats, counters)
+
+
+def layout_digest(layout: Layout) -> Digest:
+    """What genesis binds: names, shapes, dtypes and order."""
+    return digest(b"atoll/layout/1" + msgspec.msgpack.encode(layout))
+
+
+def difference(ours: Layout, theirs: Layout, most: int = 8) -> str:
+    """Where two layouts part, one line per tensor, `most` lines; an empty string if they are equal."""
+    if ours == theirs:
+        return ""
+    here, there = ({slot.name: slot for slot in side.slots} for side in (ours, theirs))
+    lines = [f"- {_slot_text(slot)} is only here" for name, slot in here.items() if name not in there]
+    lines += [f"+ {_slot_text(slot)} is only there" for name, slot in there.items() if name not in here]
+    for name in here.keys() & there.keys():
+        if msgspec.structs.replace(here[name], at=0) != msgspec.structs.replace(there[name], at=0):
+            lines.append(f"! {_slot_text(here[name])} here, {_slot_text(there[name])} there")
+    if not lines:
+        lines = ["the same tensors in another order"]
+    lines.sort()
+    rest = [f"… and {len(lines) - most} more"] if len(lines) > most else []
+    return "\n".join(lines[:most] + rest)
+
+
+def check_same(ours: Layout, theirs: Layout) -> None:
+    """Raise ValueError with the difference unless both layouts are the same."""
+    if parting := difference(ours, theirs):
+        raise ValueError(f"this model is not the model of the run:\n{parting}")
+
+
+@torch.no_grad()
+def flatten(model: nn.Module, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Copy the model out: (flat fp32 vector (F,), counters int64 (K,)), both on the CPU."""
+    flat_F = torch.empty(layout.floats, dtype=torch.float32)
+    counters_K = torch.empty(layout.counters, dtype=torch.int64)
+    for slot, tensor in _tensors(model, layout):
+        into = counters_K if slot.kind == "counter" else flat_F
+        into[slot.at : slot.at + slot.size].copy_(tensor.detach().reshape(-1))
+    return flat_F, counters_K
+
+
+@torch.no_grad()
+def unflatten(flat_F: Tensor, counters_K: Tensor, model: nn.Module, layout: Layout) -> None:
+    """Copy (flat (F,), counters (K,)) into the model's own tensors."""
+    assert flat_F.shape == (layout.floats,) and counters_K.shape == (layout.counters,)
+    for slot, tensor in _tensors(model, layout):
+        source = counters_K if slot.kind == "counter" else flat_F
+        tensor.copy_(source[slot.at : slot.at + slot.size].view(slot.shape))
+
+
+@torch.no_grad()
+def bind(model: nn.Module, layout: Layout, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Move the model into one flat vector: (x (F,), gradient (P,)) on `device`.
+
+    Afterwards every float tensor of the model is a view of x and every `.grad` a view of gradient, so an
+    optimizer or a merge is one operation on one vector. Clear gradients with `gradient.zero_()`, never with
+    `zero_grad()`, which would drop the views.
+    """
+    model.to(device)
+    flat_F, _ = flatten(model, layout)
+    x_F = flat_F.to(device)
+    gradient_P = torch.zeros(layout.parameters, device=device)
+    for slot, tensor in _tensors(model, layout):
+        if slot.kind == "counter":
+            continue
+        if tensor.dtype != torch.float32:
+            raise ValueError(f"{slot.name} is {tensor.dtype}; training needs fp32 tensors: call model.float()")
+        tensor.data = x_F[slot.at : slot.at + slot.size].view(slot.shape)
+        if slot.kind == "parameter":
+            tensor.grad = gradient_P[slot.at : slot.at + slot.size].view(slot.shape)
+    return x_F, gradient_P
+
+
+def named(flat_F: Tensor, counters_K: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The tensors by name in their own dtype: what a file for other programs holds."""
+    tensors = {}
+    for slot in layout.slots:
+        source = counters_K if slot.kind == "counter" else flat_F
+        value = source[slot.at : slot.at + slot.size].reshape(slot.shape)
+        tensors[slot.name] = value.to(getattr(torch, slot.dtype))
+    return tensors
+
+
+def _tensors(model: nn.Module, layout: Layout) -> list[tuple[Slot, Tensor]]:
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    pairs = [(slot, own.get(slot.name)) for slot in layout.slots]
+    if any(tensor is None or tuple(tensor.shape) != slot.shape for slot, tensor in pairs):
+        check_same(layout_of(model), layout)
+    return [(slot, tensor) for slot, tensor in pairs if tensor is not None]
+
+
+def _slot_text(slot: Slot) -> str:
+    return f"{slot.kind} {slot.name} {list(slot.shape)} {slot.dtype}"

@@ -1,0 +1,29 @@
+"""A small convolutional network for 28×28 grey images in ten classes: 99 % on MNIST in a minute of one core.
+
+No batch norm: its running statistics would be averaged between peers whose data differ.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class SmallCNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * 7 * 7, 60),
+            nn.ReLU(),
+            nn.Linear(60, 10),
+        )
+
+    def forward(self, images_BHW: Tensor) -> Tensor:
+        """Scores per class, (B, 10), for images in 0…1 of shape (B, 28, 28)."""
+        return self.layers(images_BHW.unsqueeze(1))

@@ -1,0 +1,142 @@
+"""The shared state: everything all peers must hold alike after a round, and its one form as bytes.
+
+Anchor, outer momentum, buffers, counters and how far the run has come. Two peers with the same state have
+identical bytes, so the state hash is the blob id of those bytes, and a joiner downloads the very blob whose
+id the vertex names. `advance` is the only way from one round to the next.
+Never holds anything private: error feedback, inner state and data cursors of a peer are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest
+from atoll.keys.digest import Buffer, blob_id, manifest_of
+from atoll.learn.codec import Codec
+from atoll.learn.layout import Layout, flatten, layout_digest, layout_of, named
+from atoll.learn.outer import Nesterov, outer_step
+from atoll.learn.tensorfile import dump, load
+
+FORMAT = "atoll/state/1"
+COUNTS = ("round", "steps", "samples", "tokens")
+COUNT_MAX = 2**62
+
+
+@dataclass(frozen=True)
+class SharedState:
+    anchor_F: Tensor  # parameters, then float buffers, fp32
+    momentum_P: Tensor  # outer momentum; buffers have none
+    counters_K: Tensor  # integer buffers, int64
+    round: int = 0  # rounds that made it
+    steps: int = 0  # inner steps of one worker since the beginning: the position of the learning-rate schedule
+    samples: int = 0  # samples handed out to all workers: the position in the data
+    tokens: int = 0  # tokens all workers learned from
+
+
+def initial_state(model: nn.Module) -> SharedState:
+    """The state a run begins with. It becomes a blob in genesis: a seed gives other bits on other machines."""
+    layout = layout_of(model)
+    anchor_F, counters_K = flatten(model, layout)
+    return SharedState(anchor_F, torch.zeros(layout.parameters), counters_K)
+
+
+def advance(
+    state: SharedState,
+    parts: Sequence[Buffer | None],
+    bounds: Sequence[tuple[int, int]],
+    codec: Codec,
+    outer: Nesterov,
+    *,
+    steps: int,
+    samples: int,
+    tokens: int,
+    counters: Sequence[Sequence[int]] = (),
+) -> SharedState:
+    """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
+
+    `parts` are the owners' answers in the order of `bounds`; None is a part nobody answered for, whose
+    combined update is zero. `counters` are the contributors' integer buffers. `steps`, `samples` and `tokens`
+    are what the round adds. PeerFault if an answer does not decode.
+    """
+    combined_F = decode_parts(parts, bounds, codec, len(state.anchor_F))
+    parameters = len(state.momentum_P)
+    anchor_P, momentum_P = outer_step(outer, state.anchor_F[:parameters], state.momentum_P, combined_F[:parameters])
+    buffers = state.anchor_F[parameters:] - combined_F[parameters:]
+    counters_K = state.counters_K
+    for row in counters:
+        counters_K = torch.maximum(counters_K, torch.tensor(row, dtype=torch.int64))
+    return SharedState(
+        torch.cat([anchor_P, buffers]),
+        momentum_P,
+        counters_K,
+        state.round + 1,
+        state.steps + steps,
+        state.samples + samples,
+        state.tokens + tokens,
+    )
+
+
+def decode_parts(
+    parts: Sequence[Buffer | None], bounds: Sequence[tuple[int, int]], codec: Codec, floats: int
+) -> Tensor:
+    """The combined update (F,); zero where nobody answered. PeerFault if an answer does not decode."""
+    assert len(parts) == len(bounds) and (not bounds or bounds[-1][1] == floats)
+    combined_F = torch.zeros(floats)
+    for part, (lo, hi) in zip(parts, bounds, strict=True):
+        if part is not None:
+            combined_F[lo:hi] = codec.decode(part, hi - lo)
+    return combined_F
+
+
+def state_bytes(state: SharedState, layout: Layout) -> bytes:
+    """Canonical: equal states give equal bytes. Any safetensors reader opens them."""
+    counts = {name: str(getattr(state, name)) for name in COUNTS}
+    return dump(
+        {"anchor": state.anchor_F, "momentum": state.momentum_P, "counters": state.counters_K},
+        {"format": FORMAT, "layout": layout_digest(layout).hex(), **counts},
+    )
+
+
+def state_hash(data: Buffer) -> Digest:
+    """The name of a state: the blob id of its bytes."""
+    return blob_id(manifest_of(data))
+
+
+def state_from_bytes(data: Buffer, layout: Layout) -> SharedState:
+    """PeerFault unless these are the canonical bytes of a finite state of this layout."""
+    tensors, metadata = load(data)
+    if metadata.get("format") != FORMAT or metadata.get("layout") != layout_digest(layout).hex():
+        raise PeerFault("", f"not a state of this model: {metadata.get('format')}, {metadata.get('layout')}")
+    expected = {
+        "anchor": (layout.floats, torch.float32),
+        "momentum": (layout.parameters, torch.float32),
+        "counters": (layout.counters, torch.int64),
+    }
+    if {name: (value.numel(), value.dtype) for name, value in tensors.items()} != expected:
+        raise PeerFault("", "the state's tensors are not those of the layout")
+    if not bool(tensors["anchor"].isfinite().all() and tensors["momentum"].isfinite().all()):
+        raise PeerFault("", "the state holds values that are not finite")
+    counts = {name: _count(metadata.get(name, "")) for name in COUNTS}
+    state = SharedState(
+        tensors["anchor"].clone(), tensors["momentum"].clone(), tensors["counters"].clone(), **counts
+    )
+    if state_bytes(state, layout) != data:
+        raise PeerFault("", "the state is not in canonical form")
+    return state
+
+
+def export_model(state: SharedState, layout: Layout) -> bytes:
+    """The agreed model by tensor name, as a safetensors file for other programs."""
+    rounds = {"format": "pt", "atoll.round": str(state.round)}
+    return dump(named(state.anchor_F, state.counters_K, layout), rounds)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= COUNT_MAX):
+        raise PeerFault("", f"{text[:24]!r} is not a count")
+    return int(text)
