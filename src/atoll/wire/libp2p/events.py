@@ -1,0 +1,55 @@
+"""What a libp2p connection tells its user. Values only; who makes them is said beside each."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StreamStarted(msgspec.Struct, frozen=True, gc=False):
+    """The remote began a stream; its protocol is not agreed yet. Between yamux and streams only."""
+
+    stream: int
+
+
+class StreamOpened(msgspec.Struct, frozen=True, gc=False):
+    """A protocol is agreed: from now on `send` works and data flows."""
+
+    stream: int
+    protocol: str
+    by_remote: bool
+
+
+class StreamData(msgspec.Struct, frozen=True, gc=False):
+    """Bytes in order. Say `consumed(stream, len(data))` when they are dealt with: only then may more come."""
+
+    stream: int
+    data: bytes
+
+
+class StreamClosed(msgspec.Struct, frozen=True, gc=False):
+    """The remote will send nothing more on this stream; our own direction stays open until `close`."""
+
+    stream: int
+
+
+class StreamReset(msgspec.Struct, frozen=True, gc=False):
+    """The stream is gone in both directions; drop what of it is still unread."""
+
+    stream: int
+    why: str
+
+
+class Pong(msgspec.Struct, frozen=True, gc=False):
+    """The answer to `ping(value)`."""
+
+    value: int
+
+
+class GoneAway(msgspec.Struct, frozen=True, gc=False):
+    """The remote opens and accepts no more streams; those that exist may still end in good order."""
+
+    reason: int
+
+
+StreamEvent = StreamOpened | StreamData | StreamClosed | StreamReset | Pong | GoneAway
+MuxerEvent = StreamStarted | StreamData | StreamClosed | StreamReset | Pong | GoneAway

@@ -1,0 +1,200 @@
+"""Multiaddrs: where a peer can be dialled, as text for people and as bytes for the wire (multiformats/multiaddr).
+
+Text is what the rest of Atoll holds; bytes appear only inside identify. Promises: text -> bytes -> text is the
+identity for canonical text; an address that somebody typed wrongly is answered with the one to write instead.
+Never resolves a name, never guesses a port. Knows the protocols that Atoll dials; of peer ids the Ed25519 ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import PeerId
+from atoll.base.limits import ADDRESS_BYTES_MAX
+from atoll.keys.identity import ED25519_KEY_BYTES, PEER_ID_BYTES, ed25519_of, peer_id_bytes, peer_id_of
+from atoll.wire.libp2p import varint
+from atoll.wire.libp2p.varint import Bytes
+
+_VARIABLE = -1  # the value is preceded by its length
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
+
+
+class Endpoint(NamedTuple):
+    """What a dialer needs."""
+
+    host: str  # an IP address or a name
+    port: int
+    transport: str  # "tcp", "ws" or "wss"
+    peer: PeerId | None  # whom to expect there
+
+
+# ---- the protocols -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Protocol:
+    code: int
+    size: int  # bytes of the value, or _VARIABLE
+    to_bytes: Callable[[str], bytes]
+    to_text: Callable[[bytes], str]
+    like: str = ""  # a good value, to show to somebody whose value is not
+
+
+def _ip6_to_bytes(text: str) -> bytes:
+    if "%" in text:
+        raise ValueError("a zone means something on one machine only")
+    return IPv6Address(text).packed
+
+
+def _port_to_bytes(text: str) -> bytes:
+    if not re.fullmatch(r"[0-9]{1,5}", text):
+        raise ValueError("not a number")
+    return int(text).to_bytes(2, "big")  # OverflowError above 65535
+
+
+def _name_to_bytes(text: str) -> bytes:
+    if not _NAME.match(text.lower()):
+        raise ValueError("not a host name")
+    return text.lower().encode()
+
+
+def _peer_to_text(raw: bytes) -> str:
+    key = raw[-ED25519_KEY_BYTES:]
+    if len(raw) != PEER_ID_BYTES or peer_id_bytes(key) != raw:
+        raise ValueError("not the id of an Ed25519 key")
+    return peer_id_of(key)
+
+
+def _name(code: int) -> _Protocol:
+    return _Protocol(
+        code, _VARIABLE, _name_to_bytes, lambda raw: _name_to_bytes(raw.decode()).decode(), "peer.example.org"
+    )
+
+
+def _flag(code: int) -> _Protocol:
+    return _Protocol(code, 0, lambda text: b"", lambda raw: "")
+
+
+_PROTOCOLS = {  # multiformats/multiaddr protocols.csv: code, size
+    "ip4": _Protocol(4, 4, lambda text: IPv4Address(text).packed, lambda raw: str(IPv4Address(raw)), "192.0.2.7"),
+    "tcp": _Protocol(6, 2, _port_to_bytes, lambda raw: str(int.from_bytes(raw, "big")), "7071"),
+    "ip6": _Protocol(41, 16, _ip6_to_bytes, lambda raw: str(IPv6Address(raw)), "2001:db8::7"),
+    "dns": _name(53),
+    "dns4": _name(54),
+    "dns6": _name(55),
+    "p2p": _Protocol(421, _VARIABLE, lambda text: peer_id_bytes(ed25519_of(text)), _peer_to_text, "12D3KooW…"),
+    "tls": _flag(448),
+    "ws": _flag(477),
+    "wss": _flag(478),
+}
+_BY_CODE = {protocol.code: name for name, protocol in _PROTOCOLS.items()}
+_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+_TRANSPORTS = {(): "tcp", ("ws",): "ws", ("wss",): "wss", ("tls", "ws"): "wss"}
+
+
+# ---- text and bytes ----------------------------------------------------------------------------------------
+
+
+def to_bytes(text: str) -> bytes:
+    """ValueError for what is not a multiaddr, saying what to write instead."""
+    out = bytearray()
+    for name, value in _parts(text):
+        protocol = _PROTOCOLS[name]
+        try:
+            raw = protocol.to_bytes(value)
+        except (ValueError, OverflowError):
+            raise ValueError(f"{text[:99]!r}: write /{name}/{protocol.like}, not /{name}/{value[:60]}") from None
+        out += varint.encode(protocol.code)
+        if protocol.size == _VARIABLE:
+            out += varint.encode(len(raw))
+        out += raw
+    return bytes(out)
+
+
+def from_bytes(data: Bytes, who: str = "") -> str:
+    """PeerFault for bytes that are no multiaddr, or one of protocols that Atoll does not dial."""
+    if not 0 < len(data) <= ADDRESS_BYTES_MAX:
+        raise PeerFault(who, f"an address of {len(data)} bytes, allowed are 1 to {ADDRESS_BYTES_MAX}")
+    text, at = "", 0
+    while at < len(data):
+        code, at = _varint(data, at, who)
+        name = _BY_CODE.get(code)
+        if name is None:
+            raise PeerFault(who, f"an address with a protocol we do not dial, code {code}", bytes(data))
+        protocol = _PROTOCOLS[name]
+        size = protocol.size
+        if size == _VARIABLE:
+            size, at = _varint(data, at, who)
+        raw = bytes(data[at : at + size])
+        at += size
+        try:
+            if len(raw) != size:
+                raise ValueError("cut short")
+            value = protocol.to_text(raw)
+        except ValueError as why:
+            raise PeerFault(who, f"an address whose /{name} is broken: {why}", bytes(data)) from None
+        text += f"/{name}/{value}" if value else f"/{name}"
+    return text
+
+
+def endpoint(text: str) -> Endpoint:
+    """Where to dial, and whom to expect. ValueError, saying what to write instead, unless it is dialable."""
+    to_bytes(text)  # every value is good
+    names, values = zip(*_parts(text), strict=True)
+    peer = PeerId(values[-1]) if names[-1] == "p2p" else None
+    layers = names[2:-1] if peer else names[2:]
+    if names[0] not in _HOSTS or names[1:2] != ("tcp",) or layers not in _TRANSPORTS:
+        raise ValueError(
+            f"{text[:99]!r} cannot be dialled; write a host, a port and perhaps the peer, "
+            "like /ip4/192.0.2.7/tcp/7071/p2p/12D3KooW… or /dns/peer.example.org/tcp/443/wss"
+        )
+    return Endpoint(values[0].lower(), int(values[1]), _TRANSPORTS[layers], peer)
+
+
+def text_of(where: Endpoint) -> str:
+    """The canonical multiaddr of an endpoint."""
+    kind = "ip6" if ":" in where.host else "ip4" if re.fullmatch(r"[0-9.]+", where.host) else "dns"
+    text = f"/{kind}/{where.host}/tcp/{where.port}"
+    text += "" if where.transport == "tcp" else f"/{where.transport}"
+    text += f"/p2p/{where.peer}" if where.peer else ""
+    return from_bytes(to_bytes(text))
+
+
+def _parts(text: str) -> list[tuple[str, str]]:
+    """[("ip4", "192.0.2.7"), ("tcp", "7071"), ("ws", "")]"""
+    if not text.startswith("/"):
+        raise ValueError(f"{text[:99]!r} is not a multiaddr; {_advice(text)}")
+    words = text.removesuffix("/").split("/")[1:]
+    parts: list[tuple[str, str]] = []
+    while words:
+        name = words.pop(0)
+        if name not in _PROTOCOLS:
+            raise ValueError(f"{text[:99]!r}: /{name[:20]} is not one of /{', /'.join(_PROTOCOLS)}")
+        if _PROTOCOLS[name].size and not words:
+            raise ValueError(f"{text[:99]!r} ends too early; write /{name}/{_PROTOCOLS[name].like}")
+        parts.append((name, words.pop(0) if _PROTOCOLS[name].size else ""))
+    return parts
+
+
+def _advice(text: str) -> str:
+    """For people who know URLs and host:port better."""
+    match = re.fullmatch(r"(?:(tcp|ws|wss)://)?\[?([0-9A-Za-z.:_-]+?)\]?:([0-9]{1,5})/?", text)
+    if match is None:
+        return "write for example /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071"
+    try:
+        return f"write {text_of(Endpoint(match[2], int(match[3]), match[1] or 'tcp', None))}"
+    except ValueError:
+        return "write for example /ip4/192.0.2.7/tcp/7071"
+
+
+def _varint(data: Bytes, at: int, who: str) -> tuple[int, int]:
+    found = varint.decode(data, at, who)
+    if found is None:
+        raise PeerFault(who, "an address ends inside a number", bytes(data))
+    return found

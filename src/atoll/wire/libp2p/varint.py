@@ -1,0 +1,38 @@
+"""Unsigned varints: lengths and codes of every multiformat (multiformats/unsigned-varint).
+
+Promises: one encoding per number, at most nine bytes (63 bits), read from any bytes-like object without copying.
+Never reads a longer one, never guesses where a cut one would end: it answers None and waits for more bytes.
+"""
+
+from __future__ import annotations
+
+from atoll.base.errors import PeerFault
+
+Bytes = bytes | bytearray | memoryview
+
+VARINT_BYTES_MAX = 9  # unsigned-varint, "Practical maximum of 9 bytes": 63 bits, so that no reader needs bignums
+
+
+def encode(value: int) -> bytes:
+    """The shortest form, seven bits at a time, low bits first."""
+    assert 0 <= value < 1 << 63
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def decode(data: Bytes, at: int = 0, who: str = "", *, bytes_max: int = VARINT_BYTES_MAX) -> tuple[int, int] | None:
+    """(value, offset after it), or None when the number is not complete yet."""
+    value = 0
+    for size, byte in enumerate(data[at : at + bytes_max], start=1):
+        value |= (byte & 0x7F) << 7 * (size - 1)
+        if byte < 0x80:
+            if byte == 0 and size > 1:  # "MUST be minimally encoded": two spellings of a length hide in signatures
+                raise PeerFault(who, "a varint is not minimally encoded", bytes(data[at : at + size]))
+            return value, at + size
+    if len(data) - at >= bytes_max:
+        raise PeerFault(who, f"a varint is longer than {bytes_max} bytes", bytes(data[at : at + bytes_max]))
+    return None

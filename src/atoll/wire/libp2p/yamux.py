@@ -1,0 +1,344 @@
+"""Yamux: many streams over one ordered stream of bytes (libp2p/specs yamux/README.md, `/yamux/1.0.0`).
+
+Frames are made when the driver asks for them, not when somebody sends: `take_outgoing` first lets out the small
+ones (pongs, resets, window updates), then one data frame per stream in turn, so that a long message delays a
+heartbeat by one frame.
+Promises: no window is overrun in either direction; whatever the remote does, at most `STREAMS_MAX` streams of its
+making exist, `UNREAD_MAX` bytes wait for their reader and `REPLIES_MAX` small frames wait for the wire.
+Never holds received data (it is handed out in the pieces in which it arrives), never times anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from atoll.base.errors import PeerFault
+from atoll.base.limits import MIB
+from atoll.wire.libp2p.events import (
+    GoneAway,
+    MuxerEvent,
+    Pong,
+    StreamClosed,
+    StreamData,
+    StreamReset,
+    StreamStarted,
+)
+from atoll.wire.libp2p.varint import Bytes
+from atoll.wire.libp2p.yamux_frame import (
+    ACK,
+    DATA,
+    FIN,
+    GO_AWAY,
+    HEADER_BYTES,
+    PING,
+    RST,
+    SESSION,
+    SYN,
+    WINDOW_UPDATE,
+    Header,
+    pack,
+    unpack,
+)
+
+PROTOCOL = "/yamux/1.0.0"
+WINDOW = 256 * 1024  # bytes; spec "Flow Control": both sides assume it. Ours is never enlarged: control is small
+WINDOW_MAX = 2**32 - 1  # what a remote may grant us: the sums of a 32-bit field stay inside it
+FRAME_DATA_MAX = 65535 - 16 - HEADER_BYTES  # a full data frame with its header is exactly one Noise record
+STREAMS_MAX = 256  # in each direction; spec "ACK backlog": at least 256 inbound ones should be buffered
+UNREAD_MAX = 16 * MIB  # handed out, not consumed, over all streams; 256 full windows would be 64 MiB per peer
+REPLIES_MAX = 1024  # pongs and resets not yet on the wire, 12 bytes each; an honest peer is owed a handful
+QUEUED_STREAM_MAX = 4 * MIB  # accepted by `send`, waiting for the remote's window: four of the largest messages
+QUEUED_MAX = 16 * MIB  # the same over all streams, so that a remote that never reads costs us no more
+
+
+@dataclass(slots=True)
+class _Stream:
+    opening: int  # SYN or ACK, owed to the remote with the first frame; then 0
+    send_window: int = WINDOW  # what we may still send
+    receive_window: int = WINDOW  # what the remote may still send; this + unread + credit is always WINDOW
+    unread: int = 0  # handed out, not consumed
+    credit: int = 0  # consumed, not granted to the remote again yet
+    queue: deque[memoryview] = field(default_factory=deque[memoryview])
+    queued: int = 0  # bytes in `queue`
+    closing: bool = False  # `close` was called: FIN follows the queue
+    closed_here: bool = False  # FIN sent
+    closed_there: bool = False  # FIN received
+
+
+class Yamux:
+    """One end. The dialer of the connection opens odd streams, the listener even ones."""
+
+    def __init__(self, dialer: bool, who: str = "") -> None:
+        self._who = who
+        self._own_parity = 1 if dialer else 0
+        self._next_id = 1 if dialer else 2
+        self._streams: dict[int, _Stream] = {}
+        self._own_count = self._unread = self._queued = 0
+        self._replies: deque[bytes] = deque()  # small frames about the session or about streams that are gone
+        self._grants: dict[int, None] = {}  # streams whose window should be opened again, oldest first
+        self._ready: dict[int, None] = {}  # streams with something to send and room for it, in turn
+        self._head = bytearray()  # of a header that arrived in pieces
+        self._body, self._body_of = 0, Header(DATA, 0, SESSION, 0)  # the data frame being received, bytes to come
+        self._pings: set[int] = set()
+        self._gone_away = False
+
+    # ---- what its user wants --------------------------------------------------------------------------------
+
+    def open(self) -> int | None:
+        """A new stream, or None: the remote went away, or too many of ours are open."""
+        if self._gone_away or self._own_count >= STREAMS_MAX or self._next_id > WINDOW_MAX:
+            return None
+        name, self._next_id = self._next_id, self._next_id + 2
+        self._streams[name] = _Stream(SYN)
+        self._own_count += 1
+        self._ready[name] = None
+        return name
+
+    def room(self, name: int) -> int:
+        """Bytes that `send` would take now."""
+        stream = self._streams.get(name)
+        if stream is None or stream.closing:
+            return 0
+        return max(0, min(QUEUED_STREAM_MAX - stream.queued, QUEUED_MAX - self._queued))
+
+    def send(self, name: int, data: Bytes) -> bool:
+        """Queue all of `data` without copying (leave it unchanged), or nothing: the remote does not read."""
+        if not len(data):
+            return name in self._streams
+        if len(data) > self.room(name):
+            return False
+        stream = self._streams[name]
+        stream.queue.append(memoryview(data))
+        stream.queued += len(data)
+        self._queued += len(data)
+        self._wake(name, stream)
+        return True
+
+    def close(self, name: int) -> None:
+        """We send nothing more on this stream; what is queued still goes out."""
+        if (stream := self._streams.get(name)) is not None and not stream.closing:
+            stream.closing = True
+            self._wake(name, stream)
+
+    def reset(self, name: int) -> None:
+        """Give the stream up at once, in both directions."""
+        if (stream := self._streams.get(name)) is not None:
+            self._forget(name, stream)
+            if stream.opening != SYN:  # otherwise the remote never heard of it
+                self._replies.append(pack(WINDOW_UPDATE, RST, name, 0))
+
+    def consumed(self, name: int, count: int) -> None:
+        """The reader dealt with that many bytes: the remote may send as many again."""
+        stream = self._streams.get(name)
+        if stream is None:
+            return  # reset meanwhile
+        assert 0 <= count <= stream.unread
+        stream.unread -= count
+        self._unread -= count
+        stream.credit += count
+        if stream.credit >= WINDOW // 2 and not stream.closed_there:
+            self._grants[name] = None  # half a window at a time: 12 bytes per 128 KiB, and the sender never starves
+        self._forget_if_done(name, stream)
+
+    def ping(self, value: int) -> None:
+        self._pings.add(value)
+        self._replies.append(pack(PING, SYN, SESSION, value))
+
+    def go_away(self, reason: int) -> None:
+        self._replies.append(pack(GO_AWAY, 0, SESSION, reason))
+
+    # ---- bytes out ------------------------------------------------------------------------------------------
+
+    def take_outgoing(self, budget: int) -> list[Bytes]:
+        """About `budget` bytes of frames, most urgent first; an empty list when there is nothing to say."""
+        frames: list[Bytes] = []
+        while self._replies and budget > 0:
+            frames.append(self._replies.popleft())
+            budget -= HEADER_BYTES
+        while self._grants and budget > 0:
+            name = next(iter(self._grants))
+            del self._grants[name]
+            stream = self._streams[name]
+            frames.append(pack(WINDOW_UPDATE, self._flags(stream), name, stream.credit))
+            stream.receive_window += stream.credit
+            stream.credit = 0
+            budget -= HEADER_BYTES
+        while self._ready and budget > 0:
+            name = next(iter(self._ready))
+            del self._ready[name]
+            budget -= self._speak(name, self._streams[name], frames)
+        return frames
+
+    def _speak(self, name: int, stream: _Stream, frames: list[Bytes]) -> int:
+        """One turn of one stream: a data frame, or the frame that opens or closes it."""
+        size = min(FRAME_DATA_MAX, stream.send_window, stream.queued)
+        if size:
+            frames.append(pack(DATA, self._flags(stream), name, size))
+            stream.send_window -= size
+            stream.queued -= size
+            self._queued -= size
+            missing = size
+            while missing:
+                piece = stream.queue.popleft()
+                if len(piece) > missing:
+                    stream.queue.appendleft(piece[missing:])
+                    piece = piece[:missing]
+                frames.append(piece)
+                missing -= len(piece)
+        elif stream.closing and not stream.queued:
+            # a frame of its own: js-libp2p acts on FIN before it reads the body of the same frame
+            frames.append(pack(WINDOW_UPDATE, self._flags(stream) | FIN, name, 0))
+            stream.closed_here = True
+            self._forget_if_done(name, stream)
+        elif stream.opening == SYN:
+            frames.append(pack(WINDOW_UPDATE, self._flags(stream), name, 0))
+        if name in self._streams:
+            self._wake(name, stream)
+        return HEADER_BYTES + size
+
+    @staticmethod
+    def _flags(stream: _Stream) -> int:
+        flags, stream.opening = stream.opening, 0
+        return flags
+
+    # ---- bytes in -------------------------------------------------------------------------------------------
+
+    def receive(self, data: Bytes) -> list[MuxerEvent]:
+        events: list[MuxerEvent] = []
+        view = memoryview(data)
+        while len(view):
+            if self._body:
+                piece, view = view[: self._body], view[self._body :]
+                self._body -= len(piece)
+                self._deliver(piece, events)
+            else:
+                missing = HEADER_BYTES - len(self._head)
+                self._head += view[:missing]
+                view = view[missing:]
+                if len(self._head) == HEADER_BYTES:
+                    header = unpack(self._head, self._who)
+                    self._head.clear()
+                    self._handle(header, events)
+        return events
+
+    def _handle(self, header: Header, events: list[MuxerEvent]) -> None:
+        kind, flags, name, length = header
+        if len(self._replies) > REPLIES_MAX:
+            raise PeerFault(self._who, f"asks for replies faster than it reads them: {REPLIES_MAX} wait")
+        if kind == PING:
+            self._on_ping(flags, length, events)
+        elif kind == GO_AWAY:
+            self._gone_away = True
+            events.append(GoneAway(length))
+        else:
+            if flags & SYN:
+                self._accept(name, events)
+            elif name % 2 == self._own_parity and name >= self._next_id:
+                raise PeerFault(self._who, f"speaks on stream {name}, which we have not opened yet")
+            stream = self._streams.get(name)
+            if stream is not None and flags & RST:
+                self._forget(name, stream)
+                events.append(StreamReset(name, "the remote reset it"))
+                stream = None
+            if kind == DATA:
+                self._begin_body(header, stream, events)
+            elif stream is not None:
+                self._widen(name, stream, length)
+                if flags & FIN:
+                    self._close_there(name, stream, events)
+
+    def _on_ping(self, flags: int, value: int, events: list[MuxerEvent]) -> None:
+        if flags & SYN:
+            self._replies.append(pack(PING, ACK, SESSION, value))
+        elif flags & ACK and value in self._pings:
+            self._pings.remove(value)
+            events.append(Pong(value))
+        else:
+            raise PeerFault(self._who, "answered a ping that nobody sent")
+
+    def _accept(self, name: int, events: list[MuxerEvent]) -> None:
+        if name % 2 == self._own_parity:  # "The client side should use odd ID's, and the server even"
+            raise PeerFault(self._who, f"opened stream {name}, an id that is ours to give")
+        if name in self._streams:
+            raise PeerFault(self._who, f"opened stream {name} twice")
+        if len(self._streams) - self._own_count >= STREAMS_MAX:
+            self._replies.append(pack(WINDOW_UPDATE, RST, name, 0))
+            return  # the frame's body, and what may follow, is for a stream we do not know: skipped
+        self._streams[name] = _Stream(ACK)
+        events.append(StreamStarted(name))
+
+    def _begin_body(self, header: Header, stream: _Stream | None, events: list[MuxerEvent]) -> None:
+        window = WINDOW if stream is None else stream.receive_window  # late data for a stream we reset is skipped
+        if header.length > window:
+            raise PeerFault(self._who, f"sent {header.length} bytes into a window of {window}")
+        if stream is not None:
+            if stream.closed_there and header.length:
+                raise PeerFault(self._who, f"sent data on stream {header.stream} after closing it")
+            stream.receive_window -= header.length
+        self._body, self._body_of = header.length, header
+        if not header.length:
+            self._end_body(events)
+
+    def _deliver(self, piece: memoryview, events: list[MuxerEvent]) -> None:
+        name = self._body_of.stream
+        stream = self._streams.get(name)
+        if stream is not None:
+            stream.unread += len(piece)
+            self._unread += len(piece)
+            events.append(StreamData(name, bytes(piece)))
+            if self._unread > UNREAD_MAX:
+                self._relieve(events)
+        if not self._body:
+            self._end_body(events)
+
+    def _end_body(self, events: list[MuxerEvent]) -> None:
+        header = self._body_of
+        stream = self._streams.get(header.stream)
+        if stream is not None and header.flags & FIN:
+            self._close_there(header.stream, stream, events)
+
+    def _relieve(self, events: list[MuxerEvent]) -> None:
+        """Give up the stream with the most unread bytes: an honest peer loses one slow stream, not the link."""
+        name = max(self._streams, key=lambda each: self._streams[each].unread)
+        self.reset(name)
+        events.append(StreamReset(name, f"more than {UNREAD_MAX} bytes of this connection wait for their readers"))
+
+    def _widen(self, name: int, stream: _Stream, growth: int) -> None:
+        stream.send_window += growth
+        if stream.send_window > WINDOW_MAX:
+            raise PeerFault(self._who, f"granted a window of {stream.send_window} bytes")
+        self._wake(name, stream)
+
+    def _close_there(self, name: int, stream: _Stream, events: list[MuxerEvent]) -> None:
+        if stream.closed_there:
+            return
+        stream.closed_there = True
+        self._grants.pop(name, None)
+        events.append(StreamClosed(name))
+        self._forget_if_done(name, stream)
+
+    # ---- bookkeeping ----------------------------------------------------------------------------------------
+
+    def _wake(self, name: int, stream: _Stream) -> None:
+        if stream.closed_here:
+            return
+        if (
+            (stream.queued and stream.send_window)
+            or stream.opening == SYN
+            or (stream.closing and not stream.queued)
+        ):
+            self._ready.setdefault(name)
+
+    def _forget_if_done(self, name: int, stream: _Stream) -> None:
+        # a stream with unread bytes is kept: they count against its window and our bound until they are consumed
+        if stream.closed_here and stream.closed_there and not stream.unread:
+            self._forget(name, stream)
+
+    def _forget(self, name: int, stream: _Stream) -> None:
+        del self._streams[name]
+        self._own_count -= name % 2 == self._own_parity
+        self._unread -= stream.unread
+        self._queued -= stream.queued
+        self._grants.pop(name, None)
+        self._ready.pop(name, None)

@@ -1,0 +1,42 @@
+"""The twelve bytes in front of everything yamux says (libp2p/specs yamux/README.md, "Framing").
+
+Promises: a header that a peer may not send is refused here, so that the machine behind sees only sensible ones.
+Never looks at bodies: only data frames have one.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from atoll.base.errors import PeerFault
+from atoll.wire.libp2p.varint import Bytes
+
+HEADER_BYTES = 12
+VERSION = 0
+DATA, WINDOW_UPDATE, PING, GO_AWAY = 0, 1, 2, 3
+SYN, ACK, FIN, RST = 1, 2, 4, 8  # other bits carry no meaning and are ignored, as in every implementation
+NORMAL, PROTOCOL_ERROR, INTERNAL_ERROR = 0, 1, 2  # why somebody goes away
+SESSION = 0  # the stream id of frames about the connection itself
+
+_LAYOUT = struct.Struct(">BBHII")
+
+
+class Header(NamedTuple):
+    kind: int
+    flags: int
+    stream: int
+    length: int  # of the body (data), the window's growth, an opaque ping value, or a reason to go away
+
+
+def pack(kind: int, flags: int, stream: int, length: int) -> bytes:
+    return _LAYOUT.pack(VERSION, kind, flags, stream, length)
+
+
+def unpack(raw: Bytes, who: str) -> Header:
+    version, kind, flags, stream, length = _LAYOUT.unpack(raw)
+    if version != VERSION or kind > GO_AWAY:
+        raise PeerFault(who, f"a yamux frame of version {version} and type {kind}", bytes(raw))
+    if (stream == SESSION) != (kind >= PING):  # "Both Ping and Go Away messages should always use the 0 StreamID"
+        raise PeerFault(who, f"a yamux frame of type {kind} on stream {stream}", bytes(raw))
+    return Header(kind, flags, stream, length)

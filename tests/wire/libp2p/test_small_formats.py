@@ -1,0 +1,147 @@
+"""Varints, protobuf fields, length-prefixed messages, ping, identify: the small formats of libp2p."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.base.errors import PeerFault
+from atoll.base.limits import CONTROL_FRAME_MAX
+from atoll.keys.identity import Identity, libp2p_public_key
+from atoll.wire.libp2p import framing, identify, multiaddr, ping, protobuf, varint
+
+# ---- varint ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "wire"),
+    [  # multiformats/unsigned-varint, "Spec": the table of examples
+        (1, "01"),
+        (127, "7f"),
+        (128, "8001"),
+        (255, "ff01"),
+        (300, "ac02"),
+        (16384, "808001"),
+        (2**63 - 1, "ffffffffffffffff7f"),
+    ],
+)
+def test_varints_of_the_specification(value: int, wire: str):
+    assert varint.encode(value).hex() == wire
+    assert varint.decode(bytes.fromhex(wire)) == (value, len(wire) // 2)
+
+
+@given(st.integers(0, 2**63 - 1), st.binary(max_size=3), st.binary(max_size=3))
+def test_a_varint_is_read_where_it_stands_and_waits_for_its_last_byte(value: int, before: bytes, after: bytes):
+    wire = varint.encode(value)
+    assert varint.decode(before + wire + after, len(before)) == (value, len(before) + len(wire))
+    assert varint.decode(before + wire[:-1], len(before)) is None
+
+
+@pytest.mark.parametrize("wire", ["8000", "818000", "80" * 9, "ff" * 9 + "01", "ff" * 10])
+def test_a_varint_of_another_spelling_or_of_ten_bytes_is_a_fault(wire: str):
+    with pytest.raises(PeerFault):
+        varint.decode(bytes.fromhex(wire))
+
+
+# ---- protobuf ----------------------------------------------------------------------------------------------
+
+
+def test_protobuf_fields_of_the_encoding_guide():
+    """protobuf.dev, "Encoding": `int32 a = 1` of 150 is 08 96 01, `string b = 2` of "testing" is 12 07 74…"""
+    assert protobuf.write(1, 150).hex() == "089601"
+    assert protobuf.write(2, b"testing").hex() == "120774657374696e67"
+    fields = [
+        (n, v if isinstance(v, int) else bytes(v))
+        for n, v in protobuf.read(bytes.fromhex("089601120774657374696e67"))
+    ]
+    assert fields == [(1, 150), (2, b"testing")]
+
+
+def test_unknown_fixed_fields_are_skipped_and_negative_numbers_are_read():
+    minus_one = bytes.fromhex("08ffffffffffffffffff01")
+    message = bytes.fromhex("19" + "00" * 8 + "25" + "00" * 4) + minus_one
+    assert list(protobuf.read(message)) == [(1, 2**64 - 1)]
+
+
+@pytest.mark.parametrize(
+    "message", ["0a05aa", "08", "0b", "0c", "0e", "19aa", "0affffffff0f", "0800" * (protobuf.FIELDS_MAX + 1)]
+)
+def test_a_broken_protobuf_message_is_a_fault(message: str):
+    with pytest.raises(PeerFault):
+        list(protobuf.read(bytes.fromhex(message)))
+
+
+# ---- messages on a stream ----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(max_size=300), max_size=6), st.lists(st.integers(1, 50)), st.booleans())
+def test_however_a_stream_is_cut_the_same_messages_come_out(messages: list[bytes], cuts: list[int], wide: bool):
+    wire = b"".join((framing.frame if wide else framing.varint_frame)(m) for m in messages)
+    frames = framing.Frames(read_length=framing.u32_length if wide else framing.varint_length)
+    out: list[bytes] = []
+    for size in [*cuts, len(wire) + 1]:
+        out += frames.receive(memoryview(wire)[:size])
+        wire = wire[size:]
+    assert out == messages
+
+
+def test_a_message_above_the_bound_is_refused_by_its_length_alone():
+    assert framing.Frames().receive(framing.frame(bytes(CONTROL_FRAME_MAX))) == [bytes(CONTROL_FRAME_MAX)]
+    with pytest.raises(PeerFault, match="longer than"):
+        framing.Frames("liar").receive((CONTROL_FRAME_MAX + 1).to_bytes(4, "big"))
+
+
+# ---- ping --------------------------------------------------------------------------------------------------
+
+
+def test_ping_comes_back_byte_for_byte_however_it_is_cut():
+    echo, pinger = ping.Echo(), ping.Pinger("bob")
+    for payload in (bytes(range(32)), b"\xff" * 32):
+        question = pinger.ask(payload)
+        answer = echo.receive(question[:31])
+        assert answer == b""  # whole payloads only
+        answer = echo.receive(question[31:])
+        assert not pinger.receive(answer[:5])
+        assert pinger.receive(answer[5:])
+
+
+@pytest.mark.parametrize("answer", [bytes(31) + b"\x01", bytes(33), b"\x01"])
+def test_a_wrong_or_unasked_pong_is_a_fault(answer: bytes):
+    pinger = ping.Pinger("liar")
+    pinger.ask(bytes(32))
+    with pytest.raises(PeerFault):
+        pinger.receive(answer)
+    with pytest.raises(PeerFault):
+        ping.Pinger("eager").receive(b"\x00")
+
+
+# ---- identify ----------------------------------------------------------------------------------------------
+
+
+def test_identify_survives_the_wire_with_every_field():
+    identity = Identity.from_seeds(bytes(32), bytes(32))
+    said = identify.Identify(
+        public_key=libp2p_public_key(identity.public.ed25519),
+        listen_addresses=(multiaddr.to_bytes("/ip4/127.0.0.1/tcp/7071"), b"\x91\x02\x04\xd2"),
+        protocols=("/ipfs/id/1.0.0", "/atoll/control/1"),
+        observed_address=multiaddr.to_bytes("/ip6/::1/tcp/9"),
+        protocol_version="atoll/1",
+        agent_version="atoll/0.1.0",
+        signed_peer_record=b"sealed",
+    )
+    (body,) = identify.frames().receive(identify.encode(said))
+    assert identify.decode(body) == said
+    assert said.dialable() == ("/ip4/127.0.0.1/tcp/7071",)  # the other one is /udp: passed over
+    assert said.observed() == "/ip6/::1/tcp/9"
+
+
+def test_an_identify_message_in_its_golden_bytes():
+    said = identify.Identify(public_key=b"\x08\x01", protocols=("/a",), agent_version="x")
+    assert identify.encode(said).hex() == "0b" + "0a020801" + "1a022f61" + "320178"
+
+
+@pytest.mark.parametrize(
+    "body", [b"\x0a\x05a", b"\x1a\x01\xff", b"\x08\x01", b"\x12\x00" * (identify.LISTED_MAX + 1)]
+)
+def test_a_broken_identify_message_is_a_fault(body: bytes):
+    with pytest.raises(PeerFault):
+        identify.decode(body, "liar")
