@@ -538,7 +538,7 @@ def seal_frames(seal: Seal, data: bytes | bytearray | memoryview) -> bytes:
 
 
 class Unframer:
-    """Bytes as they arrive -> frames. Holds at most one frame more than it was fed, and never looks inside."""
+    """Bytes as they arrive -> frames behind two-byte lengths. Whoever feeds it takes all whole frames at once."""
 
     def __init__(self, who: str = "") -> None:
         self._buffer, self._who = bytearray(), who
