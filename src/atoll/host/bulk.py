@@ -1,0 +1,404 @@
+"""The bulk lane to one peer: messages with payloads of up to 64 MiB, over one or several sealed connections.
+
+A frame travels as records: its message, then slabs of its payload, each with a clear, authenticated head
+
+    kind u8, 3 zero bytes, body bytes u32, payload bytes u32, slab index u32, frame number u64     (big endian)
+
+so that the slabs of one frame may take different connections and are decrypted where they finally belong.
+Promises: a length is judged before memory is taken; every byte of a delivered payload was written exactly once;
+a connection lost in the middle of a frame starts that frame anew, three times at most.
+Never blocks: what does not fit is dropped and counted. Sends may be lost by contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
+from atoll.host.session import Opener, Sealer
+from atoll.host.tcp import Wire
+
+HEAD = struct.Struct("!BxxxIIIQ")
+MESSAGE, SLAB = 0, 1
+NO_PAYLOAD = 2**32 - 1  # in the place of payload bytes: there is none, which is not the same as an empty one
+SLAB_BYTES = MIB // 4  # sealed record and plain slab together stay in a core's second-level cache
+BODY_MAX = max(SLAB_BYTES, CONTROL_FRAME_MAX)  # bytes of one record
+PINNED_SLABS = 4  # shorter frames stay on one connection: spreading them would only make more of them wait
+TURN_BYTES = MIB  # written before others on the loop get their turn: about a millisecond
+PEEK_BYTES = 4096  # read when no head is known yet: a small message whole, never much of a slab to move
+RESTARTS_MAX = 3  # of one frame whose connection broke
+ABANDONED_MAX = 256  # frame numbers whose late slabs are thrown away; forgotten ones only cost memory until swept
+STALLED_S = 30.0  # a frame without progress for so long gives its memory back
+
+
+class _Outgoing:
+    """A frame on its way out: which records are still to be made."""
+
+    def __init__(self, number: int, message: bytes, payload: memoryview | None) -> None:
+        self.number, self.message, self.payload = number, message, payload
+        self.size_bytes = len(message) + (len(payload) if payload is not None else 0)
+        self.slabs = _slabs(len(payload)) if payload is not None else 0
+        self.next = -1  # the message's record stands before slab 0
+        self.carriers: set[BulkChannel] = set()
+        self.restarts = 0
+
+    @property
+    def started(self) -> bool:
+        return self.next >= 0
+
+    @property
+    def finished(self) -> bool:
+        return self.next == self.slabs
+
+    def record(self) -> tuple[bytes, memoryview]:
+        index, self.next = self.next, self.next + 1
+        payload_bytes = len(self.payload) if self.payload is not None else NO_PAYLOAD
+        if index < 0:
+            return HEAD.pack(MESSAGE, len(self.message), payload_bytes, 0, self.number), memoryview(self.message)
+        assert self.payload is not None
+        body = self.payload[index * SLAB_BYTES : (index + 1) * SLAB_BYTES]
+        return HEAD.pack(SLAB, len(body), payload_bytes, index, self.number), body
+
+
+class _Incoming:
+    """A frame on its way in: its memory, and which records are still missing."""
+
+    def __init__(self, payload_bytes: int, now: Seconds) -> None:
+        self.payload_bytes = payload_bytes
+        size_bytes = 0 if payload_bytes == NO_PAYLOAD else payload_bytes
+        # uninitialised: delivered only after every byte was written
+        self.payload = memoryview(np.empty(size_bytes, np.uint8))
+        self.message: bytes | None = None
+        self.missing = set(range(_slabs(size_bytes)))
+        self.carriers: set[BulkChannel] = set()
+        self.touched = now
+
+    @property
+    def held_bytes(self) -> int:
+        """What it may take at most; counting a message as long as can be also bounds how many frames there are."""
+        return _held_bytes(self.payload_bytes)
+
+    @property
+    def complete(self) -> bool:
+        return self.message is not None and not self.missing
+
+
+class Intake:
+    """Memory that all peers together may take for frames not yet complete."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        assert limit_bytes >= CONTROL_FRAME_MAX + BULK_FRAME_MAX
+        self._free_bytes = limit_bytes
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def take(self, size_bytes: int, later: Callable[[], None]) -> bool:
+        """False: `later` is called when it is worth asking again."""
+        if size_bytes > self._free_bytes:
+            self._waiting.append(later)
+            return False
+        self._free_bytes -= size_bytes
+        return True
+
+    def give(self, size_bytes: int) -> None:
+        self._free_bytes += size_bytes
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            loop.call_soon(self._waiting.popleft())
+
+
+class BulkLimits(NamedTuple):
+    queue_bytes: int
+    receive_bytes: int  # of one peer's incomplete frames
+
+
+class BulkLane:
+    """Both directions of the bulk lane to one peer; outlives its connections."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        limits: BulkLimits,
+        intake: Intake,
+        deliver: Callable[[bytes, memoryview | None], None],
+        detached: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.channels: list[BulkChannel] = []
+        self.dropped = 0  # frames we wanted to send
+        self.lost = 0  # frames that came in part
+        self.queued_bytes = 0
+        self._closed_sent_bytes = self._closed_received_bytes = 0  # of connections that are gone
+        self._peer, self._limits, self._intake = peer, limits, intake
+        self._deliver, self._detached = deliver, detached
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[_Outgoing] = deque()
+        self._shared: _Outgoing | None = None  # long frame that every connection takes slabs from
+        self._numbers = 0
+        self._incoming: dict[int, _Incoming] = {}
+        self._receiving_bytes = 0
+        self._abandoned: deque[int] = deque(maxlen=ABANDONED_MAX)
+        self._kick_scheduled = False
+
+    # ---- out ----
+
+    def send(self, message: bytes, payload: memoryview | None) -> None:
+        frame = _Outgoing(self._number(), message, payload)
+        self._queue.append(frame)
+        self.queued_bytes += frame.size_bytes
+        # the oldest goes first: what is queued longest is the least useful by the time it would leave
+        while self.queued_bytes > self._limits.queue_bytes and self._queue:
+            self._drop(self._queue.popleft())
+        if not self._kick_scheduled:
+            self._kick_scheduled = True
+            self._loop.call_soon(self._kick)
+
+    def record_for(self, channel: BulkChannel) -> tuple[bytes, memoryview] | None:
+        """The next record that this connection should carry."""
+        frame = channel.frame or self._shared
+        if frame is None:
+            if not self._queue:
+                return None
+            frame = self._queue.popleft()
+            if frame.slabs > PINNED_SLABS:
+                self._shared = frame
+            else:
+                channel.frame = frame
+        frame.carriers.add(channel)
+        record = frame.record()
+        if frame.finished:
+            self.queued_bytes -= frame.size_bytes
+            if channel.frame is frame:
+                channel.frame = None
+            else:
+                self._shared = None
+        return record
+
+    def attach(self, channel: BulkChannel) -> None:
+        self.channels.append(channel)
+        channel.pump()
+
+    def detach(self, channel: BulkChannel) -> None:
+        """The connection is gone: frames it carried in part start anew elsewhere, or are given up."""
+        if channel in self.channels:
+            self.channels.remove(channel)
+            self._closed_sent_bytes += channel.wire.sent_bytes
+            self._closed_received_bytes += channel.wire.received_bytes
+        for frame in (channel.frame, self._shared):
+            if frame is not None and channel in frame.carriers:
+                self._restart(frame)
+        if self._shared is not None and channel in self._shared.carriers:
+            self._shared = None
+        channel.frame = None
+        for number in [n for n, frame in self._incoming.items() if channel in frame.carriers]:
+            self._abandon(number)
+        self._kick()
+        self._detached()
+
+    def hang_up(self) -> None:
+        """Nobody is wanted there any more: what waits in either direction is dropped."""
+        for frame in {*self._queue, self._shared, *(channel.frame for channel in self.channels)} - {None}:
+            self._drop(frame)
+        self._queue.clear()
+        self._shared = None
+        for channel in self.channels:
+            channel.frame = None
+            channel.wire.abort()  # `close` would wait for a remote that may never read again
+        for number in list(self._incoming):
+            self._abandon(number)
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._closed_sent_bytes + sum(channel.wire.sent_bytes for channel in self.channels)
+
+    @property
+    def received_bytes(self) -> int:
+        return self._closed_received_bytes + sum(channel.wire.received_bytes for channel in self.channels)
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _kick(self) -> None:
+        self._kick_scheduled = False
+        for channel in list(self.channels):
+            channel.pump()
+
+    def _restart(self, frame: _Outgoing) -> None:
+        if frame.restarts == RESTARTS_MAX:
+            self._drop(frame)
+            return
+        anew = _Outgoing(self._number(), frame.message, frame.payload)
+        anew.restarts = frame.restarts + 1
+        self._queue.appendleft(anew)
+
+    def _drop(self, frame: _Outgoing | None) -> None:
+        assert frame is not None
+        self.queued_bytes -= frame.size_bytes
+        self.dropped += 1
+
+    # ---- in ----
+
+    def accept(self, channel: BulkChannel, head: bytes, sealed: memoryview, opener: Opener) -> bool:
+        """Open one record where it belongs. False: no memory now, `channel.resume` will be called."""
+        kind, body_bytes, payload_bytes, index, number = HEAD.unpack(head)
+        if number in self._abandoned:
+            opener.open_into(head, sealed, memoryview(bytearray(body_bytes)))
+            return True
+        now = self._loop.time()
+        frame = self._incoming.get(number)
+        if frame is None:
+            if not self._intake.take(_held_bytes(payload_bytes), channel.resume):
+                return False
+            frame = _Incoming(payload_bytes, now)
+            self._hold(number, frame)
+        if frame.payload_bytes != payload_bytes:
+            raise PeerFault(self._peer, "two records of one frame disagree about its size")
+        frame.carriers.add(channel)
+        frame.touched = now
+        if kind == MESSAGE:
+            if frame.message is not None:
+                raise PeerFault(self._peer, "a frame with two messages")
+            message = bytearray(body_bytes)
+            opener.open_into(head, sealed, memoryview(message))
+            frame.message = bytes(message)
+        else:
+            if index not in frame.missing or body_bytes != min(SLAB_BYTES, payload_bytes - index * SLAB_BYTES):
+                raise PeerFault(self._peer, f"slab {index} of {body_bytes} bytes was not expected")
+            at = index * SLAB_BYTES
+            opener.open_into(head, sealed, frame.payload[at : at + body_bytes])
+            frame.missing.discard(index)
+        if frame.complete:
+            self._release(number)
+            assert frame.message is not None
+            self._deliver(frame.message, None if payload_bytes == NO_PAYLOAD else frame.payload)
+        return True
+
+    def sweep(self, now: Seconds) -> None:
+        """Give back the memory of frames that stopped arriving."""
+        for number in [n for n, frame in self._incoming.items() if frame.touched < now - STALLED_S]:
+            self._abandon(number)
+
+    def _hold(self, number: int, frame: _Incoming) -> None:
+        self._incoming[number] = frame
+        self._receiving_bytes += frame.held_bytes
+        while self._receiving_bytes > self._limits.receive_bytes:
+            self._abandon(next(iter(self._incoming)))  # the oldest; never the new one, a frame is below the limit
+
+    def _release(self, number: int) -> _Incoming:
+        frame = self._incoming.pop(number)
+        self._receiving_bytes -= frame.held_bytes
+        self._intake.give(frame.held_bytes)
+        return frame
+
+    def _abandon(self, number: int) -> None:
+        self._release(number)
+        self._abandoned.append(number)
+        self.lost += 1
+
+
+class BulkChannel:
+    """One connection of the lane: seals records into a socket, opens records out of it."""
+
+    def __init__(self, wire: Wire, lane: BulkLane, sealer: Sealer, opener: Opener) -> None:
+        self.wire = wire
+        self.frame: _Outgoing | None = None  # short frame that only this connection carries
+        self._lane, self._sealer, self._opener = lane, sealer, opener
+        self._loop = asyncio.get_running_loop()
+        # free for the next record whenever the wire is not paused: nothing written is unsent then
+        self._outbox = memoryview(bytearray(HEAD.size + BODY_MAX + sealer.overhead_bytes))
+        self._inbox = memoryview(bytearray(HEAD.size + BODY_MAX + opener.overhead_bytes + HEAD.size))
+        self._got = 0
+        self._want = PEEK_BYTES
+        self._pump_scheduled = False
+        self._waiting = False  # for memory
+
+    def pump(self) -> None:
+        """Seal and write until the kernel is full, nothing is left, or it is the others' turn."""
+        self._pump_scheduled = False
+        left = TURN_BYTES
+        while self.wire.clear and left > 0 and (record := self._lane.record_for(self)):
+            head, body = record
+            size = HEAD.size + len(body) + self._sealer.overhead_bytes
+            self._outbox[: HEAD.size] = head
+            self._sealer.seal_into(head, body, self._outbox[HEAD.size : size])
+            self.wire.write(self._outbox[:size])
+            left -= size
+        if left <= 0 and not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self.pump)
+
+    def feed(self, data: bytes) -> None:
+        """Bytes that came right behind the handshake."""
+        assert not self._got and len(data) <= len(self._inbox)
+        self._inbox[: len(data)] = data
+        self.received(len(data))
+
+    def resume(self) -> None:
+        """There may be memory again."""
+        if self._waiting:
+            self._waiting = False
+            self.wire.resume_reading()
+            self.wire.again()
+
+    # ---- what the wire calls ----
+
+    def began(self, wire: Wire) -> None:
+        raise AssertionError("a bulk channel takes over from a handshake")
+
+    def room(self) -> memoryview:
+        return self._inbox[self._got : self._want]
+
+    def received(self, count: int) -> None:
+        self._got += count
+        at = 0
+        while self._got - at >= HEAD.size and not self._waiting:
+            head = bytes(self._inbox[at : at + HEAD.size])
+            end = at + HEAD.size + _judged(head) + self._opener.overhead_bytes
+            if end > self._got:
+                break
+            if not self._lane.accept(self, head, self._inbox[at + HEAD.size : end], self._opener):
+                self._waiting = True
+                self.wire.pause_reading()
+                break
+            at = end
+        if at:
+            self._inbox[: self._got - at] = self._inbox[at : self._got]
+            self._got -= at
+        # exactly to the end of this record and the next one's head: nothing large is ever moved
+        self._want = PEEK_BYTES
+        if self._got >= HEAD.size:
+            head = bytes(self._inbox[: HEAD.size])
+            self._want = HEAD.size + _judged(head) + self._opener.overhead_bytes + HEAD.size
+
+    def writable(self) -> None:
+        self.pump()
+
+    def ended(self, why: Exception | None) -> None:
+        self._lane.detach(self)
+
+
+def _judged(head: bytes) -> int:
+    """Body bytes of a record whose head keeps the limits; raises PeerFault for any other."""
+    kind, body_bytes, payload_bytes, _, _ = HEAD.unpack(head)
+    if kind not in (MESSAGE, SLAB) or (kind == SLAB and payload_bytes == NO_PAYLOAD):
+        raise PeerFault("", f"a bulk record of kind {kind}")
+    if body_bytes > (SLAB_BYTES if kind == SLAB else CONTROL_FRAME_MAX):
+        raise PeerFault("", f"a bulk record of {body_bytes} bytes")
+    if payload_bytes != NO_PAYLOAD and payload_bytes > BULK_FRAME_MAX:
+        raise PeerFault("", f"a payload of {payload_bytes} bytes")
+    return body_bytes
+
+
+def _held_bytes(payload_bytes: int) -> int:
+    return CONTROL_FRAME_MAX + (0 if payload_bytes == NO_PAYLOAD else payload_bytes)
+
+
+def _slabs(payload_bytes: int) -> int:
+    return -(-payload_bytes // SLAB_BYTES)

@@ -1,0 +1,647 @@
+"""Links to other peers: dialled, redialled, accepted, authenticated, and one per peer whoever dialled first.
+
+Each link has a control connection, which is the link, and bulk connections beside it (`bulk.py`).
+Promises: `LinkUp` and `LinkDown` alternate; a peer whose process died on a reachable host is reported with
+`refused=True` after one redial; whatever a stranger sends costs its own connection and nothing else; after
+`close` no task, socket or callback of ours is left.
+Never blocks, never raises at a sender: sends may be lost by contract, and are counted when they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from enum import Enum, auto
+
+import msgspec
+
+from atoll.base.errors import NetworkError, PeerFault, RefusedError, UsageError
+from atoll.base.ids import PeerId, Seconds, short
+from atoll.base.limits import ADDRESSES_MAX, BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB, PEERS_MAX
+from atoll.base.machine import Lane, LinkDown, LinkUp
+from atoll.host.bulk import BulkChannel, BulkLane, BulkLimits, Intake
+from atoll.host.control import Control, Word
+from atoll.host.session import Security
+from atoll.host.tcp import BACKLOG, Endpoint, Wire, connect, listening
+
+log = logging.getLogger(__name__)
+
+Buffer = bytes | bytearray | memoryview
+
+HALF_OPEN_MAX = 512  # strangers in a handshake; each holds 64 kB and may cost us one signature (1 ms)
+HALF_OPEN_PER_SOURCE_MAX = 64  # of them from one host: a full mesh that starts on one machine
+RESETS_MAX = 3  # a process that dies closes its listener last: a reset handshake is worth another try at once
+REDIAL_FIRST_S, REDIAL_LAST_S = 0.1, 15.0
+RETIRE_S = 10.0  # both ends agree which connection stays within a round trip; later one of them is mute
+SWEEP_S = 10.0
+CLOSE_S = 1.0  # for last words to leave
+REASON_MAX = 200  # characters of a stranger's reason that we show
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How links behave. The defaults suit a home connection and a data centre alike."""
+
+    congestion: str = "bbr"  # at 100 ms and 1 % loss bbr moves 150 of 200 Mbit/s, cubic 1
+    bulk_connections: int = 1  # where the kernel grants that congestion control
+    bulk_connections_lossy: int = 8  # where it does not: 8 cubic connections carry ten times one at 1 % loss
+    lossy_rtt_s: Seconds = 0.005  # nearer peers lose nothing worth several connections
+    control_queue_bytes: int = 16 * MIB  # seconds of votes and heartbeats; older ones are stale anyway
+    bulk_queue_bytes: int = 1024 * MIB  # keep above one whole update; counts payloads that the caller still holds
+    receive_bytes: int = 4 * (BULK_FRAME_MAX + CONTROL_FRAME_MAX)  # one peer's incomplete frames
+    receive_total_bytes: int = 4096 * MIB  # all peers' incomplete frames; beyond it reading waits
+    handshake_s: Seconds = 10.0  # three round trips and two signatures, on a bad day
+
+
+class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one link has done since it exists. Bytes are those on the socket, handshakes included."""
+
+    up: bool
+    control_sent_bytes: int
+    control_received_bytes: int
+    bulk_sent_bytes: int
+    bulk_received_bytes: int
+    bulk_queued_bytes: int
+    bulk_connections: int
+    control_dropped: int  # messages dropped from a full queue or a broken connection
+    bulk_dropped: int  # the same, frames
+    bulk_lost: int  # frames that came in part
+    refused_sends: int  # larger than a frame may be
+    rtt_s: float | None  # the kernel's estimate, where it tells
+    congestion: str  # in use, read back
+
+
+class _Outcome(Enum):
+    UP = auto()
+    REFUSED = auto()  # at every address nobody listens
+    RESET = auto()  # somebody listened and hung up
+    FAILED = auto()
+
+
+class _Refusal(Exception):
+    """The listener said no, in words."""
+
+
+class _WrongPeer(PeerFault):
+    """Somebody else answers there."""
+
+
+class _Link:
+    """One peer: what we know about it and what connects us."""
+
+    def __init__(self, peer: PeerId, bulk: BulkLane) -> None:
+        self.peer, self.bulk = peer, bulk
+        self.endpoints: tuple[Endpoint, ...] = ()  # empty: we cannot dial, only be dialled
+        self.control: Control | None = None
+        self.retiring: set[Control] = set()
+        self.up = False  # LinkUp was told
+        self.down_owed = False  # the connection broke; LinkDown is told when a redial has ended
+        self.redialler: asyncio.Task[None] | None = None
+        self.nudge = asyncio.Event()  # wakes the redialler
+        self.bulk_wanted = 0  # connections
+        self.bulk_opener: asyncio.Task[None] | None = None
+        self.sent_bytes = self.received_bytes = self.dropped = self.refused_sends = 0  # of controls that are gone
+
+
+class Links:
+    """All links of one peer. Made and used inside one running event loop."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        security: Security,
+        on_event: Callable[[LinkUp | LinkDown], None],
+        on_message: Callable[[PeerId, bytes, memoryview | None], None],
+        *,
+        allow: Callable[[PeerId], bool] = lambda peer: True,
+        settings: LinkSettings | None = None,
+    ) -> None:
+        self._me, self._security = me, security
+        self._on_event, self._on_message, self._allow = on_event, on_message, allow
+        self._settings = settings or LinkSettings()
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[PeerId, _Link] = {}
+        self._half_open: dict[Control, None] = {}  # oldest first
+        self._intake = Intake(self._settings.receive_total_bytes)
+        self._servers: list[asyncio.Server] = []
+        self._wires: set[Wire] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._spawn(self._sweep())
+
+    # ---- what the driver uses ----
+
+    async def listen(self, addresses: list[str]) -> list[str]:
+        """Accept connections there; answers with what was bound. Raises UsageError or NetworkError."""
+        bound: list[str] = []
+        for address in addresses:
+            endpoint = _endpoint(address)
+            try:
+                sock = await listening(endpoint, self._settings.congestion)
+            except OSError as why:
+                raise NetworkError(
+                    "E-NET-11",
+                    f"cannot listen on {endpoint}: {why.strerror or why}",
+                    cause="another program holds this port, or this address is not this computer's",
+                    fix="another port, or tcp/0 to let the system choose one",
+                ) from why
+            self._servers.append(await self._loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
+            bound.append(str(endpoint._replace(port=sock.getsockname()[1])))
+        return bound
+
+    def contact(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        """Keep a connection to this peer from now on. Addresses nobody understands are skipped."""
+        if peer == self._me or self._closing:
+            return
+        link = self._link(peer)
+        known = link.endpoints
+        link.endpoints = tuple(_endpoints(addresses))
+        if link.endpoints != known:
+            link.nudge.set()
+        self._redial(link)
+
+    async def dial(self, address: str, expected_peer: PeerId | None = None) -> PeerId:
+        """Connect to whoever is there, and keep the connection. Raises UsageError, NetworkError or RefusedError."""
+        endpoint = _endpoint(address)
+        try:
+            sock = await connect(endpoint, self._settings.congestion)
+            peer = await self._introduce(sock, endpoint, Lane.CONTROL, expected_peer)
+        except (OSError, PeerFault, _Refusal) as why:
+            raise _for_people(endpoint, expected_peer, why) from why
+        link = self._link(peer)
+        link.endpoints = link.endpoints or (endpoint,)
+        return peer
+
+    def forget(self, peer: PeerId) -> None:
+        """No connection to this peer is wanted any more. It may still dial us, if it is allowed to."""
+        link = self._links.get(peer)
+        if link is None:
+            return
+        link.endpoints = ()
+        if link.redialler:
+            link.redialler.cancel()
+        if link.control:
+            link.control.finish()
+            link.control = None
+        link.down_owed = link.up
+        self._settle(link, refused=False)
+
+    def suspect(self, peer: PeerId) -> None:
+        """Its heartbeat is overdue: give up this connection, and see whether a new one can be made."""
+        link = self._links.get(peer)
+        if link and link.control:
+            for channel in link.bulk.channels:
+                channel.wire.abort()
+            link.control.wire.abort(TimeoutError("no heartbeat"))
+
+    def send(self, peer: PeerId, message: bytes, lane: Lane = Lane.CONTROL, payload: Buffer | None = None) -> bool:
+        """Queue a message; a payload always takes the bulk lane. False: no link, or too large for any frame."""
+        link = self._links.get(peer)
+        if link is None or link.control is None or self._closing:
+            return False
+        view = _bytes_view(payload) if payload is not None else None
+        if len(message) > CONTROL_FRAME_MAX or (view is not None and len(view) > BULK_FRAME_MAX):
+            link.refused_sends += 1
+            return False
+        if lane is Lane.CONTROL and view is None:
+            link.control.send(message)
+        else:
+            link.bulk.send(message, view)
+            if not link.bulk_wanted:
+                link.bulk_wanted = self._bulk_connections(link.control)
+                self._open_bulk(link)
+        return True
+
+    def stats(self) -> dict[PeerId, LinkStats]:
+        return {peer: self._stats(link) for peer, link in self._links.items()}
+
+    async def close(self) -> None:
+        """Last words leave, then everything ends. Tells no events any more."""
+        self._closing = True
+        for server in self._servers:
+            server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for link in self._links.values():
+            if link.control:
+                link.control.finish()
+            link.bulk.hang_up()
+        for control in list(self._half_open):
+            control.wire.abort()
+        if self._wires:
+            await asyncio.wait([wire.closed for wire in self._wires], timeout=CLOSE_S)
+        for wire in list(self._wires):
+            wire.abort()
+        if self._wires:
+            await asyncio.wait([wire.closed for wire in self._wires])
+        for server in self._servers:
+            await server.wait_closed()
+        self._links.clear()
+
+    # ---- dialling ----
+
+    def _redial(self, link: _Link) -> None:
+        if link.endpoints and link.control is None and link.redialler is None and not self._closing:
+            link.redialler = self._spawn(self._redial_until_up(link))
+
+    async def _redial_until_up(self, link: _Link) -> None:
+        pause_s, resets = REDIAL_FIRST_S, 0
+        try:
+            while link.endpoints and link.control is None:
+                link.nudge.clear()
+                outcome = await self._attempt(link)
+                if link.control is not None:
+                    return  # by this attempt, or because they dialled us meanwhile
+                resets += 1
+                if outcome is _Outcome.RESET and resets < RESETS_MAX:
+                    await asyncio.sleep(0.01 * resets)
+                    continue
+                self._settle(link, refused=outcome is _Outcome.REFUSED)
+                try:
+                    async with asyncio.timeout(pause_s * random.uniform(0.5, 1.5)):
+                        await link.nudge.wait()
+                    pause_s = REDIAL_FIRST_S  # new addresses, new hope
+                except TimeoutError:
+                    pause_s = min(2 * pause_s, REDIAL_LAST_S)
+        finally:
+            link.redialler = None
+
+    async def _attempt(self, link: _Link) -> _Outcome:
+        """Connect to all addresses at once, introduce ourselves on one connection after the other."""
+        outcomes: list[_Outcome] = []
+        dials = {
+            asyncio.create_task(connect(endpoint, self._settings.congestion)): endpoint
+            for endpoint in link.endpoints
+        }
+        pending = set(dials)
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for dial in done:
+                    try:
+                        await self._introduce(dial.result(), dials.pop(dial), Lane.CONTROL, link.peer)
+                        return _Outcome.UP
+                    except ConnectionRefusedError:
+                        outcomes.append(_Outcome.REFUSED)
+                    except ConnectionError:
+                        outcomes.append(_Outcome.RESET)
+                    except (OSError, PeerFault, _Refusal) as why:
+                        log.debug("dialling %s: %r", short(link.peer), why)
+                        outcomes.append(_Outcome.FAILED)
+        finally:
+            for dial in dials:
+                dial.cancel()
+            for result in await asyncio.gather(*dials, return_exceptions=True):
+                if not isinstance(result, BaseException):
+                    result.close()
+        if all(outcome is _Outcome.REFUSED for outcome in outcomes):
+            return _Outcome.REFUSED
+        return _Outcome.RESET if _Outcome.RESET in outcomes else _Outcome.FAILED
+
+    async def _introduce(self, sock, endpoint: Endpoint, lane: Lane, expected: PeerId | None) -> PeerId:
+        """Handshake on a fresh connection. Raises OSError, PeerFault or _Refusal."""
+        control = Control(
+            self,
+            lambda: self._security.dialing(lane, expected),
+            deadline_s=self._settings.handshake_s,
+            queue_bytes=self._settings.control_queue_bytes,
+            endpoint=endpoint,
+            expected=expected,
+        )
+        wire = self._wire(control)
+        try:
+            await self._loop.create_connection(lambda: wire, sock=sock)
+            return await control.ready
+        except asyncio.CancelledError:
+            wire.abort()
+            raise
+
+    # ---- accepting ----
+
+    def _accept(self) -> Wire:
+        return self._wire(
+            Control(
+                self,
+                self._security.accepting,
+                deadline_s=self._settings.handshake_s,
+                queue_bytes=self._settings.control_queue_bytes,
+            )
+        )
+
+    def _wire(self, control: Control) -> Wire:
+        wire = Wire(control)
+        self._wires.add(wire)
+        wire.closed.add_done_callback(lambda _: self._wires.discard(wire))
+        return wire
+
+    def admit(self, control: Control) -> None:
+        source = control.wire.source
+        if self._closing or sum(c.wire.source == source for c in self._half_open) >= HALF_OPEN_PER_SOURCE_MAX:
+            raise ConnectionAbortedError("too many strangers from one source")
+        if len(self._half_open) >= HALF_OPEN_MAX:
+            next(iter(self._half_open)).wire.abort()  # the slowest; strangers cannot lock others out by waiting
+        self._half_open[control] = None
+
+    # ---- what connections tell us ----
+
+    def opened(self, control: Control) -> None:
+        """The handshake is over: we know who it is."""
+        self._half_open.pop(control, None)
+        peer = control.peer
+        if peer == self._me:
+            raise _WrongPeer(peer, "that is this very peer")
+        if control.expected not in (None, peer):
+            raise _WrongPeer(peer, f"answers where {control.expected} was expected")
+        if control.lane is Lane.BULK:
+            self._join_bulk(control)
+        elif not control.dialled:
+            self._judge(control)
+        # otherwise the listener has the next word
+
+    def _judge(self, control: Control) -> None:
+        if not self._allow(control.peer):
+            control.say(Word.REFUSED, b"this peer does not admit you")
+            control.finish()
+        elif control.peer not in self._links and len(self._links) >= PEERS_MAX:
+            control.say(Word.REFUSED, b"this peer has too many links")
+            control.finish()
+        else:
+            link = self._link(control.peer)
+            if link.control is None or self._prefers(control, link.control):
+                control.say(Word.WELCOME)
+                self._adopt(link, control)
+            else:
+                self._retire(link, control)
+
+    def heard(self, control: Control, word: Word, body: bytes) -> None:
+        link = self._links.get(control.peer)
+        adopted = link is not None and (link.control is control or control in link.retiring)
+        match word:
+            case Word.WELCOME if control.dialled and not adopted:
+                link = self._link(control.peer)
+                if link.control is None or self._prefers(control, link.control):
+                    self._adopt(link, control)
+                else:
+                    self._retire(link, control)
+                if not control.ready.done():
+                    control.ready.set_result(control.peer)
+            case Word.REFUSED if control.dialled and not adopted:
+                raise _Refusal(body.decode(errors="replace")[:REASON_MAX])
+            case Word.RETIRE if control.dialled and not adopted:
+                if link is None or link.control is None:
+                    raise ConnectionResetError("it believes in another connection to us")
+                self._retire(link, control)
+                self._left(control)
+                if not control.ready.done():
+                    control.ready.set_result(control.peer)
+            case Word.RETIRE if adopted:
+                self._left(control)
+            case Word.MESSAGE if adopted:
+                self._tell(self._on_message, control.peer, body, None)
+            case Word.MORE_BULK if adopted and control.dialled and len(body) == 1 and body[0] > 0:
+                assert link is not None
+                link.bulk_wanted = min(body[0], self._bulk_connections_max())
+                self._open_bulk(link)
+            case _:
+                raise PeerFault(control.peer, f"said {word.name} out of turn")
+
+    def over(self, control: Control, why: Exception | None) -> None:
+        self._half_open.pop(control, None)
+        if not control.ready.done():
+            if control.dialled:
+                control.ready.set_exception(why or ConnectionResetError("hung up during the handshake"))
+            else:
+                control.ready.cancel()
+        link = self._links.get(control.peer) if hasattr(control, "peer") else None
+        if link is None or (link.control is not control and control not in link.retiring):
+            return
+        link.sent_bytes += control.wire.sent_bytes
+        link.received_bytes += control.wire.received_bytes
+        link.dropped += control.dropped
+        link.retiring.discard(control)
+        if link.control is control:
+            log.debug("lost %s: %r", short(link.peer), why)
+            link.control = None
+            link.down_owed = link.up
+            self._redial(link)
+            if link.redialler is None:
+                self._settle(link, refused=False)
+
+    # ---- one connection per pair ----
+
+    def _prefers(self, new: Control, old: Control) -> bool:
+        """Both ends must come to the same answer without asking each other."""
+        if new.dialled == old.dialled:
+            return True  # who dials again knows that the first connection is dead
+        if self._loop.time() - old.since > self._settings.handshake_s:
+            return True  # no simultaneous dial lasts so long: the other end has lost the old one
+        return new.dialled == (self._me < new.peer)  # the connection that the smaller id dialled stays
+
+    def _adopt(self, link: _Link, new: Control) -> None:
+        old, link.control = link.control, new
+        new.since = self._loop.time()
+        new.settled()
+        if old is not None:
+            old.move_messages(new)
+            self._retire(link, old)
+        self._settle(link, refused=False)
+        if not link.up:
+            link.up = True
+            self._tell(self._on_event, LinkUp(link.peer))
+        link.nudge.set()
+        if link.bulk_wanted:
+            self._open_bulk(link)
+
+    def _retire(self, link: _Link, control: Control) -> None:
+        link.retiring.add(control)
+        control.retired = True
+        control.say(Word.RETIRE)
+        control.settled(RETIRE_S)
+        if control.left:
+            control.finish()
+
+    def _left(self, control: Control) -> None:
+        control.left = True
+        if control.retired:
+            control.finish()  # both have said their last word: nothing is under way any more
+
+    def _settle(self, link: _Link, refused: bool) -> None:
+        """Tell a LinkDown that is owed; let go of what only a live link needs."""
+        if link.down_owed:
+            link.down_owed = link.up = False
+            self._tell(self._on_event, LinkDown(link.peer, refused))
+        if link.control is None:
+            link.bulk_wanted = 0
+            link.bulk.hang_up()
+            if not link.endpoints and not link.retiring:
+                self._links.pop(link.peer, None)
+
+    # ---- bulk connections ----
+
+    def _join_bulk(self, control: Control) -> None:
+        link = self._links.get(control.peer)
+        if link is None or link.control is None or len(link.bulk.channels) >= self._bulk_connections_max():
+            raise PeerFault(control.peer, "opened a bulk connection that nobody asked for")
+        control.settled()
+        sealer, opener, rest = control.session.boxes()
+        channel = BulkChannel(control.wire, link.bulk, sealer, opener)
+        control.wire.channel = channel
+        link.bulk.attach(channel)
+        channel.feed(rest)
+        if not control.ready.done():
+            control.ready.set_result(control.peer)
+
+    def _open_bulk(self, link: _Link) -> None:
+        """The side that dialled the control connection dials these too: it knows that it can."""
+        assert link.control is not None
+        if not link.control.dialled:
+            if len(link.bulk.channels) < link.bulk_wanted:
+                link.control.say(Word.MORE_BULK, bytes((link.bulk_wanted,)))
+        elif link.bulk_opener is None and not self._closing:
+            link.bulk_opener = self._spawn(self._open_bulk_until_enough(link))
+
+    async def _open_bulk_until_enough(self, link: _Link) -> None:
+        pause_s = REDIAL_FIRST_S
+        try:
+            while (
+                (control := link.control)
+                and control.endpoint
+                and len(link.bulk.channels) < min(link.bulk_wanted, self._bulk_connections_max())
+            ):
+                try:
+                    sock = await connect(control.endpoint, self._settings.congestion)
+                    await self._introduce(sock, control.endpoint, Lane.BULK, link.peer)
+                    pause_s = REDIAL_FIRST_S
+                except (OSError, PeerFault) as why:
+                    log.debug("bulk connection to %s: %r", short(link.peer), why)
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+                    pause_s = min(2 * pause_s, REDIAL_LAST_S)
+        finally:
+            link.bulk_opener = None
+
+    def _bulk_detached(self, peer: PeerId) -> None:
+        link = self._links.get(peer)
+        if link and link.control and link.control.dialled and link.bulk_wanted:
+            self._open_bulk(link)  # kept warm: a cold connection spends a short round on slow start
+
+    def _bulk_connections(self, control: Control) -> int:
+        if control.wire.congestion in ("", self._settings.congestion):
+            return self._settings.bulk_connections
+        far = (control.wire.rtt_s or 0.0) > self._settings.lossy_rtt_s
+        return self._settings.bulk_connections_lossy if far else self._settings.bulk_connections
+
+    def _bulk_connections_max(self) -> int:
+        return max(self._settings.bulk_connections, self._settings.bulk_connections_lossy)
+
+    # ---- inside ----
+
+    def _link(self, peer: PeerId) -> _Link:
+        if peer not in self._links:
+            bulk = BulkLane(
+                peer,
+                BulkLimits(self._settings.bulk_queue_bytes, self._settings.receive_bytes),
+                self._intake,
+                deliver=lambda message, payload: self._tell(self._on_message, peer, message, payload),
+                detached=lambda: self._bulk_detached(peer),
+            )
+            self._links[peer] = _Link(peer, bulk)
+        return self._links[peer]
+
+    def _tell(self, listener: Callable[..., None], *what: object) -> None:
+        """Our own driver's mistakes must not be taken for the remote's."""
+        if self._closing:
+            return
+        try:
+            listener(*what)
+        except Exception as mistake:
+            self._loop.call_exception_handler({"message": "a listener of links failed", "exception": mistake})
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for link in self._links.values():
+                link.bulk.sweep(self._loop.time())
+
+    def _stats(self, link: _Link) -> LinkStats:
+        live = [*link.retiring, link.control] if link.control else [*link.retiring]
+        return LinkStats(
+            up=link.up and not link.down_owed,
+            control_sent_bytes=link.sent_bytes + sum(control.wire.sent_bytes for control in live),
+            control_received_bytes=link.received_bytes + sum(control.wire.received_bytes for control in live),
+            bulk_sent_bytes=link.bulk.sent_bytes,
+            bulk_received_bytes=link.bulk.received_bytes,
+            bulk_queued_bytes=link.bulk.queued_bytes,
+            bulk_connections=len(link.bulk.channels),
+            control_dropped=link.dropped + sum(control.dropped for control in live),
+            bulk_dropped=link.bulk.dropped,
+            bulk_lost=link.bulk.lost,
+            refused_sends=link.refused_sends,
+            rtt_s=link.control.wire.rtt_s if link.control else None,
+            congestion=link.control.wire.congestion if link.control else "",
+        )
+
+
+def _bytes_view(data: Buffer) -> memoryview:
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses empty shapes
+
+
+def _endpoints(addresses: tuple[str, ...]) -> list[Endpoint]:
+    found: list[Endpoint] = []
+    for address in addresses[:ADDRESSES_MAX]:
+        try:
+            found.append(Endpoint.parse(address))
+        except ValueError:
+            log.debug("skipping address %r", address)
+    return found
+
+
+def _endpoint(address: str) -> Endpoint:
+    try:
+        return Endpoint.parse(address)
+    except ValueError as why:
+        raise UsageError("E-NET-10", str(why)) from why
+
+
+def _for_people(endpoint: Endpoint, expected: PeerId | None, why: Exception) -> NetworkError | RefusedError:
+    match why:
+        case _Refusal():
+            return RefusedError("E-NET-14", f"the peer at {endpoint} refused: {why}")
+        case _WrongPeer(who=who) if expected:
+            return RefusedError(
+                "E-NET-15",
+                f"{who} answers at {endpoint}, not {expected}",
+                cause="the ticket is old, or somebody stands between you and the peer",
+                fix="ask for a fresh ticket",
+            )
+        case _WrongPeer():
+            return RefusedError("E-NET-15", f"{endpoint} is this very peer")
+        case PeerFault():
+            return RefusedError(
+                "E-NET-16",
+                f"what answers at {endpoint} does not speak our protocol: {why.what}",
+                cause="another program listens there, or it belongs to another network or version",
+            )
+        case ConnectionRefusedError():
+            return NetworkError(
+                "E-NET-12",
+                f"nobody listens at {endpoint}",
+                cause="the peer is not running, or its port changed",
+                fix="ask for a fresh ticket",
+            )
+        case _:
+            return NetworkError(
+                "E-NET-13",
+                f"no answer from {endpoint}: {why or type(why).__name__}",
+                cause="a firewall drops the packets, or the computer is off",
+                fix="atoll doctor",
+            )

@@ -1,0 +1,261 @@
+"""TCP as the host uses it: addresses, sockets with the right congestion control, and `Wire`, one connection.
+
+A wire moves bytes and judges none: a `Channel` hands out the memory that the kernel fills and is told how much
+arrived. Whatever a channel raises about a stranger's bytes costs exactly that connection.
+Promises: every byte is counted, a channel hears `ended` exactly once.
+Never blocks, never copies what it receives, never keeps more unsent bytes than one write left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from typing import NamedTuple, Protocol
+
+from atoll.base.limits import ADDRESS_BYTES_MAX
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 256  # connections the kernel holds for us; a mesh that starts at once dials all at once
+CONNECT_S = 3.0  # a TCP connection takes one round trip and at most one lost SYN (1 s)
+
+
+class Endpoint(NamedTuple):
+    """Where to listen or dial. Made from a multiaddr: /ip4/127.0.0.1/tcp/7070, /dns/box.example.org/tcp/7070."""
+
+    kind: str  # ip4, ip6, dns, dns4, dns6
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, address: str) -> Endpoint:
+        """Raises ValueError that says which forms are understood. A trailing /p2p/<peer id> is allowed."""
+        words = address.split("/")
+        if (
+            len(address) > ADDRESS_BYTES_MAX
+            or len(words) not in (5, 7)
+            or (words[0], words[3]) != ("", "tcp")
+            or words[1] not in _FAMILIES
+            or not (words[4].isascii() and words[4].isdigit() and int(words[4]) < 65536)
+            or (len(words) == 7 and words[5] != "p2p")
+        ):
+            raise ValueError(
+                f"{address[:ADDRESS_BYTES_MAX]!r} is not an address; "
+                "write for example /ip4/192.0.2.7/tcp/7070 or /dns/box.example.org/tcp/7070"
+            )
+        return cls(words[1], words[2], int(words[4]))
+
+    def __str__(self) -> str:
+        return f"/{self.kind}/{self.host}/tcp/{self.port}"
+
+    async def resolve(self) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+        """What to bind or dial, in order of preference. Raises OSError when a name has no address."""
+        numeric = socket.AI_NUMERICHOST if self.kind.startswith("ip") else 0
+        found = await asyncio.get_running_loop().getaddrinfo(
+            self.host, self.port, family=_FAMILIES[self.kind], type=socket.SOCK_STREAM, flags=numeric
+        )
+        return [(socket.AddressFamily(family), address[:2]) for family, _, _, _, address in found]
+
+
+_FAMILIES = {
+    "ip4": socket.AF_INET,
+    "ip6": socket.AF_INET6,
+    "dns": socket.AF_UNSPEC,
+    "dns4": socket.AF_INET,
+    "dns6": socket.AF_INET6,
+}
+
+
+async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:
+    """A connected, non-blocking socket. Raises OSError, ConnectionRefusedError only if every address refused."""
+    troubles: list[OSError] = []
+    for family, address in await endpoint.resolve():
+        sock = _socket(family, congestion)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await asyncio.get_running_loop().sock_connect(sock, address)
+            return sock
+        except OSError as why:  # TimeoutError is one too
+            sock.close()
+            troubles.append(why)
+        except BaseException:
+            sock.close()
+            raise
+    # one address that did not answer leaves hope: "refused" is said only when every one refused
+    troubles.sort(key=lambda why: isinstance(why, ConnectionRefusedError))
+    raise troubles[0] if troubles else OSError(f"{endpoint} has no address")
+
+
+async def listening(endpoint: Endpoint, congestion: str) -> socket.socket:
+    """A bound, non-blocking socket; accepted connections inherit its congestion control (Linux)."""
+    family, address = (await endpoint.resolve())[0]
+    sock = _socket(family, congestion)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _socket(family: socket.AddressFamily, congestion: str) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # before connect: BBR measures from the first round trip on. Not every kernel has it or lets us choose it
+    with contextlib.suppress(OSError, AttributeError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    return sock
+
+
+class Channel(Protocol):
+    """What a wire carries at the moment: a handshake, control frames, or bulk records."""
+
+    def began(self, wire: Wire) -> None: ...
+
+    def room(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        ...
+
+    def received(self, count: int) -> None:
+        """`count` bytes stand at the beginning of what `room` gave. Raises whatever a stranger's bytes deserve."""
+        ...
+
+    def writable(self) -> None:
+        """All that was written has left for the kernel."""
+        ...
+
+    def ended(self, why: Exception | None) -> None:
+        """The connection is gone; `why` is None when either end closed it in order."""
+        ...
+
+
+class Wire(asyncio.BufferedProtocol):
+    """One TCP connection."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.received_bytes = 0
+        self.paused = False  # some written bytes are not with the kernel yet
+        self.closed = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport | None = None
+        self._written_bytes = 0
+        self._fault: Exception | None = None
+
+    # ---- what channels use ----
+
+    def write(self, data: bytes | memoryview) -> None:
+        assert self._transport is not None
+        self._written_bytes += len(data)
+        self._transport.write(data)
+
+    @property
+    def clear(self) -> bool:
+        """A write would go straight to the kernel."""
+        return self._transport is not None and not self.paused and not self._transport.is_closing()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that may still be read from the memory given to `write`; 0 means that memory is free again."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._written_bytes - self.unsent_bytes
+
+    @property
+    def source(self) -> str:
+        """The host at the other end, as the kernel sees it."""
+        name = self._transport.get_extra_info("peername") if self._transport else None
+        return str(name[0]) if name else ""
+
+    def close(self) -> None:
+        """Let what was written leave, then close."""
+        if self._transport:
+            self._transport.close()
+
+    def abort(self, why: Exception | None = None) -> None:
+        self._fault = self._fault or why
+        if self._transport:
+            self._transport.abort()
+
+    def pause_reading(self) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def again(self) -> None:
+        """Let the channel look once more at what it already has."""
+        if self._transport and not self._transport.is_closing():
+            self._guarded(self.channel.received, 0)
+
+    # ---- what the kernel knows ----
+
+    @property
+    def congestion(self) -> str:
+        """Congestion control in use, read back; empty where the platform does not tell."""
+        return _asked(self._transport, "TCP_CONGESTION", 16, lambda raw: raw.rstrip(b"\0").decode()) or ""
+
+    @property
+    def rtt_s(self) -> float | None:
+        """The kernel's smoothed round trip. `struct tcp_info`: 8 bytes, then 32-bit words, rtt the 16th, in µs."""
+        rtt_us = _asked(self._transport, "TCP_INFO", 72, lambda raw: struct.unpack_from("=I", raw, 68)[0])
+        return rtt_us / 1e6 if rtt_us else None
+
+    # ---- what asyncio calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        # what waits here can no longer be dropped or overtaken: let it wait in the channel's own queue instead
+        transport.set_write_buffer_limits(high=0)
+        self._guarded(self.channel.began, self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.channel.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received_bytes += nbytes
+        self._guarded(self.channel.received, nbytes)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self.channel.writable()
+
+    def eof_received(self) -> bool:
+        return False  # close: none of our conversations goes on in one direction only
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self.channel.ended(self._fault or exc)
+
+    def _guarded(self, call, argument) -> None:
+        """Strangers' bytes are judged in `call`: whatever it raises ends this connection and nothing else."""
+        try:
+            call(argument)
+        except Exception as fault:
+            log.debug("closing a connection from %s: %r", self.source, fault)
+            self.abort(fault)
+
+
+def _asked(transport, option: str, size: int, read):
+    sock = transport.get_extra_info("socket") if transport else None
+    if sock is None or not hasattr(socket, option):
+        return None
+    with contextlib.suppress(OSError, struct.error):
+        return read(sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, option), size))
+    return None

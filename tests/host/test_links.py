@@ -1,0 +1,380 @@
+"""Real sockets on 127.0.0.1: what links promise to the driver of a peer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from atoll.base.errors import NetworkError, RefusedError, UsageError
+from atoll.base.ids import PeerId
+from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
+from atoll.base.machine import Lane, LinkDown, LinkUp
+from atoll.host import links as links_module
+from atoll.host.links import Links, LinkSettings
+from atoll.host.session import PlainSecurity
+
+pytestmark = pytest.mark.net
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+PATIENCE_S = 10.0  # only a hanging test waits so long
+
+
+class Island:
+    """A peer that writes down all it hears."""
+
+    def __init__(self, name: str, **options: object) -> None:
+        self.name = PeerId(name)
+        self.heard: list[tuple[str, bytes, int | None]] = []  # sender, message, payload bytes
+        self.payloads: list[memoryview | None] = []
+        self.events: list[LinkUp | LinkDown] = []
+        self._news = asyncio.Event()
+        security = options.pop("security", None) or PlainSecurity(self.name, insecure=True)
+        self.links = Links(self.name, security, self._event, self._message, **options)
+        self.address = ""
+
+    async def open(self) -> Island:
+        (self.address,) = await self.links.listen([LOOPBACK])
+        return self
+
+    def _event(self, event: LinkUp | LinkDown) -> None:
+        self.events.append(event)
+        self._news.set()
+
+    def _message(self, sender: PeerId, message: bytes, payload: memoryview | None) -> None:
+        self.heard.append((sender, message, None if payload is None else len(payload)))
+        self.payloads.append(payload)
+        self._news.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+    async def up(self, *others: Island) -> None:
+        await self.until(lambda: {LinkUp(other.name) for other in others} <= set(self.events))
+
+
+def story(test):
+    """Run a test as a coroutine; whatever it leaves behind in the loop is its failure."""
+
+    def run() -> None:
+        async def whole() -> None:
+            mistakes: list[dict[str, object]] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: mistakes.append(context))
+            await test()
+            gc.collect()  # an exception nobody looked at is reported when its future dies
+            assert not mistakes
+
+        asyncio.run(whole())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def pair(**options: object) -> tuple[Island, Island]:
+    """ada dials bob."""
+    ada, bob = await Island("ada", **options).open(), await Island("bob", **options).open()
+    ada.links.contact(bob.name, (bob.address,))
+    await asyncio.gather(ada.up(bob), bob.up(ada))
+    return ada, bob
+
+
+async def closed(*islands: Island) -> None:
+    for island in islands:
+        await island.links.close()
+
+
+# ---- conversations -----------------------------------------------------------------------------------------
+
+
+@story
+async def test_both_lanes_carry_messages_in_both_directions():
+    """Control, bulk with payload, bulk without, an empty payload; the side that was dialled sends bulk first."""
+    ada, bob = await pair()
+    payload = os.urandom(3 * MIB + 17)
+    assert ada.links.send(bob.name, b"hello")
+    await bob.until(lambda: bob.heard == [("ada", b"hello", None)])
+    assert bob.links.send(ada.name, b"part", Lane.BULK, payload)
+    assert bob.links.send(ada.name, b"word on the bulk lane", Lane.BULK)
+    assert bob.links.send(ada.name, b"empty", Lane.BULK, b"")
+    await ada.until(lambda: len(ada.heard) == 3)
+    assert ada.heard == [
+        ("bob", b"part", len(payload)),
+        ("bob", b"word on the bulk lane", None),
+        ("bob", b"empty", 0),
+    ]
+    assert ada.payloads[0] == payload
+    assert ada.links.send(bob.name, b"x" * CONTROL_FRAME_MAX, Lane.BULK, payload)
+    await bob.until(lambda: len(bob.heard) == 2)
+    stats = ada.links.stats()[bob.name]
+    assert stats.up and stats.bulk_connections == 1
+    assert stats.bulk_received_bytes > len(payload) and stats.bulk_sent_bytes > len(payload)
+    assert 0 < stats.control_sent_bytes < 1000
+    if sys.platform == "linux":
+        assert stats.rtt_s and stats.congestion
+    await closed(ada, bob)
+
+
+@story
+async def test_a_frame_striped_over_several_connections_arrives_whole():
+    """Four connections, forced: slabs of one payload take different ways and stand in the right places."""
+    ada, bob = await pair(settings=LinkSettings(bulk_connections=4))
+    payloads = [os.urandom(16 * MIB + n) for n in range(4)]
+    for n, payload in enumerate(payloads):
+        ada.links.send(bob.name, b"%d" % n, Lane.BULK, payload)
+    await bob.until(lambda: len(bob.heard) == 4)
+    assert {bytes(p) for p in bob.payloads} == set(payloads)
+    assert ada.links.stats()[bob.name].bulk_connections == 4
+    await closed(ada, bob)
+
+
+@story
+async def test_bulk_never_delays_control():
+    """256 MiB are queued before a heartbeat; the heartbeat is there while most of them are still waiting."""
+    ada, bob = await pair()
+    big = bytes(BULK_FRAME_MAX)
+    for _ in range(4):
+        ada.links.send(bob.name, b"bulk", Lane.BULK, big)
+    await bob.until(lambda: bob.heard)
+    ada.links.send(bob.name, b"heartbeat")
+    await bob.until(lambda: len(bob.heard) == 5)
+    order = [message for _, message, _ in bob.heard]
+    assert order.index(b"heartbeat") <= 2
+    await closed(ada, bob)
+
+
+@story
+async def test_what_cannot_be_sent_is_refused_and_counted_but_never_raised():
+    ada, bob = await pair()
+    assert not ada.links.send(PeerId("nobody"), b"hello")
+    assert not ada.links.send(bob.name, bytes(CONTROL_FRAME_MAX + 1))
+    assert not ada.links.send(bob.name, b"", Lane.BULK, bytes(BULK_FRAME_MAX + 1))
+    assert ada.links.stats()[bob.name].refused_sends == 2
+    await closed(ada, bob)
+
+
+# ---- who may connect ---------------------------------------------------------------------------------------
+
+
+@story
+async def test_a_simultaneous_dial_leaves_one_connection_and_loses_no_message():
+    """Both dial at once, 30 times, and both talk as soon as they can; each message arrives, each LinkUp once."""
+    everything = {b"%d" % n for n in range(20)}
+    for _ in range(30):
+        ada, bob = await Island("ada").open(), await Island("bob").open()
+        ada.links.contact(bob.name, (bob.address,))
+        bob.links.contact(ada.name, (ada.address,))
+        for me, other in ((ada, bob), (bob, ada)):
+            await me.up(other)
+            for message in everything:
+                assert me.links.send(other.name, message)
+        for me in (ada, bob):
+            await me.until(lambda me=me: {message for _, message, _ in me.heard} == everything)
+        assert (ada.events, bob.events) == ([LinkUp(bob.name)], [LinkUp(ada.name)])
+        assert len(ada.heard) == len(bob.heard) == 20
+        await closed(ada, bob)
+
+
+@story
+async def test_another_peer_at_the_address_is_refused():
+    ada, eve = await Island("ada").open(), await Island("eve").open()
+    with pytest.raises(RefusedError, match=r"eve answers at .*, not bob"):
+        await ada.links.dial(eve.address, PeerId("bob"))
+    assert not ada.events
+    await closed(ada, eve)
+
+
+@story
+async def test_a_dial_says_why_it_failed():
+    """Nobody there, a bad address, oneself, somebody who does not admit us."""
+    ada = await Island("ada").open()
+    bob = await Island("bob", allow=lambda peer: peer != "ada").open()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(NetworkError, match="E-NET-12 nobody listens at"):
+        await ada.links.dial(f"/ip4/127.0.0.1/tcp/{port}")
+    with pytest.raises(UsageError, match="not an address"):
+        await ada.links.dial("127.0.0.1:7070")
+    with pytest.raises(RefusedError, match="this very peer"):
+        await ada.links.dial(ada.address)
+    with pytest.raises(RefusedError, match="does not admit you"):
+        await ada.links.dial(bob.address)
+    assert await bob.links.dial(ada.address) == "ada"
+    assert ada.events == [LinkUp(bob.name)]
+    await closed(ada, bob)
+
+
+# ---- trouble -----------------------------------------------------------------------------------------------
+
+VICTIM = """
+import asyncio, sys
+from atoll.host.links import Links
+from atoll.host.session import PlainSecurity
+async def main():
+    links = Links("victim", PlainSecurity("victim", insecure=True), lambda e: None, lambda *m: None)
+    print((await links.listen(["/ip4/127.0.0.1/tcp/0"]))[0], flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@story
+async def test_a_killed_process_is_reported_as_gone_at_once():
+    """SIGKILL: the kernel resets the connection, the redial is refused; the answer is there in under 100 ms."""
+    ada = await Island("ada").open()
+    victim = subprocess.Popen([sys.executable, "-c", VICTIM], stdout=subprocess.PIPE, text=True)
+    assert victim.stdout
+    address = (await asyncio.to_thread(victim.stdout.readline)).strip()
+    ada.links.contact(PeerId("victim"), (address,))
+    await ada.until(lambda: ada.events)
+    ada.links.send(PeerId("victim"), b"part", Lane.BULK, bytes(MIB))
+    loop = asyncio.get_running_loop()
+    killed = loop.time()
+    victim.send_signal(signal.SIGKILL)
+    await ada.until(lambda: len(ada.events) == 2)
+    took_s = loop.time() - killed
+    assert ada.events == [LinkUp(PeerId("victim")), LinkDown(PeerId("victim"), refused=True)]
+    assert took_s < 0.1
+    victim.wait()
+    victim.stdout.close()
+    await closed(ada)
+
+
+@story
+async def test_a_peer_that_comes_back_is_linked_again():
+    ada, bob = await pair()
+    port = bob.address.rsplit("/", 1)[1]
+    await bob.links.close()
+    await ada.until(lambda: LinkDown(bob.name, refused=True) in ada.events)
+    again = Island("bob")
+    await again.links.listen([f"/ip4/127.0.0.1/tcp/{port}"])
+    await ada.until(lambda: len(ada.events) == 3)
+    assert ada.events[2] == LinkUp(bob.name)
+    await closed(ada, again)
+
+
+@story
+async def test_who_only_dialled_us_cannot_be_redialled():
+    ada, bob = await pair()  # bob knows no address of ada
+    await ada.links.close()
+    await bob.until(lambda: len(bob.events) == 2)
+    assert bob.events == [LinkUp(ada.name), LinkDown(ada.name, refused=False)]
+    assert not bob.links.send(ada.name, b"hello")
+    await closed(bob)
+
+
+@story
+async def test_a_suspected_link_is_made_anew():
+    """The heartbeat is overdue, the connection is given up; the peer lives, so a new one stands at once."""
+    ada, bob = await pair()
+    ada.links.suspect(bob.name)
+    await ada.until(lambda: len(ada.events) == 3)
+    assert ada.events == [LinkUp(bob.name), LinkDown(bob.name, refused=False), LinkUp(bob.name)]
+    await closed(ada, bob)
+
+
+@story
+async def test_a_forgotten_peer_is_let_go():
+    ada, bob = await pair()
+    ada.links.forget(bob.name)
+    assert ada.events[1:] == [LinkDown(bob.name, refused=False)]
+    await bob.until(lambda: len(bob.events) == 2)
+    assert ada.links.stats() == {}
+    await closed(ada, bob)
+
+
+@story
+async def test_strangers_cost_only_their_own_connection():
+    """Garbage, an endless hello, an oversized frame, a word out of turn: each is hung up on, ada stays up."""
+    ada, bob = await pair()
+    hello = b"atoll/plain/1" + bytes((Lane.CONTROL, 3)) + b"eve"
+    for junk in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(100_000),
+        hello + (2**31).to_bytes(4, "big") + b"x" * 100,
+        hello + (1).to_bytes(4, "big") + b"\xff",
+        hello + (0).to_bytes(4, "big"),
+        hello + (1).to_bytes(4, "big") + b"\x01",
+        b"atoll/plain/1" + bytes((Lane.BULK, 3)) + b"eve",
+        b"atoll/plain/1" + bytes((Lane.BULK, 3)) + b"bob" + b"\x01\0\0\0" + b"\xff" * 20,
+        b"atoll/plain/1" + bytes((7, 3)) + b"eve",
+    ):
+        reader, writer = await _stranger(ada)
+        writer.write(junk)
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(65536):
+                    pass
+        writer.close()
+    assert bob.links.send(ada.name, b"still here")
+    await ada.until(lambda: ada.heard == [("bob", b"still here", None)])
+    assert LinkDown(bob.name, refused=False) not in ada.events
+    await closed(ada, bob)
+
+
+@story
+async def test_silent_strangers_are_few_and_hung_up_on():
+    """More half-open connections than one source may have: the surplus is closed at once, the rest in time."""
+    ada = await Island("ada", settings=LinkSettings(handshake_s=0.3)).open()
+    strangers = [await _stranger(ada) for _ in range(links_module.HALF_OPEN_PER_SOURCE_MAX + 8)]
+    async with asyncio.timeout(PATIENCE_S):
+        for reader, writer in strangers:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+    bob = Island("bob")
+    assert await bob.links.dial(ada.address) == "ada"
+    await closed(ada, bob)
+
+
+async def _stranger(island: Island) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(island.address.rsplit("/", 1)[1]))
+
+
+@story
+async def test_an_overflowing_queue_drops_the_oldest_and_counts():
+    """A remote that reads nothing: both queues stay below their bounds, what was dropped is counted."""
+    settings = LinkSettings(control_queue_bytes=MIB, bulk_queue_bytes=80 * MIB)
+    ada = await Island("ada", settings=settings).open()
+    _, writer = await _stranger(ada)
+    writer.write(b"atoll/plain/1" + bytes((Lane.CONTROL, 3)) + b"eve")
+    await ada.until(lambda: ada.events)
+    for _ in range(60):
+        assert ada.links.send(PeerId("eve"), bytes(MIB // 4))
+        assert ada.links.send(PeerId("eve"), b"part", Lane.BULK, bytes(10 * MIB))
+        await asyncio.sleep(0)
+    stats = ada.links.stats()[PeerId("eve")]
+    assert stats.bulk_queued_bytes <= 80 * MIB and stats.bulk_dropped == 60 - 7
+    assert stats.control_dropped > 10
+    writer.close()
+    await ada.until(lambda: len(ada.events) == 2)
+    await closed(ada)
+
+
+@story
+async def test_close_leaves_nothing_behind():
+    """In the middle of dialling, sending and a handshake: no task, no traceback, no event after the fact."""
+    ada, bob = await pair()
+    ada.links.contact(PeerId("nobody"), ("/ip4/127.0.0.1/tcp/1",))
+    _, writer = await _stranger(ada)
+    for _ in range(3):
+        ada.links.send(bob.name, b"part", Lane.BULK, bytes(BULK_FRAME_MAX))
+    ada.links.send(bob.name, b"last words")
+    await ada.links.close()
+    await bob.until(lambda: ("ada", b"last words", None) in bob.heard)
+    assert ada.events == [LinkUp(bob.name)]
+    await bob.links.close()
+    writer.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
