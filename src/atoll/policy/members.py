@@ -198,9 +198,7 @@ def _let_in(
     fresh = Member(join.peer, join.vote_key, join.addresses, join.role, "observer", round, 0.0, join.name)
     members = [fresh if m.peer == join.peer else m for m in members] if before else [*members, fresh]
     if before is None:
-        tickets = [
-            replace(t, uses_left=t.uses_left - 1) if t.ticket == join.admission[:16] else t for t in tickets
-        ]
+        tickets = [replace(t, uses_left=t.uses_left - 1) if t.ticket == join.admission[:16] else t for t in tickets]
         tickets = [t for t in tickets if t.uses_left > 0]
     return members, tickets, budget
 

@@ -24,7 +24,7 @@ def genesis_digest(vertex: Vertex) -> Digest:
 
 
 class History:
-    """Vertices from genesis to the head. `voters_of(head id, body)` gives the keys and quorum that bind the next."""
+    """Vertices from genesis to the head; `voters_of(head id, body)` gives the keys and quorum for the next."""
 
     def __init__(
         self,

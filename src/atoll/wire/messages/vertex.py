@@ -42,15 +42,6 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         return self.standing != "away"
 
 
-class PartResult(msgspec.Struct, frozen=True, array_like=True):
-    """How one part of the update ended: what the combined bytes hash to, and whom they count."""
-
-    digest: Digest
-    size_bytes: int
-    owner_index: int
-    contributors: tuple[PeerId, ...]
-
-
 class TicketUse(msgspec.Struct, frozen=True, array_like=True):
     """An invitation as the members agreed on it."""
 
@@ -64,7 +55,7 @@ class TicketUse(msgspec.Struct, frozen=True, array_like=True):
 class Metrics(msgspec.Struct, frozen=True, array_like=True):
     """Numbers about one round that everybody can recompute from the commitments in the same body."""
 
-    loss: float  # mean training loss of the contributors, weighted by samples; nan if nobody contributed
+    loss: float  # mean training loss of the contributors, weighted by samples; 0 if nobody contributed
     steps: int  # inner steps taken by the swarm in this round
     samples: int
 
@@ -78,13 +69,14 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     parent: Digest
     time_s: float  # run time at which it was proposed: the next round's plan counts from here
     proposer: PeerId
-    parts: tuple[PartResult | None, ...]  # None: nobody answered for this part, it counts for nobody
+    parts: tuple[Signed | None, ...]  # the owner's Answered; None: nobody answered, the part counts for nobody
     state: Digest  # blob id of the shared state after this round
     commits: tuple[Signed, ...]  # the commitment of every contributor
     members: tuple[Member, ...]  # the membership that plans the next round
     tickets: tuple[TicketUse, ...]
     reports: tuple[Signed, ...]  # the member reports that changed membership or tickets
     metrics: Metrics
+    trained: int = 0  # training rounds so far, this one included; assembling members does not count
     epoch: int = 0  # grows when a recovery key starts over after a quorum was lost for good
     settings: bytes = b""  # genesis only: the run's config, encoded
 

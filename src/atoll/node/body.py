@@ -1,0 +1,179 @@
+"""Writing and checking the body of a vertex: everything that can be judged without touching a tensor.
+
+The proposer writes a body from what it saw; every voter recomputes each entry from the signed statements inside.
+A body that passes `check_body` can be wrong in one way only, its state hash, which voters recompute from the
+combined parts. Never trusts a field that can be derived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import REPORTS_PER_VERTEX_MAX
+from atoll.policy.members import Reported, next_members
+from atoll.policy.plan import RoundPlan
+from atoll.wire.codec import decode_statement
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Answered, Commit, Join, Signed, Statement
+from atoll.wire.messages.vertex import Body, Metrics
+
+CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a round stands on: agreed facts and the judgement of reports, handed in by the peer."""
+
+    plan: RoundPlan
+    parent: Body
+    owners: tuple[tuple[PeerId, ...], ...]  # per part; empty in a round that only assembles members
+    admissible: Callable[[Reported, bool], str | None]  # (report, as proposer)
+
+    @cached_property
+    def vote_key_of(self) -> dict[PeerId, bytes]:
+        return {m.peer: m.vote_key for m in self.plan.members if m.present}
+
+
+def write_body(
+    ground: Ground,
+    notary: Notary,
+    attempt: int,
+    parts: Sequence[Signed | None],
+    commits: dict[PeerId, tuple[Commit, Signed]],
+    reports: Sequence[Signed],
+    state: Digest,
+    now: Seconds,
+) -> Body:
+    """The body that this proposer puts forward. Reports that are not admissible are left out."""
+    plan, parent = ground.plan, ground.parent
+    answers = [decode_statement(p.body, p.signer) if p is not None else None for p in parts]
+    contributors = _contributors(answers)
+    chosen = {p: commits[p] for p in sorted(contributors)}
+    kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
+    members, tickets = next_members(
+        parent, {p: c for p, (c, _) in chosen.items()}, contributors, opened, plan.settings.quorum
+    )
+    return Body(
+        run=notary.run,
+        round=plan.round,
+        attempt=attempt,
+        parent=plan.head,
+        time_s=max(now, parent.time_s),
+        proposer=notary.me,
+        parts=tuple(parts),
+        state=state,
+        commits=tuple(s for _, s in chosen.values()),
+        members=members,
+        tickets=tickets,
+        reports=tuple(kept),
+        metrics=_metrics([c for c, _ in chosen.values()]),
+        trained=parent.trained + bool(ground.owners),
+        epoch=parent.epoch,
+    )
+
+
+def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
+    """None if every entry of the body follows from what is signed in it; else what is wrong, in plain words."""
+    try:
+        return _check(ground, notary, body, now)
+    except PeerFault as fault:
+        return str(fault)
+
+
+def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
+    plan, parent = ground.plan, ground.parent
+    if (body.run, body.round, body.parent, body.epoch) != (notary.run, plan.round, plan.head, parent.epoch):
+        return "it does not follow the head"
+    if body.trained != parent.trained + bool(ground.owners):
+        return "it miscounts the training rounds"
+    if body.attempt < 0 or body.proposer != plan.proposer(body.attempt) or body.settings:
+        return "it was not this proposer's turn"
+    if not parent.time_s <= body.time_s <= now + CLOCK_SLACK_S:
+        return f"its time is {body.time_s - now:+.1f} s from mine"
+    if len(body.parts) != len(ground.owners):
+        return f"it has {len(body.parts)} parts, the plan has {len(ground.owners)}"
+    answers: list[Answered | None] = []
+    for part, signed in enumerate(body.parts):
+        answers.append(None if signed is None else _check_part(ground, notary, body, part, signed))
+    contributors = _contributors(answers)
+    commits: dict[PeerId, Commit] = {}
+    for signed in body.commits:
+        commit = notary.open(signed, Commit, ground.vote_key_of.get(signed.signer))
+        if (commit.round, commit.attempt, commit.parts) != (plan.round, body.attempt, len(ground.owners)):
+            return f"the commitment of {signed.signer} is for something else"
+        commits[signed.signer] = commit
+    if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
+        return "its commitments are not exactly those of its contributors"
+    kept, opened = _judge_reports(ground, notary, body.reports, as_proposer=False)
+    if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
+        return "it carries a report that may not stand in a vertex"
+    expected = next_members(parent, commits, contributors, opened, plan.settings.quorum)
+    if (body.members, body.tickets) != expected:
+        return "its membership does not follow from its reports"
+    if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
+        return "its metrics do not follow from its commitments"
+    return None
+
+
+def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: Signed) -> Answered:
+    answered = notary.open(signed, Answered, ground.vote_key_of.get(signed.signer))
+    owners = ground.owners[part]
+    fits = (
+        (answered.round, answered.attempt, answered.part) == (body.round, body.attempt, part)
+        and 0 <= answered.owner_index < len(owners)
+        and owners[answered.owner_index] == signed.signer
+        and len(answered.contributors) > 0
+    )
+    if not fits:
+        raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
+    return answered
+
+
+def _contributors(answers: Sequence[Statement | None]) -> set[PeerId]:
+    named: set[PeerId] = set()
+    for answered in answers:
+        if isinstance(answered, Answered):
+            named.update(answered.contributors)
+    return named
+
+
+def _judge_reports(
+    ground: Ground, notary: Notary, reports: Sequence[Signed], as_proposer: bool
+) -> tuple[list[Signed], list[Reported]]:
+    kept: list[Signed] = []
+    opened: list[Reported] = []
+    for signed in reports[:REPORTS_PER_VERTEX_MAX]:
+        report = open_report(notary, signed, ground.vote_key_of.get(signed.signer))
+        if report is not None and ground.admissible(report, as_proposer) is None:
+            kept.append(signed)
+            opened.append(report)
+    return kept, opened
+
+
+def open_report(notary: Notary, signed: Signed, vote_key: bytes | None) -> Reported | None:
+    """A member report whose signature holds. A Join brings its own key, certified by the identity it names."""
+    try:
+        statement = decode_statement(signed.body, signed.signer)
+        if isinstance(statement, Join):
+            certified = notary.verifier.certifies(
+                statement.certificate, statement.peer, statement.vote_key, notary.run
+            )
+            if not certified or statement.peer != signed.signer:
+                return None
+            vote_key = statement.vote_key
+        statement = notary.open(signed, Statement, vote_key)
+    except PeerFault:
+        return None
+    return Reported(signed.signer, statement)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement
+
+
+def _metrics(commits: Sequence[Commit]) -> Metrics:
+    samples = sum(c.samples for c in commits)
+    weighted = 0.0
+    for c in commits:  # in the order of the commitments: float sums depend on order
+        weighted += c.loss * c.samples
+    return Metrics(weighted / samples if samples else 0.0, sum(c.steps for c in commits), samples)

@@ -1,0 +1,738 @@
+"""One peer: the rooms it is made of, and the only place that connects them.
+
+    Heartbeat   who is alive, what time it is           History   what was agreed
+    Round       the story of the round in progress      Fetch     a state on its way here
+    Serve       blobs for others                        pool      member reports for the next vertex
+
+Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
+knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
+I/O, never decides without a vertex, and lets no stranger's message change anything before it is verified.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import (
+    CONTROL_FRAME_MAX,
+    EARLY_BYTES_MAX,
+    EARLY_MESSAGES_MAX,
+    PEERS_MAX,
+    REPORTS_PER_VERTEX_MAX,
+    ROUNDS_KEPT,
+)
+from atoll.base.machine import (
+    Ask,
+    Contact,
+    Done,
+    Effect,
+    Event,
+    Fact,
+    Failed,
+    Forget,
+    Keep,
+    Lane,
+    LinkDown,
+    LinkUp,
+    Payload,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    Woke,
+)
+from atoll.keys.signer import Signer, Verifier
+from atoll.node.body import Ground, open_report
+from atoll.node.jobs import Restore
+from atoll.node.round import Round, RoundClosed, StateMissing
+from atoll.node.settings import RunSettings, decode_settings
+from atoll.policy.members import RECENT, Recent, Reported, admissible
+from atoll.policy.plan import RoundPlan, plan_round
+from atoll.protocol.consensus.agreement import Agreement
+from atoll.protocol.dag.history import History, genesis_digest
+from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
+from atoll.protocol.reduce.plan import butterfly_owners
+from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
+from atoll.wire.codec import decode_vertex, encode
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
+from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
+from atoll.wire.messages.statements import Invite, Join, Leave, Ready, Signed, Statement, Suspect
+from atoll.wire.messages.vertex import Body, Member, Vertex
+
+JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
+HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
+VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How this peer wants to take part."""
+
+    role: str = "trainer"
+    name: str = ""
+    addresses: tuple[str, ...] = ()
+    admission: bytes = b""
+
+
+class GenesisKnown(Fact, frozen=True, kw_only=True):
+    phase = "join"
+    settings: RunSettings
+    vertex: Vertex
+
+
+class CaughtUp(Fact, frozen=True, kw_only=True):
+    """My state is the one agreed in this round."""
+
+    phase = "join"
+    by: str  # "disk", "blob" or "rounds"
+
+
+class FetchBegan(Fact, frozen=True, kw_only=True):
+    phase = "join"
+    why: str
+
+
+class MembershipChanged(Fact, frozen=True, kw_only=True):
+    phase = "membership"
+    joined: tuple[PeerId, ...]
+    left: tuple[PeerId, ...]
+    members: tuple[Member, ...]
+
+
+class Refused(Fact, frozen=True, kw_only=True):
+    """A member turned my join down."""
+
+    phase = "join"
+    by: PeerId
+    code: str
+    what: str
+    fix: str
+
+
+class Fault(Fact, frozen=True, kw_only=True):
+    """A peer broke the protocol; its message was dropped."""
+
+    phase = "trust"
+    peer: PeerId
+    what: str
+
+
+class RunOver(Fact, frozen=True, kw_only=True):
+    phase = "keep"
+    rounds: int
+    state: Digest
+
+
+@dataclass(frozen=True)
+class Early:
+    """A message for a round that I have not reached."""
+
+    event: Received
+    size_bytes: int
+
+
+class Peer:
+    """One member of one run, in either world. `wall` says whether the driver's clock is wall time."""
+
+    def __init__(
+        self,
+        run: Digest,
+        signer: Signer,
+        verifier: Verifier,
+        wish: Wish,
+        genesis: Vertex | None = None,
+        bootstrap: Sequence[PeerId] = (),
+    ) -> None:
+        self.notary = Notary(run, signer, verifier)
+        self.me, self.run, self.wish = signer.peer, run, wish
+        self.genesis, self.bootstrap = genesis, tuple(bootstrap)
+        self.settings = RunSettings()
+        self.heartbeat = Heartbeat(self.me, 2.0, 6.0)
+        self.history: History | None = None
+        self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
+        self.round: Round | None = None
+        self.fetch: Fetch | None = None
+        self.restoring = False
+        self.restored_round = -1  # the round whose state is being fetched
+        self.serve = Serve()
+        self.pool: dict[tuple[str, PeerId, str], Signed] = {}
+        self.said: dict[str, bytes] = {}
+        self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
+        self.early: deque[Early] = deque()
+        self.early_bytes = 0
+        self.hinted: dict[PeerId, Seconds] = {}
+        self.asked_to_join_at: Seconds = -1e9
+        self.linked: set[PeerId] = set()
+        self.over = self.leaving = False
+
+    # ---- the table of contents -----------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+        """`now` is the driver's clock; the rooms of a round are told run time."""
+        try:
+            effects = self._react(event, now)
+        except PeerFault as fault:
+            who = PeerId(fault.who) or (event.sender if isinstance(event, Received) else self.me)
+            effects = [Report(Fault(peer=who, what=fault.what))]
+        return [self._to_local(e) for e in effects]
+
+    def _react(self, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Start(kept):
+                return self._start(kept, now)
+            case Received(sender, message):
+                return self.heartbeat_facts(self.heartbeat.heard(sender, now), now) + self._hear(
+                    event, message, now
+                )
+            case TimerFired("beat"):
+                return self._tick(now)
+            case LinkUp(peer):
+                return self._link_up(event, peer, now)
+            case LinkDown(peer):
+                self.linked.discard(peer)
+                return self.heartbeat_facts(self.heartbeat.link(event, now), now)
+            case Woke():
+                return self._wake(now)
+            case Done(job, result) if job == "restore":
+                return self._restored(bool(result), now)
+            case Failed(job, why) if job == "restore":
+                return self._restored(False, now)
+            case Done() | Failed() | TimerFired():
+                return self._to_rooms(event, now)
+
+    def _hear(self, event: Received, message: object, now: Seconds) -> list[Effect]:
+        sender = event.sender
+        match message:
+            case RoundMessage():
+                return self._hear_round(event, message, now)
+            case Beat(head=head) | BeatBack(head=head):
+                return self.heartbeat.beat(event, now, self._head()) + self._ask_news(sender, head, now)
+            case Hello(run, head):
+                if run != self.run:
+                    raise PeerFault(sender, "belongs to another run")
+                return self._ask_news(sender, head, now)
+            case MemberReport(statement):
+                return self._hear_report(sender, statement, now)
+            case JoinRefused(code, what, fix):
+                return [self._fact(Refused(by=sender, code=code, what=what, fix=fix))]
+            case WantVertices(first):
+                return self._give_vertices(sender, first)
+            case Vertices():
+                return self._hear_vertices(sender, message, now)
+            case WantManifest() | WantChunk():
+                return self.serve.handle(event, now)
+            case ManifestIs() | Chunk():
+                return self._to_fetch(event, now)
+            case _:
+                return []
+
+    # ---- beginning -----------------------------------------------------------------------------------------
+
+    def _start(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
+        effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
+        self.said = {k: v for k, v in kept.items() if k.startswith("said/")}
+        if self.genesis is None and "genesis" in kept:
+            self.genesis = decode_vertex(kept["genesis"])
+        if self.genesis is None:
+            return [*effects, *self._ask_genesis()]
+        effects += self._know_genesis(self.genesis)
+        assert self.history is not None
+        rounds = sorted(int(k.split("/")[1]) for k in kept if k.startswith("vertex/"))
+        for round in rounds:
+            if round == self.history.head + 1 or (rounds and round == rounds[0]):
+                self.history.restore(decode_vertex(kept[f"vertex/{round}"]))
+        return effects + self._follow_members(now) + self._restore()
+
+    def _ask_genesis(self) -> list[Effect]:
+        return [Send(peer, WantVertices(-1)) for peer in self.bootstrap]
+
+    def _know_genesis(self, vertex: Vertex) -> list[Effect]:
+        if genesis_digest(vertex) != self.run:
+            raise PeerFault("", "sent a genesis that is not the one this run is named after")
+        self.history = History(vertex, self.notary, self._voters_of)
+        self.settings = decode_settings(self.history.head_body.settings)
+        s = self.settings.round
+        self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
+        self.genesis = vertex
+        return [
+            Keep("genesis", encode(vertex)),
+            self._fact(GenesisKnown(settings=self.settings, vertex=vertex)),
+        ]
+
+    def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
+        plan = plan_round(head, body, self.settings.round)
+        return plan.vote_keys, plan.quorum
+
+    def _restore(self) -> list[Effect]:
+        """Take the head's state from disk, if it is there."""
+        assert self.history is not None
+        self.restoring = True
+        return [Ask("restore", Restore(self.history.head, self.history.head_body.state))]
+
+    def _restored(self, found: bool, now: Seconds) -> list[Effect]:
+        assert self.history is not None
+        self.restoring = False
+        if not found:
+            return self._fetch_state("the agreed state is not on this disk", now)
+        # the history may have grown while the state was on its way: go on from the state's own vertex
+        self.at = self.restored_round if self.fetch is not None else self.history.head
+        how = "blob" if self.fetch is not None else "disk"
+        self.fetch = None
+        return [self._fact(CaughtUp(round=self.at, by=how)), *self._begin_round(now)]
+
+    # ---- rounds --------------------------------------------------------------------------------------------
+
+    def _begin_round(self, now: Seconds) -> list[Effect]:
+        """The round after the state that I hold."""
+        history = self.history
+        assert history is not None
+        parent, head = history.bodies.get(self.at), history.ids.get(self.at)
+        if parent is None or head is None:
+            return self._fetch_state("my state is older than the vertices in memory", now)
+        if 0 < self.settings.rounds <= parent.trained and self.at == history.head:
+            self.round, was_over, self.over = None, self.over, True
+            fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
+            return [] if was_over else [self._fact(fact)]
+        plan = plan_round(head, parent, self.settings.round)
+        ground = self._ground(plan, parent)
+        kept = self.said.get(f"said/{plan.round}/agreement")
+        proposers = tuple(plan.proposer(k) for k in range(len(plan.committee)))
+        agreement = Agreement(self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, proposers, kept)
+        self.held = {r: parts for r, parts in self.held.items() if r > plan.round - ROUNDS_KEPT}
+        held = self.held.setdefault(plan.round, {})
+        reports = lambda: tuple(self.pool.values())[:REPORTS_PER_VERTEX_MAX]  # noqa: E731  # a view of the pool
+        self.round = Round(ground, self.notary, agreement, self.heartbeat.gone, reports, held, self.said)
+        effects = self._to_round(Start({}), now)
+        vertex = history.vertices.get(plan.round)
+        if vertex is not None and self.round is not None:
+            effects += self._from_round(self.round.learn(vertex, self._run_time(now)), now)
+        return effects + self._replay_early(now)
+
+    def _ground(self, plan: RoundPlan, parent: Body) -> Ground:
+        history = self.history
+        assert history is not None
+        trainers = tuple(m.peer for m in plan.trainers)
+        owners = butterfly_owners(trainers, plan.head) if len(trainers) >= self.settings.min_peers else ()
+        recent = Recent(history.recent_states(RECENT))
+
+        def judge(reported: Reported, as_proposer: bool) -> str | None:
+            return self._judge_report(reported, parent, recent, parent.time_s if as_proposer else None)
+
+        return Ground(plan, parent, owners, judge)
+
+    def _to_round(self, event: Event, now: Seconds) -> list[Effect]:
+        if self.round is None:
+            return []
+        return self._from_round(self.round.handle(event, self._run_time(now)), now)
+
+    def _from_round(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            if isinstance(effect, Keep) and effect.name.startswith("said/") and effect.blob is not None:
+                self.said[effect.name] = effect.blob
+            if not isinstance(effect, Report):
+                continue
+            match effect.fact:
+                case RoundClosed():
+                    out += self._round_closed(effect.fact, now)
+                case StateMissing():
+                    self.round = None
+                    out += self._learn_vertex(effect.fact.vertex, self.me, now)
+                    out += self._fetch_state(effect.fact.why, now)
+                case _:
+                    pass
+        return out
+
+    def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
+        effects = self._learn_vertex(closed.vertex, self.me, now)
+        self.at, self.round = closed.body.round, None
+        old = [name for name in self.said if int(name.split("/")[1]) <= self.at]
+        for name in old:
+            del self.said[name]
+            effects.append(Keep(name, None))
+        return effects + self._begin_round(now) + self._seek_admission(now)
+
+    def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds) -> list[Effect]:
+        """The history grows by one, if this vertex is the next and its certificate holds."""
+        history = self.history
+        assert history is not None
+        before = history.head_body
+        body = history.append(vertex, who)
+        if body is None:
+            return []
+        self._drop_settled_reports(body)
+        changed = self._membership_change(before, body)
+        effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex))]
+        return effects + ([*changed, *self._follow_members(now)] if changed else [])
+
+    def _membership_change(self, before: Body, after: Body) -> list[Effect]:
+        if before.members == after.members:
+            return []
+        old = {m.peer for m in before.members if m.present}
+        new = {m.peer for m in after.members if m.present}
+        standings = {m.peer: m.standing for m in before.members}
+        moved = any(standings.get(m.peer) != m.standing for m in after.members)
+        if old == new and not moved:
+            return [self._fact(MembershipChanged(joined=(), left=(), members=after.members))]
+        joined, left = tuple(sorted(new - old)), tuple(sorted(old - new))
+        return [self._fact(MembershipChanged(joined=joined, left=left, members=after.members))]
+
+    def _follow_members(self, now: Seconds) -> list[Effect]:
+        """Connections and heartbeats follow the agreed membership."""
+        assert self.history is not None
+        body = self.history.head_body
+        present = tuple(m.peer for m in body.members if m.present)
+        voters = sum(m.votes for m in body.members)
+        self.heartbeat.accusers_needed = 1 if voters <= 3 else 2
+        self.heartbeat.watch(present, now)
+        effects: list[Effect] = [
+            Contact(m.peer, m.addresses) for m in body.members if m.present and m.peer != self.me
+        ]
+        effects += [Forget(m.peer) for m in body.members if not m.present and m.peer != self.me]
+        return effects
+
+    # ---- messages of rounds --------------------------------------------------------------------------------
+
+    def _hear_round(self, event: Received, message: RoundMessage, now: Seconds) -> list[Effect]:
+        current = self.round.plan.round if self.round is not None else self.at + 1
+        if isinstance(message, WantPart) and message.round != current:
+            return self._give_old_part(event.sender, message)
+        if message.round == current and self.round is not None:
+            return self._to_round(event, now)
+        if message.round >= current:
+            self._remember_early(event)
+            return []
+        if isinstance(message, PartBytes):
+            return []
+        return self._hint(event.sender, message.round, now)
+
+    def _give_old_part(self, sender: PeerId, wish: WantPart) -> list[Effect]:
+        payload = self.held.get(wish.round, {}).get(wish.digest)
+        if payload is None:
+            return []
+        answer = PartBytes(wish.round, wish.attempt, wish.trace, wish.digest)
+        return [Send(sender, answer, Lane.BULK, payload)]
+
+    def _remember_early(self, event: Received) -> None:
+        size = event.payload.size_bytes if event.payload is not None else 0
+        self.early.append(Early(event, size))
+        self.early_bytes += size
+        while len(self.early) > EARLY_MESSAGES_MAX or self.early_bytes > EARLY_BYTES_MAX:
+            self.early_bytes -= self.early.popleft().size_bytes
+
+    def _replay_early(self, now: Seconds) -> list[Effect]:
+        if self.round is None or not self.early:
+            return []
+        waiting, self.early, self.early_bytes = self.early, deque[Early](), 0
+        effects: list[Effect] = []
+        for early in waiting:
+            message = early.event.message
+            assert isinstance(message, RoundMessage)
+            current = self.round.plan.round if self.round is not None else self.at + 1
+            if message.round > current or (message.round == current and self.round is None):
+                self._remember_early(early.event)
+            elif message.round == current:
+                try:
+                    effects += self._to_round(early.event, now)
+                except PeerFault as fault:
+                    effects.append(Report(Fault(peer=PeerId(fault.who), what=fault.what)))
+        return effects
+
+    def _hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
+        """This peer works on a round that is over: show it the vertex."""
+        if self.history is None or now - self.hinted.get(peer, -1e9) < HINT_AGAIN_S:
+            return []
+        if len(self.hinted) >= PEERS_MAX:
+            self.hinted.clear()
+        self.hinted[peer] = now
+        vertices = self.history.since(round, VERTICES_BYTES_MAX)
+        return [Send(peer, Vertices(vertices, self.history.head))] if vertices else []
+
+    # ---- catching up ---------------------------------------------------------------------------------------
+
+    def _head(self) -> int:
+        return self.history.head if self.history is not None else -2
+
+    def _ask_news(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
+        if head <= self._head() or now - self.hinted.get(sender, -1e9) < HINT_AGAIN_S:
+            return []
+        self.hinted[sender] = now
+        return [Send(sender, WantVertices(self._head() + 1 if self.history is not None else -1))]
+
+    def _give_vertices(self, sender: PeerId, first: int) -> list[Effect]:
+        if self.history is None:
+            return []
+        vertices = self.history.since(max(first, -1), VERTICES_BYTES_MAX)
+        return [Send(sender, Vertices(vertices, self.history.head))] if vertices else []
+
+    def _hear_vertices(self, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
+        effects: list[Effect] = []
+        vertices = list(message.vertices)
+        fresh = self.history is None
+        if self.history is None:
+            if not vertices:
+                return []
+            effects += self._know_genesis(vertices.pop(0))
+        history = self.history
+        assert history is not None
+        before = history.head
+        for vertex in vertices:
+            effects += self._learn_vertex(vertex, sender, now)
+        if message.head > history.head and (fresh or history.head > before):
+            effects.append(Send(sender, WantVertices(history.head + 1)))
+            return effects  # all of them first: a state is fetched once, for the newest
+        if fresh:
+            return effects + self._follow_members(now) + self._restore()
+        return effects + self._catch_up(now)
+
+    def _catch_up(self, now: Seconds) -> list[Effect]:
+        """My history is ahead of my state: by a few rounds, replay their parts; by many, fetch the state."""
+        history = self.history
+        assert history is not None
+        if self.fetch is not None or self.restoring or history.head <= self.at:
+            return self._seek_admission(now)
+        if self.round is None:
+            return self._begin_round(now) if self.at >= -1 else self._fetch_state("joining", now)
+        if history.head - self.at > ROUNDS_KEPT // 2:
+            self.round = None
+            return self._fetch_state(f"{history.head - self.at} rounds behind", now)
+        vertex = history.vertices.get(self.round.plan.round)
+        if vertex is None:
+            return []
+        return self._from_round(self.round.learn(vertex, self._run_time(now)), now)
+
+    def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
+        history = self.history
+        assert history is not None
+        self.restored_round = history.head
+        body = history.head_body
+        sources = [m.peer for m in body.members if m.present and m.peer != self.me]
+        if not sources:
+            return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
+        self.fetch = Fetch(body.state, sources)
+        return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
+
+    def _to_fetch(self, event: Event, now: Seconds) -> list[Effect]:
+        if self.fetch is None:
+            return []
+        out: list[Effect] = []
+        for effect in self.fetch.handle(event, now):
+            out.append(effect)
+            if isinstance(effect, Report) and isinstance(effect.fact, Fetched):
+                self.restoring = True
+                out.append(Ask("restore", Restore(self.restored_round, effect.fact.blob)))
+            elif isinstance(effect, Report) and isinstance(effect.fact, FetchFailed):
+                self.fetch = None
+                out.append(SetTimer("fetch-again", now + HINT_AGAIN_S))
+        return out
+
+    # ---- joining, leaving, reports -------------------------------------------------------------------------
+
+    def _seek_admission(self, now: Seconds) -> list[Effect]:
+        """Ask to be what I wish to be, until the agreed membership says so."""
+        history = self.history
+        if history is None or self.leaving or now - self.asked_to_join_at < JOIN_AGAIN_S:
+            return []
+        mine = next((m for m in history.head_body.members if m.peer == self.me), None)
+        statement: Statement
+        if mine is None or mine.standing == "away" or mine.vote_key != self.notary.signer.vote_key:
+            w, signer = self.wish, self.notary.signer
+            role = "observer" if w.role == "observer" else "trainer"
+            statement = Join(
+                self.me,
+                signer.vote_key,
+                signer.certificate,
+                w.addresses,
+                role,
+                w.name,
+                history.head_id,
+                w.admission,
+            )
+        elif mine.standing == "observer" and mine.role == "trainer" and self.at == history.head:
+            statement = Ready(history.head_id, history.head_body.state)
+        else:
+            return []
+        self.asked_to_join_at = now
+        return self._tell_members(self.notary.sign(statement), now)
+
+    def farewell(self, why: str, now: Seconds) -> list[Effect]:
+        """I am leaving on purpose: say so to everybody, so that nobody waits."""
+        self.leaving = True
+        if self.history is None:
+            return []
+        effects = self._tell_members(self.notary.sign(Leave(self.at + 1, why[:200])), now)
+        return [self._to_local(e) for e in effects]
+
+    def invite(self, invite: Invite, now: Seconds) -> list[Effect]:
+        """Put an invitation (or its revocation) before the members."""
+        effects = self._tell_members(self.notary.sign(invite), now)
+        return [self._to_local(e) for e in effects]
+
+    def _tell_members(self, signed: Signed, now: Seconds) -> list[Effect]:
+        assert self.history is not None
+        message = MemberReport(signed)
+        present = [m.peer for m in self.history.head_body.members if m.present and m.peer != self.me]
+        sends: list[Effect] = [Send(p, message) for p in present]
+        return sends + self._pool_report(self.me, signed, now)
+
+    def _hear_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
+        if self.history is None:
+            return []
+        return self._pool_report(sender, signed, now)
+
+    def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
+        """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
+        history = self.history
+        assert history is not None
+        keys = {m.peer: m.vote_key for m in history.head_body.members if m.present}
+        reported = open_report(self.notary, signed, keys.get(signed.signer))
+        if reported is None:
+            return []
+        recent = Recent(history.recent_states(RECENT))
+        wrong = self._judge_report(reported, history.head_body, recent, self._run_time(now))
+        if wrong is not None:
+            return self._turn_down(sender, reported, wrong)
+        key = _report_key(reported)
+        if key in self.pool and self.pool[key].body == signed.body:
+            return []
+        fresh = key not in self.pool
+        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX:
+            return []
+        self.pool[key] = signed
+        effects: list[Effect] = []
+        if isinstance(reported.statement, Suspect) and reported.by != self.me:
+            self.heartbeat.accuse(reported.statement.peer, reported.by)
+        if isinstance(reported.statement, Leave):
+            self.heartbeat.refused.add(reported.by)
+        if sender == signed.signer and sender != self.me and fresh:
+            voters = [m.peer for m in history.head_body.members if m.votes and m.peer not in (self.me, sender)]
+            effects += [Send(p, MemberReport(signed)) for p in voters]
+        if self.round is not None:
+            effects += self._from_round(self.round.look_again(self._run_time(now)), now)
+        return effects
+
+    def _judge_report(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
+        holds = self.notary.verifier.holds
+        return admissible(reported, parent, recent, self.settings.open_to_all, holds, wall_s)
+
+    def _turn_down(self, sender: PeerId, reported: Reported, why: str) -> list[Effect]:
+        if not isinstance(reported.statement, Join) or sender != reported.by:
+            return []
+        if why == "it is a member already" or why.startswith("it was written too long ago"):
+            return []  # not a refusal: it will see so in the next vertices
+        return [Send(sender, JoinRefused("E-JOIN-01", f"your join was refused: {why}", "atoll join NEW_TICKET"))]
+
+    def _drop_settled_reports(self, body: Body) -> None:
+        """What a vertex carried, or what no longer fits the membership, leaves the pool."""
+        history = self.history
+        assert history is not None
+        carried = {s.body for s in body.reports}
+        recent = Recent(history.recent_states(RECENT))
+        keys = {m.peer: m.vote_key for m in body.members if m.present}
+        for key, signed in list(self.pool.items()):
+            reported = open_report(self.notary, signed, keys.get(signed.signer))
+            stale = reported is None or self._judge_report(reported, body, recent, None) is not None
+            if stale or (signed.body in carried and not isinstance(reported and reported.statement, Join | Leave)):
+                del self.pool[key]
+
+    # ---- heartbeats, links, time ---------------------------------------------------------------------------
+
+    def _tick(self, now: Seconds) -> list[Effect]:
+        effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
+        if self.history is None:
+            return [*effects, *self._ask_genesis()]
+        effects += self.heartbeat_facts(self.heartbeat.tick(now, self._head()), now)
+        if self.fetch is None and not self.restoring and self.round is None and not self.over:
+            effects += self._catch_up(now) if self.at >= -1 else self._fetch_state("trying again", now)
+        return effects + self._seek_admission(now)
+
+    def heartbeat_facts(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """Act on what the heartbeat noticed: stop waiting, tell the members, or welcome back."""
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            if not isinstance(effect, Report):
+                continue
+            match effect.fact:
+                case Suspected(peer=peer, why=why):
+                    out += self._suspect(peer, why, now)
+                case Returned(peer=peer):
+                    self.pool.pop(("Suspect", self.me, peer), None)
+                case _:
+                    continue
+            if self.round is not None:
+                out += self._from_round(self.round.look_again(self._run_time(now)), now)
+        return out
+
+    def _suspect(self, peer: PeerId, why: str, now: Seconds) -> list[Effect]:
+        if self.history is None:
+            return []
+        mine = next((m for m in self.history.head_body.members if m.peer == self.me), None)
+        if mine is None or not mine.votes:
+            return []
+        reason = "refused" if why == "refused" else "silent"
+        return self._tell_members(self.notary.sign(Suspect(self.history.head + 1, peer, reason)), now)
+
+    def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
+        self.linked.add(peer)
+        effects: list[Effect] = [Send(peer, Hello(self.run, self._head()))]
+        effects += self.heartbeat_facts(self.heartbeat.link(event, now), now)
+        if self.history is None:
+            effects.append(Send(peer, WantVertices(-1)))
+        if self.round is not None:
+            effects += self._from_round(self.round.greet(peer, self._run_time(now)), now)
+        return effects
+
+    def _wake(self, now: Seconds) -> list[Effect]:
+        """This computer slept: nobody was silent, I was deaf. Ask what happened meanwhile."""
+        self.heartbeat.slept(now)
+        self.hinted.clear()
+        effects: list[Effect] = [SetTimer("beat", now)]
+        if self.history is not None:
+            peers = [m.peer for m in self.history.head_body.members if m.present and m.peer != self.me]
+            effects += [Send(p, WantVertices(self.history.head + 1)) for p in peers[:4]]
+        return effects
+
+    def _to_rooms(self, event: Done | Failed | TimerFired, now: Seconds) -> list[Effect]:
+        name = event.name if isinstance(event, TimerFired) else event.job
+        if name == "fetch-again":
+            return [] if self.fetch is not None else self._fetch_state("the last source failed", now)
+        if name.startswith("serve/"):
+            return self.serve.handle(event, now)
+        if name.startswith("fetch/"):
+            return self._to_fetch(event, now)
+        return self._to_round(event, now)
+
+    def _run_time(self, now: Seconds) -> Seconds:
+        return now + self.heartbeat.offset_s
+
+    def _to_local(self, effect: Effect) -> Effect:
+        """Timers of a round are set in run time; the driver knows only its own clock."""
+        if isinstance(effect, SetTimer) and effect.at is not None and effect.name.startswith(("round/", "reduce/")):
+            return replace(effect, at=effect.at - self.heartbeat.offset_s)
+        return effect
+
+    def _fact(self, fact: Fact) -> Report:
+        """Facts outside a round carry the round whose state I hold."""
+        return Report(replace(fact, round=self.at) if fact.round == -1 else fact)
+
+
+def _report_key(reported: Reported) -> tuple[str, PeerId, str]:
+    statement = reported.statement
+    target = ""
+    if isinstance(statement, Suspect):
+        target = statement.peer
+    elif isinstance(statement, Invite):
+        target = statement.ticket.hex()
+    return type(statement).__name__, reported.by, target

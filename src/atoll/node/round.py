@@ -1,0 +1,719 @@
+"""The story of one round, from plan to vertex. The only file that knows all of it.
+
+    train     inner steps in the trainer process; the network never waits for them
+    commit    a signed root over my encoded parts, before I see anybody else's
+    share     parts to their owners, combined parts back, takeover when an owner is silent
+    agree     a proposer writes the vertex body, everybody recomputes it and votes in two phases
+    keep      the agreed state becomes the head; what was not counted returns to error feedback
+
+A phase ends as soon as everything the plan expects has arrived or its sender is known to be gone, and at the
+latest at its plan time. An attempt that runs out of time is followed by the next one, which shares the same
+updates again. Never waits for one peer, never advances without a certificate, never counts what the vertex does
+not list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.limits import COMMITTEE_MAX
+from atoll.base.machine import (
+    Ask,
+    Done,
+    Effect,
+    Event,
+    Fact,
+    Failed,
+    Keep,
+    Lane,
+    Payload,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+)
+from atoll.keys.digest import digest, merkle_root
+from atoll.node.body import Ground, check_body, write_body
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Train, Trained
+from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
+from atoll.protocol.reduce.plan import ReducePlan
+from atoll.protocol.reduce.run import PartAnswered, Reduce, Reduced, Update
+from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.history import Vertices
+from atoll.wire.messages.round import (
+    Answer,
+    Committed,
+    Contribution,
+    PartBytes,
+    Propose,
+    RoundMessage,
+    TimedOut,
+    Voted,
+    WantPart,
+)
+from atoll.wire.messages.statements import Answered, Certificate, Commit, Signed, Statement
+from atoll.wire.messages.vertex import Body, Vertex
+
+NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
+REPAIR_S = 6.0  # a decided round whose parts nobody serves for this long is caught up by the whole state
+
+
+class RoundBegan(Fact, frozen=True, kw_only=True):
+    phase = "plan"
+    members: tuple[PeerId, ...]
+    assembling: bool
+
+
+class TrainEnded(Fact, frozen=True, kw_only=True):
+    phase = "train"
+    steps: int
+    samples: int
+    loss: float
+    step_s: Seconds
+
+
+class Passed(Fact, frozen=True, kw_only=True):
+    """I contribute nothing to this round, and say why."""
+
+    phase = "train"
+    why: str
+
+
+class ShareBegan(Fact, frozen=True, kw_only=True):
+    phase = "share"
+    attempt: int
+    committed: tuple[PeerId, ...]
+    absent: tuple[PeerId, ...]
+
+
+class AttemptFailed(Fact, frozen=True, kw_only=True):
+    phase = "agree"
+    attempt: int
+
+
+class Disagreed(Fact, frozen=True, kw_only=True):
+    """I found a proposal wrong and did not vote for it."""
+
+    phase = "agree"
+    proposer: PeerId
+    why: str
+
+
+class StateMissing(Fact, frozen=True, kw_only=True):
+    """The round is decided, but I cannot compute its state: fetch it whole. `why` says whether I diverged."""
+
+    phase = "keep"
+    vertex: Vertex
+    why: str
+
+
+class RoundClosed(Fact, frozen=True, kw_only=True):
+    """Agreed, durable, merged: the next round may begin."""
+
+    phase = "keep"
+    vertex: Vertex
+    body: Body
+    id: Digest
+    counted: tuple[PeerId, ...]  # in at least one part
+    partly: tuple[PeerId, ...]  # of those, the ones missing from some part
+    missing: tuple[PeerId, ...]  # voting members in no part
+    parts_missing: int
+
+
+class Step(Statement, frozen=True):
+    """What turns one shared state into the next: combined parts, and the counters of those who count."""
+
+    parts: tuple[Digest | None, ...]
+    steps: int
+    samples: int
+
+
+@dataclass
+class Trial:
+    """A body that I am checking, or that is final and that I am catching up with."""
+
+    raw: bytes
+    body: Body
+    answers: tuple[Answered | None, ...]
+    step: Step
+    final: bool = False
+    state: Digest | None = None
+
+    @classmethod
+    def of(cls, raw: bytes) -> Trial:
+        body = decode_body(raw)
+        commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commit)]
+        answers = tuple(None if s is None else _opened(s) for s in body.parts)
+        return cls(raw, body, answers, _step(body.parts, commits))
+
+
+@dataclass
+class Commits:
+    """Commitments heard in one attempt."""
+
+    of: dict[PeerId, tuple[Commit, Signed]] = field(default_factory=dict[PeerId, tuple[Commit, Signed]])
+
+
+class Round:
+    """One peer's side of one round. `now` is run time throughout."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        notary: Notary,
+        agreement: Agreement,
+        gone: Callable[[PeerId], bool],
+        reports: Callable[[], Sequence[Signed]],
+        held: dict[Digest, Payload],
+        said: dict[str, bytes],
+    ) -> None:
+        self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
+        self.agreement, self.gone, self.reports = agreement, gone, reports
+        self.held = held  # combined parts by digest, of this and recent rounds
+        self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
+        self.assembling = not ground.owners
+        self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
+        self.attempt = 0
+        self.trained: Trained | None = None
+        self.encoded: tuple[Payload, ...] | None = None
+        self.passes: str | None = None
+        self.commits: dict[int, Commits] = {}
+        self.reduce: Reduce | None = None
+        self.sharing = False
+        self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
+        self.free = False  # I may propose in this attempt
+        self.trials: dict[Digest, Trial] = {}
+        self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
+        self.decided: Decided | None = None
+        self.decided_at: Seconds = 0.0
+        self.adopting = self.closed = False
+
+    # ---- the table of contents -----------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+        if self.closed:
+            return []
+        return self._spread(self._react(event, now), now)
+
+    def _react(self, event: Event, now: Seconds) -> list[Effect]:
+        name = f"round/{self.plan.round}"
+        match event:
+            case Start():
+                return self._begin(now)
+            case Received(sender, RoundMessage() as message):
+                return self._hear(sender, message, event, now)
+            case Done(job, Trained() as result) if job == f"{name}/train":
+                return self._trained(result, now)
+            case Done(job, Encoded() as result) if job == f"{name}/encode":
+                return self._encoded(result, now)
+            case Done(job, Advanced() as result) if job.startswith(f"{name}/advance/"):
+                return self._advanced(job, result.state, now)
+            case Done(job, _) if job == f"{name}/adopt":
+                return self._close()
+            case Failed(job, why) if job in (f"{name}/train", f"{name}/encode"):
+                return self._pass(why, now)
+            case Failed(job, why) if job.startswith((f"{name}/advance/", f"{name}/adopt")):
+                return self._cannot(why)
+            case Done() | Failed():
+                return self.reduce.handle(event, now) if self.reduce else []
+            case TimerFired(timer) if timer == f"{name}/train/{self.attempt}":
+                return self._share_if_due(now)
+            case TimerFired(timer) if timer == f"{name}/agree/{self.attempt}":
+                return self._next_attempt(now)
+            case TimerFired(timer) if timer == f"{name}/nudge":
+                return self._nudge(now)
+            case TimerFired():
+                return self.reduce.handle(event, now) if self.reduce else []
+            case _:
+                return []
+
+    def _hear(self, sender: PeerId, message: RoundMessage, event: Received, now: Seconds) -> list[Effect]:
+        match message:
+            case Committed():
+                return self._hear_commit(message.statement, now)
+            case Contribution():
+                if message.attempt != self.attempt:
+                    return []
+                effects = self._hear_commit(message.statement, now)
+                return effects + (self.reduce.handle(event, now) if self.reduce else [])
+            case Answer():
+                if message.attempt != self.attempt or self.reduce is None:
+                    return []
+                return self.reduce.handle(event, now)
+            case WantPart(digest=digest):
+                return self._give_part(sender, message, digest)
+            case PartBytes(digest=digest):
+                return self._take_part(digest, event.payload, now)
+            case Propose() | Voted() | TimedOut():
+                return self.agreement.receive(sender, message)
+            case _:
+                return []
+
+    def _spread(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """Lower rooms speak upward in facts; the ones this round acts on are acted on here, then passed on."""
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            if not isinstance(effect, Report):
+                continue
+            match effect.fact:
+                case PartAnswered():
+                    more = self._answer_here(effect.fact)
+                case Reduced():
+                    more = self._reduced(now)
+                case Judge():
+                    more = self._judge(effect.fact.body, now)
+                case Free():
+                    self.free = True
+                    more = self._propose_if_ready(now)
+                case Bound():
+                    more = self.agreement.repropose(effect.fact.attempt)
+                case Decided():
+                    more = self._decide(effect.fact, now)
+                case _:
+                    more = []
+            out += self._spread(more, now)
+        return out
+
+    # ---- train ---------------------------------------------------------------------------------------------
+
+    def _begin(self, now: Seconds) -> list[Effect]:
+        self.attempt = self.plan.attempt_at(now)
+        present = tuple(m.peer for m in self.plan.members if m.present)
+        effects: list[Effect] = [self._report(RoundBegan(members=present, assembling=self.assembling))]
+        if self.attempt > 0:
+            effects += self.agreement.close_attempt(self.attempt - 1)
+        if self.trains:
+            index, count = self.plan.shard(self.me)
+            until = self.plan.times(self.attempt).train_until
+            work = Train(self.plan.round, self.plan.settings.inner_steps, max(0.0, until - now - 1.0), index, count)
+            effects.append(Ask(f"round/{self.plan.round}/train", work))
+        return [*effects, *self._begin_attempt(now), *self.agreement.begin()]
+
+    def _begin_attempt(self, now: Seconds) -> list[Effect]:
+        times = self.plan.times(self.attempt)
+        self.sharing, self.view, self.free = False, None, False
+        self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
+        effects: list[Effect] = [
+            SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
+            SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
+            SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S),
+        ]
+        if self.assembling:
+            return effects
+        present = tuple(m.peer for m in self.plan.members if m.present)
+        plan = ReducePlan(
+            self.plan.round, self.attempt, self.plan.trace, self.ground.owners, present, times.answer_until
+        )
+        self.reduce = Reduce(
+            self.notary,
+            plan,
+            self.ground.vote_key_of.get,
+            lambda peer: self._commit_of(peer),
+            self._expected,
+            self.gone,
+        )
+        return effects + self._commit_if_ready(now) + self._share_if_due(now)
+
+    def _trained(self, trained: Trained, now: Seconds) -> list[Effect]:
+        if trained.steps == 0:
+            return self._pass("its time was over before the first inner step", now)
+        self.trained = trained
+        fact = TrainEnded(steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s)
+        work = Encode(self.plan.round, len(self.ground.owners))
+        return [self._report(fact), Ask(f"round/{self.plan.round}/encode", work)]
+
+    def _encoded(self, encoded: Encoded, now: Seconds) -> list[Effect]:
+        assert len(encoded.parts) == len(self.ground.owners)
+        self.encoded = encoded.parts
+        return self._commit_if_ready(now)
+
+    def _pass(self, why: str, now: Seconds) -> list[Effect]:
+        self.passes = why
+        return [self._report(Passed(why=why)), *self._commit_if_ready(now)]
+
+    # ---- commit --------------------------------------------------------------------------------------------
+
+    def _commit_if_ready(self, now: Seconds) -> list[Effect]:
+        """Sign what I have, once per attempt, unless the sharing began without me."""
+        ready = self.encoded is not None or self.passes is not None
+        name = f"said/{self.plan.round}/{self.attempt}/commit"
+        if name in self.said and self._commit_of(self.me) is None:
+            return self._repeat_commit(self.said[name], now)
+        if not ready or self.sharing or self._commit_of(self.me) is not None:
+            return []
+        commit = self._my_commit()
+        signed = self.notary.sign(commit)
+        self._commits().of[self.me] = (commit, signed)
+        message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
+        effects: list[Effect] = [Keep(name, encode(commit))]
+        effects += [Send(p, message) for p in self._hearers(self.me) if p != self.me]
+        if self.encoded is not None and self.reduce is not None:
+            effects += self.reduce.contribute(Update(signed, self.encoded), now)
+        return effects + self._share_if_due(now)
+
+    def _repeat_commit(self, said: bytes, now: Seconds) -> list[Effect]:
+        """I restarted and committed before: nobody shall wait for my word, though its bytes are lost."""
+        commit = decode_statement(said, self.me)
+        assert isinstance(commit, Commit)
+        signed = self.notary.sign(commit)
+        self._commits().of[self.me] = (commit, signed)
+        message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
+        sends: list[Effect] = [Send(p, message) for p in self._hearers(self.me) if p != self.me]
+        return sends + self._share_if_due(now)
+
+    def _my_commit(self) -> Commit:
+        round, attempt = self.plan.round, self.attempt
+        if self.encoded is None or self.trained is None:
+            return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, (self.passes or "")[:200])
+        t, root = self.trained, merkle_root(tuple(p.digest for p in self.encoded))
+        # a newcomer's first update is shared and checked like any other, but moves nothing yet
+        weight = 0 if self.plan.by_peer[self.me].standing == "new" else t.samples
+        return Commit(round, attempt, root, len(self.encoded), t.steps, t.samples, t.loss, t.step_s, weight)
+
+    def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
+        commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))
+        if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + 2:
+            return []
+        if commit.parts not in (0, len(self.ground.owners)) or self.assembling:
+            raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
+        if not self._may_weigh(signed.signer, commit):
+            raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
+        known = self.commits.setdefault(commit.attempt, Commits()).of
+        if signed.signer in known:
+            return []  # the first commitment counts; a different one could follow another's reveal
+        known[signed.signer] = (commit, signed)
+        if commit.attempt != self.attempt:
+            return []
+        if self.sharing and self.reduce is not None:
+            return self.reduce.look_again(now)
+        return self._share_if_due(now)
+
+    def _may_weigh(self, peer: PeerId, commit: Commit) -> bool:
+        member = self.plan.by_peer.get(peer)
+        if member is None or not member.votes:
+            return False
+        return commit.weight == (0 if member.standing == "new" or commit.parts == 0 else commit.samples)
+
+    def _hearers(self, peer: PeerId) -> Sequence[PeerId]:
+        """Who needs this peer's commitment: everybody in a small swarm, owners and voters in a large one."""
+        trainers = [m.peer for m in self.plan.trainers]
+        if len(trainers) <= COMMITTEE_MAX or peer in self._first_owners():
+            return trainers
+        concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
+        return sorted(concerned)
+
+    def _first_owners(self) -> set[PeerId]:
+        return {owners[0] for owners in self.ground.owners}
+
+    # ---- share ---------------------------------------------------------------------------------------------
+
+    def _share_if_due(self, now: Seconds) -> list[Effect]:
+        """Sharing begins when everybody I can hear from has committed, at the latest at the plan's time."""
+        if self.sharing or self.reduce is None or self.decided is not None:
+            return []
+        late = now >= self.plan.times(self.attempt).train_until
+        trainers = [m.peer for m in self.plan.trainers]
+        known = self._commits().of
+        heard = [p for p in trainers if self.me in self._hearers(p) or p == self.me]
+        absent = [p for p in heard if p not in known]
+        if not late and any(p == self.me or not self.gone(p) for p in absent):
+            return []
+        self.sharing = True
+        fact = ShareBegan(attempt=self.attempt, committed=tuple(sorted(known)), absent=tuple(sorted(absent)))
+        return [self._report(fact), *self.reduce.handle(Start({}), now)]
+
+    def _expected(self) -> set[PeerId]:
+        return {p for p, (c, _) in self._commits().of.items() if c.parts > 0 and (p == self.me or not self.gone(p))}
+
+    def _answer_here(self, fact: PartAnswered) -> list[Effect]:
+        assert self.reduce is not None
+        answer = self.reduce.answers[fact.part]
+        self.held[answer.payload.digest] = answer.payload
+        return []
+
+    def _reduced(self, now: Seconds) -> list[Effect]:
+        assert self.reduce is not None
+        answers = self.reduce.answers
+        self.view = tuple(answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
+        step = self._my_step()
+        effects = self._advance(step) if step is not None else []  # early: every voter needs this state
+        return effects + self._propose_if_ready(now)
+
+    def _my_step(self) -> Step | None:
+        """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
+        commits = self._commits().of
+        if self.view is None or not _named(self.view) <= commits.keys():
+            return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
+        return _step(self.view, [commits[p][0] for p in sorted(_named(self.view))])
+
+    # ---- agree ---------------------------------------------------------------------------------------------
+
+    def _propose_if_ready(self, now: Seconds) -> list[Effect]:
+        if not self.free or self.decided is not None:
+            return []
+        if self.assembling:
+            body = self._body((), {}, self.ground.parent.state, now)
+            news = body.members != self.ground.parent.members or body.tickets != self.ground.parent.tickets
+            return self.agreement.propose(self.attempt, encode(body)) if news else []
+        step = self._my_step()
+        state = self.advances.get(step) if step is not None else None
+        if self.view is None or state is None:
+            return self._advance(step) if step is not None else []
+        body = self._body(self.view, self._commits().of, state, now)
+        return self.agreement.propose(self.attempt, encode(body))
+
+    def _body(
+        self,
+        parts: tuple[Signed | None, ...],
+        commits: dict[PeerId, tuple[Commit, Signed]],
+        state: Digest,
+        now: Seconds,
+    ) -> Body:
+        return write_body(self.ground, self.notary, self.attempt, parts, commits, self.reports(), state, now)
+
+    def _judge(self, raw: bytes, now: Seconds) -> list[Effect]:
+        body = decode_body(raw)
+        wrong = check_body(self.ground, self.notary, body, now)
+        if wrong is not None:
+            return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
+        trial = self.trials.setdefault(vertex_id(raw), Trial.of(raw))
+        return self._try(vertex_id(raw), trial, now)
+
+    def _try(self, digest: Digest, trial: Trial, now: Seconds) -> list[Effect]:
+        """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
+        if trial.state is None and not trial.body.parts:
+            trial.state = self.ground.parent.state  # nothing was averaged: the state stays
+        if trial.state is None:
+            trial.state = self.advances.get(trial.step)
+            if trial.state is None:
+                missing = [a for a in trial.answers if a is not None and a.digest not in self.held]
+                return self._want(trial, missing) if missing else self._advance(trial.step)
+        if trial.state != trial.body.state:
+            if trial.final:
+                return self._cannot("my state differs from the agreed one")
+            return [
+                self._report(Disagreed(proposer=trial.body.proposer, why="its state hash is not what I compute"))
+            ]
+        if trial.final:
+            return self._adopt(digest, trial)
+        return self.agreement.approve(digest)
+
+    def _advance(self, step: Step) -> list[Effect]:
+        if step in self.advances:
+            return []
+        self.advances[step] = None
+        payloads = tuple(self.held[d] if d is not None else None for d in step.parts)
+        work = Advance(self.plan.round, self.ground.parent.state, payloads, step.steps, step.samples)
+        return [Ask(self._advance_job(step), work)]
+
+    def _advance_job(self, step: Step) -> str:
+        return f"round/{self.plan.round}/advance/{digest(encode(step)).hex()[:16]}"
+
+    def _advanced(self, job: str, state: Digest, now: Seconds) -> list[Effect]:
+        effects: list[Effect] = []
+        for step in self.advances:
+            if self._advance_job(step) == job:
+                self.advances[step] = state
+        for key, trial in list(self.trials.items()):
+            if trial.state is None:
+                effects += self._try(key, trial, now)
+        return effects + self._propose_if_ready(now)
+
+    def _want(self, trial: Trial, missing: Sequence[Answered]) -> list[Effect]:
+        """Ask the proposer and, in case it is gone, a contributor: both hold the combined bytes."""
+        effects: list[Effect] = []
+        for answered in missing:
+            sources = dict.fromkeys([trial.body.proposer, *answered.contributors, *self.plan.committee])
+            alive = [p for p in sources if p != self.me and not self.gone(p)]
+            for peer in alive[:2]:
+                wish = WantPart(self.plan.round, trial.body.attempt, self.plan.trace, answered.digest)
+                effects.append(Send(peer, wish))
+        return effects
+
+    def _give_part(self, sender: PeerId, wish: WantPart, digest: Digest) -> list[Effect]:
+        payload = self.held.get(digest)
+        if payload is None:
+            return []
+        answer = PartBytes(wish.round, wish.attempt, wish.trace, digest)
+        return [Send(sender, answer, Lane.BULK, payload)]
+
+    def _take_part(self, digest: Digest, payload: Payload | None, now: Seconds) -> list[Effect]:
+        wanted = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
+        if payload is None or payload.digest != digest or digest not in wanted:
+            return []
+        self.held[digest] = payload
+        effects: list[Effect] = []
+        for key, trial in list(self.trials.items()):
+            if trial.state is None:
+                effects += self._try(key, trial, now)
+        return effects
+
+    # ---- attempts ------------------------------------------------------------------------------------------
+
+    def _next_attempt(self, now: Seconds) -> list[Effect]:
+        if self.decided is not None:
+            return []
+        failed, self.attempt = self.attempt, max(self.attempt + 1, self.plan.attempt_at(now))
+        effects: list[Effect] = [self._report(AttemptFailed(attempt=failed))]
+        effects += self._begin_attempt(now)
+        return effects + self.agreement.close_attempt(self.attempt - 1)
+
+    def _nudge(self, now: Seconds) -> list[Effect]:
+        """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""
+        effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S)]
+        if self.decided is not None:
+            if not self.adopting and now - self.decided_at > REPAIR_S:
+                return [*effects, *self._cannot("nobody serves the parts of this round")]
+            for key, trial in list(self.trials.items()):
+                if trial.final and not self.adopting:
+                    effects += self._try(key, trial, now)
+            return effects
+        mine = self._commits().of.get(self.me)
+        if not self.assembling and not self.sharing and mine is not None:
+            message = Committed(self.plan.round, self.attempt, self.plan.trace, mine[1])
+            silent = [p for p in self._hearers(self.me) if p != self.me and self._commit_of(p) is None]
+            effects += [Send(p, message) for p in silent]
+        if self.assembling or self.view is not None:
+            effects += self.agreement.remind()
+        for key, trial in list(self.trials.items()):
+            if trial.state is None:
+                effects += self._try(key, trial, now)
+        return effects + self._propose_if_ready(now)
+
+    def look_again(self, now: Seconds) -> list[Effect]:
+        """Somebody is gone or back, or there is a new report: see whether a phase can end."""
+        if self.closed or self.decided is not None:
+            return []
+        effects = self._share_if_due(now)
+        if self.sharing and self.reduce is not None:
+            effects += self.reduce.look_again(now)
+        return self._spread(effects + self._propose_if_ready(now), now)
+
+    def greet(self, peer: PeerId, now: Seconds) -> list[Effect]:
+        """A connection came back: repeat to this peer what it may have missed."""
+        if self.closed or self.decided is not None:
+            return []
+        effects: list[Effect] = []
+        mine = self._commits().of.get(self.me)
+        if mine is not None and peer in self._hearers(self.me):
+            effects.append(Send(peer, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1])))
+        if self.reduce is not None and self.sharing:
+            effects += self.reduce.resend(peer)
+        return effects + self.agreement.remind(peer)
+
+    # ---- keep ----------------------------------------------------------------------------------------------
+
+    def learn(self, vertex: Vertex, now: Seconds) -> list[Effect]:
+        """The round's vertex came from somebody else, certificate checked by the history. It always wins."""
+        if self.closed or self.decided is not None or vertex.certificate is None:
+            return []
+        self.agreement.bodies.setdefault(vertex_id(vertex.body), vertex.body)
+        certificate = vertex.certificate
+        decided = Decided(
+            round=self.plan.round,
+            trace=self.plan.trace,
+            attempt=certificate.attempt,
+            digest=certificate.digest,
+            body=vertex.body,
+            certificate=certificate,
+        )
+        self.agreement.decided = decided
+        return self._spread([Report(decided)], now)
+
+    def _decide(self, decided: Decided, now: Seconds) -> list[Effect]:
+        if decided.body is None:
+            return []  # the bytes are asked for with the vertex
+        first = self.decided is None
+        self.decided, self.decided_at = decided, now
+        trial = self.trials.setdefault(decided.digest, Trial.of(decided.body))
+        trial.final = True
+        effects = self._tell_listeners(decided.body, decided.certificate) if first else []
+        effects.append(SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S))
+        return effects + self._try(decided.digest, trial, now)
+
+    def _tell_listeners(self, body: bytes, certificate: Certificate) -> list[Effect]:
+        """Observers and members outside the committee did not see the votes: two voters tell each of them."""
+        committee = self.plan.committee
+        if self.me not in committee:
+            return []
+        mine = committee.index(self.me)
+        others = [m.peer for m in self.plan.members if m.present and m.peer not in set(committee)]
+        news = Vertices((Vertex(body, certificate),), self.plan.round)
+        chosen = [p for k, p in enumerate(others) if mine in (k % len(committee), (k + 1) % len(committee))]
+        return [Send(p, news) for p in chosen]
+
+    def _adopt(self, digest: Digest, trial: Trial) -> list[Effect]:
+        if self.adopting:
+            return []
+        self.adopting = True
+        counted: tuple[bool, ...] | None = None
+        if self.encoded is not None and trial.body.parts:
+            counted = tuple(a is not None and self.me in a.contributors for a in trial.answers)
+        assert self.decided is not None
+        vertex = Vertex(trial.raw, self.decided.certificate)
+        work = Adopt(self.plan.round, digest, trial.body.state, counted)
+        return [Keep(f"vertex/{self.plan.round}", encode(vertex)), Ask(f"round/{self.plan.round}/adopt", work)]
+
+    def _close(self) -> list[Effect]:
+        assert self.decided is not None and self.decided.body is not None
+        self.closed = True
+        body = decode_body(self.decided.body)
+        answers = [_opened(s) for s in body.parts if s is not None]
+        counted = {p for a in answers for p in a.contributors}
+        partly = {p for p in counted if any(p not in a.contributors for a in answers)}
+        voters = {m.peer for m in self.plan.members if m.votes}
+        closed = RoundClosed(
+            vertex=Vertex(self.decided.body, self.decided.certificate),
+            body=body,
+            id=self.decided.digest,
+            counted=tuple(sorted(counted)),
+            partly=tuple(sorted(partly)),
+            missing=() if self.assembling else tuple(sorted(voters - counted)),
+            parts_missing=sum(s is None for s in body.parts),
+        )
+        timers = ("nudge", f"train/{self.attempt}", f"agree/{self.attempt}")
+        cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]
+        return [*cancelled, self._report(closed)]
+
+    def _cannot(self, why: str) -> list[Effect]:
+        if self.decided is None or self.decided.body is None or self.closed:
+            return []
+        self.closed = True
+        return [self._report(StateMissing(vertex=Vertex(self.decided.body, self.decided.certificate), why=why))]
+
+    # ---- small words ---------------------------------------------------------------------------------------
+
+    def _commits(self) -> Commits:
+        return self.commits.setdefault(self.attempt, Commits())
+
+    def _commit_of(self, peer: PeerId) -> Commit | None:
+        known = self._commits().of.get(peer)
+        return known[0] if known is not None else None
+
+    def _report(self, fact: Fact) -> Report:
+        return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
+
+
+def _opened(signed: Signed) -> Answered:
+    """An Answered whose signature was checked when the body or the message was."""
+    statement = decode_statement(signed.body, signed.signer)
+    assert isinstance(statement, Answered)
+    return statement
+
+
+def _named(parts: Sequence[Signed | None]) -> set[PeerId]:
+    return {p for s in parts if s is not None for p in _opened(s).contributors}
+
+
+def _step(parts: Sequence[Signed | None], commits: Sequence[Commit]) -> Step:
+    digests = tuple(None if s is None else _opened(s).digest for s in parts)
+    return Step(digests, sum(c.steps for c in commits), sum(c.samples for c in commits))

@@ -1,0 +1,28 @@
+"""What a run is: the settings that genesis fixes, that every peer shares and that plans may depend on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.base.errors import PeerFault
+from atoll.policy.plan import RoundSettings
+
+
+class RunSettings(msgspec.Struct, frozen=True):
+    name: str = "run"
+    rounds: int = 0  # training rounds until the run is over; 0 goes on until it is stopped
+    min_peers: int = 1  # voting members needed before a round trains; below that members only assemble
+    open_to_all: bool = False  # True: nobody needs a ticket
+    round: RoundSettings = RoundSettings()
+    learning: dict[str, str | int | float | bool] = {}  # model, data and recipe, read by the island that trains
+
+
+def encode_settings(settings: RunSettings) -> bytes:
+    return msgspec.msgpack.encode(settings, order="deterministic")
+
+
+def decode_settings(data: bytes) -> RunSettings:
+    try:
+        return msgspec.msgpack.decode(data, type=RunSettings)
+    except msgspec.DecodeError as why:
+        raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None
