@@ -257,6 +257,17 @@ def test_a_broken_rule_is_a_fault(wire: bytes, what: str):
         Yamux(dialer=False, who="liar").receive(wire)
 
 
+def test_stream_ids_may_overtake_each_other_a_little_but_none_comes_twice():
+    """go-yamux may send the SYN of stream 9 before that of 7. A used id never returns, not even after a reset."""
+    bob = Yamux(dialer=False)
+    for stream in (1, 9, 7, 3, 1001, 901):
+        assert bob.receive(pack(WINDOW_UPDATE, SYN, stream, 0)) == [StreamStarted(stream)]
+        bob.receive(pack(WINDOW_UPDATE, RST, stream, 0))
+    for stream in (9, 3, 1001, 5):  # 5 was never used, but is long past
+        with pytest.raises(PeerFault, match="twice"):
+            bob.receive(pack(WINDOW_UPDATE, SYN, stream, 0))
+
+
 def test_a_window_is_not_refilled_by_the_sender_alone():
     bob = Yamux(dialer=False)
     bob.receive(pack(DATA, SYN, 1, WINDOW) + bytes(WINDOW))

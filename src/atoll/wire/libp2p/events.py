@@ -4,6 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.base.machine import Lane
+from atoll.keys.noise import Established
+
+
+class Ready(msgspec.Struct, frozen=True, gc=False):
+    """The remote has proven who it is (`established.peer`), and what the connection is for is agreed.
+
+    CONTROL: streams may be opened. BULK: from here on the bytes are the caller's, who writes what
+    `take_outgoing` still holds, then goes on with `rest` (bytes that arrived already) and with
+    `established.bulk_send` and `bulk_receive`, keys that this connection has not used.
+    """
+
+    lane: Lane
+    established: Established
+    rest: bytes = b""
+
 
 class StreamStarted(msgspec.Struct, frozen=True, gc=False):
     """The remote began a stream; its protocol is not agreed yet. Between yamux and streams only."""
@@ -52,4 +68,5 @@ class GoneAway(msgspec.Struct, frozen=True, gc=False):
 
 
 StreamEvent = StreamOpened | StreamData | StreamClosed | StreamReset | Pong | GoneAway
+ConnectionEvent = Ready | StreamEvent
 MuxerEvent = StreamStarted | StreamData | StreamClosed | StreamReset | Pong | GoneAway

@@ -44,6 +44,7 @@ class Dialer:
         self._protocols = list(protocols)
         self._lines = _Lines(who)
         self._who = who
+        self.refusals = 0
 
     def start(self) -> bytes:
         """The header and the first proposal in one flight: this saves a round trip."""
@@ -59,6 +60,7 @@ class Dialer:
             if line != NOT_AVAILABLE:
                 raise PeerFault(self._who, "answered a proposal with another protocol", line.encode()[:64])
             self._protocols.pop(0)
+            self.refusals += 1
             if not self._protocols:
                 return Step(reply, refused=True)
             reply += message(self._protocols[0])
@@ -72,7 +74,7 @@ class Listener:
         self._speaks = speaks
         self._lines = _Lines(who)
         self._who = who
-        self._proposals = 0
+        self.refusals = 0
 
     def receive(self, data: Bytes) -> Step:
         reply = b""
@@ -80,11 +82,11 @@ class Listener:
             if self._lines.is_header(line):
                 reply += message(HEADER)  # at once: a dialer may wait for it before it proposes
                 continue
-            self._proposals += 1
-            if self._proposals > PROPOSALS_MAX:
-                raise PeerFault(self._who, f"proposed more than {PROPOSALS_MAX} protocols")
             if self._speaks(line):
                 return Step(reply + message(line), agreed=line, rest=self._lines.rest())
+            self.refusals += 1
+            if self.refusals > PROPOSALS_MAX:
+                raise PeerFault(self._who, f"proposed more than {PROPOSALS_MAX} protocols")
             reply += message(NOT_AVAILABLE)
         return Step(reply)
 

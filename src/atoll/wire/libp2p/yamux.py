@@ -48,6 +48,7 @@ FRAME_DATA_MAX = 65535 - 16 - HEADER_BYTES  # a full data frame with its header 
 STREAMS_MAX = 256  # in each direction; spec "ACK backlog": at least 256 inbound ones should be buffered
 UNREAD_MAX = 16 * MIB  # handed out, not consumed, over all streams; 256 full windows would be 64 MiB per peer
 REPLIES_MAX = 1024  # pongs and resets not yet on the wire, 12 bytes each; an honest peer is owed a handful
+REORDER_MAX = 64  # stream ids that may arrive after a higher one: go-yamux numbers and sends in two steps
 QUEUED_STREAM_MAX = 4 * MIB  # accepted by `send`, waiting for the remote's window: four of the largest messages
 QUEUED_MAX = 16 * MIB  # the same over all streams, so that a remote that never reads costs us no more
 
@@ -73,6 +74,8 @@ class Yamux:
         self._who = who
         self._own_parity = 1 if dialer else 0
         self._next_id = 1 if dialer else 2
+        self._newest = 0 if dialer else -1  # highest stream id that the remote has opened
+        self._skipped: set[int] = set()  # ids a little below it that it has not used yet
         self._streams: dict[int, _Stream] = {}
         self._own_count = self._unread = self._queued = 0
         self._replies: deque[bytes] = deque()  # small frames about the session or about streams that are gone
@@ -146,6 +149,7 @@ class Yamux:
         self._replies.append(pack(PING, SYN, SESSION, value))
 
     def go_away(self, reason: int) -> None:
+        """Tell the remote to expect nothing more from us; streams that exist may still end in good order."""
         self._replies.append(pack(GO_AWAY, 0, SESSION, reason))
 
     # ---- bytes out ------------------------------------------------------------------------------------------
@@ -260,7 +264,14 @@ class Yamux:
     def _accept(self, name: int, events: list[MuxerEvent]) -> None:
         if name % 2 == self._own_parity:  # "The client side should use odd ID's, and the server even"
             raise PeerFault(self._who, f"opened stream {name}, an id that is ours to give")
-        if name in self._streams:
+        if name > self._newest:
+            oldest = name - 2 * REORDER_MAX
+            self._skipped = {late for late in self._skipped if late >= oldest}
+            self._skipped.update(range(max(self._newest + 2, oldest), name, 2))
+            self._newest = name
+        elif name in self._skipped:
+            self._skipped.remove(name)
+        else:  # an id used again would let our reader's word for the old stream count for the new one
             raise PeerFault(self._who, f"opened stream {name} twice")
         if len(self._streams) - self._own_count >= STREAMS_MAX:
             self._replies.append(pack(WINDOW_UPDATE, RST, name, 0))

@@ -1,0 +1,256 @@
+"""One libp2p connection as a machine on bytes: negotiation, Noise, then streams or the bulk lane.
+
+    raw       multistream-select: /atoll/noise-xxhfs/1, or /noise where the run's policy allows foreign peers
+    Noise     handshake messages, then sealed frames, both behind two-byte lengths
+    inside    multistream-select: /yamux/1.0.0 and streams, or /atoll/bulk/1 and the connection is handed over;
+              skipped where both ends announced yamux in the handshake (libp2p/specs inlined-muxer-negotiation)
+
+Promises: `Ready` comes before any stream; whatever bytes arrive, `receive` returns events or raises one PeerFault,
+after which this connection is dead and nothing else is; what one remote can make us hold is bounded: a handshake
+message or one sealed frame (64 KiB), and the bounds of `yamux`.
+Never reads a clock (deadlines for half-open handshakes are the host's), never serves a protocol itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import PeerId
+from atoll.base.machine import Lane
+from atoll.keys import noise
+from atoll.keys.identity import Identity, PublicIdentity, nobody_known
+from atoll.keys.noise import Role
+from atoll.keys.seal import Aead, LinkSpent
+from atoll.wire.libp2p import multistream, yamux
+from atoll.wire.libp2p.events import ConnectionEvent, Ready
+from atoll.wire.libp2p.streams import Streams
+from atoll.wire.libp2p.varint import Bytes
+from atoll.wire.libp2p.yamux_frame import GO_AWAY, NORMAL, PROTOCOL_ERROR, SESSION, pack
+
+CONTROL_PROTOCOL = "/atoll/control/1"  # a stream of `framing.frame`d messages
+BULK_PROTOCOL = "/atoll/bulk/1"  # a whole connection: records sealed with the bulk keys, no muxer
+OUTGOING_BUDGET = 256 * 1024  # bytes framed per `take_outgoing`; what is framed can no longer be overtaken
+
+
+def nothing_spoken(protocol: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for every connection of one peer."""
+
+    identity: Identity
+    network: bytes  # mixed into hybrid handshakes: other networks' peers fail at the first tag
+    known: Callable[[PeerId], PublicIdentity | None] = nobody_known  # the agreed membership
+    foreign: bool = False  # may peers without a post-quantum identity come in, by libp2p's own Noise?
+    speaks: Callable[[str], bool] = nothing_spoken  # protocols whose streams we accept
+    aeads: tuple[Aead, ...] = tuple(Aead)  # for the bulk lane
+
+
+class Connection:
+    """One end. Ask `take_outgoing` after making it and after every other call."""
+
+    def __init__(
+        self, role: Role, terms: Terms, *, lane: Lane = Lane.CONTROL, expected: PeerId | None = None
+    ) -> None:
+        """`lane` and `expected` are the dialer's: what the connection is for, and whom it dials."""
+        self._role, self._terms, self._lane, self._expected = role, terms, lane, expected
+        self._suites = self._allowed_suites()
+        self._who: str = expected or ""
+        self._out: list[Bytes] = []
+        self._frames = noise.Unframer(self._who)
+        self._handshake: noise.Handshake | None = None
+        self._established: noise.Established | None = None
+        self._streams: Streams | None = None
+        self._select = self._selection(self._suites, self._suites.__contains__)
+        self._step = self._select_security
+        if isinstance(self._select, multistream.Dialer):
+            self._out.append(self._select.start())
+
+    # ---- streams --------------------------------------------------------------------------------------------
+    # A dead connection opens no stream, takes no data and forgets the rest: its user hears of the end once, by
+    # PeerFault or from the socket.
+
+    def open_stream(self, *protocols: str) -> int | None:
+        """See `Streams.open`."""
+        return self._streams.open(*protocols) if self._streams else None
+
+    def room(self, stream: int) -> int:
+        return self._streams.room(stream) if self._streams else 0
+
+    def send(self, stream: int, data: Bytes) -> bool:
+        """See `Streams.send`."""
+        return self._streams is not None and self._streams.send(stream, data)
+
+    def close(self, stream: int) -> None:
+        """Nothing more from us on this stream, once what is queued is out."""
+        if self._streams:
+            self._streams.close(stream)
+
+    def reset(self, stream: int) -> None:
+        """Give the stream up in both directions. Events already returned may still speak of it."""
+        if self._streams:
+            self._streams.reset(stream)
+
+    def consumed(self, stream: int, count: int) -> None:
+        """That many bytes of `StreamData` are dealt with: the remote may send as many more."""
+        if self._streams:
+            self._streams.consumed(stream, count)
+
+    def ping(self, value: int) -> None:
+        """Yamux's own ping: `Pong(value)` follows. It passes everything that is queued."""
+        if self._streams:
+            self._streams.ping(value)
+
+    def go_away(self, reason: int = NORMAL) -> None:
+        """Tell the remote that we take no more streams, before closing the socket."""
+        if self._streams:
+            self._streams.go_away(reason)
+
+    # ---- bytes ----------------------------------------------------------------------------------------------
+
+    def take_outgoing(self, budget: int = OUTGOING_BUDGET) -> list[Bytes]:
+        """What to write to the socket now, about `budget` bytes. Ask again once the socket has taken it.
+
+        Raises LinkSpent when the keys are used up (after 2^32 frames): close the connection, open another.
+        """
+        out, self._out = self._out, []
+        if self._streams and self._established and (frames := self._streams.take_outgoing(budget)):
+            out.append(noise.seal_frames(self._established.send, b"".join(frames)))
+        return out
+
+    def receive(self, data: Bytes) -> list[ConnectionEvent]:
+        """Bytes from the socket, in any pieces; they are copied before this returns."""
+        events: list[ConnectionEvent] = []
+        try:
+            self._step(data, events)
+        except PeerFault:
+            self._die()
+            raise
+        return events
+
+    def _select_security(self, data: Bytes, events: list[ConnectionEvent]) -> None:
+        step = self._select.receive(data)
+        self._out.append(step.reply)
+        if step.refused:
+            raise PeerFault(self._who, f"accepts none of {', '.join(self._suites)}")
+        if step.agreed is None:
+            return
+        self._handshake = self._begin_handshake(step.agreed)
+        if self._role is Role.INITIATOR:
+            self._out.append(noise.framed(self._handshake.start()))
+        self._step = self._shake_hands
+        self._shake_hands(step.rest, events)
+
+    def _shake_hands(self, data: Bytes, events: list[ConnectionEvent]) -> None:
+        assert self._handshake is not None
+        self._frames.feed(data)
+        while self._handshake.result is None:
+            frame = self._frames.next_frame(self._handshake.next_bytes_max)
+            if frame is None:
+                return
+            reply = self._handshake.receive(frame)
+            if reply is not None:
+                self._out.append(noise.framed(reply))
+        self._begin_inside(self._handshake.result, events)
+
+    def _begin_inside(self, established: noise.Established, events: list[ConnectionEvent]) -> None:
+        self._established, self._who, self._handshake = established, established.peer, None
+        if established.muxers:
+            # spec: both lists are known to both ends, so the choice is made; without a common one it MUST fail
+            if yamux.PROTOCOL not in established.muxers:
+                raise PeerFault(self._who, f"multiplexes only by {', '.join(established.muxers)[:200]}")
+            self._begin_streams(b"", events)
+        else:
+            hybrid = established.suite is noise.HYBRID
+            wished = BULK_PROTOCOL if self._lane is Lane.BULK else yamux.PROTOCOL
+            offered = {yamux.PROTOCOL, BULK_PROTOCOL} if hybrid else {yamux.PROTOCOL}
+            self._select = self._selection((wished,), offered.__contains__)
+            if isinstance(self._select, multistream.Dialer):
+                self._seal(self._select.start())
+            self._step = self._select_inside
+            self._select_inside(b"", events)
+
+    def _select_inside(self, data: Bytes, events: list[ConnectionEvent]) -> None:
+        established = self._established
+        assert established is not None
+        self._frames.feed(data)
+        while (frame := self._frames.next_frame()) is not None:
+            step = self._select.receive(established.receive.open(frame))
+            self._seal(step.reply)
+            if step.refused:
+                raise PeerFault(self._who, "takes neither streams nor bulk on this connection")
+            if step.agreed == BULK_PROTOCOL:
+                if step.rest:
+                    raise PeerFault(self._who, "put bulk data into a sealed frame of the negotiation")
+                self._step = self._ignore
+                events.append(Ready(Lane.BULK, established, self._frames.rest()))
+                return
+            if step.agreed is not None:
+                return self._begin_streams(step.rest, events)
+
+    def _begin_streams(self, rest: bytes, events: list[ConnectionEvent]) -> None:
+        assert self._established is not None
+        self._streams = Streams(self._role is Role.INITIATOR, self._terms.speaks, self._who)
+        events.append(Ready(Lane.CONTROL, self._established))
+        events.extend(self._streams.receive(rest))
+        self._step = self._receive_sealed
+        self._receive_sealed(b"", events)
+
+    def _receive_sealed(self, data: Bytes, events: list[ConnectionEvent]) -> None:
+        assert self._established is not None and self._streams is not None
+        self._frames.feed(data)
+        while (frame := self._frames.next_frame()) is not None:
+            events.extend(self._streams.receive(self._established.receive.open(frame)))
+
+    def _ignore(self, data: Bytes, events: list[ConnectionEvent]) -> None:
+        """After a fault, or after the connection was handed over."""
+
+    # ---- beginnings and the end -----------------------------------------------------------------------------
+
+    def _allowed_suites(self) -> tuple[str, ...]:
+        """Best first. Members and bulk lanes never come by the classical suite, so it is not offered to them."""
+        member = self._expected is not None and self._terms.known(self._expected) is not None
+        if self._terms.foreign and not member and self._lane is Lane.CONTROL:
+            return noise.PREFERENCE
+        return (noise.HYBRID.protocol,)
+
+    def _selection(
+        self, wishes: tuple[str, ...], speaks: Callable[[str], bool]
+    ) -> multistream.Dialer | multistream.Listener:
+        if self._role is Role.INITIATOR:
+            return multistream.Dialer(wishes, self._who)
+        return multistream.Listener(speaks, self._who)
+
+    def _begin_handshake(self, protocol: str) -> noise.Handshake:
+        terms = self._terms
+        if protocol == noise.CLASSICAL.protocol:
+            return noise.classical(
+                self._role, terms.identity, expected=self._expected, known=terms.known, muxers=(yamux.PROTOCOL,)
+            )
+        return noise.hybrid(
+            self._role,
+            terms.identity,
+            network=terms.network,
+            expected=self._expected,
+            known=terms.known,
+            suites=self._suites,
+            aeads=terms.aeads,
+        )
+
+    def _seal(self, plain: bytes) -> None:
+        assert self._established is not None
+        if plain:
+            self._out.append(noise.seal_frames(self._established.send, plain))
+
+    def _die(self) -> None:
+        """Spec yamux, "Session termination": say why, if there is a session to say it in."""
+        self._step = self._ignore
+        if self._streams is not None:
+            self._streams = None
+            with contextlib.suppress(LinkSpent):
+                self._seal(pack(GO_AWAY, 0, SESSION, PROTOCOL_ERROR))

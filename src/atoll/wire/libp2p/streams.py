@@ -1,0 +1,98 @@
+"""Streams that know their protocol: yamux, with a multistream-select negotiation at the head of every stream.
+
+(libp2p/specs connections, "Opening New Streams Over a Connection".) Promises: no data before `StreamOpened`, and
+none that belongs to the negotiation; who proposes what we do not speak is told so and loses only that stream.
+Never speaks optimistically: our own data waits for the agreement, one round trip per stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.base.errors import PeerFault
+from atoll.wire.libp2p import multistream
+from atoll.wire.libp2p.events import StreamClosed, StreamData, StreamEvent, StreamOpened, StreamReset, StreamStarted
+from atoll.wire.libp2p.varint import Bytes
+from atoll.wire.libp2p.yamux import Yamux
+
+
+class Streams:
+    def __init__(self, dialer: bool, speaks: Callable[[str], bool], who: str = "") -> None:
+        self._mux, self._speaks, self._who = Yamux(dialer, who), speaks, who
+        self._negotiating: dict[int, multistream.Dialer | multistream.Listener] = {}
+
+        # what needs no word of ours
+        self.close, self.consumed = self._mux.close, self._mux.consumed
+        self.ping, self.go_away, self.take_outgoing = self._mux.ping, self._mux.go_away, self._mux.take_outgoing
+
+    def open(self, *protocols: str) -> int | None:
+        """A stream for the first of these that the remote speaks; None: it takes no more streams.
+
+        `StreamOpened` says that it may be used, `StreamReset` that the remote speaks none of them.
+        """
+        stream = self._mux.open()
+        if stream is not None:
+            dialer = multistream.Dialer(protocols, self._who)
+            self._negotiating[stream] = dialer
+            self._mux.send(stream, dialer.start())
+        return stream
+
+    def room(self, stream: int) -> int:
+        """Bytes that `send` would take now."""
+        return 0 if stream in self._negotiating else self._mux.room(stream)
+
+    def send(self, stream: int, data: Bytes) -> bool:
+        """All of `data`, not copied, or nothing: False if the stream is not open, or its remote does not read."""
+        return stream not in self._negotiating and self._mux.send(stream, data)
+
+    def reset(self, stream: int) -> None:
+        self._negotiating.pop(stream, None)
+        self._mux.reset(stream)
+
+    def receive(self, data: Bytes) -> list[StreamEvent]:
+        events: list[StreamEvent] = []
+        gone: set[int] = set()  # streams given up below, of which this batch may still speak
+        for event in self._mux.receive(data):
+            match event:
+                case StreamStarted(stream):
+                    self._negotiating[stream] = multistream.Listener(self._speaks, self._who)
+                case StreamData(stream) | StreamClosed(stream) | StreamReset(stream) if stream in gone:
+                    pass
+                case StreamData(stream, piece) if stream in self._negotiating:
+                    if not self._negotiate(stream, piece, events):
+                        gone.add(stream)
+                case StreamClosed(stream) | StreamReset(stream) if stream in self._negotiating:
+                    self._give_up(stream, "the remote ended it before a protocol was agreed", events)
+                    gone.add(stream)
+                case _:
+                    events.append(event)
+        return events
+
+    def _negotiate(self, stream: int, data: bytes, events: list[StreamEvent]) -> bool:
+        """False: the stream is given up."""
+        machine = self._negotiating[stream]
+        try:
+            step = machine.receive(data)
+        except PeerFault:
+            # go-libp2p sends data right behind a proposal that it expects to be accepted. After our `na` that
+            # data is noise: the price is the stream. Noise from the start is a fault.
+            if not machine.refusals:
+                raise
+            self._give_up(stream, "not a negotiation any more", events)
+            return False
+        if step.refused or not self._mux.send(stream, step.reply):
+            self._give_up(stream, "the remote speaks none of the proposed protocols", events)
+            return False
+        self._mux.consumed(stream, len(data) - len(step.rest))
+        if step.agreed is not None:
+            del self._negotiating[stream]
+            events.append(StreamOpened(stream, step.agreed, by_remote=isinstance(machine, multistream.Listener)))
+            if step.rest:
+                events.append(StreamData(stream, step.rest))
+        return True
+
+    def _give_up(self, stream: int, why: str, events: list[StreamEvent]) -> None:
+        """Our user hears of it only if it knows the stream."""
+        if isinstance(self._negotiating[stream], multistream.Dialer):
+            events.append(StreamReset(stream, why))
+        self.reset(stream)
