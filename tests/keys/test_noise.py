@@ -203,7 +203,7 @@ def test_a_second_implementation_of_the_signatures_agrees(alice: Identity):
     other = pytest.importorskip("pqcrypto.sign.ml_dsa_65")
     ours = alice.sign(b"atoll/test/1\0")
     other.verify(alice.public.mldsa65, b"atoll/test/1\0", ours.mldsa65)
-    with pytest.raises(Exception, match="."):  # noqa: B017 - the library does not document which
+    with pytest.raises(ValueError, match="verification failed"):
         other.verify(alice.public.mldsa65, b"atoll/test/2\0", ours.mldsa65)
     public, secret = other.keygen()
     theirs = DualSignature(ours.ed25519, bytes(other.sign(secret, b"atoll/test/1\0")))
@@ -530,6 +530,7 @@ def test_a_member_cannot_come_by_the_classical_suite(alice: Identity, bob: Ident
         other.receive(last)
 
 
+@pytest.mark.timeout(3600)  # with ATOLL_FUZZ=100000
 @settings(max_examples=FUZZ, deadline=None, database=None)
 @given(data=st.data())
 def test_whatever_arrives_is_a_message_or_a_fault(data: st.DataObject):
@@ -599,6 +600,7 @@ def test_protobuf_that_makes_no_sense_is_refused(data: bytes):
         protobuf_fields(data)
 
 
+@pytest.mark.timeout(3600)  # with ATOLL_FUZZ=100000
 @settings(max_examples=FUZZ, deadline=None, database=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_protobuf_or_a_value_error(data: bytes):
