@@ -1,0 +1,113 @@
+"""What a connection costs: handshakes per CPU second, bytes per handshake, and sealed bytes per CPU second.
+
+    python bench/handshake.py [--quick] [--json]
+
+A handshake is counted whole: the CPU seconds of both sides together, in one process, on one core, with fresh
+keys every time and both identity signatures made and checked. Sealing is one direction: a box made, or opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from atoll.keys import noise
+from atoll.keys.identity import Identity
+from atoll.keys.noise import Handshake, Role
+from atoll.keys.seal import TAG_BYTES, Aead, Opener, Seal
+
+REPETITIONS = 5  # the median is reported, so that one noisy neighbour does not decide
+
+
+def rate_per_cpu_s(work: Callable[[], object], cpu_s: float) -> float:
+    """Calls per CPU second, median over REPETITIONS spans of `cpu_s`."""
+    work()
+    rates: list[float] = []
+    for _ in range(REPETITIONS):
+        count, begin = 0, time.process_time()
+        while (spent_s := time.process_time() - begin) < cpu_s:
+            work()
+            count += 1
+        rates.append(count / spent_s)
+    return statistics.median(rates)
+
+
+def shake(opening: Callable[[Role, Identity], Handshake], one: Identity, other: Identity) -> int:
+    """One handshake; the bytes of its three messages."""
+    initiator, responder = opening(Role.INITIATOR, one), opening(Role.RESPONDER, other)
+    first = initiator.start()
+    second = responder.receive(first)
+    assert second is not None
+    third = initiator.receive(second)
+    assert third is not None
+    responder.receive(third)
+    assert initiator.result is not None and responder.result is not None
+    return len(first) + len(second) + len(third)
+
+
+def sealing_gb_per_cpu_s(aead: Aead, plain_bytes: int, cpu_s: float) -> tuple[float, float]:
+    """(made, opened) in GB per CPU second, in place in one buffer, rekeying included."""
+    buffer = memoryview(bytearray(plain_bytes + TAG_BYTES))
+    plain, key = buffer[:plain_bytes], bytes(32)
+    seal = Seal(key, aead, rekey_bytes=2**30)
+    made = rate_per_cpu_s(lambda: seal.seal_into(plain, buffer), cpu_s)
+    template = bytes(Seal(key, aead).seal(bytes(plain_bytes)))
+    out = memoryview(bytearray(plain_bytes))
+    opened = rate_per_cpu_s(lambda: Opener(key, aead).open_into(template, out), cpu_s)
+    return made * plain_bytes / 1e9, opened * plain_bytes / 1e9
+
+
+def measure(cpu_s: float) -> dict[str, float]:
+    one, other = Identity.generate(), Identity.generate()
+
+    def hybrid(role: Role, identity: Identity) -> Handshake:
+        return noise.hybrid(role, identity, network=b"bench")
+
+    figures: dict[str, float] = {
+        "per_second_per_core": rate_per_cpu_s(lambda: shake(hybrid, one, other), cpu_s),
+        "bytes_total": shake(hybrid, one, other),
+        "classical_per_second_per_core": rate_per_cpu_s(lambda: shake(noise.classical, one, other), cpu_s),
+        "classical_bytes_total": shake(noise.classical, one, other),
+    }
+    for aead in Aead:
+        for plain_kib in (64, 256, 1024):
+            made, opened = sealing_gb_per_cpu_s(aead, plain_kib * 1024, cpu_s / 4)
+            name = aead.value.lower().replace("-", "_")
+            figures[f"seal_{name}_{plain_kib}k_gb_per_s"] = made
+            figures[f"open_{name}_{plain_kib}k_gb_per_s"] = opened
+    return {name: round(value, 2) for name, value in figures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the time, for a first impression")
+    arguments = parser.parse_args()
+    cpu_s = 0.1 if arguments.quick else 1.0
+    settings = {
+        "suite": noise.HYBRID.name.decode(),
+        "counted": "CPU seconds of both sides together, one process, one core",
+        "cpu_s_per_span": cpu_s,
+        "spans": REPETITIONS,
+    }
+    versions = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cryptography": version("cryptography"),
+    }
+    figures = measure(cpu_s)
+    if arguments.json:
+        report = {"bench": "handshake", "settings": settings, "figures": figures, "versions": versions}
+        print(json.dumps(report))
+        return
+    for name, value in (settings | versions | figures).items():
+        print(f"{name:44} {value}")
+
+
+if __name__ == "__main__":
+    main()
