@@ -25,6 +25,7 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.host.session import Opener, Sealer
 from atoll.host.tcp import Wire
+from atoll.keys.seal import TAG_BYTES
 
 HEAD = struct.Struct("!BxxxIIIQ")
 MESSAGE, SLAB = 0, 1
@@ -249,7 +250,7 @@ class BulkLane:
         """Open one record where it belongs. False: no memory now, `channel.resume` will be called."""
         kind, body_bytes, payload_bytes, index, number = HEAD.unpack(head)
         if number in self._abandoned:
-            opener.open_into(head, sealed, memoryview(bytearray(body_bytes)))
+            opener.open_into(sealed, memoryview(bytearray(body_bytes)), head)
             return True
         now = self._loop.time()
         frame = self._incoming.get(number)
@@ -266,13 +267,13 @@ class BulkLane:
             if frame.message is not None:
                 raise PeerFault(self._peer, "a frame with two messages")
             message = bytearray(body_bytes)
-            opener.open_into(head, sealed, memoryview(message))
+            opener.open_into(sealed, memoryview(message), head)
             frame.message = bytes(message)
         else:
             if index not in frame.missing or body_bytes != min(SLAB_BYTES, payload_bytes - index * SLAB_BYTES):
                 raise PeerFault(self._peer, f"slab {index} of {body_bytes} bytes was not expected")
             at = index * SLAB_BYTES
-            opener.open_into(head, sealed, frame.payload[at : at + body_bytes])
+            opener.open_into(sealed, frame.payload[at : at + body_bytes], head)
             frame.missing.discard(index)
         if frame.complete:
             self._release(number)
@@ -312,22 +313,25 @@ class BulkChannel:
         self._lane, self._sealer, self._opener = lane, sealer, opener
         self._loop = asyncio.get_running_loop()
         # free for the next record whenever the wire is not paused: nothing written is unsent then
-        self._outbox = memoryview(bytearray(HEAD.size + BODY_MAX + sealer.overhead_bytes))
-        self._inbox = memoryview(bytearray(HEAD.size + BODY_MAX + opener.overhead_bytes + HEAD.size))
+        self._outbox = memoryview(bytearray(HEAD.size + BODY_MAX + TAG_BYTES))
+        self._inbox = memoryview(bytearray(HEAD.size + BODY_MAX + TAG_BYTES + HEAD.size))
         self._got = 0
         self._want = PEEK_BYTES
         self._pump_scheduled = False
         self._waiting = False  # for memory
 
     def pump(self) -> None:
+        self.wire.guarded(self._pump)
+
+    def _pump(self) -> None:
         """Seal and write until the kernel is full, nothing is left, or it is the others' turn."""
         self._pump_scheduled = False
         left = TURN_BYTES
         while self.wire.clear and left > 0 and (record := self._lane.record_for(self)):
             head, body = record
-            size = HEAD.size + len(body) + self._sealer.overhead_bytes
+            size = HEAD.size + len(body) + TAG_BYTES
             self._outbox[: HEAD.size] = head
-            self._sealer.seal_into(head, body, self._outbox[HEAD.size : size])
+            self._sealer.seal_into(body, self._outbox[HEAD.size : size], head)
             self.wire.write(self._outbox[:size])
             left -= size
         if left <= 0 and not self._pump_scheduled:
@@ -360,7 +364,7 @@ class BulkChannel:
         at = 0
         while self._got - at >= HEAD.size and not self._waiting:
             head = bytes(self._inbox[at : at + HEAD.size])
-            end = at + HEAD.size + _judged(head) + self._opener.overhead_bytes
+            end = at + HEAD.size + _judged(head) + TAG_BYTES
             if end > self._got:
                 break
             if not self._lane.accept(self, head, self._inbox[at + HEAD.size : end], self._opener):
@@ -375,10 +379,10 @@ class BulkChannel:
         self._want = PEEK_BYTES
         if self._got >= HEAD.size:
             head = bytes(self._inbox[: HEAD.size])
-            self._want = HEAD.size + _judged(head) + self._opener.overhead_bytes + HEAD.size
+            self._want = HEAD.size + _judged(head) + TAG_BYTES + HEAD.size
 
     def writable(self) -> None:
-        self.pump()
+        self._pump()
 
     def ended(self, why: Exception | None) -> None:
         self._lane.detach(self)

@@ -18,8 +18,9 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Lane
-from atoll.host.session import Opened, Session
-from atoll.host.tcp import Endpoint, Wire
+from atoll.host.session import Guest, Opened, Session
+from atoll.host.tcp import Channel, Wire
+from atoll.wire.libp2p.multiaddr import Endpoint
 
 READ_BYTES = MIB // 16  # control frames are small; a long one comes in several reads
 
@@ -37,6 +38,10 @@ class Word(IntEnum):
 class Owner(Protocol):
     def admit(self, control: Control) -> None:
         """A stranger connected; raises to close the connection at once."""
+        ...
+
+    def visited(self, control: Control) -> None:
+        """A foreign peer that the session serves by itself; it may still be `opened` later."""
         ...
 
     def opened(self, control: Control) -> None: ...
@@ -118,6 +123,13 @@ class Control:
         self.settled(within_s)
         self._schedule()
 
+    def hand_over(self, channel: Channel) -> None:
+        """The handshake was for another lane: its last words leave, then the wire is the channel's."""
+        self.settled()
+        while out := self.session.outgoing():
+            self.wire.write(out)
+        self.wire.channel = channel
+
     # ---- what the wire calls ----
 
     def began(self, wire: Wire) -> None:
@@ -139,6 +151,9 @@ class Control:
             if isinstance(item, Opened):
                 self.peer, self.lane = item
                 self._owner.opened(self)
+            elif isinstance(item, Guest):
+                self.peer = item.peer
+                self._owner.visited(self)
             elif not item or item[0] not in _WORDS:
                 raise PeerFault(self.peer, "an empty or unknown control frame", item[:16])
             else:
@@ -162,22 +177,23 @@ class Control:
         # what is said in one turn of the loop leaves in one piece: one record, one system call
         if not self._pump_scheduled:
             self._pump_scheduled = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._scheduled_pump)
+
+    def _scheduled_pump(self) -> None:
+        self._pump_scheduled = False
+        self.wire.guarded(self._pump)
 
     def _pump(self) -> None:
-        self._pump_scheduled = False
-        if not self.wire.clear:
-            return
-        while self._words and self.session.ready:
-            self.session.send(self._words.popleft())
-        while self._messages and self.session.ready:
-            self.session.send(self._take_message())
+        while self.wire.clear and self.session.ready and (self._words or self._messages):
+            self.session.send(self._words.popleft() if self._words else self._take_message())
+            if not self.session.ready:
+                self._flush()
         self._flush()
-        if self._finishing and not self._words and not self._messages:
+        if self._finishing and self.wire.clear and not self._words and not self._messages:
             self.wire.close()
 
     def _flush(self) -> None:
-        if out := self.session.outgoing():
+        while self.wire.clear and (out := self.session.outgoing()):
             self.wire.write(out)
 
     def _take_message(self) -> bytes:

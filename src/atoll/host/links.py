@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Callable, Coroutine
 from enum import Enum, auto
+from socket import socket
 
 import msgspec
 
@@ -24,13 +25,15 @@ from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.host.bulk import BulkChannel, BulkLane, BulkLimits, Intake
 from atoll.host.control import Control, Word
 from atoll.host.session import Security
-from atoll.host.tcp import BACKLOG, Endpoint, Wire, connect, listening
+from atoll.host.tcp import BACKLOG, Wire, connect, listening
+from atoll.wire.libp2p.multiaddr import Endpoint, endpoint, text_of
 
 log = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
 
 HALF_OPEN_MAX = 512  # strangers in a handshake; each holds 64 kB and may cost us one signature (1 ms)
+GUESTS_MAX = 64  # foreign peers that only ask who we are; the oldest makes room
 HALF_OPEN_PER_SOURCE_MAX = 64  # of them from one host: a full mesh that starts on one machine
 RESETS_MAX = 3  # a process that dies closes its listener last: a reset handshake is worth another try at once
 REDIAL_FIRST_S, REDIAL_LAST_S = 0.1, 15.0
@@ -83,10 +86,6 @@ class _Refusal(Exception):
     """The listener said no, in words."""
 
 
-class _WrongPeer(PeerFault):
-    """Somebody else answers there."""
-
-
 class _Link:
     """One peer: what we know about it and what connects us."""
 
@@ -123,6 +122,7 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self._links: dict[PeerId, _Link] = {}
         self._half_open: dict[Control, None] = {}  # oldest first
+        self._guests: dict[Control, None] = {}  # oldest first
         self._intake = Intake(self._settings.receive_total_bytes)
         self._servers: list[asyncio.Server] = []
         self._wires: set[Wire] = set()
@@ -136,18 +136,19 @@ class Links:
         """Accept connections there; answers with what was bound. Raises UsageError or NetworkError."""
         bound: list[str] = []
         for address in addresses:
-            endpoint = _endpoint(address)
+            where = _endpoint(address)
             try:
-                sock = await listening(endpoint, self._settings.congestion)
+                sock = await listening(where, self._settings.congestion)
             except OSError as why:
                 raise NetworkError(
                     "E-NET-11",
-                    f"cannot listen on {endpoint}: {why.strerror or why}",
+                    f"cannot listen on {address}: {why.strerror or why}",
                     cause="another program holds this port, or this address is not this computer's",
                     fix="another port, or tcp/0 to let the system choose one",
                 ) from why
             self._servers.append(await self._loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
-            bound.append(str(endpoint._replace(port=sock.getsockname()[1])))
+            bound.append(text_of(where._replace(port=sock.getsockname()[1])))
+        self._security.listening(bound)
         return bound
 
     def contact(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
@@ -156,21 +157,22 @@ class Links:
             return
         link = self._link(peer)
         known = link.endpoints
-        link.endpoints = tuple(_endpoints(addresses))
+        link.endpoints = tuple(_endpoints(peer, addresses))
         if link.endpoints != known:
             link.nudge.set()
         self._redial(link)
 
     async def dial(self, address: str, expected_peer: PeerId | None = None) -> PeerId:
         """Connect to whoever is there, and keep the connection. Raises UsageError, NetworkError or RefusedError."""
-        endpoint = _endpoint(address)
+        where = _endpoint(address)
+        expected = expected_peer or where.peer
         try:
-            sock = await connect(endpoint, self._settings.congestion)
-            peer = await self._introduce(sock, endpoint, Lane.CONTROL, expected_peer)
+            sock = await connect(where, self._settings.congestion)
+            peer = await self._introduce(sock, where, Lane.CONTROL, expected)
         except (OSError, PeerFault, _Refusal) as why:
-            raise _for_people(endpoint, expected_peer, why) from why
+            raise _for_people(address, self._me, expected, why) from why
         link = self._link(peer)
-        link.endpoints = link.endpoints or (endpoint,)
+        link.endpoints = link.endpoints or (where,)
         return peer
 
     def forget(self, peer: PeerId) -> None:
@@ -229,7 +231,7 @@ class Links:
             if link.control:
                 link.control.finish()
             link.bulk.hang_up()
-        for control in list(self._half_open):
+        for control in [*self._half_open, *self._guests]:
             control.wire.abort()
         if self._wires:
             await asyncio.wait([wire.closed for wire in self._wires], timeout=CLOSE_S)
@@ -272,10 +274,7 @@ class Links:
     async def _attempt(self, link: _Link) -> _Outcome:
         """Connect to all addresses at once, introduce ourselves on one connection after the other."""
         outcomes: list[_Outcome] = []
-        dials = {
-            asyncio.create_task(connect(endpoint, self._settings.congestion)): endpoint
-            for endpoint in link.endpoints
-        }
+        dials = {asyncio.create_task(connect(where, self._settings.congestion)): where for where in link.endpoints}
         pending = set(dials)
         try:
             while pending:
@@ -301,14 +300,14 @@ class Links:
             return _Outcome.REFUSED
         return _Outcome.RESET if _Outcome.RESET in outcomes else _Outcome.FAILED
 
-    async def _introduce(self, sock, endpoint: Endpoint, lane: Lane, expected: PeerId | None) -> PeerId:
+    async def _introduce(self, sock: socket, where: Endpoint, lane: Lane, expected: PeerId | None) -> PeerId:
         """Handshake on a fresh connection. Raises OSError, PeerFault or _Refusal."""
         control = Control(
             self,
             lambda: self._security.dialing(lane, expected),
             deadline_s=self._settings.handshake_s,
             queue_bytes=self._settings.control_queue_bytes,
-            endpoint=endpoint,
+            endpoint=where,
             expected=expected,
         )
         wire = self._wire(control)
@@ -347,14 +346,23 @@ class Links:
 
     # ---- what connections tell us ----
 
+    def visited(self, control: Control) -> None:
+        self._half_open.pop(control, None)
+        if not self._allow(control.peer):
+            raise ConnectionAbortedError("this guest is not admitted")
+        if len(self._guests) >= GUESTS_MAX:
+            next(iter(self._guests)).wire.abort()
+        self._guests[control] = None
+        control.settled()
+
     def opened(self, control: Control) -> None:
         """The handshake is over: we know who it is."""
         self._half_open.pop(control, None)
         peer = control.peer
         if peer == self._me:
-            raise _WrongPeer(peer, "that is this very peer")
+            raise PeerFault(peer, "this is myself")
         if control.expected not in (None, peer):
-            raise _WrongPeer(peer, f"answers where {control.expected} was expected")
+            raise PeerFault(peer, f"answered where {control.expected} was expected")
         if control.lane is Lane.BULK:
             self._join_bulk(control)
         elif not control.dialled:
@@ -410,6 +418,7 @@ class Links:
 
     def over(self, control: Control, why: Exception | None) -> None:
         self._half_open.pop(control, None)
+        self._guests.pop(control, None)
         if not control.ready.done():
             if control.dialled:
                 control.ready.set_exception(why or ConnectionResetError("hung up during the handshake"))
@@ -485,10 +494,9 @@ class Links:
         link = self._links.get(control.peer)
         if link is None or link.control is None or len(link.bulk.channels) >= self._bulk_connections_max():
             raise PeerFault(control.peer, "opened a bulk connection that nobody asked for")
-        control.settled()
         sealer, opener, rest = control.session.boxes()
         channel = BulkChannel(control.wire, link.bulk, sealer, opener)
-        control.wire.channel = channel
+        control.hand_over(channel)
         link.bulk.attach(channel)
         channel.feed(rest)
         if not control.ready.done():
@@ -595,53 +603,59 @@ def _bytes_view(data: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses empty shapes
 
 
-def _endpoints(addresses: tuple[str, ...]) -> list[Endpoint]:
+def _endpoints(peer: PeerId, addresses: tuple[str, ...]) -> list[Endpoint]:
+    """Those of a peer's addresses that can be dialled and are not somebody else's."""
     found: list[Endpoint] = []
     for address in addresses[:ADDRESSES_MAX]:
         try:
-            found.append(Endpoint.parse(address))
+            where = endpoint(address)
         except ValueError:
-            log.debug("skipping address %r", address)
+            continue
+        if where.transport == "tcp" and where.peer in (None, peer):
+            found.append(where)
     return found
 
 
 def _endpoint(address: str) -> Endpoint:
     try:
-        return Endpoint.parse(address)
+        where = endpoint(address)
     except ValueError as why:
         raise UsageError("E-NET-10", str(why)) from why
+    if where.transport != "tcp":
+        raise UsageError("E-NET-10", f"{address} is for browsers; write the peer's tcp address")
+    return where
 
 
-def _for_people(endpoint: Endpoint, expected: PeerId | None, why: Exception) -> NetworkError | RefusedError:
+def _for_people(address: str, me: PeerId, expected: PeerId | None, why: Exception) -> NetworkError | RefusedError:
     match why:
         case _Refusal():
-            return RefusedError("E-NET-14", f"the peer at {endpoint} refused: {why}")
-        case _WrongPeer(who=who) if expected:
+            return RefusedError("E-NET-14", f"the peer at {address} refused: {why}")
+        case PeerFault(who=who) if who == me:
+            return RefusedError("E-NET-15", f"{address} is this very peer")
+        case PeerFault(who=who) if expected and who not in ("", expected):
             return RefusedError(
                 "E-NET-15",
-                f"{who} answers at {endpoint}, not {expected}",
+                f"{who} answers at {address}, not {expected}",
                 cause="the ticket is old, or somebody stands between you and the peer",
                 fix="ask for a fresh ticket",
             )
-        case _WrongPeer():
-            return RefusedError("E-NET-15", f"{endpoint} is this very peer")
         case PeerFault():
             return RefusedError(
                 "E-NET-16",
-                f"what answers at {endpoint} does not speak our protocol: {why.what}",
+                f"what answers at {address} does not speak our protocol: {why.what}",
                 cause="another program listens there, or it belongs to another network or version",
             )
         case ConnectionRefusedError():
             return NetworkError(
                 "E-NET-12",
-                f"nobody listens at {endpoint}",
+                f"nobody listens at {address}",
                 cause="the peer is not running, or its port changed",
                 fix="ask for a fresh ticket",
             )
         case _:
             return NetworkError(
                 "E-NET-13",
-                f"no answer from {endpoint}: {why or type(why).__name__}",
+                f"no answer from {address}: {why or type(why).__name__}",
                 cause="a firewall drops the packets, or the computer is off",
                 fix="atoll doctor",
             )

@@ -19,6 +19,12 @@ FRAME_MAX = CONTROL_FRAME_MAX + 64  # bytes; a message and the word that says wh
 PLAIN_HELLO = b"atoll/plain/1"
 
 
+class Guest(NamedTuple):
+    """A foreign libp2p peer: we know who it is, it may ask what the session itself answers, it is no link."""
+
+    peer: PeerId
+
+
 class Opened(NamedTuple):
     """The handshake is over: this is who is at the other end, and what the connection is for."""
 
@@ -27,20 +33,16 @@ class Opened(NamedTuple):
 
 
 class Sealer(Protocol):
-    """Encrypts the records of one direction, in order."""
+    """Encrypts the records of one direction, in order: `keys.seal.Seal`, or nothing for tests."""
 
-    overhead_bytes: int
-
-    def seal_into(self, head: bytes, data: memoryview, out: memoryview) -> None:
-        """Fill `out`, `overhead_bytes` longer than `data`. `head` travels in clear and is authenticated."""
+    def seal_into(self, plain: memoryview, out: memoryview, header: bytes) -> int:
+        """Fill `out`, TAG_BYTES longer than `plain`. `header` travels in clear and is authenticated."""
         ...
 
 
 class Opener(Protocol):
-    overhead_bytes: int
-
-    def open_into(self, head: bytes, sealed: memoryview, out: memoryview) -> None:
-        """The reverse; raises PeerFault when head or record are not what was sealed, in order."""
+    def open_into(self, box: memoryview, out: memoryview, header: bytes) -> int:
+        """The reverse; raises PeerFault when header or box are not what was sealed, in order."""
         ...
 
 
@@ -51,15 +53,17 @@ class Session(Protocol):
         """The connection stands; the dialer begins."""
         ...
 
-    def receive(self, data: memoryview) -> list[Opened | bytes]:
-        """What came of these bytes: once `Opened`, then control frames. A PeerFault ends the session."""
+    def receive(self, data: memoryview) -> list[Opened | Guest | bytes]:
+        """What came of these bytes: `Guest` or `Opened`, then control frames. A PeerFault ends the session."""
         ...
 
     def send(self, frame: bytes) -> None:
         """Control lane only, after `Opened`."""
         ...
 
-    def outgoing(self) -> bytes: ...
+    def outgoing(self) -> bytes:
+        """A fair piece of what is to be written; ask again until nothing is left."""
+        ...
 
     @property
     def ready(self) -> bool:
@@ -78,6 +82,10 @@ class Security(Protocol):
 
     def accepting(self) -> Session: ...
 
+    def listening(self, addresses: list[str]) -> None:
+        """Where we can be reached, for whoever asks."""
+        ...
+
 
 # ---- without secrecy, for tests ----------------------------------------------------------------------------
 
@@ -92,6 +100,9 @@ class PlainSecurity:
 
     def dialing(self, lane: Lane, expected: PeerId | None) -> Session:
         return _PlainSession(self._me, lane)
+
+    def listening(self, addresses: list[str]) -> None:
+        pass
 
     def accepting(self) -> Session:
         return _PlainSession(self._me, None)
@@ -113,7 +124,7 @@ class _PlainSession:
         if self._lane is not None:
             self._hello(self._lane)
 
-    def receive(self, data: memoryview) -> list[Opened | bytes]:
+    def receive(self, data: memoryview) -> list[Opened | Guest | bytes]:
         if self._opened:
             return list(self._frames.receive(data))
         self._part += data
@@ -122,8 +133,10 @@ class _PlainSession:
             raise PeerFault("", "no hello", bytes(self._part[:magic]))
         if len(self._part) < magic + 2 or len(self._part) < (end := magic + 2 + self._part[magic + 1]):
             return []
+        if self._part[magic] not in set(Lane):
+            raise PeerFault("", "no such lane")
         lane = Lane(self._part[magic])
-        peer = PeerId(self._part[magic + 2 : end].decode())
+        peer = PeerId(self._part[magic + 2 : end].decode(errors="replace"))
         rest = bytes(self._part[end:])
         self._opened = True
         if self._lane is None:
@@ -148,10 +161,10 @@ class _PlainSession:
 
 
 class _PlainBox:
-    overhead_bytes = 0
+    def seal_into(self, plain: memoryview, out: memoryview, header: bytes) -> int:
+        out[: len(plain)] = plain
+        return len(out)
 
-    def seal_into(self, head: bytes, data: memoryview, out: memoryview) -> None:
-        out[:] = data
-
-    def open_into(self, head: bytes, sealed: memoryview, out: memoryview) -> None:
-        out[:] = sealed
+    def open_into(self, box: memoryview, out: memoryview, header: bytes) -> int:
+        out[:] = box[: len(out)]
+        return len(out)

@@ -13,9 +13,12 @@ import contextlib
 import logging
 import socket
 import struct
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from atoll.base.limits import ADDRESS_BYTES_MAX
+from atoll.base.errors import PeerFault
+from atoll.keys.seal import LinkSpent
+from atoll.wire.libp2p.multiaddr import Endpoint, text_of
 
 log = logging.getLogger(__name__)
 
@@ -23,56 +26,10 @@ BACKLOG = 256  # connections the kernel holds for us; a mesh that starts at once
 CONNECT_S = 3.0  # a TCP connection takes one round trip and at most one lost SYN (1 s)
 
 
-class Endpoint(NamedTuple):
-    """Where to listen or dial. Made from a multiaddr: /ip4/127.0.0.1/tcp/7070, /dns/box.example.org/tcp/7070."""
-
-    kind: str  # ip4, ip6, dns, dns4, dns6
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, address: str) -> Endpoint:
-        """Raises ValueError that says which forms are understood. A trailing /p2p/<peer id> is allowed."""
-        words = address.split("/")
-        if (
-            len(address) > ADDRESS_BYTES_MAX
-            or len(words) not in (5, 7)
-            or (words[0], words[3]) != ("", "tcp")
-            or words[1] not in _FAMILIES
-            or not (words[4].isascii() and words[4].isdigit() and int(words[4]) < 65536)
-            or (len(words) == 7 and words[5] != "p2p")
-        ):
-            raise ValueError(
-                f"{address[:ADDRESS_BYTES_MAX]!r} is not an address; "
-                "write for example /ip4/192.0.2.7/tcp/7070 or /dns/box.example.org/tcp/7070"
-            )
-        return cls(words[1], words[2], int(words[4]))
-
-    def __str__(self) -> str:
-        return f"/{self.kind}/{self.host}/tcp/{self.port}"
-
-    async def resolve(self) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
-        """What to bind or dial, in order of preference. Raises OSError when a name has no address."""
-        numeric = socket.AI_NUMERICHOST if self.kind.startswith("ip") else 0
-        found = await asyncio.get_running_loop().getaddrinfo(
-            self.host, self.port, family=_FAMILIES[self.kind], type=socket.SOCK_STREAM, flags=numeric
-        )
-        return [(socket.AddressFamily(family), address[:2]) for family, _, _, _, address in found]
-
-
-_FAMILIES = {
-    "ip4": socket.AF_INET,
-    "ip6": socket.AF_INET6,
-    "dns": socket.AF_UNSPEC,
-    "dns4": socket.AF_INET,
-    "dns6": socket.AF_INET6,
-}
-
-
 async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:
     """A connected, non-blocking socket. Raises OSError, ConnectionRefusedError only if every address refused."""
     troubles: list[OSError] = []
-    for family, address in await endpoint.resolve():
+    for family, address in await _resolved(endpoint):
         sock = _socket(family, congestion)
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -86,12 +43,12 @@ async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:
             raise
     # one address that did not answer leaves hope: "refused" is said only when every one refused
     troubles.sort(key=lambda why: isinstance(why, ConnectionRefusedError))
-    raise troubles[0] if troubles else OSError(f"{endpoint} has no address")
+    raise troubles[0] if troubles else OSError(f"{text_of(endpoint)} has no address")
 
 
 async def listening(endpoint: Endpoint, congestion: str) -> socket.socket:
     """A bound, non-blocking socket; accepted connections inherit its congestion control (Linux)."""
-    family, address = (await endpoint.resolve())[0]
+    family, address = (await _resolved(endpoint))[0]
     sock = _socket(family, congestion)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,6 +59,11 @@ async def listening(endpoint: Endpoint, congestion: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+async def _resolved(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+    found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    return [(socket.AddressFamily(family), address[:2]) for family, _, _, _, address in found]
 
 
 def _socket(family: socket.AddressFamily, congestion: str) -> socket.socket:
@@ -193,10 +155,21 @@ class Wire(asyncio.BufferedProtocol):
         if self._transport and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Where strangers' bytes are judged and keys are used: whatever `work` raises ends this connection only."""
+        try:
+            work()
+        except (PeerFault, LinkSpent, OSError) as why:
+            log.debug("closing a connection to %s: %r", self.source, why)
+            self.abort(why)
+        except Exception as mistake:  # ours: bytes led us where nobody thought
+            log.warning("closing a connection to %s", self.source, exc_info=mistake)
+            self.abort(mistake)
+
     def again(self) -> None:
         """Let the channel look once more at what it already has."""
         if self._transport and not self._transport.is_closing():
-            self._guarded(self.channel.received, 0)
+            self.guarded(lambda: self.channel.received(0))
 
     # ---- what the kernel knows ----
 
@@ -218,21 +191,21 @@ class Wire(asyncio.BufferedProtocol):
         self._transport = transport
         # what waits here can no longer be dropped or overtaken: let it wait in the channel's own queue instead
         transport.set_write_buffer_limits(high=0)
-        self._guarded(self.channel.began, self)
+        self.guarded(lambda: self.channel.began(self))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.channel.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.received_bytes += nbytes
-        self._guarded(self.channel.received, nbytes)
+        self.guarded(lambda: self.channel.received(nbytes))
 
     def pause_writing(self) -> None:
         self.paused = True
 
     def resume_writing(self) -> None:
         self.paused = False
-        self.channel.writable()
+        self.guarded(self.channel.writable)
 
     def eof_received(self) -> bool:
         return False  # close: none of our conversations goes on in one direction only
@@ -242,14 +215,6 @@ class Wire(asyncio.BufferedProtocol):
         if not self.closed.done():
             self.closed.set_result(None)
         self.channel.ended(self._fault or exc)
-
-    def _guarded(self, call, argument) -> None:
-        """Strangers' bytes are judged in `call`: whatever it raises ends this connection and nothing else."""
-        try:
-            call(argument)
-        except Exception as fault:
-            log.debug("closing a connection from %s: %r", self.source, fault)
-            self.abort(fault)
 
 
 def _asked(transport, option: str, size: int, read):
