@@ -205,7 +205,7 @@ class Peer:
                 return self._wake(now)
             case Done(job, result) if job == "restore":
                 return self._restored(bool(result), now)
-            case Failed(job, why) if job == "restore":
+            case Failed(job) if job == "restore":
                 return self._restored(False, now)
             case Done() | Failed() | TimerFired():
                 return self._to_rooms(event, now)
@@ -314,9 +314,15 @@ class Peer:
         self.round = Round(ground, self.notary, agreement, self.heartbeat.gone, reports, held, self.said)
         effects = self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
-        if vertex is not None and self.round is not None:
-            effects += self._from_round(self.round.learn(vertex, self._run_time(now)), now)
+        if vertex is not None:
+            effects += self._from_round(self._learned(plan.round, vertex, now), now)
         return effects + self._replay_early(now)
+
+    def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
+        current = self.round  # a round may close inside its own first event
+        if current is None or current.plan.round != round:
+            return []
+        return current.learn(vertex, self._run_time(now))
 
     def _ground(self, plan: RoundPlan, parent: Body) -> Ground:
         history = self.history
@@ -439,14 +445,12 @@ class Peer:
         for early in waiting:
             message = early.event.message
             assert isinstance(message, RoundMessage)
-            current = self.round.plan.round if self.round is not None else self.at + 1
-            if message.round > current or (message.round == current and self.round is None):
-                self._remember_early(early.event)
-            elif message.round == current:
-                try:
-                    effects += self._to_round(early.event, now)
-                except PeerFault as fault:
-                    effects.append(Report(Fault(peer=PeerId(fault.who), what=fault.what)))
+            if message.round < self.at + 1:
+                continue
+            try:
+                effects += self._hear_round(early.event, message, now)
+            except PeerFault as fault:
+                effects.append(Report(Fault(peer=PeerId(fault.who), what=fault.what)))
         return effects
 
     def _hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
@@ -643,7 +647,8 @@ class Peer:
         for key, signed in list(self.pool.items()):
             reported = open_report(self.notary, signed, keys.get(signed.signer))
             stale = reported is None or self._judge_report(reported, body, recent, None) is not None
-            if stale or (signed.body in carried and not isinstance(reported and reported.statement, Join | Leave)):
+            done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
+            if stale or done:  # a carried Join or Leave that had to wait for its turn stays
                 del self.pool[key]
 
     # ---- heartbeats, links, time ---------------------------------------------------------------------------

@@ -1,0 +1,102 @@
+"""Invariants watched in every simulated run. They read facts; they never steer.
+
+- no two vertices are agreed for one round, and all who close a round close it with the same one
+- whoever closes a round holds exactly the state that its vertex names
+- every contribution is counted exactly once in a part, or the peer is reported missing
+- with no faults, everybody is counted in every training round
+- an honest peer is never found breaking the protocol
+- nothing that strangers can grow grows beyond its bound
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import EARLY_BYTES_MAX, EARLY_MESSAGES_MAX, REPORTS_PER_VERTEX_MAX, ROUNDS_KEPT
+from atoll.base.machine import Fact
+from atoll.node.peer import CaughtUp, Fault
+from atoll.node.round import Disagreed, RoundClosed, StateMissing
+from atoll.protocol.consensus.agreement import Equivocation
+from atoll.protocol.dag.history import WINDOW
+from atoll.protocol.reduce.run import Garbage
+from atoll.sim.world import Node
+
+
+class InvariantBroken(AssertionError):
+    """What should never happen, happened. The message says what; the seed replays it."""
+
+
+@dataclass
+class Checkers:
+    villains: frozenset[PeerId] = frozenset()
+    faultless: bool = False
+    vertices: dict[int, Digest] = field(default_factory=dict)
+    closed: dict[PeerId, int] = field(default_factory=dict)  # last round each peer closed
+    closings: int = 0
+    full: int = 0  # closings of training rounds that counted every voter
+    training: int = 0
+    missing: int = 0
+    repairs: int = 0
+    attempts: dict[int, int] = field(default_factory=dict)  # round -> attempt that decided it
+
+    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+        if node.name in self.villains:
+            return
+        match fact:
+            case RoundClosed():
+                self._closed(node, fact)
+            case CaughtUp(round=round):
+                self.closed[node.name] = max(round, self.closed.get(node.name, -1))
+            case Equivocation(peer=peer) if peer not in self.villains:
+                self._broken(f"honest {peer} was caught saying two things in round {fact.round}")
+            case Fault(peer=peer, what=what) if peer not in self.villains:
+                self._broken(f"honest {peer} is blamed by {node.name}: {what}")
+            case Garbage(peer=peer) if peer not in self.villains:
+                self._broken(f"honest {peer}'s bytes do not decode")
+            case StateMissing(why=why):
+                self.repairs += 1
+                if "differs" in why:
+                    self._broken(f"{node.name} diverged in round {fact.round}: {why}")
+            case Disagreed(proposer=proposer, why=why) if proposer not in self.villains and "state hash" in why:
+                self._broken(f"{node.name} computes another state than {proposer} in round {fact.round}")
+            case _:
+                pass
+
+    def _closed(self, node: Node, fact: RoundClosed) -> None:
+        round, name = fact.body.round, node.name
+        first = self.vertices.setdefault(round, fact.id)
+        if first != fact.id:
+            self._broken(f"two vertices agreed for round {round}: {first.hex()[:8]} and {fact.id.hex()[:8]}")
+        if node.island.head != fact.body.state:
+            self._broken(f"{name} closed round {round} with a state that is not the agreed one")
+        if round <= self.closed.get(name, -1):
+            self._broken(f"{name} closed round {round} after round {self.closed[name]}")
+        if node.island.miscounted:
+            self._broken(node.island.miscounted[0])
+        self.closed[name] = round
+        self.closings += 1
+        self.attempts.setdefault(round, fact.body.attempt)
+        if fact.body.parts:
+            self.training += 1
+            self.missing += len(fact.missing)
+            whole = not (fact.missing or fact.partly or fact.parts_missing)
+            self.full += whole
+            if self.faultless and not whole:
+                self._broken(f"without faults, round {round} misses {fact.missing} (parts of {fact.partly})")
+        self._bounds(node)
+
+    def _bounds(self, node: Node) -> None:
+        peer = node.machine
+        if peer is None:
+            return
+        assert len(peer.early) <= EARLY_MESSAGES_MAX and peer.early_bytes <= EARLY_BYTES_MAX
+        assert len(peer.pool) <= REPORTS_PER_VERTEX_MAX
+        assert len(peer.held) <= ROUNDS_KEPT + 1
+        if peer.history is not None:
+            assert len(peer.history.vertices) <= WINDOW + 2
+        if peer.round is not None:
+            assert len(peer.round.agreement.tallies) <= 16, "tallies of finished attempts pile up"
+
+    def _broken(self, what: str) -> None:
+        raise InvariantBroken(what)

@@ -1,0 +1,166 @@
+"""The trainer and the tensors of a virtual peer: updates are multisets of names, so counting is checked exactly.
+
+A shared state is a few bytes: a hash chain over the combined parts and the number of times each peer has been
+counted. Two peers hold the same state exactly if they applied the same parts in the same order, like the real
+one. Work takes virtual time; what is durable when the answer arrives survives a crash, all else does not.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Payload
+from atoll.keys.digest import Manifest, blob_id, digest, manifest_of
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
+from atoll.protocol.reduce.work import Combine, Combined
+from atoll.protocol.transfer.work import (
+    BlobOpened,
+    CloseBlob,
+    OpenBlob,
+    ReadChunk,
+    ReadManifest,
+    StoreChunk,
+)
+
+
+class Shared(msgspec.Struct, frozen=True, array_like=True):
+    round: int
+    chain: Digest
+    steps: int
+    counted: dict[PeerId, int]
+
+
+GENESIS_STATE = msgspec.msgpack.encode(Shared(-1, digest(b"genesis"), 0, {}))
+
+
+@dataclass
+class IslandKnobs:
+    step_s: Seconds = 0.05
+    step_jitter: float = 0.1
+    update_bytes: int = 1_000_000
+    train_failure_rate: float = 0.0
+
+
+@dataclass
+class Island:
+    """Durable part: `blobs` and `private`. Everything else dies with the process."""
+
+    me: PeerId
+    knobs: IslandKnobs
+    draw: random.Random
+    blobs: dict[Digest, bytes] = field(default_factory=lambda: {blob_id(manifest_of(GENESIS_STATE)): GENESIS_STATE})
+    partial: dict[Digest, tuple[Manifest, dict[int, bytes]]] = field(default_factory=dict)
+    steps_done: int = 0  # since the last counted update
+    head: Digest | None = None
+    miscounted: list[str] = field(default_factory=list)  # read by the checkers
+
+    def crash(self) -> None:
+        self.steps_done = 0
+
+    def takes_s(self, work: Any) -> Seconds:
+        match work:
+            case Train():
+                return min(self._step_s() * work.steps, max(work.seconds_max, 0.0))
+            case Encode() | Combine() | Advance() | Adopt():
+                return 0.002 + self.knobs.update_bytes / 1e9
+            case _:
+                return 0.002
+
+    def do(self, work: Any) -> Any:
+        """The answer to a piece of work; raises RuntimeError where the real island would fail."""
+        match work:
+            case Train():
+                return self._train(work)
+            case Encode():
+                return Encoded(tuple(self._part(work, index) for index in range(work.parts)))
+            case Combine():
+                return self._combine(work)
+            case Advance():
+                return self._advance(work)
+            case Adopt():
+                self.head = work.state
+                if work.counted is None or any(work.counted):
+                    self.steps_done = 0
+                self._prune(work.state)
+                return None
+            case Restore():
+                if work.state not in self.blobs:
+                    return False
+                self.head = work.state
+                return True
+            case OpenBlob():
+                manifest, chunks = self.partial.setdefault(work.blob, (work.manifest, {}))
+                return BlobOpened(frozenset(chunks))
+            case StoreChunk():
+                self.partial[work.blob][1][work.index] = bytes(work.payload.data)
+                return None
+            case CloseBlob():
+                manifest, chunks = self.partial.pop(work.blob)
+                data = b"".join(chunks[i] for i in range(len(manifest.chunks)))
+                assert blob_id(manifest_of(data)) == work.blob
+                self.blobs[work.blob] = data
+                return None
+            case ReadManifest():
+                data = self.blobs.get(work.blob)
+                return None if data is None else manifest_of(data)
+            case ReadChunk():
+                data = self.blobs.get(work.blob)
+                return None if data is None else Payload(digest(data), len(data), data)  # states fit one chunk
+            case _:
+                raise RuntimeError(f"a virtual island cannot do {type(work).__name__}")
+
+    def _step_s(self) -> Seconds:
+        return self.knobs.step_s * (1 + self.draw.uniform(-1, 1) * self.knobs.step_jitter)
+
+    def _train(self, work: Train) -> Trained:
+        if self.draw.random() < self.knobs.train_failure_rate:
+            raise RuntimeError("the virtual trainer crashed")
+        steps = min(work.steps, max(0, int(work.seconds_max / self.knobs.step_s)))
+        self.steps_done += steps
+        loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
+        return Trained(steps, self.steps_done * 16, loss, self.knobs.step_s)
+
+    def _part(self, work: Encode, index: int) -> Payload:
+        name = digest(f"{self.me}/{work.round}/{index}/{self.draw.random()}".encode())
+        return Payload(name, self.knobs.update_bytes // work.parts, (self.me,))
+
+    def _combine(self, work: Combine) -> Combined:
+        names: list[PeerId] = []
+        for row in work.rows:
+            if row.payload.data != (row.peer,):
+                self.miscounted.append(
+                    f"part {work.part} of round {work.round} holds {row.payload.data} as {row.peer}"
+                )
+            names += row.payload.data
+        whole = digest(b"".join(row.payload.digest for row in work.rows) + str((work.round, work.part)).encode())
+        payload = Payload(whole, self.knobs.update_bytes // work.parts, tuple(names))
+        return Combined(payload, tuple(row.peer for row in work.rows), ())
+
+    def _advance(self, work: Advance) -> Advanced:
+        before = msgspec.msgpack.decode(self.blobs[work.before], type=Shared)
+        counted, chain = dict(before.counted), before.chain
+        for payload in work.parts:
+            if payload is None:
+                chain = digest(chain + b"missing")
+                continue
+            if len(set(payload.data)) != len(payload.data):
+                self.miscounted.append(f"round {work.round} counts twice: {payload.data}")
+            for name in payload.data:
+                counted[name] = counted.get(name, 0) + 1
+            chain = digest(chain + payload.digest)
+        after = Shared(work.round, chain, before.steps + work.steps, dict(sorted(counted.items())))
+        data = msgspec.msgpack.encode(after)
+        name = blob_id(manifest_of(data))
+        self.blobs[name] = data
+        return Advanced(name)
+
+    def _prune(self, head: Digest) -> None:
+        """Like the real store: the last few states stay, so that laggards and restarts find theirs."""
+        for old in list(self.blobs)[:-16]:
+            if old != head:
+                del self.blobs[old]

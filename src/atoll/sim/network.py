@@ -1,0 +1,84 @@
+"""Links of the virtual world: latency, jitter, loss, duplicates, bandwidth, partitions. Named knobs, one seed.
+
+Latency is drawn once per pair, jitter per message, so that messages overtake each other as on real paths. Bulk
+payloads queue at the sender's uplink and the receiver's downlink; control messages only pay latency.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Lane, Payload
+
+
+@dataclass(frozen=True)
+class NetworkKnobs:
+    latency_min_s: Seconds = 0.010
+    latency_max_s: Seconds = 0.080
+    jitter_s: Seconds = 0.010
+    loss_rate: float = 0.0  # of messages; the real host loses only what a broken connection loses
+    duplicate_rate: float = 0.0
+    uplink_bytes_s: float = 12.5e6  # 100 Mbit/s
+    downlink_bytes_s: float = 12.5e6
+
+
+@dataclass
+class Network:
+    """Decides when, and how often, a message arrives."""
+
+    knobs: NetworkKnobs
+    draw: random.Random
+    blocked: set[tuple[PeerId, PeerId]] = field(default_factory=set)  # directed: (from, to)
+    uplink_free: dict[PeerId, Seconds] = field(default_factory=dict)
+    downlink_free: dict[PeerId, Seconds] = field(default_factory=dict)
+    latency: dict[tuple[PeerId, PeerId], Seconds] = field(default_factory=dict)
+    sent: int = 0
+    lost: int = 0
+    bytes: int = 0
+
+    def arrivals(
+        self, now: Seconds, sender: PeerId, to: PeerId, lane: Lane, payload: Payload | None
+    ) -> list[Seconds]:
+        """World times at which copies of this message arrive: none, one or two."""
+        self.sent += 1
+        if (sender, to) in self.blocked or self.draw.random() < self.knobs.loss_rate:
+            self.lost += 1
+            return []
+        leave = now
+        if payload is not None:
+            self.bytes += payload.size_bytes
+            leave = self._queue(self.uplink_free, sender, now, payload.size_bytes / self.knobs.uplink_bytes_s)
+        arrive = leave + self.one_way_s(sender, to)
+        if payload is not None:
+            arrive = self._queue(self.downlink_free, to, arrive, payload.size_bytes / self.knobs.downlink_bytes_s)
+        copies = [arrive]
+        if self.knobs.duplicate_rate and self.draw.random() < self.knobs.duplicate_rate:
+            copies.append(arrive + self.draw.uniform(0, 10 * self.knobs.jitter_s))
+        return copies
+
+    def one_way_s(self, sender: PeerId, to: PeerId) -> Seconds:
+        pair = (sender, to) if sender < to else (to, sender)
+        base = self.latency.get(pair)
+        if base is None:
+            base = self.draw.uniform(self.knobs.latency_min_s, self.knobs.latency_max_s)
+            self.latency[pair] = base
+        return base + self.draw.uniform(0, self.knobs.jitter_s)
+
+    def split(self, side: set[PeerId], others: set[PeerId], both_ways: bool = True) -> None:
+        """Nothing passes from `side` to `others`, and, unless the partition is asymmetric, nothing back."""
+        for a in side:
+            for b in others:
+                self.blocked.add((a, b))
+                if both_ways:
+                    self.blocked.add((b, a))
+
+    def heal(self) -> None:
+        self.blocked.clear()
+
+    @staticmethod
+    def _queue(free: dict[PeerId, Seconds], who: PeerId, now: Seconds, takes_s: Seconds) -> Seconds:
+        done = max(now, free.get(who, 0.0)) + takes_s
+        free[who] = done
+        return done

@@ -1,0 +1,309 @@
+"""A deterministic world: one queue, a virtual clock, seeded links and disks, the very same peers as outside.
+
+Promises: the same seed and the same code give the same history, event for event (`digest()`), in any process and
+under any hash seed. Every peer has its own drifting clock and its own disk; a crash loses what was not synced.
+Never lets a peer see world time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import (
+    Ask,
+    Contact,
+    Done,
+    Effect,
+    Event,
+    Fact,
+    Failed,
+    Forget,
+    Keep,
+    LinkDown,
+    LinkUp,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    Woke,
+)
+from atoll.node.peer import Peer
+from atoll.sim.island import Island
+from atoll.sim.network import Network, NetworkKnobs
+
+REDIAL_S = 0.5  # how often a peer that wants a connection tries again
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A peer's own clock: offset from and drift against world time."""
+
+    offset_s: Seconds = 0.0
+    drift: float = 0.0  # seconds per second
+
+    def local(self, world_s: Seconds) -> Seconds:
+        return world_s * (1 + self.drift) + self.offset_s
+
+    def world(self, local_s: Seconds) -> Seconds:
+        return (local_s - self.offset_s) / (1 + self.drift)
+
+
+@dataclass
+class Node:
+    """One virtual computer: what survives a crash, and the process that runs on it now."""
+
+    name: PeerId
+    make: Callable[[], Peer]
+    island: Island
+    clock: Clock
+    fsync_s: Seconds = 0.004
+    kept: dict[str, bytes] = field(default_factory=dict)
+    machine: Peer | None = None
+    life: int = 0  # grows with every start: events of an earlier life are not delivered
+    asleep: bool = False
+    missed: list[tuple[Seconds, Event]] = field(default_factory=list)
+    slept_at: Seconds = 0.0
+    timers: dict[str, int] = field(default_factory=dict)
+    contacts: set[PeerId] = field(default_factory=set)
+    disk_free: Seconds = 0.0
+
+
+class World:
+    def __init__(self, seed: int, knobs: NetworkKnobs | None = None) -> None:
+        self.seed = seed
+        self.draw = random.Random(f"world/{seed}")
+        self.network = Network(knobs or NetworkKnobs(), random.Random(f"network/{seed}"))
+        self.now: Seconds = 0.0
+        self.nodes: dict[PeerId, Node] = {}
+        self.links: set[tuple[PeerId, PeerId]] = set()
+        self.queue: list[tuple[Seconds, int, Callable[[], None]]] = []
+        self.watchers: list[Callable[[Seconds, Node, Fact], None]] = []
+        self.events = 0
+        self._sequence = 0
+        self._digest = blake2b(digest_size=8)
+
+    # ---- people ------------------------------------------------------------------------------------------
+
+    def add(self, name: PeerId, make: Callable[[], Peer], island: Island, clock: Clock | None = None) -> Node:
+        node = Node(name, make, island, clock or Clock())
+        self.nodes[name] = node
+        self.at(self.now, lambda: self.start(name))
+        return node
+
+    def start(self, name: PeerId) -> None:
+        node = self.nodes[name]
+        if node.machine is not None:
+            return
+        node.life += 1
+        node.machine, node.timers, node.asleep = node.make(), {}, False
+        self._handle(node, Start(dict(node.kept)))
+
+    def crash(self, name: PeerId) -> None:
+        """The process dies: unsynced writes are lost, its sockets are reset, redials are refused."""
+        node = self.nodes[name]
+        if node.machine is None:
+            return
+        node.machine, node.missed, node.contacts = None, [], set()
+        node.disk_free = self.now
+        node.life += 1
+        node.island.crash()
+        for other in sorted(self.nodes):
+            self._drop_link(name, other, refused=True)
+
+    def sleep(self, name: PeerId) -> None:
+        """Suspended: nothing is handled until `wake`, and nobody is told."""
+        node = self.nodes[name]
+        if node.machine is not None and not node.asleep:
+            node.asleep, node.slept_at = True, self.now
+
+    def wake(self, name: PeerId) -> None:
+        node = self.nodes[name]
+        if node.machine is None or not node.asleep:
+            return
+        node.asleep = False
+        waiting, node.missed = node.missed, []
+        self._handle(node, Woke(self.now - node.slept_at))
+        for _, event in waiting:
+            if node.machine is not None and not node.asleep:
+                self._handle(node, event)
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def at(self, when: Seconds, act: Callable[[], None]) -> int:
+        self._sequence += 1
+        heapq.heappush(self.queue, (max(when, self.now), self._sequence, act))
+        return self._sequence
+
+    def run(self, until: Seconds, stop: Callable[[], bool] | None = None) -> None:
+        while self.queue and self.queue[0][0] <= until:
+            self.now, _, act = heapq.heappop(self.queue)
+            act()
+            if stop is not None and stop():
+                return
+        self.now = max(self.now, until)
+
+    def digest(self) -> str:
+        """Names the whole history up to now."""
+        return self._digest.hexdigest()
+
+    # ---- events and effects --------------------------------------------------------------------------------
+
+    def _handle(self, node: Node, event: Event) -> None:
+        assert node.machine is not None
+        self.events += 1
+        self._digest.update(f"{self.now:.9f}/{node.name}/{_label(event)}".encode())
+        for effect in node.machine.handle(event, node.clock.local(self.now)):
+            self._carry_out(node, effect)
+
+    def _carry_out(self, node: Node, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._send(node, effect)
+            case SetTimer(name, at):
+                self._set_timer(node, name, at)
+            case Ask(job, work):
+                self._ask(node, job, work)
+            case Keep(name, blob):
+                self._keep(node, name, blob)
+            case Contact(peer):
+                node.contacts.add(peer)
+                self._dial(node.name, peer, node.life)
+            case Forget(peer):
+                node.contacts.discard(peer)
+                if node.name not in self.nodes[peer].contacts:
+                    self._drop_link(node.name, peer, refused=False)
+            case Report(fact):
+                for watch in self.watchers:
+                    watch(self.now, node, fact)
+
+    def _send(self, node: Node, send: Send) -> None:
+        other = self.nodes.get(send.to)
+        if other is None or other.machine is None:
+            return
+        leave = max(self.now, node.disk_free)  # a Keep is durable before any later Send leaves
+        life = other.life
+        event = Received(node.name, send.message, send.payload)
+        if leave > self.now:
+            own = node.life
+            self.at(leave, lambda: self._depart(node, own, send, other, life, event))
+        else:
+            self._depart(node, node.life, send, other, life, event)
+
+    def _depart(self, node: Node, own: int, send: Send, other: Node, life: int, event: Event) -> None:
+        if node.life != own:
+            return  # it crashed before its disk was done: these words were never said
+        for when in self.network.arrivals(self.now, node.name, send.to, send.lane, send.payload):
+            self.at(when, lambda: self._deliver(other, life, event))
+
+    def _deliver(self, node: Node, life: int, event: Event) -> None:
+        if node.machine is None or node.life != life:
+            return
+        if node.asleep:
+            if len(node.missed) < 10_000:
+                node.missed.append((self.now, event))
+            return
+        self._handle(node, event)
+
+    def _set_timer(self, node: Node, name: str, at: Seconds | None) -> None:
+        if at is None:
+            node.timers.pop(name, None)
+            return
+        life = node.life
+        number = self._sequence + 1
+
+        def fire() -> None:
+            if node.life == life and node.timers.get(name) == number:
+                if not node.asleep:
+                    del node.timers[name]
+                self._deliver(node, life, TimerFired(name))
+
+        node.timers[name] = number
+        self.at(node.clock.world(at), fire)
+
+    def _ask(self, node: Node, job: str, work: Any) -> None:
+        life = node.life
+
+        def finish() -> None:
+            if node.life != life:
+                return
+            try:
+                answer: Event = Done(job, node.island.do(work))
+            except (RuntimeError, KeyError) as why:
+                answer = Failed(job, str(why))
+            self._deliver(node, life, answer)
+
+        self.at(self.now + node.island.takes_s(work), finish)
+
+    def _keep(self, node: Node, name: str, blob: bytes | None) -> None:
+        life = node.life
+        node.disk_free = max(self.now, node.disk_free) + node.fsync_s
+        # drawn now, so that the fate of this write does not depend on what happens later
+        survives_unsynced = self.draw.random() < 0.3
+
+        def synced() -> None:
+            if node.life != life and not survives_unsynced:
+                return  # torn or lost: the process died before the disk said yes
+            if node.life == life or survives_unsynced:
+                _write(node.kept, name, blob)
+
+        self.at(node.disk_free, synced)
+
+    # ---- links ---------------------------------------------------------------------------------------------
+
+    def _dial(self, name: PeerId, other: PeerId, life: int) -> None:
+        node = self.nodes[name]
+        if node.life != life or other not in node.contacts or _pair(name, other) in self.links or name == other:
+            return
+        target = self.nodes.get(other)
+        cut = (name, other) in self.network.blocked or (other, name) in self.network.blocked
+        if target is None or target.machine is None or target.asleep or cut:
+            self.at(self.now + REDIAL_S, lambda: self._dial(name, other, life))
+            return
+        self.links.add(_pair(name, other))
+        delay = self.network.one_way_s(name, other)
+        for a, b in ((name, other), (other, name)):
+            self.at(
+                self.now + delay,
+                lambda a=a, b=b, life=self.nodes[a].life: self._deliver(self.nodes[a], life, LinkUp(b)),
+            )
+
+    def _drop_link(self, name: PeerId, other: PeerId, refused: bool) -> None:
+        if _pair(name, other) not in self.links:
+            return
+        self.links.discard(_pair(name, other))
+        node = self.nodes[other]
+        delay = self.network.one_way_s(name, other)
+        self.at(self.now + delay, lambda: self._deliver(node, node.life, LinkDown(name, refused)))
+        if name in node.contacts:
+            self.at(self.now + REDIAL_S, lambda: self._dial(other, name, node.life))
+
+
+def _pair(a: PeerId, b: PeerId) -> tuple[PeerId, PeerId]:
+    return (a, b) if a < b else (b, a)
+
+
+def _write(kept: dict[str, bytes], name: str, blob: bytes | None) -> None:
+    if blob is None:
+        kept.pop(name, None)
+    else:
+        kept[name] = blob
+
+
+def _label(event: Event) -> str:
+    match event:
+        case Received(sender, message):
+            return f"{sender}>{type(message).__name__}"
+        case TimerFired(name):
+            return name
+        case Done(job) | Failed(job):
+            return job
+        case _:
+            return type(event).__name__
