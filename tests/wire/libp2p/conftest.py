@@ -1,6 +1,7 @@
-"""Lets the tests of this folder import `libp2p_pair`: pytest's importlib mode leaves sys.path alone."""
+"""Lets the tests here import `libp2p_pair` and `driver`: pytest's importlib mode leaves sys.path alone."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "interop")]
