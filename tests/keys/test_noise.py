@@ -72,10 +72,11 @@ def messages_of(opening: Opening, initiator: Identity, responder: Identity) -> t
 
 
 def refuses(machine: Handshake, message: bytes) -> None:
-    """PeerFault, no result, no next message; and dead for good, whatever comes afterwards."""
+    """PeerFault that blames nobody, no result, no next message; and dead for good, whatever comes afterwards."""
     for attempt in (message, b"", bytes(1216)):
-        with pytest.raises(PeerFault):
+        with pytest.raises(PeerFault) as caught:
             machine.receive(attempt)
+        assert caught.value.who == ""
         assert machine.result is None and machine.next_bytes_max == 0
 
 
@@ -405,7 +406,7 @@ def test_whoever_was_not_expected_is_refused(opening: Opening, alice: Identity, 
     one = opening(Role.INITIATOR, alice, expected=bob.peer)  # pyright: ignore[reportCallIssue]
     answer = opening(Role.RESPONDER, mallory).receive(one.start())
     assert answer is not None
-    with pytest.raises(PeerFault, match=f"{mallory.peer}: answered where {bob.peer} was expected"):
+    with pytest.raises(PeerFault, match=f"{mallory.peer} answered where {bob.peer} was expected"):
         one.receive(answer)
 
 
@@ -445,7 +446,7 @@ def answer_with(say: Callable[[HybridWords, Role, bytes, bytes], bytes], liar: I
     assert answer is not None
     with pytest.raises(PeerFault) as caught:
         one.receive(answer)
-    assert one.result is None
+    assert one.result is None and caught.value.who == ""  # Mallory may have shown Bob's keys: Bob is not to blame
     return caught.value.what.encode()
 
 

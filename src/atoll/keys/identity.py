@@ -32,7 +32,7 @@ ED25519_SIGNATURE_BYTES: Final = 64
 MLDSA65_KEY_BYTES: Final = 1952
 MLDSA65_SIGNATURE_BYTES: Final = 3309
 SEED_BYTES: Final = 32  # of either key; seeds are what we store, expanded keys are not
-CERTIFICATE_BYTES_MAX: Final = 6144  # a session certificate takes about 5.6 kB; more is refused unread
+CERTIFICATE_BYTES_MAX: Final = 6144  # a session certificate takes 5.5 kB; more is refused unread
 
 _PAIR_DOMAIN = b"atoll/identity/1\0"
 _SESSION_DOMAIN = b"atoll/session/1\0"

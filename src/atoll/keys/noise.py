@@ -9,7 +9,8 @@ nothing while either holds. Its payload is Atoll's: both identity keys sign role
     -> s, se                     initiator: static key, payload
 
 Promises: whatever bytes arrive, the answer is a message, an `Established`, or a PeerFault after which the
-machine is dead; lengths are judged before any work; no key leaves before the other side's identity holds.
+machine is dead; the fault names nobody, because until the end anybody may be on the line and show anybody's
+keys; lengths are judged before any work; no key leaves before the other side's identity holds.
 Never does: fall back to a weaker suite, trust a peer id that the agreed membership knows with other keys, or
 read beyond the message it was given.
 """
@@ -192,18 +193,16 @@ class Handshake:
         """Take the other side's next message; the reply to send, if there is one. Raises PeerFault and dies."""
         if self._dead or self.result is not None:
             self._die()
-            raise PeerFault(self._expected or "", "a handshake message after the handshake was over")
+            raise PeerFault("", "a handshake message after the handshake was over")
         assert (self._noise.turn % 2 == 0) == (self.role is Role.RESPONDER), "start() comes first"
         try:
             return self._advance(message)
-        except PeerFault:
-            self._die()
-            raise
-        except (InvalidTag, InvalidSignature, ValueError) as why:
-            # InvalidTag: other keys, other prologue, or changed bytes. ValueError: a low-order point, a bad
-            # KEM key, a payload that is not what it should be.
-            self._die()
-            raise PeerFault(self._expected or "", f"handshake failed: {why or type(why).__name__}") from None
+        except InvalidTag:
+            why = "other bytes than were sent, or another network"
+        except ValueError as error:  # a low-order point, a bad KEM key, a payload that is not what it should be
+            why = str(error)
+        self._die()
+        raise PeerFault("", f"handshake failed: {why}")
 
     def _advance(self, message: bytes) -> bytes | None:
         noise = self._noise
@@ -212,9 +211,9 @@ class Handshake:
             return self._write()
         claim = self._words.read(self.role.other, noise.signed_hash, noise.remote_static, payload)
         if claim.peer == self._words.identity.peer:
-            raise PeerFault(claim.peer, "this is myself: my own connection came back to me")
+            raise ValueError("this is myself: my own connection came back to me")
         if self._expected not in (None, claim.peer):
-            raise PeerFault(claim.peer, f"answered where {self._expected} was expected")
+            raise ValueError(f"{claim.peer} answered where {self._expected} was expected")
         reply = self._write() if self.role is Role.INITIATOR else None
         self.result = self._establish(claim)
         return reply
@@ -234,9 +233,9 @@ class Handshake:
             suite=self._noise.suite,
             handshake_hash=self._noise.handshake_hash,
             send=Seal(send),
-            receive=Opener(receive, who=claim.peer),
+            receive=Opener(receive),
             bulk_send=Seal(bulk_send, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
-            bulk_receive=Opener(bulk_receive, claim.aead, who=claim.peer, rekey_bytes=BULK_REKEY_BYTES),
+            bulk_receive=Opener(bulk_receive, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
             suites=claim.suites,
             muxers=claim.muxers,
         )
@@ -308,14 +307,14 @@ class HybridWords:
             raise ValueError("the payload is not an identity and an offer")
         identity, peer = offer.identity, offer.identity.peer
         if not identity.holds(_hybrid_signed(role, signed_hash, static, payload.offer), payload.signature):
-            raise PeerFault(peer, "did not sign this handshake with both of its identity keys")
+            raise ValueError(f"{peer} did not sign this handshake with both identity keys")
         if self._known(peer) not in (None, identity):
-            raise PeerFault(peer, "shows another ML-DSA key than the one in the agreed membership")
+            raise ValueError(f"{peer} comes with another ML-DSA key than the agreed membership holds")
         if next((suite for suite in self._suites if suite in offer.suites), None) != HYBRID.protocol:
-            raise PeerFault(peer, f"offered {offer.suites}; somebody stripped the best we both have")
+            raise ValueError(f"{peer} offered {offer.suites}; somebody stripped the best we both have")
         aead = next((aead for aead in Aead if aead in self._aeads and aead.value in offer.aeads), None)
         if aead is None:
-            raise PeerFault(peer, f"offers only ciphers that we do not have: {offer.aeads}")
+            raise ValueError(f"{peer} offers only ciphers that we do not have: {offer.aeads}")
         return Claim(peer, identity, aead, suites=offer.suites)
 
 
@@ -349,9 +348,9 @@ class ClassicalWords:
         try:
             Ed25519PublicKey.from_public_bytes(ed25519).verify(signature, _CLASSICAL_DOMAIN + static)
         except InvalidSignature:
-            raise PeerFault(peer, "did not sign its static key with its identity key") from None
+            raise ValueError(f"{peer} did not sign its static key with its identity key") from None
         if self._known(peer) is not None:
-            raise PeerFault(peer, "is a member with an ML-DSA key; it must not come by the classical suite")
+            raise ValueError(f"{peer} is a member with an ML-DSA key and must not come by the classical suite")
         muxers = tuple(name.decode() for number, name in protobuf_fields(fields.get(4, b"")) if number == 2)
         return Claim(peer, None, Aead.CHACHA20_POLY1305, muxers=muxers)
 

@@ -89,13 +89,12 @@ class Opener:
         key: bytes,
         aead: Aead = Aead.CHACHA20_POLY1305,
         *,
-        who: str = "",
         rekey_bytes: int | None = None,
         boxes_per_key: int = BOXES_PER_KEY,
         first_nonce: int = 0,
     ) -> None:
         self._key = _Key(key, aead, rekey_bytes, boxes_per_key, first_nonce)
-        self._who, self._broken = who, False
+        self._broken = False
 
     @property
     def aead(self) -> Aead:
@@ -131,8 +130,8 @@ class Opener:
         return self._key.next_nonce()
 
     def _fault(self) -> PeerFault:
-        self._broken = True
-        return PeerFault(self._who, "a box that this connection's key does not open")
+        self._broken = True  # named after nobody: whoever sits on the path can do this to an honest peer
+        return PeerFault("", "a box that this connection's key does not open")
 
 
 class _Key:
