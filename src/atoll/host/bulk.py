@@ -98,6 +98,7 @@ class Intake:
     def __init__(self, limit_bytes: int) -> None:
         assert limit_bytes >= CONTROL_FRAME_MAX + BULK_FRAME_MAX
         self._free_bytes = limit_bytes
+        self._loop = asyncio.get_running_loop()
         self._waiting: deque[Callable[[], None]] = deque()
 
     def take(self, size_bytes: int, later: Callable[[], None]) -> bool:
@@ -110,9 +111,8 @@ class Intake:
 
     def give(self, size_bytes: int) -> None:
         self._free_bytes += size_bytes
-        loop = asyncio.get_running_loop()
         while self._waiting:
-            loop.call_soon(self._waiting.popleft())
+            self._loop.call_soon(self._waiting.popleft())
 
 
 class BulkLimits(NamedTuple):

@@ -568,7 +568,7 @@ class Links:
             self._loop.call_exception_handler({"message": "a listener of links failed", "exception": mistake})
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
