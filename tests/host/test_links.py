@@ -196,9 +196,9 @@ async def test_a_simultaneous_dial_leaves_one_connection_and_loses_no_message():
 @story
 async def test_another_peer_at_the_address_is_refused():
     ada, bob, eve = await Island("ada").open(), Island("bob"), await Island("eve").open()
-    with pytest.raises(RefusedError, match=f"{eve.name} answers at .*, not {bob.name}"):
+    with pytest.raises(RefusedError, match=f"{eve.name} answered where {bob.name} was expected"):
         await ada.links.dial(eve.address, bob.name)
-    with pytest.raises(RefusedError, match=f"{eve.name} answers at .*, not {bob.name}"):
+    with pytest.raises(RefusedError, match=f"{eve.name} answered where {bob.name} was expected"):
         await ada.links.dial(f"{eve.address}/p2p/{bob.name}")
     assert not ada.events
     await closed(ada, bob, eve)
@@ -217,11 +217,11 @@ async def test_a_dial_says_why_it_failed():
         await ada.links.dial(f"/ip4/127.0.0.1/tcp/{port}")
     with pytest.raises(UsageError, match=r"write /ip4/.*/tcp/7070"):
         await ada.links.dial("127.0.0.1:7070")
-    with pytest.raises(RefusedError, match="this very peer"):
+    with pytest.raises(RefusedError, match="this is myself"):
         await ada.links.dial(ada.address)
     with pytest.raises(RefusedError, match="does not admit you"):
         await ada.links.dial(bob.address)
-    with pytest.raises(RefusedError, match="does not speak our protocol"):
+    with pytest.raises(RefusedError, match="another network"):
         await ada.links.dial(other_network.address)
     assert await bob.links.dial(ada.address) == ada.name
     assert ada.events == [LinkUp(bob.name)]

@@ -113,11 +113,12 @@ class Links:
         on_event: Callable[[LinkUp | LinkDown], None],
         on_message: Callable[[PeerId, bytes, memoryview | None], None],
         *,
+        on_fault: Callable[[PeerFault], None] = lambda fault: None,
         allow: Callable[[PeerId], bool] = lambda peer: True,
         settings: LinkSettings | None = None,
     ) -> None:
         self._me, self._security = me, security
-        self._on_event, self._on_message, self._allow = on_event, on_message, allow
+        self._on_event, self._on_message, self._on_fault, self._allow = on_event, on_message, on_fault, allow
         self._settings = settings or LinkSettings()
         self._loop = asyncio.get_running_loop()
         self._links: dict[PeerId, _Link] = {}
@@ -170,7 +171,7 @@ class Links:
             sock = await connect(where, self._settings.congestion)
             peer = await self._introduce(sock, where, Lane.CONTROL, expected)
         except (OSError, PeerFault, _Refusal) as why:
-            raise _for_people(address, self._me, expected, why) from why
+            raise _for_people(address, why) from why
         link = self._link(peer)
         link.endpoints = link.endpoints or (where,)
         return peer
@@ -360,9 +361,9 @@ class Links:
         self._half_open.pop(control, None)
         peer = control.peer
         if peer == self._me:
-            raise PeerFault(peer, "this is myself")
+            raise PeerFault("", "this is myself")
         if control.expected not in (None, peer):
-            raise PeerFault(peer, f"answered where {control.expected} was expected")
+            raise PeerFault("", f"{peer} answered where {control.expected} was expected")
         if control.lane is Lane.BULK:
             self._join_bulk(control)
         elif not control.dialled:
@@ -424,6 +425,8 @@ class Links:
                 control.ready.set_exception(why or ConnectionResetError("hung up during the handshake"))
             else:
                 control.ready.cancel()
+        if isinstance(why, PeerFault) and why.who:
+            self._tell(self._on_fault, why)  # said inside sealed frames: it was this peer, nobody on the path
         link = self._links.get(control.peer) if hasattr(control, "peer") else None
         if link is None or (link.control is not control and control not in link.retiring):
             return
@@ -549,7 +552,6 @@ class Links:
     def _link(self, peer: PeerId) -> _Link:
         if peer not in self._links:
             bulk = BulkLane(
-                peer,
                 BulkLimits(self._settings.bulk_queue_bytes, self._settings.receive_bytes),
                 self._intake,
                 deliver=lambda message, payload: self._tell(self._on_message, peer, message, payload),
@@ -626,24 +628,16 @@ def _endpoint(address: str) -> Endpoint:
     return where
 
 
-def _for_people(address: str, me: PeerId, expected: PeerId | None, why: Exception) -> NetworkError | RefusedError:
+def _for_people(address: str, why: Exception) -> NetworkError | RefusedError:
     match why:
         case _Refusal():
             return RefusedError("E-NET-14", f"the peer at {address} refused: {why}")
-        case PeerFault(who=who) if who == me:
-            return RefusedError("E-NET-15", f"{address} is this very peer")
-        case PeerFault(who=who) if expected and who not in ("", expected):
-            return RefusedError(
-                "E-NET-15",
-                f"{who} answers at {address}, not {expected}",
-                cause="the ticket is old, or somebody stands between you and the peer",
-                fix="ask for a fresh ticket",
-            )
         case PeerFault():
             return RefusedError(
-                "E-NET-16",
-                f"what answers at {address} does not speak our protocol: {why.what}",
-                cause="another program listens there, or it belongs to another network or version",
+                "E-NET-15",
+                f"no link with {address}: {why.what}",
+                cause="another peer or program answers there now, or it belongs to another network or version",
+                fix="ask for a fresh ticket",
             )
         case ConnectionRefusedError():
             return NetworkError(
