@@ -13,12 +13,13 @@ from libp2p_pair import ALICE, BOB, Pair, pair, terms
 
 from atoll.base.draw import draw_below, draw_bytes
 from atoll.base.errors import PeerFault
+from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Lane
 from atoll.keys import noise
 from atoll.keys.identity import Identity
 from atoll.keys.noise import Role
 from atoll.wire.libp2p import multistream, yamux
-from atoll.wire.libp2p.connection import BULK_PROTOCOL, Connection
+from atoll.wire.libp2p.connection import BULK_PROTOCOL, CONTROL_PROTOCOL, Connection
 from atoll.wire.libp2p.events import (
     GoneAway,
     Pong,
@@ -28,6 +29,7 @@ from atoll.wire.libp2p.events import (
     StreamOpened,
     StreamReset,
 )
+from atoll.wire.libp2p.framing import Frames, frame
 from atoll.wire.libp2p.streams import Streams
 from atoll.wire.libp2p.yamux_frame import DATA, FIN, PROTOCOL_ERROR, SYN, WINDOW_UPDATE, pack
 
@@ -170,6 +172,32 @@ def test_a_stream_is_for_the_first_protocol_both_speak_and_data_waits_for_it():
     assert both.alice.send(stream, b"now")
     both.run()
     assert both.events[1][-1] == StreamData(stream, b"now")
+
+
+def test_control_messages_cross_and_a_ping_overtakes_a_long_one():
+    """A megabyte is queued, then a ping: the pong is back before half of the message has arrived."""
+    both = pair().run()
+    stream = both.alice.open_stream(CONTROL_PROTOCOL)
+    assert stream is not None
+    both.run()
+    messages, frames = [b"vote", bytes(CONTROL_FRAME_MAX), b"heartbeat"], Frames(ALICE.peer)
+    got: list[bytes] = []
+    for message in messages:
+        assert both.alice.send(stream, frame(message))
+    both.alice.ping(1)
+    arrived = ponged_after = 0
+    while len(got) < len(messages):
+        for data in both.alice.take_outgoing(budget=100_000):
+            for event in both.bob.receive(data):
+                if isinstance(event, StreamData):
+                    got += frames.receive(event.data)
+                    arrived += len(event.data)
+                    both.bob.consumed(stream, len(event.data))
+        for data in both.bob.take_outgoing():
+            if Pong(1) in both.alice.receive(data):
+                ponged_after = arrived
+    assert got == messages
+    assert 0 < ponged_after < CONTROL_FRAME_MAX / 2
 
 
 def test_a_protocol_that_the_remote_does_not_speak_costs_the_stream_only():
@@ -330,4 +358,4 @@ def test_strangers_bytes_before_any_key_are_nothing_or_one_fault():
 @pytest.mark.parametrize("part", range(10))
 def test_a_hundred_thousand_hostile_inputs(part: int):
     fuzz_inside(range(part * 10_000, (part + 1) * 10_000))
-    fuzz_outside(range(part * 1_000, (part + 1) * 1_000))
+    fuzz_outside(range(part * 10_000, (part + 1) * 10_000))

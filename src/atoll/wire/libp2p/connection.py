@@ -23,7 +23,7 @@ from atoll.base.machine import Lane
 from atoll.keys import noise
 from atoll.keys.identity import Identity, PublicIdentity, nobody_known
 from atoll.keys.noise import Role
-from atoll.keys.seal import Aead, LinkSpent
+from atoll.keys.seal import Aead, LinkSpent, Seal
 from atoll.wire.libp2p import multistream, yamux
 from atoll.wire.libp2p.events import ConnectionEvent, Ready
 from atoll.wire.libp2p.streams import Streams
@@ -119,12 +119,15 @@ class Connection:
         Raises LinkSpent when the keys are used up (after 2^32 frames): close the connection, open another.
         """
         out, self._out = self._out, []
-        if self._streams and self._established and (frames := self._streams.take_outgoing(budget)):
-            out.append(noise.seal_frames(self._established.send, b"".join(frames)))
+        if self._streams and self._established:
+            out += _sealed(self._established.send, self._streams.take_outgoing(budget))
         return out
 
     def receive(self, data: Bytes) -> list[ConnectionEvent]:
-        """Bytes from the socket, in any pieces; they are copied before this returns."""
+        """Bytes from the socket, in any pieces; they are copied before this returns.
+
+        A fault takes the events of the same bytes along: nothing more is believed, not even what came first.
+        """
         events: list[ConnectionEvent] = []
         try:
             self._step(data, events)
@@ -244,8 +247,7 @@ class Connection:
 
     def _seal(self, plain: bytes) -> None:
         assert self._established is not None
-        if plain:
-            self._out.append(noise.seal_frames(self._established.send, plain))
+        self._out += _sealed(self._established.send, [plain])
 
     def _die(self) -> None:
         """Spec yamux, "Session termination": say why, if there is a session to say it in."""
@@ -254,3 +256,18 @@ class Connection:
             self._streams = None
             with contextlib.suppress(LinkSpent):
                 self._seal(pack(GO_AWAY, 0, SESSION, PROTOCOL_ERROR))
+
+
+def _sealed(seal: Seal, pieces: list[Bytes]) -> list[Bytes]:
+    """Pieces (each fits a frame) gathered into Noise frames; a byte is copied once and encrypted once."""
+    out: list[Bytes] = []
+    group: list[Bytes] = []
+    size = 0
+    for piece in (*pieces, b""):
+        if size and (not piece or size + len(piece) > noise.FRAME_PLAIN_MAX):
+            box = seal.seal(b"".join(group))
+            out += [len(box).to_bytes(2, "big"), box]
+            group, size = [], 0
+        group.append(piece)
+        size += len(piece)
+    return out
