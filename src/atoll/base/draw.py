@@ -7,6 +7,7 @@ Python version, which `random.Random` and torch's generators do not promise. Nev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from blake3 import blake3
@@ -27,6 +28,10 @@ def draw_below(seed: bytes, purpose: str, bound: int) -> int:
 
 def shuffled(seed: bytes, purpose: str, items: Sequence[T]) -> list[T]:
     """A permutation of `items`: sorted by a keyed hash of the position, O(n log n), the same everywhere."""
+    return [items[i] for i in _order(seed, purpose, len(items))]
+
+
+@lru_cache(maxsize=64)  # every virtual peer of a simulation draws the same few orders
+def _order(seed: bytes, purpose: str, count: int) -> tuple[int, ...]:
     key = blake3(purpose.encode(), key=blake3(seed).digest()).digest()
-    order = sorted(range(len(items)), key=lambda i: blake3(i.to_bytes(8, "big"), key=key).digest())
-    return [items[i] for i in order]
+    return tuple(sorted(range(count), key=lambda i: blake3(i.to_bytes(8, "big"), key=key).digest()))

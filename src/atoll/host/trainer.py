@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import BinaryIO, Literal, TypeVar
 
 import msgspec
@@ -430,7 +431,7 @@ class _Worker:
         self.attempt(self.set_up)
         while True:
             command = self.commands.next()
-            self.attempt(lambda: self.carry_out(command))
+            self.attempt(partial(self.carry_out, command))
 
     def attempt(self, work: Callable[[], Answer]) -> None:
         """Answer with the outcome. What the user or the data did wrong is an answer too; our own bugs end us."""

@@ -14,7 +14,7 @@ not list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -181,7 +181,9 @@ class Round:
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
         self.assembling = not ground.owners
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
+        self.hearers, self.speakers = self._audience()
         self.attempt = 0
+        self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.trained: Trained | None = None
         self.encoded: tuple[Payload, ...] | None = None
         self.passes: str | None = None
@@ -302,6 +304,9 @@ class Round:
         times = self.plan.times(self.attempt)
         self.sharing, self.view, self.free = False, None, False
         self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
+        self.awaited = set(self.speakers) - self._commits().of.keys()
+        if self.trains:
+            self.awaited.add(self.me)
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
@@ -317,8 +322,8 @@ class Round:
             self.notary,
             plan,
             self.ground.vote_key_of.get,
-            lambda peer: self._commit_of(peer),
-            self._expected,
+            self._commit_of,
+            self._awaits,
             self.gone,
         )
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
@@ -353,9 +358,10 @@ class Round:
         commit = self._my_commit()
         signed = self.notary.sign(commit)
         self._commits().of[self.me] = (commit, signed)
+        self.awaited.discard(self.me)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
         effects: list[Effect] = [Keep(name, encode(commit))]
-        effects += [Send(p, message) for p in self._hearers(self.me) if p != self.me]
+        effects += [Send(p, message) for p in self.hearers if p != self.me]
         if self.encoded is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, self.encoded), now)
         return effects + self._share_if_due(now)
@@ -366,8 +372,9 @@ class Round:
         assert isinstance(commit, Commit)
         signed = self.notary.sign(commit)
         self._commits().of[self.me] = (commit, signed)
+        self.awaited.discard(self.me)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
-        sends: list[Effect] = [Send(p, message) for p in self._hearers(self.me) if p != self.me]
+        sends: list[Effect] = [Send(p, message) for p in self.hearers if p != self.me]
         return sends + self._share_if_due(now)
 
     def _my_commit(self) -> Commit:
@@ -393,6 +400,7 @@ class Round:
         known[signed.signer] = (commit, signed)
         if commit.attempt != self.attempt:
             return []
+        self.awaited.discard(signed.signer)
         if self.sharing and self.reduce is not None:
             return self.reduce.look_again(now)
         return self._share_if_due(now)
@@ -403,16 +411,20 @@ class Round:
             return False
         return commit.weight == (0 if member.standing == "new" or commit.parts == 0 else commit.samples)
 
-    def _hearers(self, peer: PeerId) -> Sequence[PeerId]:
-        """Who needs this peer's commitment: everybody in a small swarm, owners and voters in a large one."""
-        trainers = [m.peer for m in self.plan.trainers]
-        if len(trainers) <= COMMITTEE_MAX or peer in self._first_owners():
-            return trainers
-        concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
-        return sorted(concerned)
+    def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
+        """(who hears my commitment, whose commitment I hear).
 
-    def _first_owners(self) -> set[PeerId]:
-        return {owners[0] for owners in self.ground.owners}
+        Everybody in a small swarm. In a large one a commitment goes to owners and voters, who need it, and those
+        of first owners go to everybody, since nobody reveals a part to an owner that has not committed.
+        """
+        trainers = tuple(m.peer for m in self.plan.trainers)
+        if len(trainers) <= COMMITTEE_MAX:
+            return trainers, trainers
+        first = {owners[0] for owners in self.ground.owners}
+        concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
+        hearers = trainers if self.me in first else tuple(sorted(concerned))
+        speakers = trainers if self.me in concerned else tuple(sorted(first))
+        return hearers, speakers
 
     # ---- share ---------------------------------------------------------------------------------------------
 
@@ -421,18 +433,19 @@ class Round:
         if self.sharing or self.reduce is None or self.decided is not None:
             return []
         late = now >= self.plan.times(self.attempt).train_until
-        trainers = [m.peer for m in self.plan.trainers]
-        known = self._commits().of
-        heard = [p for p in trainers if self.me in self._hearers(p) or p == self.me]
-        absent = [p for p in heard if p not in known]
-        if not late and any(p == self.me or not self.gone(p) for p in absent):
+        if not late and any(p == self.me or not self.gone(p) for p in self.awaited):
             return []
         self.sharing = True
-        fact = ShareBegan(attempt=self.attempt, committed=tuple(sorted(known)), absent=tuple(sorted(absent)))
+        known, absent = sorted(self._commits().of), sorted(self.awaited)
+        fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         return [self._report(fact), *self.reduce.handle(Start({}), now)]
 
-    def _expected(self) -> set[PeerId]:
-        return {p for p, (c, _) in self._commits().of.items() if c.parts > 0 and (p == self.me or not self.gone(p))}
+    def _awaits(self, rows: Container[PeerId]) -> bool:
+        """True while somebody who committed and is not known to be gone is missing from these rows."""
+        for peer, (commit, _) in self._commits().of.items():
+            if commit.parts > 0 and peer not in rows and (peer == self.me or not self.gone(peer)):
+                return True
+        return False
 
     def _answer_here(self, fact: PartAnswered) -> list[Effect]:
         assert self.reduce is not None
@@ -580,7 +593,7 @@ class Round:
         mine = self._commits().of.get(self.me)
         if not self.assembling and not self.sharing and mine is not None:
             message = Committed(self.plan.round, self.attempt, self.plan.trace, mine[1])
-            silent = [p for p in self._hearers(self.me) if p != self.me and self._commit_of(p) is None]
+            silent = [p for p in self.hearers if p != self.me and self._commit_of(p) is None]
             effects += [Send(p, message) for p in silent]
         if self.assembling or self.view is not None:
             effects += self.agreement.remind()
@@ -604,7 +617,7 @@ class Round:
             return []
         effects: list[Effect] = []
         mine = self._commits().of.get(self.me)
-        if mine is not None and peer in self._hearers(self.me):
+        if mine is not None and peer in self.hearers:
             effects.append(Send(peer, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1])))
         if self.reduce is not None and self.sharing:
             effects += self.reduce.resend(peer)
@@ -668,8 +681,9 @@ class Round:
         self.closed = True
         body = decode_body(self.decided.body)
         answers = [_opened(s) for s in body.parts if s is not None]
-        counted = {p for a in answers for p in a.contributors}
-        partly = {p for p in counted if any(p not in a.contributors for a in answers)}
+        listed = [set(a.contributors) for a in answers]
+        counted = set[PeerId]().union(*listed)
+        partly = counted - counted.intersection(*listed)
         voters = {m.peer for m in self.plan.members if m.votes}
         closed = RoundClosed(
             vertex=Vertex(self.decided.body, self.decided.certificate),

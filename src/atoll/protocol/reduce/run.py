@@ -10,7 +10,7 @@ Reveal follows commitment: I send nothing to an owner that has not committed its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -114,12 +114,12 @@ class Reduce:
         plan: ReducePlan,
         vote_key_of: Callable[[PeerId], bytes | None],
         commit_of: Callable[[PeerId], Commit | None],
-        expected: Callable[[], set[PeerId]],
+        awaits: Callable[[Container[PeerId]], bool],
         gone: Callable[[PeerId], bool],
     ) -> None:
         self.notary, self.plan, self.me = notary, plan, notary.me
         self.vote_key_of, self.commit_of = vote_key_of, commit_of
-        self.expected, self.gone = expected, gone  # who committed and is not known to be gone; who is gone
+        self.awaits, self.gone = awaits, gone  # is somebody missing from these rows who may still come; who is gone
         self.update: Update | None = None
         self.gathers: dict[int, Gather] = {}  # parts that I may have to answer for
         for part, owners in enumerate(plan.owners):
@@ -233,9 +233,7 @@ class Reduce:
         gather = self.gathers.get(part)
         if gather is None or gather.combining or part in self.answers or self.turn[part] != gather.owner_index:
             return []
-        expected = self.expected()
-        deadline = self._gather_until(gather.owner_index)
-        if not gather.rows or (not expected <= gather.rows.keys() and now < deadline):
+        if not gather.rows or (now < self._gather_until(gather.owner_index) and self.awaits(gather.rows)):
             return []
         gather.combining = True
         rows: list[Row] = []
