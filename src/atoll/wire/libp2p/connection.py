@@ -116,7 +116,7 @@ class Connection:
     def take_outgoing(self, budget: int = OUTGOING_BUDGET) -> list[Bytes]:
         """What to write to the socket now, about `budget` bytes. Ask again once the socket has taken it.
 
-        Raises LinkSpent when the keys are used up (after 2^32 frames): close the connection, open another.
+        Like `receive` it raises LinkSpent when the keys are used up (after 2^32 frames): open another connection.
         """
         out, self._out = self._out, []
         if self._streams and self._established:

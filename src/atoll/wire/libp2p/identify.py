@@ -54,7 +54,10 @@ def encode(message: Identify) -> bytes:
 
 
 def frames(who: str = "") -> Frames:
-    """Cuts the stream of an identify answer into messages for `decode`."""
+    """Cuts the stream of an identify answer into messages for `decode`.
+
+    go-libp2p may split a long answer into several: `decode` their concatenation, which protobuf defines as merging.
+    """
     return Frames(who, limit=MESSAGE_MAX, read_length=varint_length)
 
 
