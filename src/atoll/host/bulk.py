@@ -72,11 +72,10 @@ class _Outgoing:
 class _Incoming:
     """A frame on its way in: its memory, and which records are still missing."""
 
-    def __init__(self, payload_bytes: int, now: Seconds) -> None:
+    def __init__(self, payload_bytes: int, allocate: Callable[[int], memoryview], now: Seconds) -> None:
         self.payload_bytes = payload_bytes
         size_bytes = 0 if payload_bytes == NO_PAYLOAD else payload_bytes
-        # uninitialised: delivered only after every byte was written
-        self.payload = memoryview(np.empty(size_bytes, np.uint8))
+        self.payload = allocate(size_bytes)  # uninitialised: delivered only after every byte was written
         self.message: bytes | None = None
         self.missing = set(range(_slabs(size_bytes)))
         self.carriers: set[BulkChannel] = set()
@@ -127,6 +126,7 @@ class BulkLane:
         self,
         limits: BulkLimits,
         intake: Intake,
+        allocate: Callable[[int], memoryview],
         deliver: Callable[[bytes, memoryview | None], None],
         detached: Callable[[], None] = lambda: None,
     ) -> None:
@@ -135,7 +135,7 @@ class BulkLane:
         self.lost = 0  # frames that came in part
         self.queued_bytes = 0
         self._closed_sent_bytes = self._closed_received_bytes = 0  # of connections that are gone
-        self._limits, self._intake = limits, intake
+        self._limits, self._intake, self._allocate = limits, intake, allocate
         self._deliver, self._detached = deliver, detached
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Outgoing] = deque()
@@ -256,7 +256,7 @@ class BulkLane:
         if frame is None:
             if not self._intake.take(_held_bytes(payload_bytes), channel.resume):
                 return False
-            frame = _Incoming(payload_bytes, now)
+            frame = _Incoming(payload_bytes, self._allocate, now)
             self._hold(number, frame)
         if frame.payload_bytes != payload_bytes:
             raise PeerFault("", "two records of one frame disagree about its size")
@@ -312,8 +312,8 @@ class BulkChannel:
         self._lane, self._sealer, self._opener = lane, sealer, opener
         self._loop = asyncio.get_running_loop()
         # free for the next record whenever the wire is not paused: nothing written is unsent then
-        self._outbox = memoryview(bytearray(HEAD.size + BODY_MAX + TAG_BYTES))
-        self._inbox = memoryview(bytearray(HEAD.size + BODY_MAX + TAG_BYTES + HEAD.size))
+        self._outbox = memoryview(np.empty(HEAD.size + BODY_MAX + TAG_BYTES, np.uint8))
+        self._inbox = memoryview(np.empty(HEAD.size + BODY_MAX + TAG_BYTES + HEAD.size, np.uint8))
         self._got = 0
         self._want = PEEK_BYTES
         self._pump_scheduled = False

@@ -13,20 +13,21 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine
-from enum import Enum, auto
 from socket import socket
 
 import msgspec
 
-from atoll.base.errors import NetworkError, PeerFault, RefusedError, UsageError
+from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds, short
-from atoll.base.limits import ADDRESSES_MAX, BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB, PEERS_MAX
+from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB, PEERS_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.host.bulk import BulkChannel, BulkLane, BulkLimits, Intake
 from atoll.host.control import Control, Word
+from atoll.host.dialling import Outcome, Refusal, cannot_dial, cannot_listen, dial_any, endpoint_of, endpoints_of
+from atoll.host.memory import Reused
 from atoll.host.session import Security
 from atoll.host.tcp import BACKLOG, Wire, connect, listening
-from atoll.wire.libp2p.multiaddr import Endpoint, endpoint, text_of
+from atoll.wire.libp2p.multiaddr import Endpoint, text_of
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ GUESTS_MAX = 64  # foreign peers that only ask who we are; the oldest makes room
 HALF_OPEN_PER_SOURCE_MAX = 64  # of them from one host: a full mesh that starts on one machine
 RESETS_MAX = 3  # a process that dies closes its listener last: a reset handshake is worth another try at once
 REDIAL_FIRST_S, REDIAL_LAST_S = 0.1, 15.0
+TELL_S = 1.0  # a redial that takes longer than this is not waited for to say that the link is down
+RETIRING_MAX = 4  # connections of one peer on their way out
 RETIRE_S = 10.0  # both ends agree which connection stays within a round trip; later one of them is mute
 SWEEP_S = 10.0
 CLOSE_S = 1.0  # for last words to leave
@@ -75,17 +78,6 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     congestion: str  # in use, read back
 
 
-class _Outcome(Enum):
-    UP = auto()
-    REFUSED = auto()  # at every address nobody listens
-    RESET = auto()  # somebody listened and hung up
-    FAILED = auto()
-
-
-class _Refusal(Exception):
-    """The listener said no, in words."""
-
-
 class _Link:
     """One peer: what we know about it and what connects us."""
 
@@ -93,9 +85,9 @@ class _Link:
         self.peer, self.bulk = peer, bulk
         self.endpoints: tuple[Endpoint, ...] = ()  # empty: we cannot dial, only be dialled
         self.control: Control | None = None
-        self.retiring: set[Control] = set()
+        self.retiring: dict[Control, None] = {}  # oldest first
         self.up = False  # LinkUp was told
-        self.down_owed = False  # the connection broke; LinkDown is told when a redial has ended
+        self.down_owed: asyncio.TimerHandle | None = None  # the connection broke; LinkDown is not told yet
         self.redialler: asyncio.Task[None] | None = None
         self.nudge = asyncio.Event()  # wakes the redialler
         self.bulk_wanted = 0  # connections
@@ -115,6 +107,7 @@ class Links:
         *,
         on_fault: Callable[[PeerFault], None] = lambda fault: None,
         allow: Callable[[PeerId], bool] = lambda peer: True,
+        allocate: Callable[[int], memoryview] | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
         self._me, self._security = me, security
@@ -124,6 +117,8 @@ class Links:
         self._links: dict[PeerId, _Link] = {}
         self._half_open: dict[Control, None] = {}  # oldest first
         self._guests: dict[Control, None] = {}  # oldest first
+        self._memory = Reused()
+        self._allocate = allocate or self._memory  # payloads are decrypted right into what this returns
         self._intake = Intake(self._settings.receive_total_bytes)
         self._servers: list[asyncio.Server] = []
         self._wires: set[Wire] = set()
@@ -137,16 +132,11 @@ class Links:
         """Accept connections there; answers with what was bound. Raises UsageError or NetworkError."""
         bound: list[str] = []
         for address in addresses:
-            where = _endpoint(address)
+            where = endpoint_of(address)
             try:
                 sock = await listening(where, self._settings.congestion)
             except OSError as why:
-                raise NetworkError(
-                    "E-NET-11",
-                    f"cannot listen on {address}: {why.strerror or why}",
-                    cause="another program holds this port, or this address is not this computer's",
-                    fix="another port, or tcp/0 to let the system choose one",
-                ) from why
+                raise cannot_listen(address, why) from why
             self._servers.append(await self._loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
             bound.append(text_of(where._replace(port=sock.getsockname()[1])))
         self._security.listening(bound)
@@ -158,20 +148,20 @@ class Links:
             return
         link = self._link(peer)
         known = link.endpoints
-        link.endpoints = tuple(_endpoints(peer, addresses))
+        link.endpoints = endpoints_of(peer, addresses)
         if link.endpoints != known:
             link.nudge.set()
         self._redial(link)
 
     async def dial(self, address: str, expected_peer: PeerId | None = None) -> PeerId:
         """Connect to whoever is there, and keep the connection. Raises UsageError, NetworkError or RefusedError."""
-        where = _endpoint(address)
+        where = endpoint_of(address)
         expected = expected_peer or where.peer
         try:
             sock = await connect(where, self._settings.congestion)
             peer = await self._introduce(sock, where, Lane.CONTROL, expected)
-        except (OSError, PeerFault, _Refusal) as why:
-            raise _for_people(address, why) from why
+        except (OSError, PeerFault) as why:
+            raise cannot_dial(address, why) from why
         link = self._link(peer)
         link.endpoints = link.endpoints or (where,)
         return peer
@@ -187,7 +177,7 @@ class Links:
         if link.control:
             link.control.finish()
             link.control = None
-        link.down_owed = link.up
+        self._down(link, refused=False)
         self._settle(link, refused=False)
 
     def suspect(self, peer: PeerId) -> None:
@@ -222,6 +212,9 @@ class Links:
     async def close(self) -> None:
         """Last words leave, then everything ends. Tells no events any more."""
         self._closing = True
+        for link in self._links.values():
+            if link.down_owed:
+                link.down_owed.cancel()
         for server in self._servers:
             server.close()
         tasks = list(self._tasks)
@@ -251,18 +244,21 @@ class Links:
             link.redialler = self._spawn(self._redial_until_up(link))
 
     async def _redial_until_up(self, link: _Link) -> None:
+        async def introduce(sock: socket, where: Endpoint) -> None:
+            await self._introduce(sock, where, Lane.CONTROL, link.peer)
+
         pause_s, resets = REDIAL_FIRST_S, 0
         try:
             while link.endpoints and link.control is None:
                 link.nudge.clear()
-                outcome = await self._attempt(link)
+                outcome = await dial_any(link.endpoints, self._settings.congestion, introduce)
                 if link.control is not None:
                     return  # by this attempt, or because they dialled us meanwhile
                 resets += 1
-                if outcome is _Outcome.RESET and resets < RESETS_MAX:
+                if outcome is Outcome.RESET and resets < RESETS_MAX:
                     await asyncio.sleep(0.01 * resets)
                     continue
-                self._settle(link, refused=outcome is _Outcome.REFUSED)
+                self._settle(link, refused=outcome is Outcome.REFUSED)
                 try:
                     async with asyncio.timeout(pause_s * random.uniform(0.5, 1.5)):
                         await link.nudge.wait()
@@ -272,37 +268,8 @@ class Links:
         finally:
             link.redialler = None
 
-    async def _attempt(self, link: _Link) -> _Outcome:
-        """Connect to all addresses at once, introduce ourselves on one connection after the other."""
-        outcomes: list[_Outcome] = []
-        dials = {asyncio.create_task(connect(where, self._settings.congestion)): where for where in link.endpoints}
-        pending = set(dials)
-        try:
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for dial in done:
-                    try:
-                        await self._introduce(dial.result(), dials.pop(dial), Lane.CONTROL, link.peer)
-                        return _Outcome.UP
-                    except ConnectionRefusedError:
-                        outcomes.append(_Outcome.REFUSED)
-                    except ConnectionError:
-                        outcomes.append(_Outcome.RESET)
-                    except (OSError, PeerFault, _Refusal) as why:
-                        log.debug("dialling %s: %r", short(link.peer), why)
-                        outcomes.append(_Outcome.FAILED)
-        finally:
-            for dial in dials:
-                dial.cancel()
-            for result in await asyncio.gather(*dials, return_exceptions=True):
-                if not isinstance(result, BaseException):
-                    result.close()
-        if all(outcome is _Outcome.REFUSED for outcome in outcomes):
-            return _Outcome.REFUSED
-        return _Outcome.RESET if _Outcome.RESET in outcomes else _Outcome.FAILED
-
     async def _introduce(self, sock: socket, where: Endpoint, lane: Lane, expected: PeerId | None) -> PeerId:
-        """Handshake on a fresh connection. Raises OSError, PeerFault or _Refusal."""
+        """Handshake on a fresh connection. Raises OSError or PeerFault."""
         control = Control(
             self,
             lambda: self._security.dialing(lane, expected),
@@ -315,7 +282,7 @@ class Links:
         try:
             await self._loop.create_connection(lambda: wire, sock=sock)
             return await control.ready
-        except asyncio.CancelledError:
+        except BaseException:
             wire.abort()
             raise
 
@@ -398,7 +365,7 @@ class Links:
                 if not control.ready.done():
                     control.ready.set_result(control.peer)
             case Word.REFUSED if control.dialled and not adopted:
-                raise _Refusal(body.decode(errors="replace")[:REASON_MAX])
+                raise Refusal(body.decode(errors="replace")[:REASON_MAX])
             case Word.RETIRE if control.dialled and not adopted:
                 if link is None or link.control is None:
                     raise ConnectionResetError("it believes in another connection to us")
@@ -433,11 +400,12 @@ class Links:
         link.sent_bytes += control.wire.sent_bytes
         link.received_bytes += control.wire.received_bytes
         link.dropped += control.dropped
-        link.retiring.discard(control)
+        link.retiring.pop(control, None)
         if link.control is control:
             log.debug("lost %s: %r", short(link.peer), why)
             link.control = None
-            link.down_owed = link.up
+            if link.up:
+                link.down_owed = self._loop.call_later(TELL_S, self._settle, link, False)
             self._redial(link)
             if link.redialler is None:
                 self._settle(link, refused=False)
@@ -468,7 +436,9 @@ class Links:
             self._open_bulk(link)
 
     def _retire(self, link: _Link, control: Control) -> None:
-        link.retiring.add(control)
+        if len(link.retiring) >= RETIRING_MAX:
+            next(iter(link.retiring)).wire.abort()
+        link.retiring[control] = None
         control.retired = True
         control.say(Word.RETIRE)
         control.settled(RETIRE_S)
@@ -483,13 +453,20 @@ class Links:
     def _settle(self, link: _Link, refused: bool) -> None:
         """Tell a LinkDown that is owed; let go of what only a live link needs."""
         if link.down_owed:
-            link.down_owed = link.up = False
-            self._tell(self._on_event, LinkDown(link.peer, refused))
+            self._down(link, refused)
         if link.control is None:
             link.bulk_wanted = 0
             link.bulk.hang_up()
             if not link.endpoints and not link.retiring:
                 self._links.pop(link.peer, None)
+
+    def _down(self, link: _Link, refused: bool) -> None:
+        if link.down_owed:
+            link.down_owed.cancel()
+            link.down_owed = None
+        if link.up:
+            link.up = False
+            self._tell(self._on_event, LinkDown(link.peer, refused))
 
     # ---- bulk connections ----
 
@@ -554,6 +531,7 @@ class Links:
             bulk = BulkLane(
                 BulkLimits(self._settings.bulk_queue_bytes, self._settings.receive_bytes),
                 self._intake,
+                self._allocate,
                 deliver=lambda message, payload: self._tell(self._on_message, peer, message, payload),
                 detached=lambda: self._bulk_detached(peer),
             )
@@ -578,13 +556,14 @@ class Links:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
+            self._memory.sweep()
             for link in self._links.values():
                 link.bulk.sweep(self._loop.time())
 
     def _stats(self, link: _Link) -> LinkStats:
         live = [*link.retiring, link.control] if link.control else [*link.retiring]
         return LinkStats(
-            up=link.up and not link.down_owed,
+            up=link.control is not None,
             control_sent_bytes=link.sent_bytes + sum(control.wire.sent_bytes for control in live),
             control_received_bytes=link.received_bytes + sum(control.wire.received_bytes for control in live),
             bulk_sent_bytes=link.bulk.sent_bytes,
@@ -603,53 +582,3 @@ class Links:
 def _bytes_view(data: Buffer) -> memoryview:
     view = memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses empty shapes
-
-
-def _endpoints(peer: PeerId, addresses: tuple[str, ...]) -> list[Endpoint]:
-    """Those of a peer's addresses that can be dialled and are not somebody else's."""
-    found: list[Endpoint] = []
-    for address in addresses[:ADDRESSES_MAX]:
-        try:
-            where = endpoint(address)
-        except ValueError:
-            continue
-        if where.transport == "tcp" and where.peer in (None, peer):
-            found.append(where)
-    return found
-
-
-def _endpoint(address: str) -> Endpoint:
-    try:
-        where = endpoint(address)
-    except ValueError as why:
-        raise UsageError("E-NET-10", str(why)) from why
-    if where.transport != "tcp":
-        raise UsageError("E-NET-10", f"{address} is for browsers; write the peer's tcp address")
-    return where
-
-
-def _for_people(address: str, why: Exception) -> NetworkError | RefusedError:
-    match why:
-        case _Refusal():
-            return RefusedError("E-NET-14", f"the peer at {address} refused: {why}")
-        case PeerFault():
-            return RefusedError(
-                "E-NET-15",
-                f"no link with {address}: {why.what}",
-                cause="another peer or program answers there now, or it belongs to another network or version",
-                fix="ask for a fresh ticket",
-            )
-        case ConnectionRefusedError():
-            return NetworkError(
-                "E-NET-12",
-                f"nobody listens at {address}",
-                cause="the peer is not running, or its port changed",
-                fix="ask for a fresh ticket",
-            )
-        case _:
-            return NetworkError(
-                "E-NET-13",
-                f"no answer from {address}: {why or type(why).__name__}",
-                cause="a firewall drops the packets, or the computer is off",
-                fix="atoll doctor",
-            )

@@ -14,6 +14,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Protocol
 
 from atoll.base.errors import PeerFault
@@ -34,6 +35,8 @@ async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:
         try:
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.get_running_loop().sock_connect(sock, address)
+            if sock.getsockname() == sock.getpeername():  # nobody listens, and the kernel gave us the port we dial
+                raise ConnectionRefusedError("connected to itself")
             return sock
         except OSError as why:  # TimeoutError is one too
             sock.close()
@@ -62,6 +65,9 @@ async def listening(endpoint: Endpoint, congestion: str) -> socket.socket:
 
 
 async def _resolved(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+    with contextlib.suppress(ValueError):  # a number needs no resolver, which would cost a thread
+        family = socket.AF_INET6 if ip_address(endpoint.host).version == 6 else socket.AF_INET
+        return [(family, (endpoint.host, endpoint.port))]
     found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     return [(socket.AddressFamily(family), address[:2]) for family, _, _, _, address in found]
 
