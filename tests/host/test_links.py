@@ -4,102 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
+from islands import PATIENCE_S, Island, closed, pair, story, stranger
 
 from atoll.base.errors import NetworkError, RefusedError, UsageError
 from atoll.base.ids import PeerId
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.host import links as links_module
-from atoll.host.libp2p import Libp2pSecurity
-from atoll.host.links import Links, LinkSettings
-from atoll.host.session import PlainSecurity
-from atoll.keys.identity import Identity
+from atoll.host.links import LinkSettings
 
 pytestmark = pytest.mark.net
-
-NETWORK = b"a test"
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
-PATIENCE_S = 10.0  # only a hanging test waits so long
-
-
-class Island:
-    """A peer that writes down all it hears."""
-
-    def __init__(self, name: str, *, plain: bool = False, network: bytes = NETWORK, **options: object) -> None:
-        if plain:
-            self.name = PeerId(name)
-            security = PlainSecurity(self.name, insecure=True)
-        else:
-            identity = Identity.from_seeds(name.encode().ljust(32), name.encode().ljust(32))
-            self.name = identity.peer
-            security = Libp2pSecurity(identity, network, foreign=True)
-        self.heard: list[tuple[str, bytes, int | None]] = []  # sender, message, payload bytes
-        self.payloads: list[memoryview | None] = []
-        self.events: list[LinkUp | LinkDown] = []
-        self._news = asyncio.Event()
-        self.links = Links(self.name, security, self._event, self._message, **options)
-        self.address = ""
-
-    async def open(self) -> Island:
-        (self.address,) = await self.links.listen([LOOPBACK])
-        return self
-
-    def _event(self, event: LinkUp | LinkDown) -> None:
-        self.events.append(event)
-        self._news.set()
-
-    def _message(self, sender: PeerId, message: bytes, payload: memoryview | None) -> None:
-        self.heard.append((sender, message, None if payload is None else len(payload)))
-        self.payloads.append(payload)
-        self._news.set()
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                self._news.clear()
-                await self._news.wait()
-
-    async def up(self, *others: Island) -> None:
-        await self.until(lambda: {LinkUp(other.name) for other in others} <= set(self.events))
-
-
-def story(test):
-    """Run a test as a coroutine; whatever it leaves behind in the loop is its failure."""
-
-    def run() -> None:
-        async def whole() -> None:
-            mistakes: list[dict[str, object]] = []
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: mistakes.append(context))
-            await test()
-            gc.collect()  # an exception nobody looked at is reported when its future dies
-            assert not mistakes
-
-        asyncio.run(whole())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-async def pair(**options: object) -> tuple[Island, Island]:
-    """ada dials bob."""
-    ada, bob = await Island("ada", **options).open(), await Island("bob", **options).open()
-    ada.links.contact(bob.name, (bob.address,))
-    await asyncio.gather(ada.up(bob), bob.up(ada))
-    return ada, bob
-
-
-async def closed(*islands: Island) -> None:
-    for island in islands:
-        await island.links.close()
 
 
 # ---- conversations -----------------------------------------------------------------------------------------
@@ -169,6 +91,27 @@ async def test_what_cannot_be_sent_is_refused_and_counted_but_never_raised():
     assert not ada.links.send(bob.name, b"", Lane.BULK, bytes(BULK_FRAME_MAX + 1))
     assert ada.links.stats()[bob.name].refused_sends == 2
     await closed(ada, bob)
+
+
+@story
+async def test_a_mesh_that_starts_at_once_has_one_link_per_pair():
+    """Eight peers, each contacts all others at the same time; every ordered pair exchanges a word and a payload."""
+    islands = [await Island(f"island {n}").open() for n in range(8)]
+    for me in islands:
+        for other in islands:
+            me.links.contact(other.name, (other.address,))
+    for me in islands:
+        await me.up(*(other for other in islands if other is not me))
+    for me in islands:
+        for other in islands:
+            if other is not me:
+                assert me.links.send(other.name, b"word")
+                assert me.links.send(other.name, b"part", Lane.BULK, bytes(100_000))
+    for me in islands:
+        await me.until(lambda me=me: len(me.heard) == 14)
+        assert len(me.events) == 7
+        assert len(set(me.heard)) == 14
+    await closed(*islands)
 
 
 # ---- who may connect ---------------------------------------------------------------------------------------
@@ -245,26 +188,39 @@ asyncio.run(main())
 """
 
 
+@contextlib.contextmanager
+def victim() -> Iterator[subprocess.Popen[str]]:
+    """Another process with links, which says its name and its address."""
+    with subprocess.Popen([sys.executable, "-c", VICTIM], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def known_as(process: subprocess.Popen[str], island: Island) -> PeerId:
+    """Its name, once the island has a link with it."""
+    assert process.stdout
+    name = PeerId((await asyncio.to_thread(process.stdout.readline)).strip())
+    island.links.contact(name, ((await asyncio.to_thread(process.stdout.readline)).strip(),))
+    await island.until(lambda: LinkUp(name) in island.events)
+    return name
+
+
 @story
 async def test_a_killed_process_is_reported_as_gone_at_once():
     """SIGKILL: the kernel resets the connection, the redial is refused; the answer is there in under 100 ms."""
     ada = await Island("ada").open()
-    victim = subprocess.Popen([sys.executable, "-c", VICTIM], stdout=subprocess.PIPE, text=True)
-    assert victim.stdout
-    name = PeerId((await asyncio.to_thread(victim.stdout.readline)).strip())
-    address = (await asyncio.to_thread(victim.stdout.readline)).strip()
-    ada.links.contact(name, (address,))
-    await ada.until(lambda: ada.events)
-    ada.links.send(name, b"part", Lane.BULK, bytes(MIB))
-    loop = asyncio.get_running_loop()
-    killed = loop.time()
-    victim.send_signal(signal.SIGKILL)
-    await ada.until(lambda: len(ada.events) == 2)
-    took_s = loop.time() - killed
+    with victim() as process:
+        name = await known_as(process, ada)
+        ada.links.send(name, b"part", Lane.BULK, bytes(MIB))
+        loop = asyncio.get_running_loop()
+        killed = loop.time()
+        process.send_signal(signal.SIGKILL)
+        await ada.until(lambda: len(ada.events) == 2)
+        took_s = loop.time() - killed
     assert ada.events == [LinkUp(name), LinkDown(name, refused=True)]
     assert took_s < 0.1
-    victim.wait()
-    victim.stdout.close()
     await closed(ada)
 
 
@@ -312,6 +268,23 @@ async def test_a_forgotten_peer_is_let_go():
 
 
 @story
+async def test_a_frozen_process_is_given_up_in_time():
+    """SIGSTOP: the kernel still accepts, nobody answers. The driver suspects it; a second later the link is down."""
+    ada = await Island("ada").open()
+    with victim() as process:
+        name = await known_as(process, ada)
+        process.send_signal(signal.SIGSTOP)
+        ada.links.suspect(name)
+        await ada.until(lambda: len(ada.events) == 2)
+        assert ada.events[1] == LinkDown(name, refused=False)
+        assert not ada.links.send(name, b"are you there?")
+        process.send_signal(signal.SIGCONT)
+        await ada.until(lambda: len(ada.events) == 3)
+        assert ada.events[2] == LinkUp(name)
+        await closed(ada)
+
+
+@story
 async def test_strangers_cost_only_their_own_connection():
     """Garbage, an endless hello, an oversized frame, a word out of turn: each is hung up on, ada stays up."""
     ada, bob = await pair(plain=True)
@@ -327,7 +300,7 @@ async def test_strangers_cost_only_their_own_connection():
         b"atoll/plain/1" + bytes((Lane.BULK, 3)) + b"bob" + b"\x01\0\0\0" + b"\xff" * 20,
         b"atoll/plain/1" + bytes((7, 3)) + b"eve",
     ):
-        reader, writer = await _stranger(ada)
+        reader, writer = await stranger(ada)
         writer.write(junk)
         async with asyncio.timeout(PATIENCE_S):
             with contextlib.suppress(ConnectionError):
@@ -341,10 +314,27 @@ async def test_strangers_cost_only_their_own_connection():
 
 
 @story
+async def test_garbage_instead_of_a_handshake_is_hung_up_on():
+    """At once where it cannot become a handshake any more, at the deadline where it still could."""
+    ada, bob = await pair(settings=LinkSettings(handshake_s=0.5))
+    for junk in (b"GET / HTTP/1.1\r\n\r\n", bytes(100_000), b"\x13/multistream/1.0.0\n" + os.urandom(5000)):
+        reader, writer = await stranger(ada)
+        writer.write(junk)
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(65536):
+                    pass
+        writer.close()
+    assert bob.links.send(ada.name, b"still here")
+    await ada.until(lambda: ada.heard == [(bob.name, b"still here", None)])
+    await closed(ada, bob)
+
+
+@story
 async def test_silent_strangers_are_few_and_hung_up_on():
     """More half-open connections than one source may have: the surplus is closed at once, the rest in time."""
     ada = await Island("ada", settings=LinkSettings(handshake_s=0.3)).open()
-    strangers = [await _stranger(ada) for _ in range(links_module.HALF_OPEN_PER_SOURCE_MAX + 8)]
+    strangers = [await stranger(ada) for _ in range(links_module.HALF_OPEN_PER_SOURCE_MAX + 8)]
     async with asyncio.timeout(PATIENCE_S):
         for reader, writer in strangers:
             with contextlib.suppress(ConnectionError):
@@ -355,16 +345,12 @@ async def test_silent_strangers_are_few_and_hung_up_on():
     await closed(ada, bob)
 
 
-async def _stranger(island: Island) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", int(island.address.rsplit("/", 1)[1]))
-
-
 @story
 async def test_an_overflowing_queue_drops_the_oldest_and_counts():
     """A remote that reads nothing: both queues stay below their bounds, what was dropped is counted."""
     settings = LinkSettings(control_queue_bytes=MIB, bulk_queue_bytes=80 * MIB)
     ada = await Island("ada", plain=True, settings=settings).open()
-    _, writer = await _stranger(ada)
+    _, writer = await stranger(ada)
     writer.write(b"atoll/plain/1" + bytes((Lane.CONTROL, 3)) + b"eve")
     await ada.until(lambda: ada.events)
     for _ in range(60):
@@ -384,7 +370,7 @@ async def test_close_leaves_nothing_behind():
     """In the middle of dialling, sending and a handshake: no task, no traceback, no event after the fact."""
     ada, bob = await pair()
     ada.links.contact(PeerId("nobody"), ("/ip4/127.0.0.1/tcp/1",))
-    _, writer = await _stranger(ada)
+    _, writer = await stranger(ada)
     for _ in range(3):
         ada.links.send(bob.name, b"part", Lane.BULK, bytes(BULK_FRAME_MAX))
     ada.links.send(bob.name, b"last words")

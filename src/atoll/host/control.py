@@ -138,7 +138,7 @@ class Control:
         if not self.dialled:
             self._owner.admit(self)
         self.session = self._make_session()
-        self.session.start()
+        self.session.start(wire.seen_at)
         self._flush()
 
     def room(self) -> memoryview:

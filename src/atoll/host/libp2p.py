@@ -62,12 +62,13 @@ class Libp2pSecurity:
     def accepting(self) -> _Libp2pSession:
         return _Libp2pSession(Connection(Role.RESPONDER, self._terms), self._introduction)
 
-    def _introduction(self) -> bytes:
+    def _introduction(self, seen_at: str) -> bytes:
         return identify.encode(
             identify.Identify(
                 public_key=libp2p_public_key(self._terms.identity.public.ed25519),
                 listen_addresses=self._addresses,
                 protocols=SPOKEN,
+                observed_address=multiaddr.to_bytes(seen_at) if seen_at else b"",
                 protocol_version="atoll/1",
                 agent_version=AGENT,
             )
@@ -75,8 +76,9 @@ class Libp2pSecurity:
 
 
 class _Libp2pSession:
-    def __init__(self, connection: Connection, introduction: Callable[[], bytes]) -> None:
+    def __init__(self, connection: Connection, introduction: Callable[[str], bytes]) -> None:
         self._connection, self._introduction = connection, introduction
+        self._seen_at = ""
         self._ready: Ready | None = None
         self._dialled_stream: int | None = None  # on its way to be the control stream
         self._control: int | None = None
@@ -85,8 +87,8 @@ class _Libp2pSession:
 
     # ---- what links use ----
 
-    def start(self) -> None:
-        """The connection has its first words ready from the beginning."""
+    def start(self, seen_at: str) -> None:
+        self._seen_at = seen_at  # the connection has its first words ready from the beginning
 
     def receive(self, data: memoryview) -> list[Opened | Guest | bytes]:
         came: list[Opened | Guest | bytes] = []
@@ -151,7 +153,7 @@ class _Libp2pSession:
                 self._dialled_stream, self._control = None, stream
                 came.append(Opened(established.peer, Lane.CONTROL))
             case identify.PROTOCOL:
-                self._connection.send(stream, self._introduction())
+                self._connection.send(stream, self._introduction(self._seen_at))
                 self._connection.close(stream)
             case ping.PROTOCOL if len(self._echoes) < ping.STREAMS_MAX:
                 self._echoes[stream] = ping.Echo()

@@ -49,8 +49,8 @@ class Opener(Protocol):
 class Session(Protocol):
     """One connection. Bytes in by `receive`, bytes out by `outgoing`, which is asked after every call."""
 
-    def start(self) -> None:
-        """The connection stands; the dialer begins."""
+    def start(self, seen_at: str) -> None:
+        """The connection stands, and this is the remote's address as we see it; the dialer begins."""
         ...
 
     def receive(self, data: memoryview) -> list[Opened | Guest | bytes]:
@@ -120,7 +120,7 @@ class _PlainSession:
         self._out = bytearray()
         self._frames = Frames(limit=FRAME_MAX)
 
-    def start(self) -> None:
+    def start(self, seen_at: str) -> None:
         if self._lane is not None:
             self._hello(self._lane)
 

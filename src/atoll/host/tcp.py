@@ -140,8 +140,17 @@ class Wire(asyncio.BufferedProtocol):
     @property
     def source(self) -> str:
         """The host at the other end, as the kernel sees it."""
+        return self._peername()[0]
+
+    @property
+    def seen_at(self) -> str:
+        """The same as a multiaddr, or empty."""
+        host, port = self._peername()
+        return text_of(Endpoint(host, port, "tcp", None)) if host else ""
+
+    def _peername(self) -> tuple[str, int]:
         name = self._transport.get_extra_info("peername") if self._transport else None
-        return str(name[0]) if name else ""
+        return (str(name[0]).split("%")[0], int(name[1])) if name else ("", 0)
 
     def close(self) -> None:
         """Let what was written leave, then close."""

@@ -1,0 +1,168 @@
+"""The bulk lane between real links: memory, broken connections, order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+
+import numpy as np
+import pytest
+from islands import Island, closed, pair, story, stranger
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
+from atoll.base.machine import Lane, LinkUp
+from atoll.host.bulk import HEAD, MESSAGE, SLAB, SLAB_BYTES
+from atoll.host.links import LinkSettings
+from atoll.host.memory import Reused
+from atoll.keys.seal import TAG_BYTES
+
+pytestmark = pytest.mark.net
+
+EVE = PeerId("eve")
+
+
+async def eve_with_bulk(ada: Island) -> tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.StreamWriter]:
+    """A member who speaks our protocol without our code: its control connection, and its bulk connection."""
+    _, control = await stranger(ada)
+    control.write(b"atoll/plain/1" + bytes((Lane.CONTROL, 3)) + b"eve")
+    await ada.until(lambda: LinkUp(EVE) in ada.events)
+    reader, bulk = await stranger(ada)
+    bulk.write(b"atoll/plain/1" + bytes((Lane.BULK, 3)) + b"eve")
+    return control, reader, bulk
+
+
+def record(kind: int, payload_bytes: int, number: int, body: bytes, index: int = 0) -> bytes:
+    return HEAD.pack(kind, len(body), payload_bytes, index, number) + body + bytes(TAG_BYTES)
+
+
+@story
+async def test_unfinished_frames_of_one_peer_stay_below_its_ceiling():
+    """Eve begins 40 frames of 64 MiB and ends none: ada holds four of them, and hears the one that is finished."""
+    ada = await Island("ada", plain=True).open()
+    control, _, bulk = await eve_with_bulk(ada)
+    for number in range(40):
+        bulk.write(record(MESSAGE, BULK_FRAME_MAX, number, b"never finished"))
+    bulk.write(record(MESSAGE, 3, 99, b"a word") + record(SLAB, 3, 99, b"abc"))
+    await ada.until(lambda: ada.heard == [("eve", b"a word", 3)])
+    assert ada.links.stats()[EVE].bulk_lost == 37  # the small one needed room too
+    control.close()
+    bulk.close()
+    await ada.until(lambda: len(ada.events) == 2)
+    await closed(ada)
+
+
+@story
+async def test_records_that_contradict_each_other_end_the_connection():
+    """Other size, slab twice, slab too short, slab beyond the end, two messages, body longer than allowed."""
+    begun = record(MESSAGE, 2 * SLAB_BYTES, 1, b"part")
+    slab = bytes(SLAB_BYTES)
+    for bad in (
+        begun + record(SLAB, 2 * SLAB_BYTES + 1, 1, slab),
+        begun + 2 * record(SLAB, 2 * SLAB_BYTES, 1, slab),
+        begun + record(SLAB, 2 * SLAB_BYTES, 1, slab[1:]),
+        begun + record(SLAB, 2 * SLAB_BYTES, 1, b"", index=2),
+        begun + begun,
+        HEAD.pack(SLAB, SLAB_BYTES + 1, BULK_FRAME_MAX, 0, 1),
+        HEAD.pack(MESSAGE, CONTROL_FRAME_MAX + 1, 0, 0, 1),
+        HEAD.pack(MESSAGE, 0, BULK_FRAME_MAX + 1, 0, 1),
+        HEAD.pack(SLAB, 0, 2**32 - 1, 0, 1),
+        HEAD.pack(2, 0, 0, 0, 1),
+    ):
+        ada = await Island("ada", plain=True).open()
+        control, reader, bulk = await eve_with_bulk(ada)
+        bulk.write(bad)
+        async with asyncio.timeout(10):
+            try:
+                rest = await reader.read()
+            except ConnectionError:
+                rest = b""
+        assert rest == b"atoll/plain/1" + bytes((Lane.BULK, 3)) + b"ada" or rest == b""
+        assert ada.links.stats()[EVE].bulk_connections == 0
+        assert ada.heard == []
+        control.close()
+        bulk.close()
+        await closed(ada)
+
+
+@story
+async def test_peers_wait_for_memory_instead_of_losing_frames():
+    """Room for one frame only, four peers send one each at the same time: reading waits, all arrive."""
+    tight = LinkSettings(receive_total_bytes=BULK_FRAME_MAX + CONTROL_FRAME_MAX)
+    ada = await Island("ada", settings=tight).open()
+    others = [Island(f"island {n}") for n in range(4)]
+    for other in others:
+        await other.links.dial(ada.address)
+    payload = os.urandom(MIB) * 40
+    for other in others:
+        assert other.links.send(ada.name, b"part", Lane.BULK, payload)
+    await ada.until(lambda: len(ada.heard) == 4)
+    assert {sender for sender, _, _ in ada.heard} == {other.name for other in others}
+    assert all(part == payload for part in ada.payloads)
+    await closed(ada, *others)
+
+
+@story
+async def test_a_broken_bulk_connection_is_replaced_and_what_arrives_is_intact():
+    """Four stripes; in the middle of ten frames one is cut at the receiver. Frames may be lost, never damaged."""
+    ada, bob = await pair(settings=LinkSettings(bulk_connections=4))
+    payloads = [os.urandom(MIB) * 16 for _ in range(10)]
+    for payload in payloads:
+        ada.links.send(bob.name, b"part", Lane.BULK, payload)
+    await bob.until(lambda: bob.heard)
+    bob.links._links[ada.name].bulk.channels[0].wire.abort()
+    payloads.append(os.urandom(MIB))
+    while bob.heard[-1][1] != b"last":  # what was in the cut connection's buffers is lost, by contract
+        ada.links.send(bob.name, b"last", Lane.BULK, payloads[-1])
+        heard = len(bob.heard)
+        await bob.until(lambda heard=heard: len(bob.heard) > heard)
+    stats = ada.links.stats()[bob.name]
+    assert {bytes(part) for part in bob.payloads} <= set(payloads)
+    assert len(bob.events) == len(ada.events) == 1
+    assert stats.bulk_connections == 4 and stats.bulk_queued_bytes >= 0
+    await closed(ada, bob)
+
+
+@story
+async def test_payload_memory_comes_from_the_caller():
+    """The driver may want payloads in memory of its own, say shared with the trainer."""
+    mine: list[np.ndarray] = []
+
+    def allocate(size_bytes: int) -> memoryview:
+        mine.append(np.zeros(size_bytes, np.uint8))
+        return memoryview(mine[-1])
+
+    ada, bob = await pair(allocate=allocate)
+    payload = os.urandom(2 * MIB)
+    ada.links.send(bob.name, b"part", Lane.BULK, payload)
+    await bob.until(lambda: bob.heard)
+    assert mine[0].tobytes() == payload
+    await closed(ada, bob)
+
+
+def test_memory_is_used_again_only_when_nobody_looks_at_it():
+    memory = Reused()
+    first = memory(4 * MIB)
+    first[:5] = b"first"
+    slice_of_it = first[1:5]
+    del first
+    second = memory(4 * MIB)
+    second[:5] = b"other"
+    assert slice_of_it == b"irst"
+    del slice_of_it
+    gc.collect()
+    third = memory(3 * MIB)
+    assert third[:5] == b"first" and len(third) == 3 * MIB
+    del second, third
+    memory.sweep()
+    memory.sweep()
+    assert memory._free == []
+
+
+def test_memory_keeps_no_more_than_it_may():
+    memory = Reused(kept_bytes_max=8 * MIB)
+    views = [memory(4 * MIB) for _ in range(5)]
+    views.clear()
+    memory(16 * MIB)
+    assert sum(block.size for block in memory._free) == 8 * MIB
