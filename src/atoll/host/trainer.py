@@ -39,7 +39,7 @@ from atoll.learn.models import build_model, generate_text, loss_of
 FRAME_MAX = 2**20  # bytes of one command or answer; tensors never travel this way
 BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
 STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last ones counts as hung
-LATE_S = 1.0  # after patience ran out, one more look: the parent's own loop may have been busy
+LOOK_EVERY_S = 1.0  # how often patience is checked, and its margin: the parent's own loop may have been busy
 STDERR_KEPT = 4096  # bytes of the child's last words that go into a failure
 VALIDATION_BATCH = 64  # samples; small enough for any device that can train
 NICE = 5  # below the peer beside it: a heartbeat is worth more than a step
@@ -328,17 +328,14 @@ class Trainer:
             patience_s = self._spec.first_patience_s
             if self._step_s is not None:
                 patience_s = max(self._spec.patience_s, STEPS_OF_SILENCE * self._step_s)
-            left_s = self._heard + patience_s + LATE_S - time.monotonic()
-            await asyncio.wait(
-                {answer, self._failure},
-                timeout=max(LATE_S / 10, left_s),
-                return_when=asyncio.FIRST_COMPLETED,
+            await asyncio.wait(  # a heartbeat changes the patience: look again every second
+                {answer, self._failure}, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
             )
             if answer.done():
                 return answer.result()
             if self._failure.done():
                 raise self._failure.result()
-            if time.monotonic() > self._heard + patience_s + LATE_S:
+            if time.monotonic() > self._heard + patience_s + LOOK_EVERY_S:
                 self._hung(patience_s)
 
     def _hung(self, patience_s: float) -> None:
@@ -382,7 +379,7 @@ class Trainer:
                 elif self._answer is not None and not self._answer.done():
                     self._answer.set_result(answer)
         code = await process.wait()
-        await asyncio.wait(self._tasks[1:], timeout=LATE_S)  # the last words
+        await asyncio.wait(self._tasks[1:], timeout=LOOK_EVERY_S)  # the last words
         self._fail(_death(code, self._last_words.decode(errors="replace")))
 
     async def _overhear(self) -> None:

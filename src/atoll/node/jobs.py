@@ -46,8 +46,9 @@ class Advance(msgspec.Struct, frozen=True):
     round: int
     before: Digest  # state blob to start from: the head's
     parts: tuple[Payload | None, ...]
-    steps: int  # inner steps of the swarm in this round, for the counters
-    samples: int
+    steps: int  # inner steps of one worker in this round
+    samples: int  # that all contributors learned from
+    shards: int  # workers that the data was handed out to
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -71,6 +72,7 @@ class Restore(msgspec.Struct, frozen=True):
     """Load this agreed state from disk as the head, with my private state if it fits -> True, or False."""
 
     round: int
+    vertex: Digest
     state: Digest
 
 

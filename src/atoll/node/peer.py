@@ -162,6 +162,7 @@ class Peer:
         self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
         self.round: Round | None = None
         self.fetch: Fetch | None = None
+        self.wanted: dict[Digest, Fetch] = {}  # other blobs that the driver asked for, such as the data set
         self.restoring = False
         self.restored_round = -1  # the round whose state is being fetched
         self.serve = Serve()
@@ -277,7 +278,8 @@ class Peer:
         """Take the head's state from disk, if it is there."""
         assert self.history is not None
         self.restoring = True
-        return [Ask("restore", Restore(self.history.head, self.history.head_body.state))]
+        history = self.history
+        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state))]
 
     def _restored(self, found: bool, now: Seconds) -> list[Effect]:
         assert self.history is not None
@@ -527,15 +529,28 @@ class Peer:
         self.fetch = Fetch(body.state, sources)
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
+    def want(self, blob: Digest, now: Seconds) -> list[Effect]:
+        """Fetch a blob from the members; `Fetched` says when it is here."""
+        assert self.history is not None
+        sources = [m.peer for m in self.history.head_body.members if m.present and m.peer != self.me]
+        fetch = self.wanted[blob] = Fetch(blob, sources)
+        return fetch.handle(Start({}), now)
+
     def _to_fetch(self, event: Event, now: Seconds) -> list[Effect]:
-        if self.fetch is None:
-            return []
         out: list[Effect] = []
+        for fetch in list(self.wanted.values()):
+            out += fetch.handle(event, now)
+            if fetch.over:
+                del self.wanted[fetch.blob]
+        if self.fetch is None:
+            return out
         for effect in self.fetch.handle(event, now):
             out.append(effect)
             if isinstance(effect, Report) and isinstance(effect.fact, Fetched):
                 self.restoring = True
-                out.append(Ask("restore", Restore(self.restored_round, effect.fact.blob)))
+                assert self.history is not None
+                vertex = self.history.ids.get(self.restored_round, self.run)
+                out.append(Ask("restore", Restore(self.restored_round, vertex, effect.fact.blob)))
             elif isinstance(effect, Report) and isinstance(effect.fact, FetchFailed):
                 self.fetch = None
                 out.append(SetTimer("fetch-again", now + HINT_AGAIN_S))
@@ -627,8 +642,7 @@ class Peer:
         return effects
 
     def _judge_report(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
-        holds = self.notary.verifier.holds
-        return admissible(reported, parent, recent, self.settings.open_to_all, holds, wall_s)
+        return admissible(reported, parent, recent, self.run, self.settings.open_to_all, wall_s)
 
     def _turn_down(self, sender: PeerId, reported: Reported, why: str) -> list[Effect]:
         if not isinstance(reported.statement, Join) or sender != reported.by:

@@ -132,8 +132,8 @@ class Step(Statement, frozen=True):
     """What turns one shared state into the next: combined parts, and the counters of those who count."""
 
     parts: tuple[Digest | None, ...]
-    steps: int
-    samples: int
+    steps: int  # of one worker, the longest: the position of the learning-rate schedule
+    samples: int  # that all contributors learned from
 
 
 @dataclass
@@ -146,13 +146,6 @@ class Trial:
     step: Step
     final: bool = False
     state: Digest | None = None
-
-    @classmethod
-    def of(cls, raw: bytes) -> Trial:
-        body = decode_body(raw)
-        commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commit)]
-        answers = tuple(None if s is None else _opened(s) for s in body.parts)
-        return cls(raw, body, answers, _step(body.parts, commits))
 
 
 @dataclass
@@ -466,7 +459,13 @@ class Round:
         commits = self._commits().of
         if self.view is None or not _named(self.view) <= commits.keys():
             return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
-        return _step(self.view, [commits[p][0] for p in sorted(_named(self.view))])
+        return self._step(self.view, [commits[p][0] for p in sorted(_named(self.view))])
+
+    def _step(self, parts: Sequence[Signed | None], commits: Sequence[Commit]) -> Step:
+        digests = tuple(None if s is None else _opened(s).digest for s in parts)
+        # an update that spans failed rounds stands for more steps than the plan gave; the schedule goes on by one
+        steps = min(max((c.steps for c in commits), default=0), self.plan.settings.inner_steps)
+        return Step(digests, steps, sum(c.samples for c in commits))
 
     # ---- agree ---------------------------------------------------------------------------------------------
 
@@ -498,8 +497,14 @@ class Round:
         wrong = check_body(self.ground, self.notary, body, now)
         if wrong is not None:
             return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
-        trial = self.trials.setdefault(vertex_id(raw), Trial.of(raw))
+        trial = self.trials.setdefault(vertex_id(raw), self._trial(raw))
         return self._try(vertex_id(raw), trial, now)
+
+    def _trial(self, raw: bytes) -> Trial:
+        body = decode_body(raw)
+        commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commit)]
+        answers = tuple(None if s is None else _opened(s) for s in body.parts)
+        return Trial(raw, body, answers, self._step(body.parts, commits))
 
     def _try(self, digest: Digest, trial: Trial, now: Seconds) -> list[Effect]:
         """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
@@ -525,7 +530,8 @@ class Round:
             return []
         self.advances[step] = None
         payloads = tuple(self.held[d] if d is not None else None for d in step.parts)
-        work = Advance(self.plan.round, self.ground.parent.state, payloads, step.steps, step.samples)
+        shards = len(self.plan.trainers)
+        work = Advance(self.plan.round, self.ground.parent.state, payloads, step.steps, step.samples, shards)
         return [Ask(self._advance_job(step), work)]
 
     def _advance_job(self, step: Step) -> str:
@@ -647,7 +653,7 @@ class Round:
             return []  # the bytes are asked for with the vertex
         first = self.decided is None
         self.decided, self.decided_at = decided, now
-        trial = self.trials.setdefault(decided.digest, Trial.of(decided.body))
+        trial = self.trials.setdefault(decided.digest, self._trial(decided.body))
         trial.final = True
         effects = self._tell_listeners(decided.body, decided.certificate) if first else []
         effects.append(SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S))
@@ -726,8 +732,3 @@ def _opened(signed: Signed) -> Answered:
 
 def _named(parts: Sequence[Signed | None]) -> set[PeerId]:
     return {p for s in parts if s is not None for p in _opened(s).contributors}
-
-
-def _step(parts: Sequence[Signed | None], commits: Sequence[Commit]) -> Step:
-    digests = tuple(None if s is None else _opened(s).digest for s in parts)
-    return Step(digests, sum(c.steps for c in commits), sum(c.samples for c in commits))

@@ -14,7 +14,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     min_peers: int = 1  # voting members needed before a round trains; below that members only assemble
     open_to_all: bool = False  # True: nobody needs a ticket
     round: RoundSettings = RoundSettings()
-    learning: dict[str, str | int | float | bool] = {}  # model, data and recipe, read by the island that trains
+    learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
 
 
 def encode_settings(settings: RunSettings) -> bytes:

@@ -8,7 +8,7 @@ a local measurement: whom I cannot reach is my signed report, not my decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -18,9 +18,9 @@ from atoll.base.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, PEERS_MAX
 from atoll.policy.plan import QuorumRule
 from atoll.wire.messages.statements import AnyStatement, Commit, Invite, Join, Leave, Ready, Suspect
 from atoll.wire.messages.vertex import Body, Member, TicketUse
+from atoll.wire.ticket import redeemed_ticket, redemption_holds
 
 RECENT = 8  # rounds for which a Join or Ready that names a vertex stays good
-ADMISSION_DOMAIN = b"atoll/admission/1\0"
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def admissible(
     reported: Reported,
     parent: Body,
     recent: Recent,
+    run: Digest,
     open_to_all: bool,
-    holds: Callable[[bytes, bytes, bytes], bool],
     wall_s: float | None,
 ) -> str | None:
     """None if the report may stand in the next vertex, else why not, in words for its sender.
@@ -68,7 +68,7 @@ def admissible(
     mine = members.get(by)
     match statement:
         case Join():
-            return _may_join(statement, by, parent, members, recent, open_to_all, holds, wall_s)
+            return _may_join(statement, by, parent, members, recent, run, open_to_all, wall_s)
         case Ready(vertex, state):
             if mine is None or mine.standing != "observer" or mine.role != "trainer":
                 return "only an observing trainer can become ready"
@@ -92,8 +92,8 @@ def _may_join(
     parent: Body,
     members: dict[PeerId, Member],
     recent: Recent,
+    run: Digest,
     open_to_all: bool,
-    holds: Callable[[bytes, bytes, bytes], bool],
     wall_s: float | None,
 ) -> str | None:
     if join.peer != by or len(join.addresses) > ADDRESSES_MAX:
@@ -120,18 +120,13 @@ def _may_join(
         return "its ticket has expired; ask for a new one: atoll invite"
     if ticket.role == "observer" and join.role != "observer":
         return "its ticket admits observers only; ask for one with --role trainer"
-    if not holds(ticket.key, admission_bytes(parent.run, join.peer), join.admission[16:]):
+    if not redemption_holds(join.admission, ticket.key, run, join.peer):
         return "its proof of holding the ticket does not fit"
     return None
 
 
-def admission_bytes(run: Digest, peer: PeerId) -> bytes:
-    """What a ticket's one-time key signs; `Join.admission` is the 16-byte ticket id and this signature."""
-    return ADMISSION_DOMAIN + run + peer.encode()
-
-
 def _ticket_of(join: Join, tickets: Sequence[TicketUse]) -> TicketUse | None:
-    return next((t for t in tickets if t.ticket == join.admission[:16]), None)
+    return next((t for t in tickets if t.ticket == redeemed_ticket(join.admission)), None)
 
 
 def next_members(
@@ -198,7 +193,7 @@ def _let_in(
     fresh = Member(join.peer, join.vote_key, join.addresses, join.role, "observer", round, 0.0, join.name)
     members = [fresh if m.peer == join.peer else m for m in members] if before else [*members, fresh]
     if before is None:
-        tickets = [replace(t, uses_left=t.uses_left - 1) if t.ticket == join.admission[:16] else t for t in tickets]
+        tickets = [replace(t, uses_left=t.uses_left - 1) if t.ticket == redeemed_ticket(join.admission) else t for t in tickets]
         tickets = [t for t in tickets if t.uses_left > 0]
     return members, tickets, budget
 

@@ -1,0 +1,342 @@
+"""The island behind a peer: the trainer process that owns the device, and the tensors of the shared state.
+
+Carries out the work that machines ask for, off the event loop: training in the trainer's own process, tensor
+arithmetic on one thread (torch releases Python's lock), disk on another. Anchor, outer state and error feedback
+belong to the peer and live here, so a crashed trainer costs a round and nothing more.
+Promises: every piece of work is answered once; `Advanced` and `Adopt` are answered when their bytes are durable.
+Never decides anything: what is counted and what is the head is said by the vertex.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.errors import PeerFault, RunFailedError
+from atoll.base.ids import Digest, Seconds
+from atoll.base.machine import Payload
+from atoll.host.learning import Learning
+from atoll.host.store import Store
+from atoll.host.trainer import Beat, Evaluated, Trainer, TrainerFailed, TrainerSpec
+from atoll.keys.digest import digest
+from atoll.learn.codec import codec_named
+from atoll.learn.combine import combine
+from atoll.learn.data import cursor_after
+from atoll.learn.layout import check_same
+from atoll.learn.state import SharedState, advance, state_bytes, state_from_bytes
+from atoll.learn.update import Update, encode_update, memory_bytes, memory_from_bytes, part_bounds, settle
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
+from atoll.protocol.reduce.work import Combine, Combined
+from atoll.protocol.transfer.work import (
+    BlobOpened,
+    CloseBlob,
+    OpenBlob,
+    ReadChunk,
+    ReadManifest,
+    StoreChunk,
+)
+
+STATES_HELD = 4  # recent shared states in memory and on disk: the head, its parent, and proposals
+RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0  # a trainer that failed is started again after this long, doubling
+FAILURES_MAX = 6  # in a row; then the peer leaves with a farewell
+
+
+class Private(msgspec.Struct, frozen=True):
+    """What only this peer knows; good for exactly one vertex."""
+
+    vertex: Digest
+    memory: bytes
+    inner: bytes
+
+
+class Island:
+    """`data` is a path or name for the trainer; None until the data set is here."""
+
+    def __init__(self, store: Store, threads: int, trains: bool = True) -> None:
+        self.store, self.threads, self.trains = store, threads, trains
+        self.learning: Learning | None = None
+        self.data: str | None = None
+        self.trainer = Trainer(on_beat=self._on_beat)
+        self.trainer_ready = False
+        self.failures = 0
+        self.retry_at: Seconds = 0.0
+        self.beat: Beat | None = None
+        self.head: SharedState | None = None
+        self.head_name: Digest | None = None
+        self.head_vertex: Digest | None = None
+        self.states: OrderedDict[Digest, SharedState] = OrderedDict()
+        self.memory_F: Tensor | None = None
+        self.inner = b""
+        self.update: Update | None = None
+        self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
+        self.loss_since = 0.0
+        self._equipped = asyncio.Event()
+        self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
+        self._disk = ThreadPoolExecutor(1, "disk")
+        self._device = asyncio.Lock()  # one trainer command at a time, in the order they were asked
+
+    def equip(self, data: str) -> None:
+        """The data set is here: from now on there is something to train."""
+        self.data = data
+        self._equipped.set()
+
+    async def close(self) -> None:
+        await self.trainer.stop()
+        self._arithmetic.shutdown(wait=True, cancel_futures=True)
+        self._disk.shutdown(wait=True, cancel_futures=True)
+
+    async def do(self, work: Any) -> Any:
+        """The answer to a piece of work. Raises AtollError, PeerFault or OSError: the driver answers Failed."""
+        loop = asyncio.get_running_loop()
+        match work:
+            case Train():
+                return await self._train(work)
+            case Encode():
+                return await loop.run_in_executor(self._arithmetic, self._encode, work)
+            case Combine():
+                return await loop.run_in_executor(self._arithmetic, self._combine, work)
+            case Advance():
+                return await loop.run_in_executor(self._arithmetic, self._advance, work)
+            case Adopt():
+                return await self._adopt(work)
+            case Restore():
+                return await loop.run_in_executor(self._arithmetic, self._restore, work)
+            case _:
+                return await loop.run_in_executor(self._disk, self._blob_work, work)
+
+    async def evaluate(self, samples: int = 512) -> Evaluated:
+        """Validation loss of the head."""
+        await self._equipped.wait()
+        async with self._device:
+            await self._ready()
+            return await self.trainer.evaluate(samples)
+
+    async def sample(self, prompt: str, count: int, seed: int) -> str:
+        await self._equipped.wait()
+        async with self._device:
+            await self._ready()
+            return await self.trainer.sample(prompt, count, seed)
+
+    # ---- the trainer ---------------------------------------------------------------------------------------
+
+    async def _train(self, work: Train) -> Trained:
+        if not self.trains:
+            raise RunFailedError("E-TRN-10", "this peer does not train")
+        if time.monotonic() < self.retry_at:
+            raise RunFailedError("E-TRN-11", f"its trainer failed {self.failures} times and is being restarted")
+        begin = time.monotonic()
+        try:
+            async with asyncio.timeout(work.seconds_max):
+                await self._equipped.wait()
+        except TimeoutError:
+            raise RunFailedError("E-TRN-12", "its data set has not arrived yet") from None
+        async with self._device:
+            try:
+                await self._ready()
+                assert self.head is not None
+                done = await self.trainer.train(
+                    work.steps,
+                    cursor=cursor_after(self.head.samples, work.shards),
+                    shard=work.shard,
+                    shards=work.shards,
+                    global_step=self.head.steps,
+                    until=begin + work.seconds_max,
+                )
+            except TrainerFailed as failed:
+                await self._trainer_failed()
+                raise failed
+        self.failures = 0
+        if done.steps == 0 or done.loss is None:
+            return Trained(0, 0, 0.0, 0.0)
+        self.loss_since += done.loss * done.steps
+        self.steps_since += done.steps
+        samples = self.steps_since * self._learning.recipe.batch
+        loss = self.loss_since / self.steps_since
+        return Trained(self.steps_since, samples, loss, done.seconds / done.steps)
+
+    async def _ready(self) -> None:
+        """The trainer runs and holds the live parameters."""
+        if self.trainer_ready:
+            return
+        recipe = self._learning.recipe
+        assert self.head is not None and self.data is not None
+        spec = TrainerSpec(
+            recipe.model, recipe.seed, self.data, recipe.batch, recipe.seq_len, recipe.inner, self.threads
+        )
+        layout = await self.trainer.start(spec)
+        check_same(self._learning.layout, layout)
+        await self.trainer.write_x(self.head.anchor_F)
+        if self.inner:
+            await self.trainer.set_inner_state(self.inner)
+        self.steps_since, self.loss_since = 0, 0.0
+        self.trainer_ready = True
+
+    async def _trainer_failed(self) -> None:
+        """Start anew from the anchor, later each time: what the live parameters held is lost."""
+        self.trainer_ready = False
+        self.failures += 1
+        self.retry_at = time.monotonic() + min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** (self.failures - 1))
+        await self.trainer.stop()
+
+    @property
+    def hopeless(self) -> bool:
+        return self.failures >= FAILURES_MAX
+
+    def _on_beat(self, beat: Beat) -> None:
+        self.beat = beat
+
+    # ---- tensors -------------------------------------------------------------------------------------------
+
+    def _encode(self, work: Encode) -> Encoded:
+        assert self.head is not None
+        recipe = self._learning.recipe
+        bounds = part_bounds(len(self.head.anchor_F), work.parts)
+        x_F = self.trainer.read_x()
+        codec = codec_named(recipe.coding.up)
+        self.update = encode_update(self.head.anchor_F, x_F, self.memory_F, bounds, codec, recipe.coding.beta)
+        return Encoded(tuple(_payload(wire) for wire in self.update.wires))
+
+    def _combine(self, work: Combine) -> Combined:
+        coding, floats = self._learning.recipe.coding, self._learning.layout.floats
+        lo, hi = part_bounds(floats, work.parts)[work.part]
+        rows = [(row.weight, row.payload.data) for row in work.rows]
+        done = combine(rows, hi - lo, codec_named(coding.up), codec_named(coding.down))
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        faulty = tuple(work.rows[i].peer for i, _ in done.faults)
+        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty)
+
+    def _advance(self, work: Advance) -> Advanced:
+        before = self._state(work.before)
+        if before is None:
+            raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
+        recipe, layout = self._learning.recipe, self._learning.layout
+        bounds = part_bounds(layout.floats, len(work.parts))
+        after = advance(
+            before,
+            [None if p is None else p.data for p in work.parts],
+            bounds,
+            codec_named(recipe.coding.down),
+            recipe.outer,
+            steps=work.steps,
+            samples=work.steps * recipe.batch * work.shards,
+            tokens=work.samples * recipe.seq_len,
+        )
+        name = self.store.put_blob(state_bytes(after, layout))
+        self._hold(name, after)
+        return Advanced(name)
+
+    async def _adopt(self, work: Adopt) -> None:
+        self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
+        loop = asyncio.get_running_loop()
+        async with self._device:
+            before, update = self.head, self.update
+            after = await loop.run_in_executor(self._arithmetic, self._state, work.state)
+            if after is None:
+                raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
+            self.update = None
+            if work.counted is not None and update is not None:
+                codec = codec_named(self._learning.recipe.coding.up)
+                self.memory_F = await loop.run_in_executor(self._arithmetic, settle, update, work.counted, codec)
+                x_F, self.steps_since, self.loss_since = after.anchor_F, 0, 0.0
+            elif before is not None and self.trainer_ready and self.steps_since:
+                # nothing of mine was encoded: keep my own steps on top of the new anchor
+                x_F = after.anchor_F + (self.trainer.read_x() - before.anchor_F)
+            else:
+                x_F = after.anchor_F
+            self.head, self.head_name, self.head_vertex = after, work.state, work.vertex
+            moved = before is None or before.anchor_F is not after.anchor_F
+            if self.trainer_ready and moved:
+                try:
+                    await self.trainer.write_x(x_F)
+                    self.inner = await self.trainer.inner_state()
+                except TrainerFailed:
+                    await self._trainer_failed()
+            await loop.run_in_executor(self._disk, self._write_private, work.vertex)
+
+    def _restore(self, work: Restore) -> bool:
+        state = self._state(work.state)
+        if state is None:
+            return False
+        self.head, self.head_name = state, work.state
+        self._read_private(work.vertex)
+        self.update, self.trainer_ready = None, False
+        return True
+
+    def _state(self, name: Digest) -> SharedState | None:
+        held = self.states.get(name)
+        if held is not None:
+            return held
+        data = self.store.read_blob(name)
+        if data is None:
+            return None
+        try:
+            state = state_from_bytes(data, self._learning.layout)
+        except PeerFault as fault:
+            raise RunFailedError("E-RUN-03", f"the agreed state cannot be read: {fault.what}") from fault
+        self._hold(name, state)
+        return state
+
+    def _hold(self, name: Digest, state: SharedState) -> None:
+        self.states[name] = state
+        self.states.move_to_end(name)
+        while len(self.states) > STATES_HELD:
+            self.states.popitem(last=False)
+
+    def _write_private(self, vertex: Digest) -> None:
+        memory = memory_bytes(self.memory_F) if self.memory_F is not None else b""
+        self.store.write_private(msgspec.msgpack.encode(Private(vertex, memory, self.inner)))
+        assert self.head_name is not None
+        self.store.drop_blobs({*self.states, self.head_name, self._learning.data_blob})
+
+    def _read_private(self, vertex: Digest) -> None:
+        self.memory_F, self.inner = None, b""
+        data = self.store.read_private()
+        if data is None:
+            return
+        try:
+            private = msgspec.msgpack.decode(data, type=Private)
+            if private.vertex == vertex:
+                floats = self._learning.layout.floats
+                self.memory_F = memory_from_bytes(private.memory, floats) if private.memory else None
+                self.inner = private.inner
+        except (msgspec.DecodeError, ValueError):
+            return  # damaged: it costs this peer's error feedback and moments, nothing that was agreed
+
+    @property
+    def _learning(self) -> Learning:
+        if self.learning is None:
+            raise RunFailedError("E-RUN-04", "the run's genesis is not known yet")
+        return self.learning
+
+    # ---- blobs ---------------------------------------------------------------------------------------------
+
+    def _blob_work(self, work: Any) -> Any:
+        match work:
+            case OpenBlob():
+                return BlobOpened(self.store.open_blob(work.blob, work.manifest))
+            case StoreChunk():
+                return self.store.store_chunk(work.blob, work.index, work.payload.data)
+            case CloseBlob():
+                return self.store.finish_blob(work.blob)
+            case ReadManifest():
+                return self.store.manifest(work.blob)
+            case ReadChunk():
+                return self.store.read_chunk(work.blob, work.index)
+            case _:
+                raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
+
+
+def _payload(wire: bytes) -> Payload:
+    return Payload(digest(wire), len(wire), wire)
+
+
+__all__ = ["FAILURES_MAX", "Island", "Private"]
+
+torch.set_num_threads(1)  # the arithmetic thread; trainers have processes of their own

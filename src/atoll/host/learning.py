@@ -1,0 +1,86 @@
+"""What a run learns: the part of genesis that only islands read, and the genesis of a new run."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from atoll.base.errors import PeerFault, UsageError
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.limits import PARTS_MAX
+from atoll.learn.codec.blocks import BLOCK
+from atoll.learn.data import data_blob, load_data
+from atoll.learn.layout import Layout, layout_of
+from atoll.learn.models import build_model
+from atoll.learn.recipes import Recipe
+from atoll.learn.state import initial_state, state_bytes, state_hash
+from atoll.node.settings import RunSettings, encode_settings
+from atoll.wire.codec import encode
+from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
+
+
+class Learning(msgspec.Struct, frozen=True):
+    recipe: Recipe
+    data: str  # what the founder loaded; others take it from their own disk if it is the same, else as a blob
+    data_blob: Digest  # its name
+    layout: Layout  # names, shapes and dtypes that every member's model must have
+
+
+def decode_learning(settings: RunSettings) -> Learning:
+    try:
+        return msgspec.msgpack.decode(settings.learning, type=Learning)
+    except msgspec.DecodeError as why:
+        raise PeerFault("", f"genesis names no recipe that this version can read: {why}") from None
+
+
+class Founded(msgspec.Struct, frozen=True):
+    """A new run: its genesis and the blobs that genesis names."""
+
+    genesis: Vertex
+    state: bytes
+    data: bytes
+
+
+def found(
+    recipe: Recipe,
+    data: str,
+    settings: RunSettings,
+    founder: PeerId,
+    vote_key: bytes,
+    name: str,
+    tickets: tuple[TicketUse, ...],
+    now: Seconds,
+) -> Founded:
+    """Genesis of a run that `founder` starts alone. The first weights travel as a blob, never as a seed."""
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, recipe.seed)
+    layout = layout_of(model)
+    if layout.floats < PARTS_MAX * BLOCK:
+        raise UsageError(
+            "E-RUN-01",
+            f"the model has only {layout.floats} values; a run needs at least {PARTS_MAX * BLOCK}",
+            fix="choose a larger model",
+        )
+    corpus = load_data(data)
+    blob = data_blob(corpus)
+    state = state_bytes(initial_state(model), layout)
+    learning = Learning(recipe, data, state_hash(blob), layout)
+    complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning))
+    member = Member(founder, vote_key, (), "trainer", "member", -1, 0.0, name)
+    body = Body(
+        run=ZERO_DIGEST,
+        round=-1,
+        attempt=0,
+        parent=ZERO_DIGEST,
+        time_s=now,
+        proposer=founder,
+        parts=(),
+        state=state_hash(state),
+        commits=(),
+        members=(member,),
+        tickets=tickets,
+        reports=(),
+        metrics=Metrics(0.0, 0, 0),
+        settings=encode_settings(complete),
+    )
+    return Founded(Vertex(encode(body), None), state, blob)

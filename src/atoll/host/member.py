@@ -1,0 +1,214 @@
+"""Founding a run, joining one, coming back to one: from a folder and a few wishes to a running peer.
+
+The folder holds everything: whoever starts again in the same folder is the same peer of the same run.
+Never asks the network for anything that a ticket or the folder already says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atoll.base.errors import UsageError
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Fact
+from atoll.host.clock import Clock
+from atoll.host.learning import found
+from atoll.host.run import PeerHost
+from atoll.host.store import Store
+from atoll.keys.identity import Identity, SessionSigner, SessionVerifier
+from atoll.learn.recipes import Recipe
+from atoll.node.peer import Wish
+from atoll.node.settings import RunSettings
+from atoll.protocol.dag.history import genesis_digest
+from atoll.wire.codec import decode_vertex, encode
+from atoll.wire.messages.vertex import TicketUse, Vertex
+from atoll.wire.ticket import Ticket, issue, parse, ticket_id
+
+SESSION_DAYS = 90  # a session key is renewed by joining again
+RENEW_S = 86400.0  # a session that ends within a day is renewed at start
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a peer can be reached. `announce` replaces what was bound, for whoever sits behind a router."""
+
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Invitation:
+    uses: int = 64
+    lasts_s: Seconds = 7 * 86400.0
+
+
+async def found_run(
+    folder: Path,
+    recipe: Recipe,
+    data: str,
+    settings: RunSettings,
+    name: str,
+    listening: Listening,
+    invitation: Invitation,
+    threads: int,
+    on_fact: Callable[[Fact], None],
+) -> tuple[PeerHost, Ticket]:
+    """A new run with this peer as its only member, listening, not yet started; and a ticket for the others."""
+    store = Store(folder)
+    if "genesis" in store.kept():
+        store.close()
+        raise UsageError(
+            "E-DIR-02",
+            f"{folder} already holds a run",
+            cause="a run was founded or joined here before",
+            fix=f"atoll up --dir {folder} to go on with it, or choose another folder",
+        )
+    identity = identity_of(store)
+    session_key, ticket_key = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    now = Clock().now()
+    key = ticket_key.public_key().public_bytes_raw()
+    expires_s = int(now + invitation.lasts_s)
+    use = TicketUse(ticket_id(key), key, "trainer", invitation.uses, float(expires_s))
+    vote_key = session_key.public_key().public_bytes_raw()
+    founded = found(recipe, data, settings, identity.peer, vote_key, name, (use,), now)
+    run = genesis_digest(founded.genesis)
+    signer = _certify(store, identity, run, session_key)
+    store.put_blob(founded.state)
+    store.put_blob(founded.data)
+    store.keep([("run", run), ("genesis", encode(founded.genesis))])
+    host = await _open(
+        store, identity, signer, run, founded.genesis, (), Wish("trainer", name), listening, threads, on_fact
+    )
+    ticket = issue(
+        identity,
+        genesis=run,
+        role="trainer",
+        expires_wall_s=expires_s,
+        addresses=host.addresses,
+        uses=invitation.uses,
+        generate=lambda: ticket_key,
+    )
+    store.keep([("ticket", ticket.text.encode())])
+    return host, ticket
+
+
+async def join_run(
+    folder: Path,
+    ticket_text: str,
+    role: str,
+    name: str,
+    listening: Listening,
+    threads: int,
+    on_fact: Callable[[Fact], None],
+) -> PeerHost:
+    """A peer that will join the ticket's run. Raises with the ticket's own error if it is no good."""
+    ticket = parse(ticket_text)
+    ticket.verify(Clock().now())
+    store = Store(folder)
+    held = store.kept().get("run")
+    if held is not None and held != ticket.genesis:
+        store.close()
+        raise UsageError(
+            "E-DIR-03",
+            f"{folder} belongs to another run than this ticket",
+            cause="another run was founded or joined in this folder before",
+            fix="choose another folder with --dir",
+        )
+    identity = identity_of(store)
+    signer = session_of(store, identity, ticket.genesis)
+    store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
+    bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
+    wish = Wish(role, name, (), ticket.redeem(identity.peer))
+    return await _open(
+        store, identity, signer, ticket.genesis, None, bootstrap, wish, listening, threads, on_fact
+    )
+
+
+async def resume_run(
+    folder: Path,
+    role: str,
+    name: str,
+    listening: Listening,
+    threads: int,
+    on_fact: Callable[[Fact], None],
+) -> PeerHost:
+    """The peer that this folder holds, as it was."""
+    store = Store(folder)
+    kept = store.kept()
+    if "run" not in kept:
+        store.close()
+        raise UsageError(
+            "E-DIR-04",
+            f"{folder} holds no run",
+            cause="nothing was founded or joined here yet",
+            fix="atoll up run.toml, or atoll join TICKET",
+        )
+    run = Digest(kept["run"])
+    identity = identity_of(store)
+    signer = session_of(store, identity, run)
+    genesis = decode_vertex(kept["genesis"]) if "genesis" in kept else None
+    wish, bootstrap = Wish(role, name), ()
+    if "ticket" in kept:
+        ticket = parse(kept["ticket"].decode())
+        wish = Wish(role, name, (), ticket.redeem(identity.peer))
+        if ticket.issuer != identity.peer:
+            bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
+    return await _open(store, identity, signer, run, genesis, bootstrap, wish, listening, threads, on_fact)
+
+
+async def _open(
+    store: Store,
+    identity: Identity,
+    signer: SessionSigner,
+    run: Digest,
+    genesis: Vertex | None,
+    bootstrap: tuple[tuple[str, PeerId], ...],
+    wish: Wish,
+    listening: Listening,
+    threads: int,
+    on_fact: Callable[[Fact], None],
+) -> PeerHost:
+    host = PeerHost(
+        store, identity, signer, run, wish, genesis=genesis, bootstrap=bootstrap, threads=threads, on_fact=on_fact
+    )
+    await host.listen(list(listening.listen), listening.announce)
+    return host
+
+
+def identity_of(store: Store) -> Identity:
+    """This folder's identity; made on first use."""
+    secret = store.secret("peer.key")
+    if secret is not None:
+        return Identity.from_bytes(secret)
+    identity = Identity.generate()
+    store.write_secret("peer.key", identity.to_bytes())
+    return identity
+
+
+def session_of(store: Store, identity: Identity, run: Digest) -> SessionSigner:
+    """The session key from before a restart, so that the membership still knows it; a new one has to join."""
+    secret = store.secret("session.key")
+    if secret is not None:
+        signer = SessionSigner.from_bytes(secret)
+        session = SessionVerifier().session_of(signer.certificate)
+        if session is not None and session.run == run and session.valid_at(Clock().now() + RENEW_S):
+            return signer
+    return _certify(store, identity, run, Ed25519PrivateKey.generate())
+
+
+def _certify(store: Store, identity: Identity, run: Digest, key: Ed25519PrivateKey) -> SessionSigner:
+    now = int(Clock().now())
+    signer = SessionSigner.certified(
+        identity,
+        run,
+        epoch=0,
+        not_before_s=now - 3600,  # a joiner's clock may be an hour ahead of a member's
+        not_after_s=now + SESSION_DAYS * 86400,
+        generate=lambda: key,
+    )
+    store.write_secret("session.key", signer.to_bytes())
+    return signer

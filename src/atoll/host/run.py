@@ -1,0 +1,321 @@
+"""Drives one peer in the real world: carries out the effects that its machine asks for, in order.
+
+Promises: a Keep is on disk before any later Send leaves; an Ask is answered exactly once; what the network brings
+is decoded and hashed here and nowhere else; nothing runs on after `stop`. Decides nothing: whatever depends on
+the protocol is asked of the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from msgspec.structs import asdict
+
+from atoll.base.errors import AtollError, NetworkError, PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds, short
+from atoll.base.machine import (
+    Ask,
+    Contact,
+    Done,
+    Effect,
+    Event,
+    Fact,
+    Failed,
+    Forget,
+    Keep,
+    LinkDown,
+    LinkUp,
+    Message,
+    Payload,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    Woke,
+)
+from atoll.host.clock import Clock
+from atoll.host.island import Island
+from atoll.host.learning import decode_learning
+from atoll.host.libp2p import Libp2pSecurity
+from atoll.host.links import Links
+from atoll.host.store import Record, Store
+from atoll.keys.digest import digest
+from atoll.keys.identity import Identity, SessionSigner, SessionVerifier
+from atoll.learn.data import data_digest, load_data
+from atoll.node.peer import GenesisKnown, Peer, Wish
+from atoll.protocol.consensus.agreement import Decided, Judge
+from atoll.protocol.transfer.fetch import Fetched
+from atoll.wire.codec import decode_message, encode
+from atoll.wire.messages.vertex import Vertex
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 0.5  # how often the driver looks whether it was asleep
+SLEPT_S = 3.0  # a pulse this late means the computer was suspended or the process stopped
+DIAL_AGAIN_S = 2.0
+HASH_ON_LOOP_BYTES = 4 * 2**20  # larger payloads are hashed on a thread: 4 MiB take one millisecond
+
+SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClosed
+
+
+class PeerHost:
+    """One peer of one run, on this computer."""
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        signer: SessionSigner,
+        run: Digest,
+        wish: Wish,
+        *,
+        genesis: Vertex | None = None,
+        bootstrap: tuple[tuple[str, PeerId | None], ...] = (),
+        threads: int = 1,
+        on_fact: Callable[[Fact], None] = lambda fact: None,
+    ) -> None:
+        self.store, self.identity, self.signer = store, identity, signer
+        self.folder, self.me = store.folder, identity.peer
+        self.run_id, self.wish = run, wish
+        self.genesis, self.bootstrap = genesis, bootstrap
+        self.island = Island(self.store, threads, trains=wish.role == "trainer")
+        self.clock = Clock()
+        self.record = Record(self.folder / "facts.jsonl")
+        self.listeners: list[Callable[[Fact], None]] = [self._react_to_fact, on_fact, self._record]
+        self.stopped = asyncio.Event()
+        self.bound: list[str] = []
+        self.addresses: tuple[str, ...] = ()
+        self.bytes_in = self.bytes_out = 0
+        self._timers: dict[str, tuple[Seconds, asyncio.TimerHandle]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unkept: list[tuple[str, bytes | None]] = []
+        self._last: tuple[Message, bytes] | None = None  # a broadcast is encoded once
+        self._closing = False
+
+    # ---- life ----------------------------------------------------------------------------------------------
+
+    async def listen(self, addresses: list[str], announce: tuple[str, ...] = ()) -> None:
+        """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
+        security = Libp2pSecurity(self.identity, self.run_id)
+        self.links = Links(self.me, security, self._on_link, self._on_message, on_fault=self._on_fault)
+        self.bound = await self.links.listen(addresses)
+        self.addresses = announce or tuple(self.bound)
+        self.wish = replace(self.wish, addresses=self.addresses)
+
+    def start(self) -> None:
+        """Wake the machine with what it kept; from now on events drive it."""
+        peers = tuple(p for _, p in self.bootstrap if p is not None)
+        self.machine = Peer(self.run_id, self.signer, SessionVerifier(), self.wish, self.genesis, peers)
+        self._pulse_at = self.clock.now()
+        self.handle(Start(self.store.kept()))
+        for address, peer in self.bootstrap:
+            self._spawn(self._dial(address, peer))
+        self._spawn(self._pulse())
+
+    async def stop(self, why: str = "stopped by its owner", farewell: bool = True) -> None:
+        """Leave in good order: say farewell, let the last words out, end every task and the trainer."""
+        if self._closing:
+            return
+        if farewell:
+            self._carry_out_all(self.machine.farewell(why, self.clock.now()))
+            await asyncio.sleep(0)  # the words are queued; Links.close lets them leave
+        self._closing = True
+        for _, handle in self._timers.values():
+            handle.cancel()
+        await self.links.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.island.close()
+        self.record.close()
+        self.store.close()
+        self.stopped.set()
+
+    # ---- events in, effects out ----------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        if not self._closing:
+            self._carry_out_all(self.machine.handle(event, self.clock.now()))
+
+    def _carry_out_all(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Keep(name, blob):
+                    self._unkept.append((name, blob))
+                case Send():
+                    self._flush()
+                    self._send(effect)
+                case Ask(job, work):
+                    self._flush()
+                    self._spawn(self._answer(job, work))
+                case SetTimer(name, at):
+                    self._set_timer(name, at)
+                case Contact(peer, addresses):
+                    self.links.contact(peer, addresses)
+                case Forget(peer):
+                    self.links.forget(peer)
+                case Report(fact):
+                    for listener in self.listeners:
+                        listener(fact)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Everything kept so far becomes durable, in one commit, before the next word leaves."""
+        if self._unkept:
+            self.store.keep(self._unkept)
+            self._unkept.clear()
+
+    def _send(self, send: Send) -> None:
+        if self._last is None or self._last[0] is not send.message:
+            self._last = (send.message, encode(send.message))
+        data = self._last[1]
+        payload = send.payload.data if send.payload is not None else None
+        self.bytes_out += len(data) + (send.payload.size_bytes if send.payload is not None else 0)
+        self.links.send(send.to, data, send.lane, payload)
+
+    def _set_timer(self, name: str, at: Seconds | None) -> None:
+        old = self._timers.pop(name, None)
+        if old is not None:
+            old[1].cancel()
+        if at is None:
+            return
+        loop = asyncio.get_running_loop()
+        handle = loop.call_at(self.clock.monotonic_at(at), self._fire, name)
+        self._timers[name] = (at, handle)
+
+    def _fire(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self.handle(TimerFired(name))
+
+    async def _answer(self, job: str, work: object) -> None:
+        try:
+            answer: Event = Done(job, await self.island.do(work))
+        except AtollError as why:
+            answer = Failed(job, why.what)
+        except PeerFault as fault:
+            answer = Failed(job, fault.what)
+        except OSError as why:
+            answer = Failed(job, f"the disk or the system refused: {why}")
+        self.handle(answer)
+
+    # ---- the network ---------------------------------------------------------------------------------------
+
+    def _on_link(self, event: LinkUp | LinkDown) -> None:
+        self.handle(event)
+
+    def _on_message(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+        self.bytes_in += len(data) + (len(payload) if payload is not None else 0)
+        try:
+            message = decode_message(data, sender)
+        except PeerFault as fault:
+            self._on_fault(fault)
+            self.links.forget(sender)
+            return
+        if payload is not None and len(payload) > HASH_ON_LOOP_BYTES:
+            self._spawn(self._hash_then_handle(sender, message, payload))
+            return
+        parcel = None if payload is None else Payload(digest(payload), len(payload), payload)
+        self.handle(Received(sender, message, parcel))
+
+    async def _hash_then_handle(self, sender: PeerId, message: Message, payload: memoryview) -> None:
+        name = await asyncio.to_thread(digest, payload)
+        self.handle(Received(sender, message, Payload(name, len(payload), payload)))
+
+    def _on_fault(self, fault: PeerFault) -> None:
+        log.warning("%s broke the protocol: %s", short(fault.who), fault.what)
+
+    async def _dial(self, address: str, peer: PeerId | None) -> None:
+        """Reach a bootstrap address, for as long as we know nobody at all."""
+        while not self._closing and self.machine.history is None:
+            try:
+                await self.links.dial(address, peer)
+                return
+            except NetworkError as why:
+                log.info("cannot reach %s yet: %s", address, why.what)
+                await asyncio.sleep(DIAL_AGAIN_S)
+
+    async def _pulse(self) -> None:
+        """Notice that this computer slept, or that this process was stopped: what is pending is stale."""
+        while True:
+            await asyncio.sleep(PULSE_S)
+            now = self.clock.now()
+            late = now - self._pulse_at - PULSE_S
+            self._pulse_at = now
+            if late > SLEPT_S:
+                for name, (at, _) in list(self._timers.items()):
+                    self._set_timer(name, at)  # the loop's clock may have stood still
+                self.handle(Woke(late))
+
+    # ---- facts ---------------------------------------------------------------------------------------------
+
+    def _react_to_fact(self, fact: Fact) -> None:
+        match fact:
+            case GenesisKnown():
+                self.island.learning = decode_learning(fact.settings)
+                self._spawn(self._find_data())
+            case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
+                self._use_data_blob(blob)
+            case _:
+                pass
+
+    async def _find_data(self) -> None:
+        """The data set from this disk if it is the very same, else as a blob from the members."""
+        learning = self.island.learning
+        assert learning is not None
+        if self.wish.role != "trainer":
+            return
+        if self.store.has_blob(learning.data_blob):
+            return self._use_data_blob(learning.data_blob)
+        try:
+            name = await asyncio.to_thread(lambda: data_digest(load_data(learning.data)))
+        except (ValueError, OSError):
+            name = None
+        if name == learning.data_blob:
+            self.island.equip(learning.data)
+        else:
+            self._carry_out_all(self.machine.want(learning.data_blob, self.clock.now()))
+
+    def _use_data_blob(self, blob: Digest) -> None:
+        link = self.folder / "data.safetensors"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.store.blob_path(blob))
+        self.island.equip(str(link))
+
+    def _record(self, fact: Fact) -> None:
+        if isinstance(fact, SECRET_FACTS):
+            return
+        entry = {k: v for k, v in asdict(fact).items() if k not in ("vertex", "body", "settings")}
+        self.record.write(
+            {"at": round(self.clock.now(), 3), "fact": type(fact).__name__, "phase": fact.phase} | _plain(entry)
+        )
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of this peer failed", exc_info=task.exception())
+
+
+def _plain(value: object) -> object:
+    """JSON for people: digests in hex, structs as objects."""
+    match value:
+        case bytes():
+            return value.hex()
+        case dict():
+            return {str(k): _plain(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_plain(v) for v in value]
+        case float() | int() | str() | None:
+            return value
+        case _:
+            return _plain(asdict(value)) if hasattr(value, "__struct_fields__") else str(value)

@@ -1,0 +1,256 @@
+"""What a peer keeps on disk: named values, blobs by their digest, private state, keys, the record of the run.
+
+    peer.key  session.key     secrets, mode 0600
+    kept.sqlite               named values; committed with fsync before `keep` returns
+    blobs/<hex>               finished blobs; <hex>.part while they are being fetched
+    private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
+    facts.jsonl               the record of the run for people and plots
+
+Promises: what `keep` or `finish_blob` returned for survives a power cut; a half-written file never has a final
+name. Never trusts a blob whose bytes do not hash to its name.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.ids import Digest
+from atoll.base.limits import BLOB_CHUNK
+from atoll.base.machine import Payload
+from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
+
+VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
+MANIFESTS_HELD = 64
+
+
+class Store:
+    """One peer's folder. Used by one process at a time; a second one is told so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "blobs").mkdir(parents=True, exist_ok=True)
+        self._lock = self._take_lock()
+        self._database = sqlite3.connect(folder / "kept.sqlite", isolation_level=None, check_same_thread=False)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")  # WAL with FULL syncs at every commit
+        self._database.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
+        self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
+
+    def close(self) -> None:
+        self._database.close()
+        os.close(self._lock)
+
+    # ---- named values --------------------------------------------------------------------------------------
+
+    def keep(self, values: Iterable[tuple[str, bytes | None]]) -> None:
+        """Write or forget these names in one durable step."""
+        self._database.execute("BEGIN")
+        for name, value in values:
+            if value is None:
+                self._database.execute("DELETE FROM kept WHERE name = ?", (name,))
+            else:
+                self._database.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (name, value))
+        self._database.execute("COMMIT")
+
+    def kept(self) -> dict[str, bytes]:
+        """What a starting peer is given: everything but the older vertices."""
+        rows = self._database.execute("SELECT name, value FROM kept WHERE name NOT LIKE 'vertex/%'").fetchall()
+        newest = self._database.execute(
+            "SELECT name, value FROM kept WHERE name LIKE 'vertex/%' "
+            "ORDER BY CAST(substr(name, 8) AS INTEGER) DESC LIMIT ?",
+            (VERTICES_GIVEN,),
+        ).fetchall()
+        return dict(rows + newest)
+
+    def vertices(self) -> list[bytes]:
+        """Every vertex after genesis, oldest first, encoded."""
+        rows = self._database.execute(
+            "SELECT value FROM kept WHERE name LIKE 'vertex/%' ORDER BY CAST(substr(name, 8) AS INTEGER)"
+        )
+        return [value for (value,) in rows]
+
+    # ---- blobs ---------------------------------------------------------------------------------------------
+
+    def put_blob(self, data: Buffer) -> Digest:
+        """Make these bytes durable under their name."""
+        manifest = manifest_of(data)
+        name = blob_id(manifest)
+        path = self._path(name)
+        if not path.exists():
+            write_durably(path, data)
+        self._remember(name, manifest)
+        return name
+
+    def has_blob(self, name: Digest) -> bool:
+        return self._path(name).exists()
+
+    def read_blob(self, name: Digest) -> bytes | None:
+        """The bytes, verified against the name; None if they are not here. A damaged file is set aside."""
+        path = self._path(name)
+        if not path.exists():
+            return None
+        data = path.read_bytes()
+        if blob_id(manifest_of(data)) != name:
+            path.rename(path.with_suffix(".damaged"))
+            return None
+        return data
+
+    def blob_path(self, name: Digest) -> Path:
+        return self._path(name)
+
+    def manifest(self, name: Digest) -> Manifest | None:
+        held = self._manifests.get(name)
+        if held is None:
+            data = self.read_blob(name)
+            if data is None:
+                return None
+            held = manifest_of(data)
+            self._remember(name, held)
+        return held
+
+    def read_chunk(self, name: Digest, index: int) -> Payload | None:
+        path = self._path(name)
+        if not path.exists() or index < 0:
+            return None
+        with path.open("rb") as file:
+            file.seek(index * BLOB_CHUNK)
+            data = file.read(BLOB_CHUNK)
+        return Payload(digest(data), len(data), data) if data else None
+
+    def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
+        """Make room for a blob that is being fetched; the chunks that are here already, each one verified."""
+        if self.has_blob(name):
+            return frozenset(range(len(manifest.chunks)))
+        path = self._part(name)
+        have: set[int] = set()
+        if path.exists() and path.stat().st_size == manifest.size_bytes:
+            with path.open("rb") as file:
+                for index, expected in enumerate(manifest.chunks):
+                    if digest(file.read(manifest.chunk_bytes(index))) == expected:
+                        have.add(index)
+        else:
+            with path.open("wb") as file:
+                file.truncate(manifest.size_bytes)
+        self._remember(name, manifest)
+        return frozenset(have)
+
+    def store_chunk(self, name: Digest, index: int, data: Buffer) -> None:
+        with self._part(name).open("r+b") as file:
+            file.seek(index * BLOB_CHUNK)
+            file.write(data)
+
+    def finish_blob(self, name: Digest) -> None:
+        """Every chunk was verified: the blob gets its final name, durably."""
+        part, path = self._part(name), self._path(name)
+        if path.exists():
+            part.unlink(missing_ok=True)
+            return
+        with part.open("r+b") as file:
+            os.fsync(file.fileno())
+        part.rename(path)
+        _sync_folder(path.parent)
+
+    def drop_blobs(self, keep: set[Digest]) -> None:
+        """Forget finished blobs that nobody needs any more."""
+        for path in (self.folder / "blobs").iterdir():
+            if path.suffix == "" and Digest(bytes.fromhex(path.name)) not in keep:
+                path.unlink(missing_ok=True)
+
+    # ---- private state and secrets -------------------------------------------------------------------------
+
+    def write_private(self, data: bytes) -> None:
+        """Atomic, not synced: a lost private file costs some progress of this peer and nobody else anything."""
+        path = self.folder / "private.bin"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(data)
+        temporary.rename(path)
+
+    def read_private(self) -> bytes | None:
+        path = self.folder / "private.bin"
+        return path.read_bytes() if path.exists() else None
+
+    def secret(self, name: str) -> bytes | None:
+        path = self.folder / name
+        return path.read_bytes() if path.exists() else None
+
+    def write_secret(self, name: str, data: bytes) -> None:
+        write_durably(self.folder / name, data, mode=0o600)
+
+    # ---- small words ---------------------------------------------------------------------------------------
+
+    def _path(self, name: Digest) -> Path:
+        return self.folder / "blobs" / name.hex()
+
+    def _part(self, name: Digest) -> Path:
+        return self.folder / "blobs" / f"{name.hex()}.part"
+
+    def _remember(self, name: Digest, manifest: Manifest) -> None:
+        self._manifests[name] = manifest
+        if len(self._manifests) > MANIFESTS_HELD:
+            self._manifests.popitem(last=False)
+
+    def _take_lock(self) -> int:
+        """One process per folder: two peers with one identity would frame each other."""
+        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.lockf(handle, os.F_TLOCK, 0)
+        except OSError:
+            os.close(handle)
+            raise UsageError(
+                "E-DIR-01",
+                f"another Atoll process is using {self.folder}",
+                cause="the peer is already running in this folder",
+                fix="atoll status, or choose another folder with --dir",
+            ) from None
+        return handle
+
+
+def write_durably(path: Path, data: Buffer, mode: int = 0o644) -> None:
+    """Under its final name only once every byte is on disk: write aside, sync, rename, sync the folder."""
+    temporary = path.with_name(path.name + ".tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    except OSError as why:
+        os.close(handle)
+        temporary.unlink(missing_ok=True)
+        raise RunFailedError(
+            "E-DISK-01",
+            f"cannot write {path.name}: {why.strerror}",
+            cause="the disk is full or read-only",
+            fix=f"free some space in {path.parent}, then start again",
+        ) from why
+    os.close(handle)
+    temporary.rename(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Record:
+    """facts.jsonl: one line per fact, for people, plots and replays."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, entry: dict[str, object]) -> None:
+        self._file.write(msgspec.json.encode(entry, enc_hook=str) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
