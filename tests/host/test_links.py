@@ -269,7 +269,7 @@ async def test_a_forgotten_peer_is_let_go():
 
 @story
 async def test_a_frozen_process_is_given_up_in_time():
-    """SIGSTOP: the kernel still accepts, nobody answers. The driver suspects it; a second later the link is down."""
+    """SIGSTOP: the kernel accepts, nobody answers. The driver suspects it: a second later the link is down."""
     ada = await Island("ada").open()
     with victim() as process:
         name = await known_as(process, ada)
