@@ -1,3 +1,5 @@
+import struct
+
 import numpy as np
 import pytest
 import torch
@@ -172,3 +174,22 @@ def test_without_feedback_nothing_is_remembered():
 def test_an_unknown_codec_names_those_that_exist():
     with pytest.raises(ValueError, match="no codec is called 'int4'; there are fp32, int8, 2bit"):
         codec_named("int4")
+
+
+def plain_decode(name: str, wire: bytes, n: int) -> list[float]:
+    """The page specs/codecs.md in a dozen lines of plain Python, without torch or numpy."""
+    blocks = -(-n // 256)
+    halves = struct.unpack(f"<{blocks}H", wire[: 2 * blocks])
+    scales = [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves]
+    codes = wire[2 * blocks :]
+    if name == "int8":
+        return [struct.unpack("<b", codes[i : i + 1])[0] * scales[i // 256] for i in range(n)]
+    levels = (464 / 1024, 1546 / 1024, -464 / 1024, -1546 / 1024)
+    return [levels[codes[i // 4] >> 2 * (i % 4) & 3] * scales[i // 256] for i in range(n)]
+
+
+@pytest.mark.parametrize("name", ["int8", "2bit"])
+def test_the_specification_alone_suffices_to_decode(name):
+    """A reader of the page gets our bits; doubles show that no product needed rounding."""
+    wire = CODECS[name].encode(gaussian(1003, 3.7e-4, 5))
+    assert CODECS[name].decode(wire, 1003).tolist() == plain_decode(name, wire, 1003)

@@ -55,7 +55,12 @@ def write_body(
     chosen = {p: commits[p] for p in sorted(contributors)}
     kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
     members, tickets = next_members(
-        parent, {p: c for p, (c, _) in chosen.items()}, contributors, opened, plan.settings.quorum
+        parent,
+        {p: c for p, (c, _) in chosen.items()},
+        contributors,
+        opened,
+        plan.settings.quorum,
+        bool(ground.owners),
     )
     return Body(
         run=notary.run,
@@ -111,7 +116,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     kept, opened = _judge_reports(ground, notary, body.reports, as_proposer=False)
     if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
         return "it carries a report that may not stand in a vertex"
-    expected = next_members(parent, commits, contributors, opened, plan.settings.quorum)
+    expected = next_members(parent, commits, contributors, opened, plan.settings.quorum, bool(ground.owners))
     if (body.members, body.tickets) != expected:
         return "its membership does not follow from its reports"
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):

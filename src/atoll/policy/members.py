@@ -135,8 +135,12 @@ def next_members(
     contributors: set[PeerId],
     reports: Sequence[Reported],
     rule: QuorumRule,
+    training: bool,
 ) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
-    """Membership and tickets after this round. `reports` are admissible; their order does not matter."""
+    """Membership and tickets after this round. `reports` are admissible; their order does not matter.
+
+    `training` is False for a round that only assembles members: nobody can miss it.
+    """
     voters = [m.peer for m in parent.members if m.votes]
     budget = changes_max(len(voters))
     by_kind = _sorted_reports(reports)
@@ -157,7 +161,7 @@ def next_members(
         m = replace(
             m,
             step_s=commit.step_s if commit is not None and commit.step_s > 0 else m.step_s,
-            missed=0 if counted or not m.votes else min(m.missed + 1, 1_000_000),
+            missed=_missed(m, counted) if training else m.missed,
             standing="member" if m.standing == "new" else m.standing,
         )
         going = m.peer in leaving or m.peer in lost
@@ -182,6 +186,10 @@ def next_members(
     return tuple(members), tuple(tickets)
 
 
+def _missed(member: Member, counted: bool) -> int:
+    return 0 if counted or not member.votes else min(member.missed + 1, 1_000_000)
+
+
 def _let_in(
     members: list[Member], tickets: list[TicketUse], join: Join, round: int, budget: int
 ) -> tuple[list[Member], list[TicketUse], int]:
@@ -193,7 +201,10 @@ def _let_in(
     fresh = Member(join.peer, join.vote_key, join.addresses, join.role, "observer", round, 0.0, join.name)
     members = [fresh if m.peer == join.peer else m for m in members] if before else [*members, fresh]
     if before is None:
-        tickets = [replace(t, uses_left=t.uses_left - 1) if t.ticket == redeemed_ticket(join.admission) else t for t in tickets]
+        tickets = [
+            replace(t, uses_left=t.uses_left - 1) if t.ticket == redeemed_ticket(join.admission) else t
+            for t in tickets
+        ]
         tickets = [t for t in tickets if t.uses_left > 0]
     return members, tickets, budget
 
