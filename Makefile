@@ -1,0 +1,38 @@
+# Every target sets up .venv by itself on a fresh machine; nothing else needs to be installed by hand.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: demo test check long bench setup clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade "pip>=25.1"
+	$(PY) -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(PY) -m pip install --quiet -c constraints.txt -e . --group dev
+	touch $(READY)
+
+demo: $(READY)
+	$(PY) -m atoll demo
+
+test: $(READY)
+	$(PY) -m pytest
+
+check: $(READY)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/basedpyright
+
+# full seed and fuzz counts; about an hour on two cores
+long: $(READY)
+	ATOLL_FUZZ=100000 $(PY) -m pytest -m long --timeout=3600
+
+bench: $(READY)
+	for script in handshake transport sim_scale; do $(PY) bench/$$script.py --quick || exit 1; done
+
+clean:
+	rm -rf $(VENV)
