@@ -56,6 +56,19 @@ async def test_both_lanes_carry_messages_in_both_directions():
 
 
 @story
+async def test_a_burst_larger_than_every_window_arrives_in_order():
+    """14 MiB of control messages at once, then goodbye: yamux windows and socket buffers fill several times."""
+    ada, bob = await pair()
+    burst = [bytes((n,)) * CONTROL_FRAME_MAX for n in range(14)]
+    for message in burst:
+        assert ada.links.send(bob.name, message)
+    await ada.links.close()
+    await bob.until(lambda: len(bob.heard) == 14)
+    assert [message for _, message, _ in bob.heard] == burst
+    await closed(bob)
+
+
+@story
 async def test_a_frame_striped_over_several_connections_arrives_whole():
     """Four connections, forced: slabs of one payload take different ways and stand in the right places."""
     ada, bob = await pair(settings=LinkSettings(bulk_connections=4))

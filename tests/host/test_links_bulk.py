@@ -14,9 +14,11 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.base.machine import Lane, LinkUp
 from atoll.host.bulk import HEAD, MESSAGE, SLAB, SLAB_BYTES
+from atoll.host.control import Word
 from atoll.host.links import LinkSettings
 from atoll.host.memory import Reused
 from atoll.keys.seal import TAG_BYTES
+from atoll.wire.libp2p.framing import frame
 
 pytestmark = pytest.mark.net
 
@@ -35,6 +37,15 @@ async def eve_with_bulk(ada: Island) -> tuple[asyncio.StreamWriter, asyncio.Stre
 
 def record(kind: int, payload_bytes: int, number: int, body: bytes, index: int = 0) -> bytes:
     return HEAD.pack(kind, len(body), payload_bytes, index, number) + body + bytes(TAG_BYTES)
+
+
+def test_the_bytes_of_the_specification():
+    """specs/links.md, word for word: who changes these changes the protocol's version."""
+    assert HEAD.pack(SLAB, SLAB_BYTES, MIB, 1, 7).hex(" ", -4) == (
+        "01000000 00080000 00100000 00000001 00000000 00000007"
+    )
+    assert frame(bytes((Word.RETIRE,))) == b"\0\0\0\1\3"
+    assert [word.name for word in Word] == ["MESSAGE", "WELCOME", "REFUSED", "RETIRE", "MORE_BULK"]
 
 
 @story

@@ -23,6 +23,9 @@ from atoll.host.tcp import Channel, Wire
 from atoll.wire.libp2p.multiaddr import Endpoint
 
 READ_BYTES = MIB // 16  # control frames are small; a long one comes in several reads
+SESSION_BYTES_MAX = (
+    MIB // 16
+)  # given to the session at once: what waits there can no longer be dropped or overtaken
 
 
 class Word(IntEnum):
@@ -147,7 +150,7 @@ class Control:
     def received(self, count: int) -> None:
         came = self.session.receive(self._buffer[:count])
         self._flush()  # the handshake's last word stands before the first record of a bulk lane
-        for item in came:
+        for item in came if not self._finishing else ():  # else: what they sent before they knew
             if isinstance(item, Opened):
                 self.peer, self.lane = item
                 self._owner.opened(self)
@@ -158,7 +161,7 @@ class Control:
                 raise PeerFault(self.peer, "an empty or unknown control frame", item[:16])
             else:
                 self._owner.heard(self, Word(item[0]), item[1:])
-        if self._words or self._messages:
+        if self._words or self._messages or self._finishing:
             self._schedule()  # the remote may have made room
 
     def writable(self) -> None:
@@ -184,12 +187,14 @@ class Control:
         self.wire.guarded(self._pump)
 
     def _pump(self) -> None:
-        while self.wire.clear and self.session.ready and (self._words or self._messages):
-            self.session.send(self._words.popleft() if self._words else self._take_message())
-            if not self.session.ready:
+        while self.wire.clear and (self._words or self._messages):
+            if self.session.waiting_bytes >= SESSION_BYTES_MAX:
                 self._flush()
+                if self.session.waiting_bytes >= SESSION_BYTES_MAX:
+                    return  # until the remote makes room
+            self.session.send(self._words.popleft() if self._words else self._take_message())
         self._flush()
-        if self._finishing and self.wire.clear and not self._words and not self._messages:
+        if self._finishing and self.wire.clear and not self.session.waiting_bytes:
             self.wire.close()
 
     def _flush(self) -> None:

@@ -34,7 +34,6 @@ from atoll.wire.libp2p.yamux import QUEUED_STREAM_MAX
 
 SPOKEN = (CONTROL_PROTOCOL, identify.PROTOCOL, ping.PROTOCOL)
 AGENT = "atoll"
-QUEUED_BYTES = 64 * 1024  # on a stream: what waits there can no longer be dropped or overtaken
 
 
 class Libp2pSecurity:
@@ -99,16 +98,14 @@ class _Libp2pSession:
     def send(self, message: bytes) -> None:
         assert self._control is not None
         sent = self._connection.send(self._control, frame(message, limit=FRAME_MAX))
-        assert sent, "links ask `ready` first"
+        assert sent, "who sends asks for `waiting_bytes` first"
 
     def outgoing(self) -> bytes:
         return b"".join(self._connection.take_outgoing())
 
     @property
-    def ready(self) -> bool:
-        return self._control is not None and (
-            self._connection.room(self._control) >= QUEUED_STREAM_MAX - QUEUED_BYTES
-        )
+    def waiting_bytes(self) -> int:
+        return QUEUED_STREAM_MAX - self._connection.room(self._control) if self._control is not None else 0
 
     def boxes(self) -> tuple[Sealer, Opener, bytes]:
         assert self._ready is not None and self._ready.lane is Lane.BULK

@@ -4,7 +4,7 @@ Each link has a control connection, which is the link, and bulk connections besi
 Promises: `LinkUp` and `LinkDown` alternate; a peer whose process died on a reachable host is reported with
 `refused=True` after one redial; whatever a stranger sends costs its own connection and nothing else; after
 `close` no task, socket or callback of ours is left.
-Never blocks, never raises at a sender: sends may be lost by contract, and are counted when they are.
+Never blocks, never raises for what the network does: sends may be lost by contract, and are counted then.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 Buffer = bytes | bytearray | memoryview
 
 HALF_OPEN_MAX = 512  # strangers in a handshake; each holds 64 kB and may cost us one signature (1 ms)
-GUESTS_MAX = 64  # foreign peers that only ask who we are; the oldest makes room
 HALF_OPEN_PER_SOURCE_MAX = 64  # of them from one host: a full mesh that starts on one machine
+GUESTS_MAX = 64  # foreign peers that only ask who we are; the oldest makes room
 RESETS_MAX = 3  # a process that dies closes its listener last: a reset handshake is worth another try at once
 REDIAL_FIRST_S, REDIAL_LAST_S = 0.1, 15.0
 TELL_S = 1.0  # a redial that takes longer than this is not waited for to say that the link is down
@@ -283,6 +283,7 @@ class Links:
             await self._loop.create_connection(lambda: wire, sock=sock)
             return await control.ready
         except BaseException:
+            control.ready.cancel()
             wire.abort()
             raise
 
@@ -407,8 +408,8 @@ class Links:
             if link.up:
                 link.down_owed = self._loop.call_later(TELL_S, self._settle, link, False)
             self._redial(link)
-            if link.redialler is None:
-                self._settle(link, refused=False)
+        if link.control is None and link.redialler is None:
+            self._settle(link, refused=False)
 
     # ---- one connection per pair ----
 
@@ -473,7 +474,7 @@ class Links:
     def _join_bulk(self, control: Control) -> None:
         link = self._links.get(control.peer)
         if link is None or link.control is None or len(link.bulk.channels) >= self._bulk_connections_max():
-            raise PeerFault(control.peer, "opened a bulk connection that nobody asked for")
+            raise ConnectionAbortedError("a bulk connection without a link, perhaps no longer")
         sealer, opener, rest = control.session.boxes()
         channel = BulkChannel(control.wire, link.bulk, sealer, opener)
         control.hand_over(channel)
@@ -484,7 +485,8 @@ class Links:
 
     def _open_bulk(self, link: _Link) -> None:
         """The side that dialled the control connection dials these too: it knows that it can."""
-        assert link.control is not None
+        if link.control is None:
+            return
         if not link.control.dialled:
             if len(link.bulk.channels) < link.bulk_wanted:
                 link.control.say(Word.MORE_BULK, bytes((link.bulk_wanted,)))

@@ -15,7 +15,7 @@ from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Lane
 from atoll.wire.libp2p.framing import Frames, frame
 
-FRAME_MAX = CONTROL_FRAME_MAX + 64  # bytes; a message and the word that says what it is
+FRAME_MAX = CONTROL_FRAME_MAX + 1  # bytes; a message and the word that says what it is
 PLAIN_HELLO = b"atoll/plain/1"
 
 
@@ -66,8 +66,8 @@ class Session(Protocol):
         ...
 
     @property
-    def ready(self) -> bool:
-        """The remote has room for another frame."""
+    def waiting_bytes(self) -> int:
+        """Of frames sent and not yet handed out by `outgoing`, because the remote has no room for them."""
         ...
 
     def boxes(self) -> tuple[Sealer, Opener, bytes]:
@@ -111,7 +111,7 @@ class PlainSecurity:
 class _PlainSession:
     """hello = magic, lane, length of the id, id; the dialer's first. Then frames, or records as they are."""
 
-    ready = True
+    waiting_bytes = 0  # there is no window to wait for
 
     def __init__(self, me: PeerId, lane: Lane | None) -> None:
         self._me, self._lane = me.encode(), lane
