@@ -116,12 +116,11 @@ class _Libp2pSession:
 
     def _on(self, event: ConnectionEvent, came: list[Opened | Guest | bytes]) -> None:
         match event:
-            case Ready(Lane.BULK, established):
+            case Ready(lane, established):
                 self._ready = event
-                came.append(Opened(established.peer, Lane.BULK))
-            case Ready(Lane.CONTROL, established):
-                self._ready = event
-                if established.identity is None:
+                if lane is Lane.BULK:
+                    came.append(Opened(established.peer, Lane.BULK))
+                elif established.identity is None:
                     came.append(Guest(established.peer))
                 elif established.role is Role.INITIATOR:
                     self._dialled_stream = self._connection.open_stream(CONTROL_PROTOCOL)

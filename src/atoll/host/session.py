@@ -57,7 +57,7 @@ class Session(Protocol):
         """What came of these bytes: `Guest` or `Opened`, then control frames. A PeerFault ends the session."""
         ...
 
-    def send(self, frame: bytes) -> None:
+    def send(self, message: bytes) -> None:
         """Control lane only, after `Opened`."""
         ...
 

@@ -15,11 +15,13 @@ import socket
 import struct
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from atoll.base.errors import PeerFault
 from atoll.keys.seal import LinkSpent
 from atoll.wire.libp2p.multiaddr import Endpoint, text_of
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +234,7 @@ class Wire(asyncio.BufferedProtocol):
         self.channel.ended(self._fault or exc)
 
 
-def _asked(transport, option: str, size: int, read):
+def _asked(transport: asyncio.Transport | None, option: str, size: int, read: Callable[[bytes], T]) -> T | None:
     sock = transport.get_extra_info("socket") if transport else None
     if sock is None or not hasattr(socket, option):
         return None

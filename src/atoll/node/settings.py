@@ -11,7 +11,8 @@ from atoll.policy.plan import RoundSettings
 class RunSettings(msgspec.Struct, frozen=True):
     name: str = "run"
     rounds: int = 0  # training rounds until the run is over; 0 goes on until it is stopped
-    min_peers: int = 1  # voting members needed before a round trains; below that members only assemble
+    start_peers: int = 1  # voting members needed before the first round trains; until then members assemble
+    min_peers: int = 1  # voting members needed for any round to train; keep at or below start_peers
     open_to_all: bool = False  # True: nobody needs a ticket
     round: RoundSettings = RoundSettings()
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
