@@ -2,7 +2,7 @@
 
 The proposer writes a body from what it saw; every voter recomputes each entry from the signed statements inside.
 A body that passes `check_body` can be wrong in one way only, its state hash, which voters recompute from the
-combined parts. Never trusts a field that can be derived.
+combined parts. Whose turn it is to propose is the agreement's business. Never trusts a field that can be derived.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "it does not follow the head"
     if body.trained != parent.trained + bool(ground.owners):
         return "it miscounts the training rounds"
-    if body.attempt < 0 or body.proposer != plan.proposer(body.attempt) or body.settings:
-        return "it was not this proposer's turn"
+    if body.attempt < 0 or body.proposer not in plan.committee or body.settings:
+        return "it is not by a voter of this round"
     if not parent.time_s <= body.time_s <= now + CLOCK_SLACK_S:
         return f"its time is {body.time_s - now:+.1f} s from mine"
     if len(body.parts) != len(ground.owners):

@@ -330,7 +330,9 @@ class Peer:
         history = self.history
         assert history is not None
         trainers = tuple(m.peer for m in plan.trainers)
-        needed = self.settings.min_peers if parent.trained else max(self.settings.start_peers, self.settings.min_peers)
+        needed = (
+            self.settings.min_peers if parent.trained else max(self.settings.start_peers, self.settings.min_peers)
+        )
         owners = butterfly_owners(trainers, plan.head) if len(trainers) >= needed else ()
         recent = Recent(history.recent_states(RECENT))
 

@@ -184,7 +184,7 @@ class Round:
         self.reduce: Reduce | None = None
         self.sharing = False
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
-        self.free = False  # I may propose in this attempt
+        self.free: int | None = None  # the view in which I may propose what I like
         self.trials: dict[Digest, Trial] = {}
         self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
         self.decided: Decided | None = None
@@ -267,10 +267,10 @@ class Round:
                 case Judge():
                     more = self._judge(effect.fact.body, now)
                 case Free():
-                    self.free = True
+                    self.free = effect.fact.view
                     more = self._propose_if_ready(now)
                 case Bound():
-                    more = self.agreement.repropose(effect.fact.attempt)
+                    more = self.agreement.repropose(effect.fact.view)
                 case Decided():
                     more = self._decide(effect.fact, now)
                 case _:
@@ -285,7 +285,7 @@ class Round:
         present = tuple(m.peer for m in self.plan.members if m.present)
         effects: list[Effect] = [self._report(RoundBegan(members=present, assembling=self.assembling))]
         if self.attempt > 0:
-            effects += self.agreement.close_attempt(self.attempt - 1)
+            effects += self.agreement.close_view(self._last_view(self.attempt - 1))
         if self.trains:
             index, count = self.plan.shard(self.me)
             until = self.plan.times(self.attempt).train_until
@@ -295,7 +295,7 @@ class Round:
 
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
         times = self.plan.times(self.attempt)
-        self.sharing, self.view, self.free = False, None, False
+        self.sharing, self.view, self.free = False, None, None
         self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
         self.awaited = set(self.speakers) - self._commits().of.keys()
         if self.trains:
@@ -452,7 +452,7 @@ class Round:
         self.view = tuple(answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
         step = self._my_step()
         effects = self._advance(step) if step is not None else []  # early: every voter needs this state
-        return effects + self._propose_if_ready(now)
+        return effects + self._propose_if_ready(now) + self._skip_gone_proposer()
 
     def _my_step(self) -> Step | None:
         """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
@@ -470,18 +470,18 @@ class Round:
     # ---- agree ---------------------------------------------------------------------------------------------
 
     def _propose_if_ready(self, now: Seconds) -> list[Effect]:
-        if not self.free or self.decided is not None:
+        if self.free is None or self.free != self.agreement.view or self.decided is not None:
             return []
         if self.assembling:
             body = self._body((), {}, self.ground.parent.state, now)
             news = body.members != self.ground.parent.members or body.tickets != self.ground.parent.tickets
-            return self.agreement.propose(self.attempt, encode(body)) if news else []
+            return self.agreement.propose(self.free, encode(body)) if news else []
         step = self._my_step()
         state = self.advances.get(step) if step is not None else None
         if self.view is None or state is None:
             return self._advance(step) if step is not None else []
         body = self._body(self.view, self._commits().of, state, now)
-        return self.agreement.propose(self.attempt, encode(body))
+        return self.agreement.propose(self.free, encode(body))
 
     def _body(
         self,
@@ -584,7 +584,21 @@ class Round:
         failed, self.attempt = self.attempt, max(self.attempt + 1, self.plan.attempt_at(now))
         effects: list[Effect] = [self._report(AttemptFailed(attempt=failed))]
         effects += self._begin_attempt(now)
-        return effects + self.agreement.close_attempt(self.attempt - 1)
+        return effects + self.agreement.close_view(self._last_view(self.attempt - 1))
+
+    def _last_view(self, attempt: int) -> int:
+        """Each attempt has one view per voter; the clock ends them all at once."""
+        return (attempt + 1) * len(self.plan.committee) - 1
+
+    def _skip_gone_proposer(self) -> list[Effect]:
+        """The proposer is gone and everything else is ready: do not wait for its time to pass."""
+        who = self.agreement.waiting_for
+        ready = self.assembling or self.view is not None
+        if who is None or who == self.me or not ready or not self.gone(who):
+            return []
+        if self.agreement.view == self._last_view(self.attempt):
+            return []  # the views of the next attempt begin with its share phase
+        return self.agreement.close_view(self.agreement.view)
 
     def _nudge(self, now: Seconds) -> list[Effect]:
         """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""
@@ -606,7 +620,7 @@ class Round:
         for key, trial in list(self.trials.items()):
             if trial.state is None:
                 effects += self._try(key, trial, now)
-        return effects + self._propose_if_ready(now)
+        return effects + self._propose_if_ready(now) + self._skip_gone_proposer()
 
     def look_again(self, now: Seconds) -> list[Effect]:
         """Somebody is gone or back, or there is a new report: see whether a phase can end."""
@@ -615,7 +629,7 @@ class Round:
         effects = self._share_if_due(now)
         if self.sharing and self.reduce is not None:
             effects += self.reduce.look_again(now)
-        return self._spread(effects + self._propose_if_ready(now), now)
+        return self._spread(effects + self._propose_if_ready(now) + self._skip_gone_proposer(), now)
 
     def greet(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """A connection came back: repeat to this peer what it may have missed."""
@@ -640,7 +654,7 @@ class Round:
         decided = Decided(
             round=self.plan.round,
             trace=self.plan.trace,
-            attempt=certificate.attempt,
+            view=certificate.view,
             digest=certificate.digest,
             body=vertex.body,
             certificate=certificate,

@@ -13,7 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import EARLY_BYTES_MAX, EARLY_MESSAGES_MAX, REPORTS_PER_VERTEX_MAX, ROUNDS_KEPT
+from atoll.base.limits import (
+    COMMITTEE_MAX,
+    EARLY_BYTES_MAX,
+    EARLY_MESSAGES_MAX,
+    REPORTS_PER_VERTEX_MAX,
+    ROUNDS_KEPT,
+)
 from atoll.base.machine import Fact
 from atoll.node.peer import CaughtUp, Fault
 from atoll.node.round import Disagreed, RoundClosed, StateMissing
@@ -96,7 +102,7 @@ class Checkers:
         if peer.history is not None:
             assert len(peer.history.vertices) <= WINDOW + 2
         if peer.round is not None:
-            assert len(peer.round.agreement.tallies) <= 16, "tallies of finished attempts pile up"
+            assert len(peer.round.agreement.tallies) <= 4 * COMMITTEE_MAX, "tallies of finished attempts pile up"
 
     def _broken(self, what: str) -> None:
         raise InvariantBroken(what)

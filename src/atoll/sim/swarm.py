@@ -68,7 +68,7 @@ class Swarm:
     def heads(self) -> list[int]:
         return [n.machine.at for n in self.world.nodes.values() if n.machine is not None]
 
-    def _place(self, name: PeerId, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]):  # noqa: ANN202
+    def _place(self, name: PeerId, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]):
         island = Island(name, self.knobs.island, random.Random(f"island/{self.world.seed}/{name}"))
         k = self.knobs
         clock = Clock(

@@ -49,7 +49,7 @@ class Notary:
         voters = {peer for peer, _ in certificate.votes}
         if len(voters) != len(certificate.votes) or len(voters) < quorum or not voters <= vote_keys.keys():
             return False
-        vote = Vote(certificate.round, certificate.attempt, certificate.stage, certificate.digest)
+        vote = Vote(certificate.round, certificate.view, certificate.stage, certificate.digest)
         data = self._signed_bytes(encode(vote))
         return all(self.verifier.holds(vote_keys[peer], data, sig) for peer, sig in certificate.votes)
 

@@ -61,16 +61,16 @@ Stage = Literal["prepare", "commit"]
 
 
 class Proposed(Statement, frozen=True):
-    """As proposer of this attempt I put this one body forward; two different ones are evidence."""
+    """As proposer of this view I put this one body forward; two different ones are evidence."""
 
     round: int
-    attempt: int
+    view: int
     digest: Digest
 
 
 class Vote(Statement, frozen=True):
     round: int
-    attempt: int
+    view: int
     stage: Stage
     digest: Digest
 
@@ -79,18 +79,18 @@ class Certificate(msgspec.Struct, frozen=True, array_like=True):
     """A quorum voted for this body at this stage. Votes are (signer, signature) pairs, in signer order."""
 
     round: int
-    attempt: int
+    view: int
     stage: Stage
     digest: Digest
     votes: tuple[tuple[PeerId, bytes], ...]
 
 
 class Timeout(Statement, frozen=True):
-    """This attempt's time is over for me; here is the highest prepare certificate that I hold."""
+    """This view is over for me; here is the highest prepare certificate that I hold."""
 
     round: int
-    attempt: int
-    high_attempt: int  # -1: none
+    view: int
+    high_view: int  # -1: none
     high_digest: Digest  # zero digest: none
 
 
