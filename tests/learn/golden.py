@@ -17,7 +17,7 @@ from atoll.learn.outer import Nesterov
 from atoll.learn.state import SharedState, advance, state_bytes, state_hash
 from atoll.learn.update import part_bounds
 
-N = 200_003  # several spans, and a last block that is not full
+N = 600_003  # several spans, and a last block that is not full
 
 
 def numbers(seed: int, n: int = N) -> torch.Tensor:

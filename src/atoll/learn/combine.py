@@ -16,7 +16,7 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec import Codec
-from atoll.learn.codec.blocks import SPAN
+from atoll.learn.codec.blocks import SPAN, Opened, spans_of
 
 WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; above it a weight is a lie
 
@@ -29,32 +29,29 @@ class Combined(NamedTuple):
 
 def combine(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec, reply: Codec) -> Combined:
     """Weighted mean of n values over (weight, wire) rows, encoded with `reply`."""
-    faults = []
+    counted, faults, kept = [], [], []
     for index, (weight, wire) in enumerate(rows):
         try:
             if not 0 <= weight <= WEIGHT_MAX:
                 raise PeerFault("", f"weight {weight} is outside 0…{WEIGHT_MAX}")
-            codec.check(wire, n)
+            kept.append((weight, codec.open_wire(wire, n)))
+            counted.append(index)
         except PeerFault as fault:
             faults.append((index, fault.what))
-    refused = {index for index, _ in faults}
-    counted = tuple(index for index in range(len(rows)) if index not in refused)
-    kept = [rows[index] for index in counted]
     if sum(weight for weight, _ in kept) == 0:
-        return Combined(None, counted, tuple(faults))
-    return Combined(reply.encode(_mean(kept, n, codec)), counted, tuple(faults))
+        return Combined(None, tuple(counted), tuple(faults))
+    return Combined(reply.encode(_mean(kept, n, codec)), tuple(counted), tuple(faults))
 
 
-def _mean(rows: list[tuple[int, Buffer]], n: int, codec: Codec) -> Tensor:
+def _mean(rows: list[tuple[int, Opened]], n: int, codec: Codec) -> Tensor:
     """(n,): sum over rows, in order, of value * (weight / total), span by span so that it stays in the cache."""
     total = sum(weight for weight, _ in rows)
     mean_N, value_S = torch.zeros(n), torch.empty(min(n, SPAN))
-    for lo in range(0, n, SPAN):
-        sum_S = mean_N[lo : lo + SPAN]
-        for weight, wire in rows:
+    for lo, hi in spans_of(n):
+        sum_S, into_S = mean_N[lo:hi], value_S[: hi - lo]
+        for weight, opened in rows:
             if weight:
-                into_S = value_S[: sum_S.numel()]
-                codec.decode_span(wire, n, lo, into_S)
+                codec.decode_span(opened, lo, into_S)
                 into_S.mul_(weight / total)  # the quotient of two ints is correctly rounded in Python
                 sum_S.add_(into_S)
     return mean_N

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atoll.keys.digest import Buffer
 from atoll.learn.codec import fp32, int8, two_bit
-from atoll.learn.codec.blocks import SPAN
+from atoll.learn.codec.blocks import Opened, spans_of
 
 
 @dataclass(frozen=True)
@@ -24,24 +24,22 @@ class Codec:
     name: str
     wire_bytes: Callable[[int], int]  # n values -> exact length of their wire
     encode: Callable[[Tensor], bytes]  # (n,) fp32 -> wire; ValueError if a value is not finite
-    check: Callable[[Buffer, int], None]  # PeerFault unless the wire is one that encode could have made for n
-    decode_span: Callable[[Buffer, int, int, Tensor], None]
-    """(checked wire, n, lo, out): write values lo … lo + len(out); lo is a multiple of BLOCK, and so is
-    len(out) unless the span ends at n."""
+    open_wire: Callable[[Buffer, int], Opened]  # PeerFault unless encode could have made the wire for n
+    decode_span: Callable[[Opened, int, Tensor], None]
+    """(opened, lo, out): write values lo … lo + len(out). lo is a multiple of SPAN."""
 
     def decode(self, wire: Buffer, n: int) -> Tensor:
         """Wire -> (n,) fp32, bit-identical everywhere. PeerFault if the wire is not one for n values."""
-        self.check(wire, n)
-        out_N = torch.empty(n)
-        for lo in range(0, n, SPAN):
-            self.decode_span(wire, n, lo, out_N[lo : lo + SPAN])
+        opened, out_N = self.open_wire(wire, n), torch.empty(n)
+        for lo, hi in spans_of(n):
+            self.decode_span(opened, lo, out_N[lo:hi])
         return out_N
 
 
 CODECS = {
-    "fp32": Codec("fp32", fp32.wire_bytes, fp32.encode, fp32.check, fp32.decode_span),
-    "int8": Codec("int8", int8.wire_bytes, int8.encode, int8.check, int8.decode_span),
-    "2bit": Codec("2bit", two_bit.wire_bytes, two_bit.encode, two_bit.check, two_bit.decode_span),
+    "fp32": Codec("fp32", fp32.wire_bytes, fp32.encode, fp32.open_wire, fp32.decode_span),
+    "int8": Codec("int8", int8.wire_bytes, int8.encode, int8.open_wire, int8.decode_span),
+    "2bit": Codec("2bit", two_bit.wire_bytes, two_bit.encode, two_bit.open_wire, two_bit.decode_span),
 }
 
 

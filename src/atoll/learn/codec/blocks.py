@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ assert sys.byteorder == "little", "wire formats are little-endian and are read w
 warnings.filterwarnings("ignore", message="The given (buffer|NumPy array) is not writable")
 
 BLOCK = 256  # values under one scale: 0.06 bit per value for the scale
-SPAN = 256 * BLOCK  # values worked on at a time: 256 KiB of fp32 stay in the second-level cache
+SPAN = 1024 * BLOCK  # values worked on at a time: 1 MiB of fp32 fits the second-level cache, and calls cost little
 SCALE_BYTES = 2
 SCALE_MIN = 2.0**-80  # smaller blocks become zero; error feedback keeps what was left out
 SCALE_MAX = 2.0**53  # times 128 is VALUE_MAX
@@ -51,6 +53,11 @@ def check_input(x: Tensor) -> Tensor:
     return x.detach().cpu().contiguous()
 
 
+def largest_of(x: Tensor) -> float:
+    """The largest magnitude; NaN if there is one. A maximum has no order that could differ."""
+    return max(float(x.amax()), -float(x.amin())) if x.numel() else 0.0
+
+
 def refuse(largest: float) -> None:
     """Raise ValueError if the largest magnitude of an update is not finite or absurd. NaN compares false."""
     if not largest <= REFUSE_ABOVE:
@@ -60,12 +67,37 @@ def refuse(largest: float) -> None:
         )
 
 
+def spans_of(n: int) -> Iterator[tuple[int, int]]:
+    """[lo, hi) of the spans of n values; only the last may end inside a block."""
+    return ((lo, min(lo + SPAN, n)) for lo in range(0, n, SPAN))
+
+
 def as_blocks(x_S: Tensor) -> Tensor:
     """A span as rows of BLOCK values, the last row filled up with zeros: (blocks, BLOCK)."""
     short = -x_S.numel() % BLOCK
     if short:
         x_S = torch.cat([x_S, x_S.new_zeros(short)])
     return x_S.view(-1, BLOCK)
+
+
+def scratch(n: int) -> Tensor:
+    """Working memory for one span of n values: (blocks, BLOCK). Made once, for fresh pages cost more than work."""
+    return torch.empty(blocks_of(min(n, SPAN)), BLOCK)
+
+
+def times_scales(value_S: Tensor, scale_B: Tensor) -> None:
+    """Multiply a span in place by the scales of its blocks."""
+    whole = value_S.numel() // BLOCK * BLOCK
+    value_S[:whole].view(-1, BLOCK).mul_(scale_B[: whole // BLOCK, None])
+    if whole < value_S.numel():
+        value_S[whole:].mul_(scale_B[-1])
+
+
+class Opened(NamedTuple):
+    """A wire that was checked: what decode_span reads from."""
+
+    scale_B: Tensor  # fp32, one per block; empty where the codec has none
+    codes: Tensor
 
 
 def scale_bits(scale_B: Tensor, *, up: bool) -> Tensor:
@@ -83,11 +115,12 @@ def scale_values(bits_B: Tensor) -> Tensor:
     return (bits_B.to(torch.int32) << 16).view(torch.float32)
 
 
-def check_scales(bits_B: Tensor) -> None:
-    """PeerFault unless every scale is 0 or within the range; negative, infinite and NaN scales are not."""
+def checked_scales(bits_B: Tensor) -> Tensor:
+    """Scales from the wire as fp32. PeerFault unless each is 0 or in range: not negative, infinite or NaN."""
     good = (bits_B == 0) | ((bits_B >= _SCALE_MIN_BITS) & (bits_B <= _SCALE_MAX_BITS))
     if not bool(good.all()):
         raise PeerFault("", f"scale of block {int((~good).nonzero()[0])} is out of range")
+    return scale_values(bits_B)
 
 
 def check_length(wire: Buffer, expected: int) -> None:

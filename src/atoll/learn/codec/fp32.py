@@ -7,7 +7,16 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
-from atoll.learn.codec.blocks import SPAN, VALUE_MAX, check_input, check_length, refuse, tensor_over
+from atoll.learn.codec.blocks import (
+    VALUE_MAX,
+    Opened,
+    check_input,
+    check_length,
+    largest_of,
+    refuse,
+    spans_of,
+    tensor_over,
+)
 
 
 def wire_bytes(n: int) -> int:
@@ -16,19 +25,21 @@ def wire_bytes(n: int) -> int:
 
 def encode(x: Tensor) -> bytes:
     x = check_input(x)
-    if x.numel() == 0:
-        return b""
-    refuse(float(x.abs().max()))
-    return x.clamp(-VALUE_MAX, VALUE_MAX).numpy().tobytes()
+    largest = largest_of(x)
+    refuse(largest)
+    if largest > VALUE_MAX:
+        x = x.clamp(-VALUE_MAX, VALUE_MAX)
+    return x.numpy().tobytes()
 
 
-def check(wire: Buffer, n: int) -> None:
+def open_wire(wire: Buffer, n: int) -> Opened:
     check_length(wire, wire_bytes(n))
     values = tensor_over(wire, torch.float32)
-    for lo in range(0, n, SPAN):
-        if not bool((values[lo : lo + SPAN].abs() <= VALUE_MAX).all()):
-            raise PeerFault("", f"a value in {lo}…{lo + SPAN} is not finite or too large")
+    for lo, hi in spans_of(n):
+        if not largest_of(values[lo:hi]) <= VALUE_MAX:
+            raise PeerFault("", f"a value in {lo}…{hi} is not finite or too large")
+    return Opened(torch.empty(0), values)
 
 
-def decode_span(wire: Buffer, n: int, lo: int, out_S: Tensor) -> None:
-    out_S.copy_(tensor_over(wire, torch.float32)[lo : lo + out_S.numel()])
+def decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
+    out_S.copy_(opened.codes[lo : lo + out_S.numel()])

@@ -14,16 +14,19 @@ from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import (
     BLOCK,
     SCALE_BYTES,
-    SPAN,
+    Opened,
     as_blocks,
     blocks_of,
     check_input,
     check_length,
-    check_scales,
+    checked_scales,
     refuse,
     scale_bits,
     scale_values,
+    scratch,
+    spans_of,
     tensor_over,
+    times_scales,
 )
 
 ONE_127TH = float(torch.tensor(1 / 127, dtype=torch.float32))  # a factor, since devices divide differently
@@ -36,39 +39,31 @@ def wire_bytes(n: int) -> int:
 def encode(x: Tensor) -> bytes:
     x = check_input(x)
     n = x.numel()
-    wire = bytearray(wire_bytes(n))
-    if n == 0:
-        return b""
+    wire, work = bytearray(wire_bytes(n)), scratch(n)
     steps, codes = _halves(wire, n)
-    for lo in range(0, n, SPAN):
-        span = x[lo : lo + SPAN]
-        x_BK = as_blocks(span)
-        largest_B = torch.maximum(x_BK.amax(1), -x_BK.amin(1))  # a maximum has no order to get wrong
+    for lo, hi in spans_of(n):
+        x_BK = as_blocks(x[lo:hi])
+        largest_B = torch.maximum(x_BK.amax(1), -x_BK.amin(1))
         refuse(float(largest_B.max()))
         bits_B = scale_bits(largest_B * ONE_127TH, up=True)
         step_B = scale_values(bits_B)
         divisor_B1 = torch.where(step_B == 0, 1.0, step_B)[:, None]
-        codes_BK = (x_BK / divisor_B1).round_().clamp_(-127, 127)
-        steps[lo // BLOCK : lo // BLOCK + len(bits_B)] = bits_B
-        codes[lo : lo + SPAN] = codes_BK.view(-1)[: span.numel()]
+        code_BK = torch.div(x_BK, divisor_B1, out=work[: len(x_BK)]).round_().clamp_(-127, 127)
+        steps[lo // BLOCK : blocks_of(hi)] = bits_B
+        codes[lo:hi] = code_BK.view(-1)[: hi - lo]
     return bytes(wire)
 
 
-def check(wire: Buffer, n: int) -> None:
+def open_wire(wire: Buffer, n: int) -> Opened:
     check_length(wire, wire_bytes(n))
-    if n:
-        check_scales(_halves(wire, n)[0])
-
-
-def decode_span(wire: Buffer, n: int, lo: int, out_S: Tensor) -> None:
     steps, codes = _halves(wire, n)
-    size = out_S.numel()
-    step_B1 = scale_values(steps[lo // BLOCK : blocks_of(lo + size)])[:, None]
-    whole = size - size % BLOCK
-    out_S.copy_(codes[lo : lo + size])
-    out_S[:whole].view(-1, BLOCK).mul_(step_B1[: whole // BLOCK])
-    if whole < size:
-        out_S[whole:].mul_(step_B1[-1])
+    return Opened(checked_scales(steps), codes)
+
+
+def decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
+    hi = lo + out_S.numel()
+    out_S.copy_(opened.codes[lo:hi])
+    times_scales(out_S, opened.scale_B[lo // BLOCK : blocks_of(hi)])
 
 
 def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:
