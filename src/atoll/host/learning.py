@@ -47,6 +47,7 @@ def found(
     settings: RunSettings,
     founder: PeerId,
     vote_key: bytes,
+    identity: Digest,
     name: str,
     tickets: tuple[TicketUse, ...],
     now: Seconds,
@@ -66,7 +67,7 @@ def found(
     state = state_bytes(initial_state(model), layout)
     learning = Learning(recipe, data, state_hash(blob), layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning))
-    member = Member(founder, vote_key, (), "trainer", "member", -1, 0.0, name)
+    member = Member(founder, vote_key, (), "trainer", "member", -1, 0.0, name, identity=identity)
     body = Body(
         run=ZERO_DIGEST,
         round=-1,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.base.errors import UsageError
@@ -19,7 +20,7 @@ from atoll.host.clock import Clock
 from atoll.host.learning import found
 from atoll.host.run import PeerHost
 from atoll.host.store import Store
-from atoll.keys.identity import Identity, SessionSigner, SessionVerifier
+from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, identity_digest, public_bytes
 from atoll.learn.recipes import Recipe
 from atoll.node.peer import Wish
 from atoll.node.settings import RunSettings
@@ -74,7 +75,9 @@ async def found_run(
     expires_s = int(now + invitation.lasts_s)
     use = TicketUse(ticket_id(key), key, "trainer", invitation.uses, float(expires_s))
     vote_key = session_key.public_key().public_bytes_raw()
-    founded = found(recipe, data, settings, identity.peer, vote_key, name, (use,), now)
+    pinned = identity_digest(identity.public)
+    settings = msgspec.structs.replace(settings, recovery=public_bytes(identity.public))
+    founded = found(recipe, data, settings, identity.peer, vote_key, pinned, name, (use,), now)
     run = genesis_digest(founded.genesis)
     signer = _certify(store, identity, run, session_key)
     store.put_blob(founded.state)
@@ -123,9 +126,7 @@ async def join_run(
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
     bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     wish = Wish(role, name, (), ticket.redeem(identity.peer))
-    return await _open(
-        store, identity, signer, ticket.genesis, None, bootstrap, wish, listening, threads, on_fact
-    )
+    return await _open(store, identity, signer, ticket.genesis, None, bootstrap, wish, listening, threads, on_fact)
 
 
 async def resume_run(

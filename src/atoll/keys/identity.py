@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, M
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 
 from atoll.base.errors import AtollError, UsageError
-from atoll.base.ids import PeerId, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import PEERS_MAX
 
 ED25519_KEY_BYTES: Final = 32
@@ -420,6 +420,30 @@ class SessionVerifier:
             self._opened.move_to_end(name)
         known = self._known(session.identity.peer)
         return session if known is None or known == session.identity else None
+
+    def identity_of(self, certificate: bytes) -> Digest | None:
+        session = self.session_of(certificate)
+        return None if session is None else identity_digest(session.identity)
+
+    def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:
+        public = canonical(identity, PublicIdentity, CERTIFICATE_BYTES_MAX)
+        both = canonical(signature, DualSignature, CERTIFICATE_BYTES_MAX)
+        return public is not None and both is not None and public.holds(data, both)
+
+
+def identity_digest(identity: PublicIdentity) -> Digest:
+    """How an agreed membership names a peer's long-lived keys."""
+    return Digest(blake3(_ENCODER.encode(identity)).digest())
+
+
+def public_bytes(identity: PublicIdentity) -> bytes:
+    """The public identity as `identity_holds` reads it."""
+    return _ENCODER.encode(identity)
+
+
+def signature_bytes(signature: DualSignature) -> bytes:
+    """A dual signature as `identity_holds` reads it."""
+    return _ENCODER.encode(signature)
 
 
 def _ed25519_holds(public_key: bytes, data: bytes, signature: bytes) -> bool:

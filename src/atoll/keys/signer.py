@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import Digest, PeerId
 
 
 class Signer(Protocol):
@@ -37,4 +37,12 @@ class Verifier(Protocol):
 
     def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
         """True if the certificate binds `vote_key` to `peer` for this run. Never raises on strangers' bytes."""
+        ...
+
+    def identity_of(self, certificate: bytes) -> Digest | None:
+        """The digest of the long-lived identity that signed this certificate; None if it does not hold."""
+        ...
+
+    def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:
+        """True if this long-lived public identity signed `data`, with every key it has. Never raises."""
         ...

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_PER_VERTEX_MAX
 from atoll.policy.members import Reported, next_members
 from atoll.policy.plan import RoundPlan
@@ -161,6 +161,7 @@ def _judge_reports(
 
 def open_report(notary: Notary, signed: Signed, vote_key: bytes | None) -> Reported | None:
     """A member report whose signature holds. A Join brings its own key, certified by the identity it names."""
+    identity = ZERO_DIGEST
     try:
         statement = decode_statement(signed.body, signed.signer)
         if isinstance(statement, Join):
@@ -170,10 +171,11 @@ def open_report(notary: Notary, signed: Signed, vote_key: bytes | None) -> Repor
             if not certified or statement.peer != signed.signer:
                 return None
             vote_key = statement.vote_key
+            identity = notary.verifier.identity_of(statement.certificate) or ZERO_DIGEST
         statement = notary.open(signed, Statement, vote_key)
     except PeerFault:
         return None
-    return Reported(signed.signer, statement)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement
+    return Reported(signed.signer, statement, identity)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement
 
 
 def _metrics(commits: Sequence[Commit]) -> Metrics:

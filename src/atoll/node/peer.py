@@ -12,7 +12,7 @@ I/O, never decides without a vertex, and lets no stranger's message change anyth
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -57,17 +57,17 @@ from atoll.node.settings import RunSettings, decode_settings
 from atoll.policy.members import RECENT, Recent, Reported, admissible
 from atoll.policy.plan import RoundPlan, plan_round
 from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.dag.history import History, genesis_digest
+from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.reduce.plan import butterfly_owners
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
-from atoll.wire.codec import decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
 from atoll.wire.messages.statements import Invite, Join, Leave, Ready, Signed, Statement, Suspect
-from atoll.wire.messages.vertex import Body, Member, Vertex
+from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
@@ -260,8 +260,8 @@ class Peer:
     def _know_genesis(self, vertex: Vertex) -> list[Effect]:
         if genesis_digest(vertex) != self.run:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
-        self.history = History(vertex, self.notary, self._voters_of)
-        self.settings = decode_settings(self.history.head_body.settings)
+        self.settings = decode_settings(decode_body(vertex.body).settings)
+        self.history = History(vertex, self.notary, self._voters_of, self.settings.recovery)
         s = self.settings.round
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         self.genesis = vertex
@@ -594,6 +594,47 @@ class Peer:
         if self.history is None:
             return []
         effects = self._tell_members(self.notary.sign(Leave(self.at + 1, why[:200])), now)
+        return [self._to_local(e) for e in effects]
+
+    def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
+        """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
+
+        `sign` is the recovery identity's. Raises ValueError with the reason where that would be wrong.
+        """
+        history = self.history
+        if history is None or self.at != history.head or self.round is None:
+            raise ValueError("this peer does not hold the last agreed state; let it catch up first")
+        body = history.head_body
+        here = [m for m in body.members if m.votes and (m.peer == self.me or not self.heartbeat.gone(m.peer))]
+        quorum = self.round.plan.quorum
+        if len(here) >= quorum:
+            raise ValueError(f"{len(here)} of {quorum} needed voters are here: the run can go on by itself")
+        if not any(m.peer == self.me for m in here):
+            raise ValueError("this peer has no vote in the last agreed membership")
+        kept = {m.peer for m in here}
+        members = tuple(replace(m, standing="away") if m.votes and m.peer not in kept else m for m in body.members)
+        after = replace(
+            body,
+            run=self.run,
+            round=body.round + 1,
+            attempt=0,
+            parent=history.head_id,
+            time_s=max(self._run_time(now), body.time_s),
+            proposer=self.me,
+            parts=(),
+            commits=(),
+            reports=(),
+            members=members,
+            metrics=Metrics(0.0, 0, 0),
+            epoch=body.epoch + 1,
+            settings=b"",
+        )
+        raw = encode(after)
+        vertex = Vertex(raw, None, sign(recovery_bytes(self.run, raw)))
+        effects = self._learn_vertex(vertex, self.me, now)
+        news = Vertices((vertex,), after.round)
+        effects += [Send(m.peer, news) for m in members if m.present and m.peer != self.me]
+        effects += self._from_round(self._learned(after.round, vertex, now), now)
         return [self._to_local(e) for e in effects]
 
     def invite(self, invite: Invite, now: Seconds) -> list[Effect]:

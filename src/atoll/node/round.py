@@ -59,7 +59,7 @@ from atoll.wire.messages.round import (
     Voted,
     WantPart,
 )
-from atoll.wire.messages.statements import Answered, Certificate, Commit, Signed, Statement
+from atoll.wire.messages.statements import Answered, Commit, Signed, Statement
 from atoll.wire.messages.vertex import Body, Vertex
 
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
@@ -187,8 +187,8 @@ class Round:
         self.free: int | None = None  # the view in which I may propose what I like
         self.trials: dict[Digest, Trial] = {}
         self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
-        self.decided: Decided | None = None
-        self.decided_at: Seconds = 0.0
+        self.final: Vertex | None = None  # decided; what is left is to hold its state
+        self.final_at: Seconds = 0.0
         self.adopting = self.closed = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -423,7 +423,7 @@ class Round:
 
     def _share_if_due(self, now: Seconds) -> list[Effect]:
         """Sharing begins when everybody I can hear from has committed, at the latest at the plan's time."""
-        if self.sharing or self.reduce is None or self.decided is not None:
+        if self.sharing or self.reduce is None or self.final is not None:
             return []
         late = now >= self.plan.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.awaited):
@@ -470,7 +470,7 @@ class Round:
     # ---- agree ---------------------------------------------------------------------------------------------
 
     def _propose_if_ready(self, now: Seconds) -> list[Effect]:
-        if self.free is None or self.free != self.agreement.view or self.decided is not None:
+        if self.free is None or self.free != self.agreement.view or self.final is not None:
             return []
         if self.assembling:
             body = self._body((), {}, self.ground.parent.state, now)
@@ -579,7 +579,7 @@ class Round:
     # ---- attempts ------------------------------------------------------------------------------------------
 
     def _next_attempt(self, now: Seconds) -> list[Effect]:
-        if self.decided is not None:
+        if self.final is not None:
             return []
         failed, self.attempt = self.attempt, max(self.attempt + 1, self.plan.attempt_at(now))
         effects: list[Effect] = [self._report(AttemptFailed(attempt=failed))]
@@ -603,8 +603,8 @@ class Round:
     def _nudge(self, now: Seconds) -> list[Effect]:
         """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S)]
-        if self.decided is not None:
-            if not self.adopting and now - self.decided_at > REPAIR_S:
+        if self.final is not None:
+            if not self.adopting and now - self.final_at > REPAIR_S:
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
             for key, trial in list(self.trials.items()):
                 if trial.final and not self.adopting:
@@ -624,7 +624,7 @@ class Round:
 
     def look_again(self, now: Seconds) -> list[Effect]:
         """Somebody is gone or back, or there is a new report: see whether a phase can end."""
-        if self.closed or self.decided is not None:
+        if self.closed or self.final is not None:
             return []
         effects = self._share_if_due(now)
         if self.sharing and self.reduce is not None:
@@ -633,7 +633,7 @@ class Round:
 
     def greet(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """A connection came back: repeat to this peer what it may have missed."""
-        if self.closed or self.decided is not None:
+        if self.closed or self.final is not None:
             return []
         effects: list[Effect] = []
         mine = self._commits().of.get(self.me)
@@ -647,40 +647,32 @@ class Round:
 
     def learn(self, vertex: Vertex, now: Seconds) -> list[Effect]:
         """The round's vertex came from somebody else, certificate checked by the history. It always wins."""
-        if self.closed or self.decided is not None or vertex.certificate is None:
+        if self.closed or self.final is not None:
             return []
-        self.agreement.bodies.setdefault(vertex_id(vertex.body), vertex.body)
-        certificate = vertex.certificate
-        decided = Decided(
-            round=self.plan.round,
-            trace=self.plan.trace,
-            view=certificate.view,
-            digest=certificate.digest,
-            body=vertex.body,
-            certificate=certificate,
-        )
-        self.agreement.decided = decided
-        return self._spread([Report(decided)], now)
+        self.agreement.stop()
+        return self._spread(self._finish(vertex, now), now)
 
     def _decide(self, decided: Decided, now: Seconds) -> list[Effect]:
-        if decided.body is None:
-            return []  # the bytes are asked for with the vertex
-        first = self.decided is None
-        self.decided, self.decided_at = decided, now
-        trial = self.trials.setdefault(decided.digest, self._trial(decided.body))
-        trial.final = True
-        effects = self._tell_listeners(decided.body, decided.certificate) if first else []
-        effects.append(SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S))
-        return effects + self._try(decided.digest, trial, now)
+        if decided.body is None or self.final is not None:
+            return []  # the bytes come with the vertex, from somebody who has them
+        vertex = Vertex(decided.body, decided.certificate)
+        return [*self._tell_listeners(vertex), *self._finish(vertex, now)]
 
-    def _tell_listeners(self, body: bytes, certificate: Certificate) -> list[Effect]:
+    def _finish(self, vertex: Vertex, now: Seconds) -> list[Effect]:
+        self.final, self.final_at = vertex, now
+        key = vertex_id(vertex.body)
+        trial = self.trials.setdefault(key, self._trial(vertex.body))
+        trial.final = True
+        return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(key, trial, now)]
+
+    def _tell_listeners(self, vertex: Vertex) -> list[Effect]:
         """Observers and members outside the committee did not see the votes: two voters tell each of them."""
         committee = self.plan.committee
         if self.me not in committee:
             return []
         mine = committee.index(self.me)
         others = [m.peer for m in self.plan.members if m.present and m.peer not in set(committee)]
-        news = Vertices((Vertex(body, certificate),), self.plan.round)
+        news = Vertices((vertex,), self.plan.round)
         chosen = [p for k, p in enumerate(others) if mine in (k % len(committee), (k + 1) % len(committee))]
         return [Send(p, news) for p in chosen]
 
@@ -691,24 +683,23 @@ class Round:
         counted: tuple[bool, ...] | None = None
         if self.encoded is not None and trial.body.parts:
             counted = tuple(a is not None and self.me in a.contributors for a in trial.answers)
-        assert self.decided is not None
-        vertex = Vertex(trial.raw, self.decided.certificate)
+        assert self.final is not None
         work = Adopt(self.plan.round, digest, trial.body.state, counted)
-        return [Keep(f"vertex/{self.plan.round}", encode(vertex)), Ask(f"round/{self.plan.round}/adopt", work)]
+        return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
 
     def _close(self) -> list[Effect]:
-        assert self.decided is not None and self.decided.body is not None
+        assert self.final is not None
         self.closed = True
-        body = decode_body(self.decided.body)
+        body = decode_body(self.final.body)
         answers = [_opened(s) for s in body.parts if s is not None]
         listed = [set(a.contributors) for a in answers]
         counted = set[PeerId]().union(*listed)
         partly = counted - counted.intersection(*listed)
         voters = {m.peer for m in self.plan.members if m.votes}
         closed = RoundClosed(
-            vertex=Vertex(self.decided.body, self.decided.certificate),
+            vertex=self.final,
             body=body,
-            id=self.decided.digest,
+            id=vertex_id(self.final.body),
             counted=tuple(sorted(counted)),
             partly=tuple(sorted(partly)),
             missing=() if self.assembling else tuple(sorted(voters - counted)),
@@ -719,10 +710,10 @@ class Round:
         return [*cancelled, self._report(closed)]
 
     def _cannot(self, why: str) -> list[Effect]:
-        if self.decided is None or self.decided.body is None or self.closed:
+        if self.final is None or self.closed:
             return []
         self.closed = True
-        return [self._report(StateMissing(vertex=Vertex(self.decided.body, self.decided.certificate), why=why))]
+        return [self._report(StateMissing(vertex=self.final, why=why))]
 
     # ---- small words ---------------------------------------------------------------------------------------
 

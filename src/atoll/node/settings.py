@@ -14,6 +14,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     start_peers: int = 1  # voting members needed before the first round trains; until then members assemble
     min_peers: int = 1  # voting members needed for any round to train; keep at or below start_peers
     open_to_all: bool = False  # True: nobody needs a ticket
+    recovery: bytes = b""  # public identity that may start over when a quorum is gone for good; empty: nobody
     round: RoundSettings = RoundSettings()
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, PEERS_MAX
 from atoll.policy.plan import QuorumRule
 from atoll.wire.messages.statements import AnyStatement, Commit, Invite, Join, Leave, Ready, Suspect
@@ -29,6 +29,7 @@ class Reported:
 
     by: PeerId
     statement: AnyStatement
+    identity: Digest = ZERO_DIGEST  # of a Join: the long-lived identity that its certificate names
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def admissible(
     mine = members.get(by)
     match statement:
         case Join():
-            return _may_join(statement, by, parent, members, recent, run, open_to_all, wall_s)
+            return _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s)
         case Ready(vertex, state):
             if mine is None or mine.standing != "observer" or mine.role != "trainer":
                 return "only an observing trainer can become ready"
@@ -88,7 +89,7 @@ def admissible(
 
 def _may_join(
     join: Join,
-    by: PeerId,
+    reported: Reported,
     parent: Body,
     members: dict[PeerId, Member],
     recent: Recent,
@@ -96,6 +97,7 @@ def _may_join(
     open_to_all: bool,
     wall_s: float | None,
 ) -> str | None:
+    by = reported.by
     if join.peer != by or len(join.addresses) > ADDRESSES_MAX:
         return "a join must be signed by the one who joins and name at most a few addresses"
     if any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses) or len(join.name) > 64:
@@ -105,6 +107,8 @@ def _may_join(
     before = members.get(by)
     if before is not None and before.vote_key == join.vote_key and before.standing != "away":
         return "it is a member already"
+    if before is not None and before.identity != reported.identity:
+        return "its keys are not those that this peer id joined with"
     if before is not None and before.role == join.role:
         return None  # a former member comes back with its identity; a ticket is needed once
     if len(members) >= PEERS_MAX:
@@ -152,7 +156,7 @@ def next_members(
     need = suspicions_needed(len(voters), rule)
     lost = {p for p, who in accusers.items() if len(who) >= need and p not in contributors}
     ready = {r.by for r in by_kind if isinstance(r.statement, Ready)}
-    joins = {r.by: r.statement for r in by_kind if isinstance(r.statement, Join)}
+    joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join)]
 
     members: list[Member] = []
     for m in parent.members:
@@ -175,8 +179,8 @@ def next_members(
             m = replace(m, standing="new", missed=0)
         members.append(m)
     tickets = list(parent.tickets)
-    for join in joins.values():
-        members, tickets, budget = _let_in(members, tickets, join, parent.round + 1, budget)
+    for identity, join in joins:
+        members, tickets, budget = _let_in(members, tickets, join, identity, parent.round + 1, budget)
     for r in by_kind:
         if isinstance(r.statement, Invite):
             tickets = [t for t in tickets if t.ticket != r.statement.ticket]
@@ -191,14 +195,16 @@ def _missed(member: Member, counted: bool) -> int:
 
 
 def _let_in(
-    members: list[Member], tickets: list[TicketUse], join: Join, round: int, budget: int
+    members: list[Member], tickets: list[TicketUse], join: Join, identity: Digest, round: int, budget: int
 ) -> tuple[list[Member], list[TicketUse], int]:
     before = next((m for m in members if m.peer == join.peer), None)
     if before is not None and before.votes:
         if budget < 1:
             return members, tickets, budget  # it asks again for the next vertex
         budget -= 1  # a restarted voter steps back to observer: the quorum changes
-    fresh = Member(join.peer, join.vote_key, join.addresses, join.role, "observer", round, 0.0, join.name)
+    fresh = Member(
+        join.peer, join.vote_key, join.addresses, join.role, "observer", round, 0.0, join.name, identity=identity
+    )
     members = [fresh if m.peer == join.peer else m for m in members] if before else [*members, fresh]
     if before is None:
         tickets = [

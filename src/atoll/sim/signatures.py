@@ -1,16 +1,102 @@
-"""Signatures of the virtual world: a keyed hash behind the same door as the real ones.
+"""Signatures of the virtual world: a keyed hash behind the same door as the real ones, or the real ones.
 
-Unforgeable inside a simulation because villains sign through their own signer only. Real keys run in at least
-one scenario, so that the door itself is proven.
+A keyed hash is unforgeable inside a simulation because villains sign through their own signer only. `RealKeys`
+puts Ed25519 sessions certified by Ed25519 + ML-DSA-65 identities behind the door, so that the door itself is
+proven; its peers are named as in the real world.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Protocol
 
-from atoll.base.ids import PeerId
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atoll.base.draw import draw_bytes
+from atoll.base.ids import Digest, PeerId
+from atoll.keys.digest import digest
+from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
+from atoll.keys.signer import Signer, Verifier
 
 _SECRET = b"the world's own secret"
+
+
+def peer_name(index: int) -> PeerId:
+    return PeerId(f"p{index:04d}")
+
+
+class Keys(Protocol):
+    """Names and keys of the peers of one world, by their index."""
+
+    @property
+    def verifier(self) -> Verifier: ...
+
+    def name(self, index: int) -> PeerId: ...
+
+    def vote_key(self, index: int) -> bytes: ...
+
+    def identity(self, index: int) -> bytes:
+        """The public long-lived identity, as `identity_holds` reads it."""
+        ...
+
+    def signer(self, index: int, run: bytes) -> Signer: ...
+
+
+class VirtualKeys:
+    def __init__(self) -> None:
+        self.verifier = VirtualVerifier()
+
+    def name(self, index: int) -> PeerId:
+        return peer_name(index)
+
+    def vote_key(self, index: int) -> bytes:
+        return VirtualSigner(self.name(index)).vote_key
+
+    def identity(self, index: int) -> bytes:
+        return self.name(index).encode()
+
+    def signer(self, index: int, run: bytes) -> Signer:
+        return VirtualSigner(self.name(index))
+
+
+class RealKeys:
+    """Identities drawn from a seed, so that a world with real keys can be replayed too."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed.to_bytes(8, "big", signed=True)
+        self.verifier = SessionVerifier()
+        self._identities: dict[int, Identity] = {}
+        self._sessions: dict[int, SessionSigner] = {}
+
+    def name(self, index: int) -> PeerId:
+        return self._identity(index).peer
+
+    def vote_key(self, index: int) -> bytes:
+        return self._session_key(index).public_key().public_bytes_raw()
+
+    def identity(self, index: int) -> bytes:
+        return public_bytes(self._identity(index).public)
+
+    def signer(self, index: int, run: bytes) -> Signer:
+        if index not in self._sessions:  # kept on disk outside: a restarted peer goes on with the same one
+            self._sessions[index] = SessionSigner.certified(
+                self._identity(index),
+                run,
+                epoch=0,
+                not_before_s=0,
+                not_after_s=2**31,
+                generate=lambda: self._session_key(index),
+            )
+        return self._sessions[index]
+
+    def _identity(self, index: int) -> Identity:
+        if index not in self._identities:
+            seeds = draw_bytes(self.seed, f"identity/{index}", 64)
+            self._identities[index] = Identity.from_seeds(seeds[:32], seeds[32:])
+        return self._identities[index]
+
+    def _session_key(self, index: int) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(draw_bytes(self.seed, f"session/{index}", 32))
 
 
 class VirtualSigner:
@@ -29,6 +115,18 @@ class VirtualVerifier:
 
     def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
         return certificate == b"certified " + vote_key and vote_key.startswith(f"{peer}#".encode())
+
+    def identity_of(self, certificate: bytes) -> Digest | None:
+        name, mark, _ = certificate.removeprefix(b"certified ").partition(b"#")
+        return digest(name) if mark else None
+
+    def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:
+        return signature == _mark(identity, data)
+
+
+def sign_as_identity(identity: bytes, data: bytes) -> bytes:
+    """What `identity_holds` believes: the virtual world's long-lived signature."""
+    return _mark(identity, data)
 
 
 def _mark(vote_key: bytes, data: bytes) -> bytes:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from atoll.base.ids import ZERO_DIGEST, PeerId, Seconds
-from atoll.keys.digest import blob_id, manifest_of
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atoll.base.draw import draw_bytes
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.keys.digest import blob_id, digest, manifest_of
+from atoll.keys.signer import Signer
 from atoll.node.peer import Peer, Wish
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.policy.plan import RoundSettings
@@ -14,14 +19,22 @@ from atoll.protocol.dag.history import genesis_digest
 from atoll.sim.checkers import Checkers
 from atoll.sim.island import GENESIS_STATE, Island, IslandKnobs
 from atoll.sim.network import NetworkKnobs
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier
-from atoll.sim.world import Clock, World
+from atoll.sim.signatures import Keys, VirtualKeys, peer_name
+from atoll.sim.world import Clock, Node, World
 from atoll.wire.codec import encode
+from atoll.wire.messages.statements import Invite
 from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
+from atoll.wire.ticket import Ticket, TicketBody, ticket_id
+
+__all__ = ["Swarm", "SwarmKnobs", "peer_name"]
+
+PeerMaker = Callable[[Digest, Signer, Keys, Wish, Vertex | None, tuple[PeerId, ...]], Peer]
 
 
-def peer_name(index: int) -> PeerId:
-    return PeerId(f"p{index:04d}")
+def honest(
+    run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
+) -> Peer:
+    return Peer(run, signer, keys.verifier, wish, genesis, bootstrap)
 
 
 @dataclass
@@ -37,52 +50,102 @@ class SwarmKnobs:
 
 
 class Swarm:
-    """`peers` founding members that all stand in genesis; others may join later with `join`."""
+    """`peers` founding members that all stand in genesis; others may join later with `join`.
+
+    `villains` maps the index of a founder to how its peer is made; all others are honest.
+    """
 
     def __init__(
-        self, seed: int, knobs: SwarmKnobs | None = None, villains: frozenset[PeerId] = frozenset()
+        self,
+        seed: int,
+        knobs: SwarmKnobs | None = None,
+        villains: dict[int, PeerMaker] | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self.knobs = knobs or SwarmKnobs()
+        self.keys = keys or VirtualKeys()
+        self.makers = villains or {}
         self.world = World(seed, self.knobs.network)
-        self.checkers = Checkers(villains)
+        self.checkers = Checkers(frozenset(self.keys.name(i) for i in self.makers))
         self.world.watchers.append(self.checkers.watch)
         self.draw = random.Random(f"swarm/{seed}")
-        self.verifier = VirtualVerifier()
-        self.founders = tuple(peer_name(i) for i in range(self.knobs.peers))
+        self.founders = tuple(self.keys.name(i) for i in range(self.knobs.peers))
         self.genesis = self._genesis()
         self.run_id = genesis_digest(self.genesis)
-        for name in self.founders:
-            self._place(name, self.genesis, ())
+        for index in range(self.knobs.peers):
+            self._place(index, self.genesis, (), b"")
 
-    def join(self, index: int, via: PeerId) -> PeerId:
-        name = peer_name(index)
-        node = self._place(name, None, (via,))
+    def join(self, index: int, via: PeerId, ticket: Ticket | None = None, role: str = "trainer") -> PeerId:
+        """A stranger that knows one address: it links, downloads, observes, and becomes a member by vertex."""
+        name = self.keys.name(index)
+        node = self._place(index, None, (via,), ticket.redeem(name) if ticket else b"", role)
         node.contacts.add(via)
-        self.world.at(self.world.now + 0.01, lambda: self.world._dial(name, via, node.life))
+        self.world.at(self.world.now + 0.01, lambda: self.world.dial(name, via))
         return name
+
+    def invite(self, by: PeerId, uses: int = 1, lasts_s: Seconds = 1e6) -> Ticket:
+        """`by` puts a ticket before the members, and here it is; good once a vertex holds it."""
+        seed = self.world.seed.to_bytes(8, "big", signed=True)
+        secret = Ed25519PrivateKey.from_private_bytes(draw_bytes(seed, f"ticket/{self.world.now}", 32))
+        key = secret.public_key().public_bytes_raw()
+        expires_s = self.world.now + lasts_s
+        node = self.world.nodes[by]
+        assert node.machine is not None
+        statement = Invite(ticket_id(key), key, "trainer", uses, expires_s)
+        self.world.carry_out(node, node.machine.invite(statement, node.clock.local(self.world.now)))
+        body = TicketBody(self.run_id, bytes(32), "trainer", uses, int(expires_s), secret.private_bytes_raw(), ())
+        return Ticket(body, b"")
+
+    @property
+    def honest(self) -> list[Node]:
+        """Honest peers that are running."""
+        nodes = self.world.nodes.values()
+        return [n for n in nodes if n.machine is not None and n.name not in self.checkers.villains]
 
     def head(self, name: PeerId) -> int:
         machine = self.world.nodes[name].machine
         return machine.at if machine is not None else -2
 
     def heads(self) -> list[int]:
-        return [n.machine.at for n in self.world.nodes.values() if n.machine is not None]
+        return [n.machine.at for n in self.honest if n.machine is not None]
 
-    def _place(self, name: PeerId, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]):
+    def _place(
+        self,
+        index: int,
+        genesis: Vertex | None,
+        bootstrap: tuple[PeerId, ...],
+        admission: bytes,
+        role: str = "trainer",
+    ) -> Node:
+        name = self.keys.name(index)
         island = Island(name, self.knobs.island, random.Random(f"island/{self.world.seed}/{name}"))
         k = self.knobs
         clock = Clock(
             self.draw.uniform(-k.clock_offset_s, k.clock_offset_s), self.draw.uniform(-k.clock_drift, k.clock_drift)
         )
+        signer = self.keys.signer(index, self.run_id)
+        maker = self.makers.get(index, honest)
 
         def make() -> Peer:
-            return Peer(self.run_id, VirtualSigner(name), self.verifier, Wish(name=name), genesis, bootstrap)
+            wish = Wish(role, name, (), admission)
+            return maker(self.run_id, signer, self.keys, wish, genesis, bootstrap)
 
         return self.world.add(name, make, island, clock)
 
     def _genesis(self) -> Vertex:
         members = tuple(
-            Member(p, VirtualSigner(p).vote_key, (), "trainer", "member", -1, 0.0, p) for p in self.founders
+            Member(
+                self.keys.name(i),
+                self.keys.vote_key(i),
+                (),
+                "trainer",
+                "member",
+                -1,
+                0.0,
+                f"{i}",
+                identity=digest(self.keys.identity(i)),
+            )
+            for i in range(self.knobs.peers)
         )
         body = Body(
             run=ZERO_DIGEST,

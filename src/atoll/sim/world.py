@@ -27,6 +27,7 @@ from atoll.base.machine import (
     Keep,
     LinkDown,
     LinkUp,
+    Message,
     Received,
     Report,
     Send,
@@ -38,8 +39,10 @@ from atoll.base.machine import (
 from atoll.node.peer import Peer
 from atoll.sim.island import Island
 from atoll.sim.network import Network, NetworkKnobs
+from atoll.wire.codec import encode
 
 REDIAL_S = 0.5  # how often a peer that wants a connection tries again
+BROKEN_S = 2.0  # a connection over which nothing passes for this long is given up by both ends
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Node:
     timers: dict[str, int] = field(default_factory=dict)
     contacts: set[PeerId] = field(default_factory=set)
     disk_free: Seconds = 0.0
+    dies_after: int | None = None  # keeps left until it is killed: between this write and its sync, or just after
 
 
 class World:
@@ -87,6 +91,9 @@ class World:
         self.queue: list[tuple[Seconds, int, Callable[[], None]]] = []
         self.watchers: list[Callable[[Seconds, Node, Fact], None]] = []
         self.events = 0
+        self.weighs = False  # measure control messages too; costs an encoding per broadcast
+        self.control_bytes = 0
+        self._weighed: tuple[Message, int] | None = None
         self._sequence = 0
         self._digest = blake2b(digest_size=8)
 
@@ -112,11 +119,32 @@ class World:
         if node.machine is None:
             return
         node.machine, node.missed, node.contacts = None, [], set()
-        node.disk_free = self.now
+        node.disk_free, node.dies_after = self.now, None
         node.life += 1
         node.island.crash()
         for other in sorted(self.nodes):
             self._drop_link(name, other, refused=True)
+
+    def leave(self, name: PeerId, why: str = "enough for today") -> None:
+        """Farewell in good order: the process ends once its last words are out."""
+        node = self.nodes[name]
+        if node.machine is None or node.asleep:
+            return
+        self.carry_out(node, node.machine.farewell(why, node.clock.local(self.now)))
+        life = node.life
+        self.at(max(self.now, node.disk_free) + 0.05, lambda: self.crash(name) if node.life == life else None)
+
+    def doom(self, name: PeerId, keeps: int) -> None:
+        """Kill it around its `keeps`-th durable write from now: the moment at which forgetting would hurt most."""
+        self.nodes[name].dies_after = keeps
+
+    def split(self, side: set[PeerId], both_ways: bool = True) -> None:
+        """Nothing passes from `side` to everybody else; connections across the cut break a little later."""
+        others = set(self.nodes) - side
+        self.network.split(side, others, both_ways)
+        for a in sorted(side):
+            for b in sorted(others):
+                self.at(self.now + BROKEN_S, lambda a=a, b=b: self._break_link(a, b))
 
     def sleep(self, name: PeerId) -> None:
         """Suspended: nothing is handled until `wake`, and nobody is told."""
@@ -163,6 +191,14 @@ class World:
         for effect in node.machine.handle(event, node.clock.local(self.now)):
             self._carry_out(node, effect)
 
+    def carry_out(self, node: Node, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._carry_out(node, effect)
+
+    def dial(self, name: PeerId, other: PeerId) -> None:
+        """A peer that knows an address and nothing else."""
+        self._dial(name, other, self.nodes[name].life)
+
     def _carry_out(self, node: Node, effect: Effect) -> None:
         match effect:
             case Send():
@@ -188,6 +224,8 @@ class World:
         other = self.nodes.get(send.to)
         if other is None or other.machine is None:
             return
+        if self.weighs:
+            self.control_bytes += self._weight(send.message)
         leave = max(self.now, node.disk_free)  # a Keep is durable before any later Send leaves
         life = other.life
         event = Received(node.name, send.message, send.payload)
@@ -255,6 +293,16 @@ class World:
                 _write(node.kept, name, blob)
 
         self.at(node.disk_free, synced)
+        if node.dies_after is not None:
+            node.dies_after -= 1
+            if node.dies_after <= 0:
+                moment = self.now + self.draw.uniform(0, 2) * node.fsync_s
+                self.at(moment, lambda: self.crash(node.name) if node.life == life else None)
+
+    def _weight(self, message: Message) -> int:
+        if self._weighed is None or self._weighed[0] is not message:
+            self._weighed = (message, len(encode(message)))
+        return self._weighed[1]
 
     # ---- links ---------------------------------------------------------------------------------------------
 
@@ -274,6 +322,18 @@ class World:
                 self.now + delay,
                 lambda a=a, b=b, life=self.nodes[a].life: self._deliver(self.nodes[a], life, LinkUp(b)),
             )
+
+    def _break_link(self, a: PeerId, b: PeerId) -> None:
+        """Both ends give up a connection that is still cut; whoever wants it dials until the cut is healed."""
+        cut = (a, b) in self.network.blocked or (b, a) in self.network.blocked
+        if not cut or _pair(a, b) not in self.links:
+            return
+        self.links.discard(_pair(a, b))
+        for name, other in ((a, b), (b, a)):
+            node = self.nodes[name]
+            self._deliver(node, node.life, LinkDown(other, refused=False))
+            if other in node.contacts:
+                self._dial(name, other, node.life)
 
     def _drop_link(self, name: PeerId, other: PeerId, refused: bool) -> None:
         if _pair(name, other) not in self.links:

@@ -139,6 +139,7 @@ class Agreement:
         self.asked: set[Digest] = set()  # bodies that the round was asked to judge
         self.approved: set[Digest] = set()
         self.decided: Decided | None = None
+        self.over = False  # decided, here or elsewhere: nothing is said any more
 
     # ---- what the round calls ------------------------------------------------------------------------------
 
@@ -152,13 +153,13 @@ class Agreement:
     def waiting_for(self) -> PeerId | None:
         """The proposer whose silence alone holds this view up; None once its proposal or a certificate is here."""
         tally = self._tally(self.view)
-        if self.decided is not None or tally.proposal is not None:
+        if self.over or tally.proposal is not None:
             return None
         return None if self.said.high is not None and self.said.high.view == self.view else self.proposer(self.view)
 
     def propose(self, view: int, body: bytes) -> list[Effect]:
         """Put a body forward as the proposer of this view. Does nothing if I already did."""
-        if self.decided or view != self.view or self.proposer(view) != self.me or not self.votes:
+        if self.over or view != self.view or self.proposer(view) != self.me or not self.votes:
             return []
         if view in self.said.proposed and self.said.proposed[view] != vertex_id(body):
             return []  # said something else before a restart: silence for this slot
@@ -200,9 +201,13 @@ class Agreement:
             return [Report(self.decided)]
         return []
 
+    def stop(self) -> None:
+        """The round's vertex came from somebody else: there is nothing left to agree on."""
+        self.over = True
+
     def close_view(self, view: int) -> list[Effect]:
         """This view and all before it are over for me: say so, once, and move on to the next."""
-        if self.decided or view < self.view:
+        if self.over or view < self.view:
             return []
         self.view = view + 1
         if not self.votes or view <= self.said.timed_out:
@@ -213,7 +218,7 @@ class Agreement:
 
     def remind(self, to: PeerId | None = None) -> list[Effect]:
         """Repeat what I said for the current view: to one peer, or to those I have not heard from."""
-        if not self.votes or self.decided is not None:
+        if not self.votes or self.over:
             return []
         effects: list[Effect] = []
         peers = [p for p in self.vote_keys if p != self.me and (to is None or p == to)]
@@ -237,7 +242,7 @@ class Agreement:
 
     def receive(self, sender: PeerId, message: Propose | Voted | TimedOut) -> list[Effect]:
         """Raises PeerFault if the sender broke the protocol; a stale message is silently nothing."""
-        if self.decided is not None:
+        if self.over:
             return []
         match message:
             case Propose():
@@ -302,7 +307,7 @@ class Agreement:
     def _look(self, view: int) -> list[Effect]:
         """Is there a proposal that I may vote for, or should have judged?"""
         tally = self._tally(view)
-        if tally.proposal is None or self.decided is not None:
+        if tally.proposal is None or self.over:
             return []
         body = tally.proposal.body
         digest = vertex_id(body)
@@ -350,6 +355,7 @@ class Agreement:
         return [prepared, *self._raise_high(certificate), *self._vote("commit", vote.view, vote.digest)]
 
     def _decide(self, certificate: Certificate) -> list[Effect]:
+        self.over = True
         self.decided = Decided(
             round=self.round,
             trace=self.trace,
@@ -364,7 +370,7 @@ class Agreement:
 
     def _see_if_i_propose(self) -> list[Effect]:
         view = self.view
-        if self.decided or not self.votes or self.proposer(view) != self.me:
+        if self.over or not self.votes or self.proposer(view) != self.me:
             return []
         tally = self._tally(view)
         timeouts, high = self._justification(view)

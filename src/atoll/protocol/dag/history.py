@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.wire.codec import decode_body, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.vertex import Body, Vertex
 
+RECOVERY_DOMAIN = b"atoll/recovery/1\0"
 WINDOW = 256  # vertices held in memory; a laggard further behind is served from disk or fetches a checkpoint
 
 
 def genesis_digest(vertex: Vertex) -> Digest:
     """The name of the run."""
     return vertex_id(vertex.body)
+
+
+def recovery_bytes(run: Digest, body: bytes) -> bytes:
+    """What the recovery identity signs to make this body final without a quorum."""
+    return RECOVERY_DOMAIN + run + vertex_id(body)
 
 
 class History:
@@ -31,10 +39,11 @@ class History:
         genesis: Vertex,
         notary: Notary,
         voters_of: Callable[[Digest, Body], tuple[dict[PeerId, bytes], int]],
+        recovery: bytes = b"",
     ) -> None:
         body = decode_body(genesis.body)
         assert body.round == -1 and genesis_digest(genesis) == notary.run
-        self.notary, self.voters_of = notary, voters_of
+        self.notary, self.voters_of, self.recovery = notary, voters_of, recovery
         self.genesis = genesis
         self.bodies: dict[int, Body] = {-1: body}
         self.vertices: dict[int, Vertex] = {-1: genesis}
@@ -89,7 +98,8 @@ class History:
     def _check_certificate(self, vertex: Vertex, body: Body, who: PeerId) -> None:
         certificate, digest = vertex.certificate, vertex_id(vertex.body)
         if certificate is None:
-            raise PeerFault(who, f"a vertex for round {body.round} without a certificate")
+            self._check_recovery(vertex, body, who)
+            return
         keys, quorum = self.voters_of(self.head_id, self.head_body)
         fits = (
             certificate.stage == "commit"
@@ -99,6 +109,24 @@ class History:
         )
         if not fits:
             raise PeerFault(who, f"a certificate for round {body.round} that no quorum signed")
+
+    def _check_recovery(self, vertex: Vertex, body: Body, who: PeerId) -> None:
+        """A new epoch: the same state, fewer members, signed by the identity that genesis named for this."""
+        parent = self.head_body
+        signed = recovery_bytes(self.notary.run, vertex.body)
+        stays = (body.epoch, body.state, body.parts, body.trained, body.tickets) == (
+            *(parent.epoch + 1, parent.state, (), parent.trained),
+            parent.tickets,
+        )
+        before = {m.peer: m for m in parent.members}
+        only_fewer = [m.peer for m in body.members] == list(before) and all(
+            m == before[m.peer] or m == replace(before[m.peer], standing="away") for m in body.members
+        )
+        believed = self.recovery and self.notary.verifier.identity_holds(self.recovery, signed, vertex.recovery)
+        if not (believed and stays and only_fewer and any(m.votes for m in body.members)):
+            raise PeerFault(
+                who, f"a vertex for round {body.round} that neither a quorum nor the recovery key signed"
+            )
 
     def _hold(self, vertex: Vertex, body: Body) -> None:
         self.head = body.round

@@ -107,9 +107,7 @@ class Join(Statement, frozen=True):
     role: Literal["trainer", "observer"]
     name: str
     after: Digest  # the vertex that I saw last: a join is good for a few rounds, not for ever
-    admission: (
-        bytes  # proof that a ticket was redeemed; empty where the run is open or I am a returning member
-    )
+    admission: bytes  # proof that a ticket was redeemed; empty where the run is open or I am a returning member
 
 
 class Ready(Statement, frozen=True):

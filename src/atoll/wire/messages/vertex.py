@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.wire.messages.statements import Certificate, Signed
 
 Standing = Literal["observer", "new", "member", "away"]
@@ -32,6 +32,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     step_s: float  # seconds per inner step as it last reported; 0 = not yet known
     name: str
     missed: int = 0  # rounds in a row without a counted update
+    identity: Digest = ZERO_DIGEST  # of the long-lived keys behind the peer id: a forged ML-DSA key cannot replace it
 
     @property
     def votes(self) -> bool:
@@ -82,8 +83,12 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):
-    """A body as its exact bytes, and the commit certificate that makes it final (none for genesis)."""
+    """A body as its exact bytes, and what makes it final: nothing for genesis, a commit certificate for all others.
+
+    Where a quorum was gone for good, the signature of the run's recovery identity stands instead, and the body
+    begins a new epoch, visible for ever.
+    """
 
     body: bytes
     certificate: Certificate | None
-    recovery: bytes = b""  # signature of the run's recovery key, where a recovery replaced the certificate
+    recovery: bytes = b""

@@ -1,0 +1,80 @@
+"""When a quorum is gone for good, the recovery identity starts a new epoch; nobody else can."""
+
+import msgspec
+import pytest
+
+from atoll.base.errors import PeerFault
+from atoll.protocol.dag.history import recovery_bytes
+from atoll.sim.signatures import sign_as_identity
+from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.wire.codec import decode_body, encode
+from atoll.wire.messages.vertex import Vertex
+
+CREATOR = peer_name(0)
+
+
+def paused_swarm() -> Swarm:
+    """Two of four crash for good: two are left where three votes are needed."""
+    knobs = SwarmKnobs(peers=4)
+    knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
+    swarm = Swarm(3, knobs)
+    swarm.world.run(8)
+    for index in (2, 3):
+        swarm.world.crash(peer_name(index))
+    swarm.world.run(40)
+    return swarm
+
+
+def recover(swarm: Swarm) -> None:
+    node = swarm.world.nodes[CREATOR]
+    sign = lambda data: sign_as_identity(CREATOR.encode(), data)  # noqa: E731  # reads like the word it is
+    swarm.world.carry_out(node, node.machine.recover(sign, node.clock.local(swarm.world.now)))
+
+
+def test_a_run_without_a_quorum_pauses_and_goes_on_after_recovery():
+    """The two that are left close new rounds in epoch 1; one of the lost comes back later and follows."""
+    swarm = paused_swarm()
+    stuck_at = swarm.heads()
+    swarm.world.run(60)
+    assert swarm.heads() == stuck_at
+    recover(swarm)
+    swarm.world.run(90)
+    history = swarm.world.nodes[CREATOR].machine.history
+    assert min(swarm.heads()) > stuck_at[0] + 3
+    assert history.head_body.epoch == 1
+    assert [m.standing for m in history.head_body.members] == ["member", "member", "away", "away"]
+    swarm.world.start(peer_name(2))
+    swarm.world.run(130)
+    assert history.head_body.members[2].standing == "member"
+
+
+def test_recovery_is_refused_while_the_run_can_go_on_by_itself():
+    swarm = Swarm(3, SwarmKnobs(peers=4))
+    swarm.world.run(8)
+    with pytest.raises(ValueError, match="can go on by itself"):
+        recover(swarm)
+
+
+def test_nobody_but_the_recovery_identity_can_start_an_epoch():
+    """A member forges the very same vertex with its own signature: histories refuse it and blame the sender."""
+    swarm = paused_swarm()
+    recover(swarm)
+    history = swarm.world.nodes[peer_name(1)].machine.history
+    mine = swarm.world.nodes[CREATOR].machine.history
+    real = mine.vertices[mine.head]
+    forged = Vertex(real.body, None, sign_as_identity(b"somebody else", recovery_bytes(swarm.run_id, real.body)))
+    with pytest.raises(PeerFault, match="neither a quorum nor the recovery key"):
+        history.append(forged, peer_name(3))
+
+
+def test_an_epoch_may_not_slip_in_a_member_or_a_state():
+    """Signed by the right key, but with one more trained round than agreed: refused all the same."""
+    swarm = paused_swarm()
+    recover(swarm)
+    history = swarm.world.nodes[peer_name(1)].machine.history
+    mine = swarm.world.nodes[CREATOR].machine.history
+    body = decode_body(mine.vertices[mine.head].body)
+    raw = encode(msgspec.structs.replace(body, trained=body.trained + 1))
+    vertex = Vertex(raw, None, sign_as_identity(CREATOR.encode(), recovery_bytes(swarm.run_id, raw)))
+    with pytest.raises(PeerFault, match="neither a quorum nor the recovery key"):
+        history.append(vertex, CREATOR)
