@@ -1,0 +1,71 @@
+"""Named stories of a virtual swarm, each replayed by its name and seed.
+
+    calm         nothing goes wrong: everybody is counted in every round
+    churn        loss, joins, leaves, kills, sleeps, partitions, lost writes, drifting clocks; then peace and progress
+    growth       two founders, four joiners by ticket; then one is lost for good
+    blackout     everybody stops at once, again and again, and goes on from disk
+    late_joiner  somebody comes when the run is long
+    frozen       one member sleeps for ten seconds and comes back
+    liars        a third of the voters lie, at most; nobody honest is harmed
+    real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
+
+A failing run ends with one line that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from atoll.sim.scenarios.churn import churn, real_keys
+from atoll.sim.scenarios.liars import liars
+from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
+from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
+
+__all__ = ["SCENARIOS", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
+
+SCENARIOS: dict[str, Scenario] = {
+    "calm": Scenario(calm, peers=8, rounds=20),
+    "churn": Scenario(churn, peers=24, rounds=50),
+    "growth": Scenario(growth, peers=2, rounds=12),
+    "blackout": Scenario(blackout, peers=5, rounds=20),
+    "late_joiner": Scenario(late_joiner, peers=3, rounds=300),
+    "frozen": Scenario(frozen, peers=5, rounds=10),
+    "liars": Scenario(liars, peers=7, rounds=15),
+    "real_keys": Scenario(real_keys, peers=5, rounds=12),
+}
+
+
+def run_scenario(
+    name: str, seed: int, peers: int | None = None, rounds: int | None = None, quorum: str = ""
+) -> ScenarioReport:
+    """Play one scenario. Raises ScenarioFailed, whose last line replays it, if anything that should never happen did."""
+    scenario = SCENARIOS[name]
+    return play(name, scenario, seed, peers or scenario.peers, rounds or scenario.rounds, quorum)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`atoll simulate NAME [--seed N] [--seeds COUNT] [--peers N] [--rounds N] [--quorum RULE] [--json]`."""
+    parser = argparse.ArgumentParser(prog="atoll simulate", description=__doc__.split("\n\n")[0])
+    parser.add_argument("name", choices=[*SCENARIOS, "all"])
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds to play, one after the other")
+    parser.add_argument("--peers", type=int, default=None)
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--quorum", choices=["majority", "two-thirds"], default="")
+    parser.add_argument("--json", action="store_true", help="one object per run instead of a line for people")
+    options = parser.parse_args(argv)
+    names = list(SCENARIOS) if options.name == "all" else [options.name]
+    failures = 0
+    for name in names:
+        for seed in range(options.seed, options.seed + options.seeds):
+            try:
+                report = run_scenario(name, seed, options.peers, options.rounds, options.quorum)
+            except ScenarioFailed as failure:
+                failures += 1
+                print(failure, file=sys.stderr, flush=True)
+                continue
+            print(msgspec.json.encode(report).decode() if options.json else report.line, flush=True)
+    return 5 if failures else 0

@@ -1,0 +1,162 @@
+"""Everything that happens to computers and networks, at once; then peace, in which progress is demanded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from atoll.base.ids import PeerId
+from atoll.sim.island import IslandKnobs
+from atoll.sim.network import NetworkKnobs
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.signatures import RealKeys
+from atoll.sim.swarm import Keys, SwarmKnobs
+
+PACE_S = 3.0  # mean time between two faults
+DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
+JOINERS_MAX = 6  # strangers that come in one run
+WEATHER = NetworkKnobs(loss_rate=0.05, duplicate_rate=0.05, jitter_s=0.05)
+
+
+def churn(stage: Stage) -> None:
+    """Loss, kills with lost writes, sleeps, partitions, joins, leaves, failing trainers, drifting clocks."""
+    _through_weather(stage, None)
+
+
+def real_keys(stage: Stage) -> None:
+    """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
+    _through_weather(stage, RealKeys(stage.seed))
+
+
+def _through_weather(stage: Stage, keys: Keys | None) -> None:
+    knobs = SwarmKnobs(
+        stage.peers,
+        network=WEATHER,
+        island=IslandKnobs(train_failure_rate=0.02),
+        clock_offset_s=0.2,
+        clock_drift=1e-4,
+        run=stage.settings(),
+    )
+    swarm = stage.gather(knobs, keys=keys)
+    weather = Weather(stage)
+    weather.begin()
+    stage.until(
+        lambda: sum(swarm.head(p) >= stage.rounds - 1 for p in swarm.founders) * 2 > stage.peers,
+        60.0 * (stage.rounds + 10),
+        f"no majority reached round {stage.rounds - 1} in bad weather",
+    )
+    weather.end()
+    stage.demand_progress()
+
+
+class Weather:
+    """Draws one fault after another until it is told to end; then everything is repaired."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.swarm, self.world, self.draw = stage, stage.swarm, stage.swarm.world, stage.draw
+        self.over = self.cut = False
+        self.away: set[PeerId] = set()
+        self.joined = 0
+        self.kinds: list[tuple[int, Callable[[], None]]] = [
+            (4, self._kill),
+            (4, self._kill_while_writing),
+            (3, self._sleep),
+            (3, self._partition),
+            (1, self._join),
+            (1, self._leave),
+        ]
+
+    def begin(self) -> None:
+        self.world.at(self.world.now + self.draw.expovariate(1 / PACE_S), self._strike)
+
+    def end(self) -> None:
+        """Peace: nothing is lost any more, whoever is down starts, whoever sleeps wakes."""
+        self.over = True
+        network = self.world.network
+        network.heal()
+        network.knobs = replace(network.knobs, loss_rate=0.0, duplicate_rate=0.0)
+        for node in list(self.world.nodes.values()):
+            node.island.knobs = replace(node.island.knobs, train_failure_rate=0.0)
+            node.dies_after = None
+            self.world.wake(node.name)
+            self.world.start(node.name)
+
+    def _strike(self) -> None:
+        if self.over:
+            return
+        weights = [w for w, _ in self.kinds]
+        self.draw.choices([act for _, act in self.kinds], weights)[0]()
+        self.begin()
+
+    def _victim(self) -> PeerId | None:
+        if len(self.away) + 1 > DOWN_SHARE * self.stage.peers:
+            return None
+        up = [n.name for n in self.swarm.honest if not n.asleep and n.name not in self.away]
+        return self.draw.choice(up) if up else None
+
+    def _later(self, least_s: float, most_s: float, act: Callable[[], None]) -> None:
+        def unless_over() -> None:
+            if not self.over:
+                act()
+
+        self.world.at(self.world.now + self.draw.uniform(least_s, most_s), unless_over)
+
+    def _back(self, who: PeerId) -> None:
+        self.away.discard(who)
+        self.world.wake(who)
+        self.world.start(who)
+
+    def _kill(self) -> None:
+        who = self._victim()
+        if who is not None:
+            self.stage.fault("kill")
+            self.away.add(who)
+            self.world.crash(who)
+            self._later(0.3, 20.0, lambda: self._back(who))
+
+    def _kill_while_writing(self) -> None:
+        who = self._victim()
+        if who is not None:
+            self.stage.fault("torn")
+            self.away.add(who)
+            self.world.doom(who, self.draw.randint(1, 8))
+            self._later(4.0, 12.0, lambda: self._back(who))
+
+    def _sleep(self) -> None:
+        who = self._victim()
+        if who is not None:
+            self.stage.fault("sleep")
+            self.away.add(who)
+            self.world.sleep(who)
+            self._later(1.0, 20.0, lambda: self._back(who))
+
+    def _partition(self) -> None:
+        if self.cut:
+            return
+        everybody = sorted(self.world.nodes)
+        side = set(self.draw.sample(everybody, self.draw.randint(1, max(1, len(everybody) // 2))))
+        self.stage.fault("partition")
+        self.cut = True
+        self.world.split(side, both_ways=self.draw.random() < 0.7)
+
+        def heal() -> None:
+            self.cut = False
+            self.world.network.heal()
+
+        self._later(1.0, 25.0, heal)
+
+    def _join(self) -> None:
+        if self.joined < JOINERS_MAX:
+            self.stage.fault("join")
+            up = [n.name for n in self.swarm.honest if not n.asleep]
+            if up:
+                self.swarm.join(self.stage.peers + self.joined, via=self.draw.choice(up))
+                self.joined += 1
+
+    def _leave(self) -> None:
+        who = self._victim()
+        if who is not None:
+            self.stage.fault("leave")
+            self.away.add(who)
+            self.world.leave(who)
+            self._later(2.0, 40.0, lambda: self._back(who))

@@ -1,0 +1,207 @@
+"""The stage of a scenario: a swarm, its faults, what must hold at the end, and the report.
+
+Every story has two halves: in the first anything may happen and only safety is asked for; then the world is
+healed and every honest peer must make progress within a bounded time. Never steers a peer.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Fact
+from atoll.node.round import AttemptFailed
+from atoll.node.settings import RunSettings
+from atoll.policy.plan import RoundPlan, RoundSettings
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.swarm import Keys, PeerMaker, Swarm, SwarmKnobs
+from atoll.sim.world import Node
+
+HEALED_ATTEMPTS = 4  # after the world is healed, everybody is at the head again within so many attempts' time
+
+
+class ScenarioFailed(AssertionError):
+    """Says what happened, and in its last line how to see it again."""
+
+
+class ScenarioReport(msgspec.Struct, kw_only=True):
+    scenario: str
+    seed: int
+    peers: int
+    quorum: str
+    rounds: int  # closed by the last of the honest peers
+    virtual_s: float
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+    events: int
+    messages: int
+    payload_mb: float
+    complete_share: float  # of closings of training rounds, those that counted every voter in every part
+    attempts_failed: int
+    repairs: int  # whole states fetched because parts were gone
+    members: int  # voting at the end
+    faults: dict[str, int]
+    digest: str  # names the whole history: the same seed gives the same
+
+    @property
+    def line(self) -> str:
+        faults = " ".join(f"{k}={v}" for k, v in sorted(self.faults.items())) or "none"
+        return (
+            f"{self.scenario:<11} seed {self.seed:<6} {self.peers:>3} peers {self.rounds:>4} rounds  "
+            f"complete {self.complete_share:6.1%}  failed attempts {self.attempts_failed:>3}  "
+            f"repairs {self.repairs}  {self.virtual_s:8.1f} s virtual {self.wall_s:6.1f} s  {self.digest}  "
+            f"faults: {faults}"
+        )
+
+
+@dataclass
+class Scenario:
+    tell: Callable[[Stage], None]
+    peers: int
+    rounds: int
+
+
+class Stage:
+    """What a story needs: its numbers, a seeded generator, and words for time and people."""
+
+    def __init__(self, name: str, seed: int, peers: int, rounds: int, quorum: str) -> None:
+        self.name, self.seed, self.peers, self.rounds = name, seed, peers, rounds
+        self.quorum = quorum or ("two-thirds" if seed % 2 else "majority")
+        self.draw = random.Random(f"{name}/{seed}")
+        self.faults: Counter[str] = Counter()
+        self.attempts_failed = 0
+        self.swarm: Swarm  # set by `gather`
+
+    def gather(
+        self,
+        knobs: SwarmKnobs | None = None,
+        villains: dict[int, PeerMaker] | None = None,
+        keys: Keys | None = None,
+    ) -> Swarm:
+        self.swarm = Swarm(self.seed, knobs or SwarmKnobs(self.peers, run=self.settings()), villains, keys)
+        self.world = self.swarm.world
+        self.world.watchers.append(self._watch)
+        return self.swarm
+
+    def settings(self, open_to_all: bool = True, **more: object) -> RunSettings:
+        rule = "two-thirds" if self.quorum == "two-thirds" else "majority"
+        plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)
+        return msgspec.structs.replace(RunSettings(open_to_all=open_to_all, round=plan), **more)
+
+    def fault(self, kind: str) -> None:
+        self.faults[kind] += 1
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def until(self, true: Callable[[], bool], within_s: Seconds, what: str) -> None:
+        """Run until `true`; that it does not become true in time is a failure, told in the words of `what`."""
+        if not true():
+            self.world.run(self.world.now + within_s, stop=true)
+        if not true():
+            raise InvariantBroken(f"{what}, not within {within_s:.0f} s; {self.standing()}")
+
+    def until_round(self, target: int, within_s: Seconds | None = None, who: list[PeerId] | None = None) -> None:
+        """Everybody honest (or `who`) holds the state of this round."""
+        self.until(
+            lambda: min(self._heads(who), default=-2) >= target,
+            within_s or 600.0 * (target + 2),
+            f"round {target} was not reached by everybody",
+        )
+
+    def healed(self) -> Seconds:
+        """How long recovery may take: the attempts of the plan that the longest windows allow."""
+        settings = self.swarm.knobs.run.round
+        plan = RoundPlan(0, self.swarm.run_id, 0.0, (), settings, settings.first_train_s, 3)
+        lengths = [b - a for a, b in pairwise(plan.times(k).begin for k in range(10))]
+        return HEALED_ATTEMPTS * lengths[-1]
+
+    def demand_progress(self, rounds: int = 3) -> None:
+        """The world is healed: all who run reach `rounds` more than anybody holds now, and vote again."""
+        goal = max(self.swarm.heads()) + rounds
+        self.until_round(goal, self.healed())
+        self.until(lambda: not self._strangers(), self.healed(), "not everybody is a member again")
+
+    def _heads(self, who: list[PeerId] | None) -> list[int]:
+        return self.swarm.heads() if who is None else [self.swarm.head(p) for p in who]
+
+    def _strangers(self) -> list[PeerId]:
+        """Who runs, wants to vote, and may not."""
+        body = self.newest.head_body if self.newest else None
+        votes = {m.peer for m in body.members if m.votes} if body else set[PeerId]()
+        return [n.name for n in self.swarm.honest if n.machine and n.machine.wish.role != "observer" and n.name not in votes]
+
+    @property
+    def newest(self):
+        histories = [n.machine.history for n in self.swarm.honest if n.machine and n.machine.history]
+        return max(histories, key=lambda h: h.head, default=None)
+
+    def standing(self) -> str:
+        """Who is where, for the failure message."""
+        lines: list[str] = []
+        for node in self.world.nodes.values():
+            lines.append(f"{node.name}: {_where(node)}")
+        return "; ".join(lines)
+
+    def _watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+        if isinstance(fact, AttemptFailed):
+            self.attempts_failed += 1
+
+
+def _where(node: Node) -> str:
+    m = node.machine
+    if m is None:
+        return "down"
+    state = f"at {m.at}, knows {m.history.head if m.history else None}"
+    if node.asleep:
+        state += ", asleep"
+    if m.round is not None:
+        r = m.round
+        state += f", attempt {r.attempt} view {r.agreement.view} {'sharing' if r.sharing else 'training'}"
+        state += f"{', decided' if r.decided else ''}{', adopting' if r.adopting else ''}"
+    if m.fetch is not None:
+        state += ", fetching"
+    return state
+
+
+def play(name: str, scenario: Scenario, seed: int, peers: int, rounds: int, quorum: str) -> ScenarioReport:
+    stage = Stage(name, seed, peers, rounds, quorum)
+    wall, cpu = time.perf_counter(), time.process_time()
+    try:
+        scenario.tell(stage)
+    except Exception as why:
+        kind = "" if isinstance(why, InvariantBroken) else f"{type(why).__name__}: "
+        replay = f"atoll simulate {name} --seed {seed} --peers {peers} --rounds {rounds} --quorum {stage.quorum}"
+        raise ScenarioFailed(f"{kind}{why}\n  at {stage.world.now:.1f} s, replay: {replay}") from why
+    checkers, world = stage.swarm.checkers, stage.world
+    newest = stage.newest
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return ScenarioReport(
+        scenario=name,
+        seed=seed,
+        peers=peers,
+        quorum=stage.quorum,
+        rounds=min(stage.swarm.heads(), default=-1) + 1,
+        virtual_s=world.now,
+        wall_s=time.perf_counter() - wall,
+        cpu_s=time.process_time() - cpu,
+        peak_mib=peak / (2**20 if sys.platform == "darwin" else 2**10),
+        events=world.events,
+        messages=world.network.sent,
+        payload_mb=world.network.bytes / 1e6,
+        complete_share=checkers.full / max(1, checkers.training),
+        attempts_failed=stage.attempts_failed,
+        repairs=checkers.repairs,
+        members=sum(m.votes for m in newest.head_body.members) if newest else 0,
+        faults=dict(sorted(stage.faults.items())),
+        digest=world.digest(),
+    )

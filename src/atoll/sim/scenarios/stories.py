@@ -1,0 +1,105 @@
+"""The short stories: calm, growth, blackout, late_joiner, frozen."""
+
+from __future__ import annotations
+
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.swarm import SwarmKnobs
+
+
+def calm(stage: Stage) -> None:
+    """No faults: every round counts everybody, in its first attempt."""
+    swarm = stage.gather()
+    swarm.checkers.faultless = True
+    stage.until_round(stage.rounds - 1, 30.0 * stage.rounds)
+    if stage.attempts_failed or swarm.checkers.repairs:
+        raise InvariantBroken(f"{stage.attempts_failed} attempts failed although nothing was wrong")
+
+
+def growth(stage: Stage) -> None:
+    """Founders become six by tickets and the real join path; then one is lost, and the others close rounds."""
+    swarm = stage.gather(SwarmKnobs(stage.peers, run=stage.settings(open_to_all=False)))
+    stage.until_round(1)
+    ticket = swarm.invite(swarm.founders[0], uses=4)
+    stage.until(lambda: bool(_tickets(stage)), 120.0, "the ticket never entered a vertex")
+    for index in range(stage.peers, stage.peers + 4):
+        swarm.join(index, via=swarm.founders[index % stage.peers], ticket=ticket)
+        stage.world.run(stage.world.now + stage.draw.uniform(0.0, 3.0))
+    stage.until(lambda: _voters(stage) == stage.peers + 4, 600.0, "not everybody became a member")
+    if _tickets(stage):
+        raise InvariantBroken("a ticket for four is still good after four used it")
+    stage.until_round(max(swarm.heads()) + 2)
+    lost = swarm.keys.name(stage.peers + 3)
+    stage.fault("kill")
+    stage.world.crash(lost)
+    stage.until(lambda: _voters(stage) == stage.peers + 3, 600.0, "the lost member was not voted out")
+    stage.until_round(max(max(swarm.heads()) + 3, stage.rounds))
+
+
+def blackout(stage: Stage) -> None:
+    """All peers stop at one moment, often while they write; they restart from disk and lose no agreed round."""
+    swarm = stage.gather()
+    for k in range(max(1, stage.rounds // 4)):
+        stage.until_round(4 * k + stage.draw.randrange(2))
+        if k % 2:
+            stage.world.run(stage.world.now + stage.draw.uniform(0.0, 2.0))
+        else:  # wait for the votes of a round, then stop within the milliseconds in which they are written
+            fast = stage.draw.uniform(0.0, 0.25)
+            round = max(swarm.heads()) + 1
+            stage.until(lambda round=round: _voting(stage, round), 600.0, "nobody voted")
+            stage.world.run(stage.world.now + fast)
+        closed = max(swarm.heads())
+        stage.fault("blackout")
+        for name in swarm.founders:
+            stage.world.crash(name)
+        stage.world.run(stage.world.now + stage.draw.uniform(0.5, 20.0))
+        for name in swarm.founders:
+            stage.world.at(stage.world.now + stage.draw.uniform(0.0, 2.0), lambda name=name: stage.world.start(name))
+        stage.until_round(closed + 1, stage.healed())
+    stage.demand_progress()
+
+
+def late_joiner(stage: Stage) -> None:
+    """A joiner comes after hundreds of rounds, a member sleeps through dozens: both hold the head soon."""
+    swarm = stage.gather()
+    stage.until_round(stage.rounds - 40)
+    stage.fault("kill")
+    stage.world.crash(swarm.founders[-1])
+    stage.until_round(stage.rounds - 1)
+    stage.world.start(swarm.founders[-1])
+    name = swarm.join(stage.peers, via=swarm.founders[0])
+    stage.until_round(stage.rounds, 120.0, [name, swarm.founders[-1]])
+    stage.demand_progress()
+
+
+def frozen(stage: Stage) -> None:
+    """One member is suspended for ten seconds: the others go on without it, and it comes back."""
+    swarm = stage.gather()
+    stage.until_round(2)
+    stage.world.run(stage.world.now + stage.draw.uniform(0.0, 2.0))
+    who = stage.draw.choice(swarm.founders)
+    before = max(swarm.heads())
+    stage.fault("sleep")
+    stage.world.sleep(who)
+    stage.world.run(stage.world.now + 10.0)
+    others = [p for p in swarm.founders if p != who]
+    if stage.peers >= 4 and max(swarm.head(p) for p in others) <= before:
+        raise InvariantBroken("nobody closed a round while one member slept for 10 s")
+    stage.world.wake(who)
+    stage.until_round(max(stage.rounds, max(swarm.heads()) + 2))
+    stage.demand_progress()
+
+
+def _voters(stage: Stage) -> int:
+    newest = stage.newest
+    return sum(m.votes for m in newest.head_body.members) if newest else 0
+
+
+def _tickets(stage: Stage) -> int:
+    newest = stage.newest
+    return len(newest.head_body.tickets) if newest else 0
+
+
+def _voting(stage: Stage, round: int) -> bool:
+    rounds = [n.machine.round for n in stage.swarm.honest if n.machine]
+    return any(r is not None and r.plan.round == round and r.agreement.said.prepare for r in rounds)
