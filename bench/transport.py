@@ -13,10 +13,12 @@ import asyncio
 import json
 import os
 import platform
+import shutil
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -138,7 +140,7 @@ def receiver(port: int, store_path: str) -> None:
 
 def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Per transport the (seconds, CPU seconds of both processes) of each round."""
-    store_path = Path(f"/tmp/atoll-bench-{os.getpid()}")
+    store_path = Path(tempfile.mkdtemp()) / "gloo"
     server = socket.create_server(("127.0.0.1", 0))
     child = subprocess.Popen(
         [sys.executable, __file__, "--receiver", str(server.getsockname()[1]), str(store_path)],
@@ -169,7 +171,7 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
         child.wait(10)
     finally:
         child.kill()
-        store_path.unlink(missing_ok=True)
+        shutil.rmtree(store_path.parent)
     return taken
 
 

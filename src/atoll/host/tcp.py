@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from atoll.base.errors import PeerFault
 from atoll.keys.seal import LinkSpent
@@ -204,8 +204,7 @@ class Wire(asyncio.BufferedProtocol):
     # ---- what asyncio calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         # what waits here can no longer be dropped or overtaken: let it wait in the channel's own queue instead
         transport.set_write_buffer_limits(high=0)
         self.guarded(lambda: self.channel.began(self))
