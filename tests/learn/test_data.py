@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.base.errors import PeerFault
 from atoll.learn.data import (
     batch,
     cursor_after,
@@ -20,6 +21,7 @@ from atoll.learn.data import (
 from atoll.learn.data.images import Images
 from atoll.learn.data.order import permuted, places
 from atoll.learn.data.text import Text
+from atoll.learn.tensorfile import dump
 
 T = 8
 
@@ -151,3 +153,16 @@ def test_data_that_cannot_be_used_is_refused_in_words(tmp_path: Path):
             load_data(source)
     with pytest.raises(ValueError, match="too few for windows"):
         batch(Text(np.zeros(10, np.uint8), np.zeros(10, np.uint8)), 0, 1, 0, 1, 64, seed=0)
+
+
+def test_a_blob_that_is_no_data_set_is_a_fault_of_who_sent_it():
+    """Well-formed tensor files with the wrong kind, shape or numbers inside."""
+    row, grid = torch.zeros(9, dtype=torch.uint8), torch.zeros(3, 3, dtype=torch.uint8)
+    for tensors, kind in (
+        ({"train": row, "validation": row}, "images"),
+        ({"train": row, "validation": grid}, "text"),
+        ({"train": row, "validation": row.float()}, "text"),
+        ({name: row for name in Images._fields}, "images"),
+    ):
+        with pytest.raises(PeerFault, match=r"neither text nor images|unusable data"):
+            data_from_blob(dump(tensors, {"format": f"atoll/{kind}/1"}))

@@ -301,7 +301,8 @@ class Trainer:
             return await asyncio.shield(turn)
         except asyncio.CancelledError:
             turn.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self.cancel()
+            if isinstance(command, Train) and self._process is not None and not turn.done():
+                self._say(Cancel(command.job))
             raise
 
     async def _turn(self, command, expected, before, after):
@@ -324,17 +325,18 @@ class Trainer:
 
     async def _watch(self, answer: asyncio.Future[Answer]) -> Answer:
         """Wait for the answer as long as there are signs of progress."""
+        failure = self._failure  # of this process: a restart makes a new one
         while True:
             patience_s = self._spec.first_patience_s
             if self._step_s is not None:
                 patience_s = max(self._spec.patience_s, STEPS_OF_SILENCE * self._step_s)
             await asyncio.wait(  # a heartbeat changes the patience: look again every second
-                {answer, self._failure}, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                {answer, failure}, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
             )
             if answer.done():
                 return answer.result()
-            if self._failure.done():
-                raise self._failure.result()
+            if failure.done():
+                raise failure.result()
             if time.monotonic() > self._heard + patience_s + LOOK_EVERY_S:
                 self._hung(patience_s)
 
@@ -375,7 +377,7 @@ class Trainer:
                 if isinstance(answer, Beat):
                     self._step_s = answer.step_s
                     if self._on_beat is not None and self._training:
-                        self._on_beat(answer)
+                        asyncio.get_running_loop().call_soon(self._on_beat, answer)  # its errors are its own
                 elif self._answer is not None and not self._answer.done():
                     self._answer.set_result(answer)
         code = await process.wait()

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.keys.digest import blob_id, manifest_of
-from atoll.learn.data.images import Images, image_samples, load_images
+from atoll.learn.data.images import Images, image_samples, images_problem, load_images
 from atoll.learn.data.order import places
-from atoll.learn.data.text import Text, load_text, standard_library, text_samples, windows_at
+from atoll.learn.data.text import Text, load_text, standard_library, text_problem, text_samples, windows_at
 from atoll.learn.tensorfile import dump, load
 
 Data = Text | Images
@@ -54,12 +55,17 @@ def data_blob(data: Data) -> bytes:
 
 
 def data_from_blob(blob: bytes) -> Data:
-    """PeerFault if the bytes are no data set."""
+    """PeerFault if the bytes are no data set. The arrays are views of the blob."""
     tensors, metadata = load(blob)
-    kind = Text if metadata.get("format") == "atoll/text/1" else Images
-    if set(tensors) != set(kind._fields):
-        raise ValueError(f"the blob holds {sorted(tensors)}, which is neither text nor images")
-    return kind(**{name: value.numpy() for name, value in tensors.items()})
+    arrays = {name: value.numpy() for name, value in tensors.items()}
+    kind = {"atoll/text/1": Text, "atoll/images/1": Images}.get(metadata.get("format", ""))
+    if kind is None or set(arrays) != set(kind._fields):
+        raise PeerFault("", f"a blob of {sorted(arrays)} is neither text nor images")
+    data = kind(**arrays)
+    problem = text_problem(data) if isinstance(data, Text) else images_problem(data)
+    if problem:
+        raise PeerFault("", f"unusable data: {problem}")
+    return data
 
 
 def data_digest(data: Data) -> Digest:

@@ -44,13 +44,19 @@ def load_images(path: Path) -> Images:
         folder = path if path.is_dir() else path.parent
         found = {field: _idx(folder, pattern) for field, pattern in IDX_NAMES.items()}
     data = Images(**{field: np.ascontiguousarray(array, dtype=np.uint8) for field, array in found.items()})
-    for images, labels in (
-        (data.train_images, data.train_labels),
-        (data.validation_images, data.validation_labels),
-    ):
-        if images.shape[1:] != (SIDE, SIDE) or labels.shape != images.shape[:1] or len(labels) == 0:
-            raise ValueError(f"{path}: images of shape {images.shape} with labels of shape {labels.shape}")
+    if problem := images_problem(data):
+        raise ValueError(f"{path}: {problem}")
     return data
+
+
+def images_problem(data: Images) -> str:
+    """What keeps these arrays from being labelled images; an empty string if nothing does."""
+    for images, labels in (data[:2], data[2:]):
+        if images.shape[1:] != (SIDE, SIDE) or labels.shape != images.shape[:1] or len(labels) == 0:
+            return f"images of shape {images.shape} with labels of shape {labels.shape}"
+        if images.dtype != np.uint8 or labels.dtype != np.uint8:
+            return f"images are {images.dtype} and labels {labels.dtype}; both must be bytes"
+    return ""
 
 
 def image_samples(images: np.ndarray, labels: np.ndarray, index_B: np.ndarray) -> tuple[Tensor, Tensor]:

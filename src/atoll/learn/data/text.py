@@ -94,10 +94,18 @@ def _split_by_block(text: bytes) -> Text:
 def _mapped(path: Path) -> Text:
     """Token numbers stay in the file; the last part, at least one in a hundred, is for validation."""
     tokens = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, np.uint16, "r")
-    if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
-        raise ValueError(f"{path} holds {tokens.dtype} of shape {tokens.shape}; expected one row of integers")
+    if problem := text_problem(Text(tokens, tokens)):
+        raise ValueError(f"{path}: {problem}")
     cut = len(tokens) - max(len(tokens) // 100, min(len(tokens) // 10, 65536))
     return Text(tokens[:cut], tokens[cut:])
+
+
+def text_problem(data: Text) -> str:
+    """What keeps these arrays from being token numbers; an empty string if nothing does."""
+    for tokens in data:
+        if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
+            return f"{tokens.dtype} of shape {tokens.shape} where one row of integers is expected"
+    return ""
 
 
 def _bytes_array(text: bytes) -> np.ndarray:
