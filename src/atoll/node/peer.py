@@ -164,7 +164,7 @@ class Peer:
         self.fetch: Fetch | None = None
         self.wanted: dict[Digest, Fetch] = {}  # other blobs that the driver asked for, such as the data set
         self.restoring = False
-        self.restored_round = -1  # the round whose state is being fetched
+        self.restored_round = -1  # the round whose state is being fetched or restored
         self.serve = Serve()
         self.pool: dict[tuple[str, PeerId, str], Signed] = {}
         self.said: dict[str, bytes] = {}
@@ -279,6 +279,7 @@ class Peer:
         assert self.history is not None
         self.restoring = True
         history = self.history
+        self.restored_round = history.head
         return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state))]
 
     def _restored(self, found: bool, now: Seconds) -> list[Effect]:
@@ -287,7 +288,7 @@ class Peer:
         if not found:
             return self._fetch_state("the agreed state is not on this disk", now)
         # the history may have grown while the state was on its way: go on from the state's own vertex
-        self.at = self.restored_round if self.fetch is not None else self.history.head
+        self.at = self.restored_round
         how = "blob" if self.fetch is not None else "disk"
         self.fetch = None
         return [self._fact(CaughtUp(round=self.at, by=how)), *self._begin_round(now)]

@@ -297,9 +297,9 @@ class Round:
         times = self.plan.times(self.attempt)
         self.sharing, self.view, self.free = False, None, None
         self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
-        self.awaited = set(self.speakers) - self._commits().of.keys()
-        if self.trains:
-            self.awaited.add(self.me)
+        # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
+        settled = {m.peer for m in self.plan.trainers if m.standing == "member"}
+        self.awaited = ({*self.speakers, self.me} & settled) - self._commits().of.keys()
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
