@@ -20,7 +20,8 @@ from atoll.host.clock import Clock
 from atoll.host.learning import found
 from atoll.host.run import PeerHost
 from atoll.host.store import Store
-from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, identity_digest, public_bytes
+from atoll.keys.digest import digest
+from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
 from atoll.learn.recipes import Recipe
 from atoll.node.peer import Wish
 from atoll.node.settings import RunSettings
@@ -75,9 +76,9 @@ async def found_run(
     expires_s = int(now + invitation.lasts_s)
     use = TicketUse(ticket_id(key), key, "trainer", invitation.uses, float(expires_s))
     vote_key = session_key.public_key().public_bytes_raw()
-    pinned = identity_digest(identity.public)
-    settings = msgspec.structs.replace(settings, recovery=public_bytes(identity.public))
-    founded = found(recipe, data, settings, identity.peer, vote_key, pinned, name, (use,), now)
+    public = public_bytes(identity.public)
+    settings = msgspec.structs.replace(settings, recovery=public)
+    founded = found(recipe, data, settings, identity.peer, vote_key, digest(public), name, (use,), now)
     run = genesis_digest(founded.genesis)
     signer = _certify(store, identity, run, session_key)
     store.put_blob(founded.state)
@@ -159,6 +160,16 @@ async def resume_run(
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     return await _open(store, identity, signer, run, genesis, bootstrap, wish, listening, threads, on_fact)
+
+
+def holds_run(folder: Path) -> bool:
+    """True if a run was founded or joined in this folder."""
+    if not (folder / "kept.sqlite").exists():
+        return False
+    store = Store(folder)
+    held = "run" in store.kept()
+    store.close()
+    return held
 
 
 async def _open(

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, M
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 
 from atoll.base.errors import AtollError, UsageError
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import PEERS_MAX
 
 ED25519_KEY_BYTES: Final = 32
@@ -421,24 +421,24 @@ class SessionVerifier:
         known = self._known(session.identity.peer)
         return session if known is None or known == session.identity else None
 
-    def identity_of(self, certificate: bytes) -> Digest | None:
+    def identity_of(self, certificate: bytes) -> bytes | None:
         session = self.session_of(certificate)
-        return None if session is None else identity_digest(session.identity)
+        return None if session is None else public_bytes(session.identity)
 
     def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:
-        public = canonical(identity, PublicIdentity, CERTIFICATE_BYTES_MAX)
+        public = public_from_bytes(identity)
         both = canonical(signature, DualSignature, CERTIFICATE_BYTES_MAX)
         return public is not None and both is not None and public.holds(data, both)
-
-
-def identity_digest(identity: PublicIdentity) -> Digest:
-    """How an agreed membership names a peer's long-lived keys."""
-    return Digest(blake3(_ENCODER.encode(identity)).digest())
 
 
 def public_bytes(identity: PublicIdentity) -> bytes:
     """The public identity as `identity_holds` reads it."""
     return _ENCODER.encode(identity)
+
+
+def public_from_bytes(data: bytes) -> PublicIdentity | None:
+    """What `public_bytes` wrote; None if these bytes are something else."""
+    return canonical(data, PublicIdentity, CERTIFICATE_BYTES_MAX)
 
 
 def signature_bytes(signature: DualSignature) -> bytes:

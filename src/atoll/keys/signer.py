@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import PeerId
 
 
 class Signer(Protocol):
@@ -39,8 +39,8 @@ class Verifier(Protocol):
         """True if the certificate binds `vote_key` to `peer` for this run. Never raises on strangers' bytes."""
         ...
 
-    def identity_of(self, certificate: bytes) -> Digest | None:
-        """The digest of the long-lived identity that signed this certificate; None if it does not hold."""
+    def identity_of(self, certificate: bytes) -> bytes | None:
+        """The long-lived public identity that signed this certificate; None if it does not hold."""
         ...
 
     def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:

@@ -14,6 +14,7 @@ from functools import cached_property
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_PER_VERTEX_MAX
+from atoll.keys.digest import digest
 from atoll.policy.members import Reported, next_members
 from atoll.policy.plan import RoundPlan
 from atoll.wire.codec import decode_statement
@@ -171,7 +172,7 @@ def open_report(notary: Notary, signed: Signed, vote_key: bytes | None) -> Repor
             if not certified or statement.peer != signed.signer:
                 return None
             vote_key = statement.vote_key
-            identity = notary.verifier.identity_of(statement.certificate) or ZERO_DIGEST
+            identity = digest(notary.verifier.identity_of(statement.certificate) or b"")
         statement = notary.open(signed, Statement, vote_key)
     except PeerFault:
         return None

@@ -49,6 +49,7 @@ from atoll.base.machine import (
     TimerFired,
     Woke,
 )
+from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier
 from atoll.node.body import Ground, open_report
 from atoll.node.jobs import Restore
@@ -61,7 +62,7 @@ from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.reduce.plan import butterfly_owners
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
-from atoll.wire.codec import decode_body, decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
@@ -174,6 +175,7 @@ class Peer:
         self.hinted: dict[PeerId, Seconds] = {}
         self.asked_to_join_at: Seconds = -1e9
         self.linked: set[PeerId] = set()
+        self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.over = self.leaving = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -242,6 +244,7 @@ class Peer:
     def _start(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
         effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
         self.said = {k: v for k, v in kept.items() if k.startswith("said/")}
+        self.identities = {PeerId(k[9:]): v for k, v in kept.items() if k.startswith("identity/")}
         if self.genesis is None and "genesis" in kept:
             self.genesis = decode_vertex(kept["genesis"])
         if self.genesis is None:
@@ -265,6 +268,9 @@ class Peer:
         s = self.settings.round
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         self.genesis = vertex
+        for m in self.history.head_body.members:
+            if self.settings.recovery and digest(self.settings.recovery) == m.identity:
+                self.identities[m.peer] = self.settings.recovery
         return [
             Keep("genesis", encode(vertex)),
             self._fact(GenesisKnown(settings=self.settings, vertex=vertex)),
@@ -385,8 +391,21 @@ class Peer:
             return []
         self._drop_settled_reports(body)
         changed = self._membership_change(before, body)
-        effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex))]
+        effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex)), *self._learn_identities(body)]
         return effects + ([*changed, *self._follow_members(now)] if changed else [])
+
+    def _learn_identities(self, body: Body) -> list[Effect]:
+        """Joins bring the long-lived keys whose digest the membership holds from then on."""
+        effects: list[Effect] = []
+        pinned = {m.peer: m.identity for m in body.members}
+        for signed in body.reports:
+            statement = decode_statement(signed.body, signed.signer)
+            if isinstance(statement, Join):
+                public = self.notary.verifier.identity_of(statement.certificate)
+                if public is not None and digest(public) == pinned.get(statement.peer):
+                    self.identities[statement.peer] = public
+                    effects.append(Keep(f"identity/{statement.peer}", public))
+        return effects
 
     def _membership_change(self, before: Body, after: Body) -> list[Effect]:
         if before.members == after.members:

@@ -13,8 +13,7 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.base.draw import draw_bytes
-from atoll.base.ids import Digest, PeerId
-from atoll.keys.digest import digest
+from atoll.base.ids import PeerId
 from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
 from atoll.keys.signer import Signer, Verifier
 
@@ -116,9 +115,9 @@ class VirtualVerifier:
     def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
         return certificate == b"certified " + vote_key and vote_key.startswith(f"{peer}#".encode())
 
-    def identity_of(self, certificate: bytes) -> Digest | None:
+    def identity_of(self, certificate: bytes) -> bytes | None:
         name, mark, _ = certificate.removeprefix(b"certified ").partition(b"#")
-        return digest(name) if mark else None
+        return name if mark else None
 
     def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:
         return signature == _mark(identity, data)
