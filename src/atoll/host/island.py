@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,7 +31,7 @@ from atoll.learn.codec import codec_named
 from atoll.learn.combine import combine
 from atoll.learn.data import cursor_after
 from atoll.learn.layout import check_same
-from atoll.learn.state import SharedState, advance, state_bytes, state_from_bytes
+from atoll.learn.state import SharedState, advance, export_model, state_bytes, state_from_bytes
 from atoll.learn.update import Update, encode_update, memory_bytes, memory_from_bytes, part_bounds, settle
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
 from atoll.protocol.reduce.work import Combine, Combined
@@ -68,6 +69,7 @@ class Island:
         self.failures = 0
         self.retry_at: Seconds = 0.0
         self.beat: Beat | None = None
+        self.on_beat: Callable[[Beat], None] = lambda beat: None
         self.head: SharedState | None = None
         self.head_name: Digest | None = None
         self.head_vertex: Digest | None = None
@@ -123,6 +125,12 @@ class Island:
         async with self._device:
             await self._ready()
             return await self.trainer.sample(prompt, count, seed)
+
+    async def export(self) -> bytes:
+        """The agreed model by tensor name, as a safetensors file."""
+        assert self.head is not None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._arithmetic, export_model, self.head, self._learning.layout)
 
     # ---- the trainer ---------------------------------------------------------------------------------------
 
@@ -191,6 +199,7 @@ class Island:
 
     def _on_beat(self, beat: Beat) -> None:
         self.beat = beat
+        self.on_beat(beat)
 
     # ---- tensors -------------------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from msgspec.structs import asdict
-
-from atoll.base.errors import AtollError, NetworkError, PeerFault
+from atoll.base.errors import AtollError, NetworkError, PeerFault, UsageError
 from atoll.base.ids import Digest, PeerId, Seconds, short
 from atoll.base.machine import (
     Ask,
@@ -43,15 +43,21 @@ from atoll.host.island import Island
 from atoll.host.learning import decode_learning
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links
-from atoll.host.store import Record, Store
+from atoll.host.reach import dialable
+from atoll.host.record import Progress, entry_of
+from atoll.host.store import Record, Store, write_durably
+from atoll.host.trainer import Beat
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, SessionSigner, SessionVerifier
 from atoll.learn.data import data_digest, load_data
+from atoll.learn.models import task_of
 from atoll.node.peer import GenesisKnown, Peer, Wish
-from atoll.protocol.consensus.agreement import Decided, Judge
+from atoll.node.round import RoundClosed
 from atoll.protocol.transfer.fetch import Fetched
 from atoll.wire.codec import decode_message, encode
+from atoll.wire.messages.statements import Invite
 from atoll.wire.messages.vertex import Vertex
+from atoll.wire.ticket import parse
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +65,6 @@ PULSE_S = 0.5  # how often the driver looks whether it was asleep
 SLEPT_S = 3.0  # a pulse this late means the computer was suspended or the process stopped
 DIAL_AGAIN_S = 2.0
 HASH_ON_LOOP_BYTES = 4 * 2**20  # larger payloads are hashed on a thread: 4 MiB take one millisecond
-
-SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClosed
 
 
 class PeerHost:
@@ -86,8 +90,14 @@ class PeerHost:
         self.island = Island(self.store, threads, trains=wish.role == "trainer")
         self.clock = Clock()
         self.record = Record(self.folder / "facts.jsonl")
-        self.listeners: list[Callable[[Fact], None]] = [self._react_to_fact, on_fact, self._record]
+        self.progress = Progress()
+        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: (
+            None
+        )  # every line of the record, as it is written
+        self.listeners: list[Callable[[Fact], None]] = [self._record, self._react_to_fact, on_fact]
+        self.island.on_beat = self._stepped
         self.stopped = asyncio.Event()
+        self._round_closed = asyncio.Event()
         self.bound: list[str] = []
         self.addresses: tuple[str, ...] = ()
         self.bytes_in = self.bytes_out = 0
@@ -104,7 +114,7 @@ class PeerHost:
         security = Libp2pSecurity(self.identity, self.run_id)
         self.links = Links(self.me, security, self._on_link, self._on_message, on_fault=self._on_fault)
         self.bound = await self.links.listen(addresses)
-        self.addresses = announce or tuple(self.bound)
+        self.addresses = announce or dialable(self.bound)
         self.wish = replace(self.wish, addresses=self.addresses)
 
     def start(self) -> None:
@@ -136,6 +146,35 @@ class PeerHost:
         self.record.close()
         self.store.close()
         self.stopped.set()
+
+    # ---- what its owner asks for ---------------------------------------------------------------------------
+
+    def invite(self, statement: Invite) -> None:
+        """Put an invitation, or its end, before the members; the next vertex holds it."""
+        self._carry_out_all(self.machine.invite(statement, self.clock.now()))
+
+    def ticket_text(self) -> str | None:
+        """The ticket that founded or admitted this peer, while it can still be used."""
+        text = self.store.kept().get("ticket", b"").decode()
+        return text if text and parse(text).expires_wall_s > self.clock.now() else None
+
+    async def next_round(self, timeout_s: Seconds) -> None:
+        """Until a round was closed, or the time."""
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._round_closed.wait()
+        except TimeoutError:
+            return
+
+    async def export(self, path: Path | None = None) -> Path:
+        """The agreed model as a safetensors file that any program reads."""
+        path = path or self.folder / "model.safetensors"
+        data = await self.island.export()
+        try:
+            await asyncio.to_thread(write_durably, path, data)
+        except OSError as why:
+            raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
+        return path
 
     # ---- events in, effects out ----------------------------------------------------------------------------
 
@@ -238,6 +277,11 @@ class PeerHost:
                 return
             except NetworkError as why:
                 log.info("cannot reach %s yet: %s", address, why.what)
+                self._tell(
+                    {"at": round(self.clock.now(), 3), "fact": "Unreachable", "phase": "join", "address": address}
+                    | {"why": why.what},
+                    durable=False,
+                )
                 await asyncio.sleep(DIAL_AGAIN_S)
 
     async def _pulse(self) -> None:
@@ -258,6 +302,7 @@ class PeerHost:
         match fact:
             case GenesisKnown():
                 self.island.learning = decode_learning(fact.settings)
+                self._tell_learning()
                 self._spawn(self._find_data())
             case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
                 self._use_data_blob(blob)
@@ -288,12 +333,43 @@ class PeerHost:
         self.island.equip(str(link))
 
     def _record(self, fact: Fact) -> None:
-        if isinstance(fact, SECRET_FACTS):
+        entry = entry_of(fact, self.clock.now())
+        if entry is None:
             return
-        entry = {k: v for k, v in asdict(fact).items() if k not in ("vertex", "body", "settings")}
-        self.record.write(
-            {"at": round(self.clock.now(), 3), "fact": type(fact).__name__, "phase": fact.phase} | _plain(entry)
+        if isinstance(fact, RoundClosed):
+            entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
+            self._round_closed.set()
+            self._round_closed = asyncio.Event()
+        self._tell(entry)
+
+    def _tell(self, entry: dict[str, Any], durable: bool = True) -> None:
+        if durable:
+            self.record.write(entry)
+        self.progress.see(entry)
+        self.on_entry(entry)
+
+    def _tell_learning(self) -> None:
+        """What this host knows beside the machine's facts: genesis decoded as far as islands read it."""
+        learning = self.island.learning
+        assert learning is not None
+        recipe = learning.recipe
+        self._tell(
+            {
+                "at": round(self.clock.now(), 3),
+                "fact": "LearningKnown",
+                "phase": "join",
+                "model": recipe.model,
+                "parameters": learning.layout.parameters,
+                "batch": recipe.batch,
+                "seq_len": recipe.seq_len if task_of(recipe.model) == "text" else 1,
+                "data": learning.data,
+            }
         )
+
+    def _stepped(self, beat: Beat) -> None:
+        """A sign of life from the trainer: worth showing, not worth keeping."""
+        entry = {"at": round(self.clock.now(), 3), "fact": "Stepped", "phase": "train", "steps": beat.steps}
+        self._tell(entry | {"loss": round(beat.loss, 4), "step_s": round(beat.step_s, 5)}, durable=False)
 
     def _spawn(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
@@ -304,18 +380,3 @@ class PeerHost:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of this peer failed", exc_info=task.exception())
-
-
-def _plain(value: object) -> object:
-    """JSON for people: digests in hex, structs as objects."""
-    match value:
-        case bytes():
-            return value.hex()
-        case dict():
-            return {str(k): _plain(v) for k, v in value.items()}
-        case list() | tuple():
-            return [_plain(v) for v in value]
-        case float() | int() | str() | None:
-            return value
-        case _:
-            return _plain(asdict(value)) if hasattr(value, "__struct_fields__") else str(value)

@@ -1,0 +1,124 @@
+"""`atoll demo`: a swarm of real peers on this computer, from nothing to a model that writes, in a few minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from atoll.base.units import bytes_text, seconds_text
+from atoll.cli.say import AsJson, Sets, say, say_json
+
+
+def demo(
+    *,
+    peers: Annotated[int, Parameter(help="How many peers train together.")] = 4,
+    rounds: Annotated[int | None, Parameter(help="Training rounds. Default: as the demo's recipe has it.")] = None,
+    seed: Annotated[int, Parameter(help="Of the first weights and of the order of the data.")] = 0,
+    chaos: Annotated[
+        bool, Parameter(negative="", help="Kill one peer mid-round and let another join late.")
+    ] = False,
+    solo: Annotated[bool, Parameter(negative="", help="Also train one peer alone, for comparison.")] = False,
+    dir: Annotated[
+        Path | None, Parameter(help="Where the peers' folders go. Default: a new temporary folder.")
+    ] = None,
+    set: Sets = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    json: AsJson = False,
+) -> int:
+    """Train a small GPT on Python's own sources with peers on this computer; no account, no download.
+
+    Exits with 0 only if every peer ended with the same state, bit for bit, and the validation loss fell by a
+    quarter of where it began.
+    """
+    from atoll.host.demo import Demo, DemoSettings, versions
+
+    folder = dir or Path(mkdtemp(prefix="atoll-demo-"))
+    settings = DemoSettings(peers, rounds, seed, chaos, solo, tuple(set))
+    screen = _Screen(quiet=json)
+
+    async def main() -> Any:
+        swarm = Demo(settings, folder, screen.change)
+        screen.swarm = swarm
+        return await swarm.run()
+
+    with screen.live or nullcontext():
+        outcome = asyncio.run(main())
+    figures = outcome.figures
+    if json:
+        say_json(
+            {
+                "bench": "demo",
+                "settings": {
+                    "peers": peers,
+                    "rounds": figures["rounds"],
+                    "seed": seed,
+                    "chaos": chaos,
+                    "solo": solo,
+                    "set": set,
+                    "loss_bar": outcome.bar,
+                },
+                "figures": figures,
+                "versions": versions(),
+            }
+        )
+    else:
+        _say_outcome(outcome)
+    return 0 if outcome.reached else 5
+
+
+class _Screen:
+    """The picture at the bottom, events above it; plain lines where there is no terminal."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet, self.swarm, self.live, self.trained = quiet, None, None, 0
+        if sys.stdout.isatty() and not quiet:
+            from rich.console import Console
+            from rich.live import Live
+
+            self.live = Live(console=Console(highlight=False), refresh_per_second=4, transient=True)
+
+    def change(self, line: str) -> None:
+        if self.quiet:
+            return
+        if line:
+            self.live.console.print(line) if self.live else say(line)
+        if self.live and self.swarm is not None:
+            self.live.update(self.picture())
+        elif self.swarm is not None and self.swarm.shown.trained > self.trained:
+            self.trained = self.swarm.shown.trained
+            p = self.swarm.shown
+            say(f"round {p.trained}/{p.rounds}  loss {p.loss:.3f}  {p.tokens_per_s:,.0f} tokens/s")
+
+    def picture(self) -> Any:
+        from atoll.cli.picture import swarm_picture
+
+        s = self.swarm
+        assert s is not None
+        seen = {c.name: c.progress for c in s.children}
+        gone = {c.name: c.gone for c in s.children if c.gone}
+        return swarm_picture(list(seen), seen, gone, s.shown, s.sent, s.data_parallel)
+
+
+def _say_outcome(outcome: Any) -> None:
+    f = outcome.figures
+    say()
+    say(outcome.sample.rstrip())
+    say()
+    say(f"validation loss {f['val_loss_start']:.3f} -> {f['val_loss_end']:.3f} nats per byte, {f['rounds']} rounds")
+    if f["val_loss_solo"] is not None:
+        say(f"  one peer alone, the same steps: {f['val_loss_solo']:.3f}")
+    same = "the same state, bit for bit" if f["state_hashes_equal"] else "DIFFERENT STATES"
+    say(f"  {f['peers_at_the_end']} peers ended with {same}")
+    less = f["bytes_data_parallel"] / f["bytes_sent"] if f["bytes_sent"] else 0.0
+    say(
+        f"  {bytes_text(f['bytes_sent'])} sent by all; data-parallel training would have sent "
+        f"{bytes_text(f['bytes_data_parallel'])}, {less:.0f}x"
+    )
+    say(f"  {seconds_text(f['wall_s'])}; the model is in {outcome.model}")
+    if not outcome.reached:
+        say(f"  ! the bar was a validation loss of {outcome.bar:.3f} and one state for all")

@@ -1,0 +1,5 @@
+"""wip"""
+
+
+def init() -> None:
+    """wip"""

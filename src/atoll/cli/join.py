@@ -1,0 +1,50 @@
+"""`atoll join TICKET`: take part in somebody's run."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from atoll.base.errors import UsageError
+from atoll.cli.say import AsJson, Dir, Sets, folder_of
+from atoll.cli.up import Announce, Facts, Listen, Name, Stay, Threads
+
+
+def join(
+    ticket: Annotated[
+        str, Parameter(help="The line that `atoll up` or `atoll invite` printed; or $ATOLL_TICKET.")
+    ] = "",
+    /,
+    *,
+    dir: Dir = None,
+    name: Name = "",
+    role: Annotated[
+        Literal["trainer", "observer"], Parameter(help="An observer holds the model and does not train or vote.")
+    ] = "trainer",
+    listen: Listen = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    announce: Announce = [],  # noqa: B006
+    bootstrap: Annotated[
+        list[str],
+        Parameter(negative="", help="Multiaddr of a member to try beside those in the ticket; repeatable."),
+    ] = [],  # noqa: B006
+    set: Sets = [],  # noqa: B006
+    threads: Threads = 0,
+    stay: Stay = False,
+    facts: Facts = False,
+    json: AsJson = False,
+) -> int:
+    """Join the run of this ticket, train with the others, leave with Ctrl-C."""
+    from atoll.host.config import load_config
+    from atoll.host.running import Start, run_join
+
+    text = ticket or os.environ.get("ATOLL_TICKET", "")
+    if not text:
+        raise UsageError(
+            "E-ARG-05", "there is no ticket", fix="atoll join TICKET, with the line that `atoll up` printed"
+        )
+    start = Start(folder_of(dir), load_config(None, set), None, name, tuple(listen), tuple(announce), threads, stay)
+    from atoll.cli.watch import watched
+
+    return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), facts=facts, as_json=json)

@@ -1,0 +1,46 @@
+"""The command `atoll`: one file per verb, one table of them, and one place where trouble becomes words.
+
+Exit status: 0 all is well, 2 the request is wrong, 3 nobody answered, 4 somebody said no, 5 the run broke; 130
+after Ctrl-C. With `--json` trouble is an object on stderr too. Never imports torch: verbs that train start it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import cyclopts
+
+from atoll import __version__
+from atoll.base.errors import AtollError, UsageError
+from atoll.cli import demo, init, join, leave, plot, status, up
+from atoll.cli.say import say_trouble
+
+app = cyclopts.App(
+    name="atoll",
+    help="Train one PyTorch model together on many machines that nobody fully controls.",
+    version=__version__,
+    help_format="plaintext",
+)
+for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers, status.invite):
+    app.command(verb)
+for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot):
+    app.command(verb)
+
+
+def main(tokens: list[str] | None = None) -> None:
+    """Carry out one command and end the process with its exit status."""
+    words = sys.argv[1:] if tokens is None else tokens
+    try:
+        answer = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        status = answer if isinstance(answer, int) else 0
+    except AtollError as why:
+        status = say_trouble(why, as_json="--json" in words)
+    except cyclopts.CycloptsError as why:
+        verb = next((w for w in words if not w.startswith("-")), "")
+        known = f"atoll {verb} --help" if verb in app else "atoll --help"
+        status = say_trouble(UsageError("E-ARG-01", str(why).strip(), fix=known), as_json="--json" in words)
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:
+        status = 0  # whoever read us has seen enough
+    sys.exit(status)

@@ -1,0 +1,89 @@
+"""Pictures of a run for a terminal, drawn with rich: one peer's view, and the demo's view of a whole swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from atoll.base.units import bytes_text
+from atoll.host.record import Progress
+
+BARS = "▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 48  # characters
+
+
+def peer_picture(p: Progress) -> RenderableType:
+    """What one peer knows: round, phase, step, loss, members, bytes."""
+    head = Text()
+    head.append(f" {p.run or '…'} ", style="bold reverse")
+    of = f"/{p.rounds}" if p.rounds else ""
+    head.append(f"  round {p.trained}{of}  {p.phase}")
+    if p.phase == "training" and p.inner_steps:
+        head.append(f" {p.step}/{p.inner_steps}")
+    if p.loss is not None:
+        head.append(f"  loss {p.loss:.3f}", style="bold")
+    head.append(f"  {sum(m['standing'] == 'member' for m in p.members)} members  {p.tokens_per_s:.0f} tokens/s")
+    lines: list[RenderableType] = [head, _traffic(p.bytes_out, p.bytes_data_parallel)]
+    if p.curve:
+        lines.append(Text(" " + curve_text([loss for _, loss in p.curve]), style="cyan"))
+    if p.trouble:
+        lines.append(Text(f" {p.trouble}", style="yellow"))
+    return Group(*lines)
+
+
+def _traffic(sent: int, data_parallel: int) -> Text:
+    text = Text(f" sent {bytes_text(sent)}")
+    if data_parallel and sent:
+        text.append(
+            f"; data-parallel training would have sent {bytes_text(data_parallel)}, {data_parallel / sent:.0f}x"
+        )
+    return text
+
+
+def curve_text(losses: Sequence[float]) -> str:
+    """A loss curve in eight heights, as wide as there are rounds, at most CURVE_WIDTH."""
+    if not losses:
+        return ""
+    stride = -(-len(losses) // CURVE_WIDTH)
+    kept = list(losses[::stride])
+    low, high = min(kept), max(kept)
+    span = (high - low) or 1.0
+    return "".join(BARS[min(7, int((loss - low) / span * 7.999))] for loss in kept)
+
+
+def swarm_picture(
+    names: Sequence[str],
+    seen: dict[str, Progress],
+    gone: dict[str, str],
+    shown: Progress,
+    sent: int,
+    data_parallel: int,
+) -> RenderableType:
+    """The demo: one line per process, one bar for the run. `gone` says what became of processes that ended."""
+    table = Table(box=None, padding=(0, 2, 0, 1), show_header=True, header_style="dim")
+    for title in ("peer", "phase", "step", "loss", "sent", "standing"):
+        table.add_column(title, justify="left" if title in ("peer", "phase", "standing") else "right")
+    for name in names:
+        p = seen[name]
+        standing = next((m["standing"] for m in shown.members if m["name"] == name), "…")
+        style = "red" if name in gone else ""
+        phase = gone.get(name, p.phase)
+        step = f"{p.step}/{p.inner_steps}" if p.inner_steps and name not in gone else ""
+        loss = f"{p.step_loss:.2f}" if p.step_loss is not None else ""
+        table.add_row(name, phase, step, loss, bytes_text(p.bytes_out), standing, style=style)
+    done = Table.grid(padding=(0, 1))
+    share = shown.trained / shown.rounds if shown.rounds else 0.0
+    done.add_row(
+        Text(f" round {shown.trained}/{shown.rounds or '?'}"),
+        ProgressBar(total=1.0, completed=share, width=30),
+        Text(f"loss {shown.loss:.3f}" if shown.loss is not None else "starting", style="bold"),
+        Text(f"{shown.tokens_per_s:,.0f} tokens/s"),
+    )
+    lines: list[RenderableType] = [table, done, _traffic(sent, data_parallel)]
+    if shown.curve:
+        lines.append(Text(" " + curve_text([loss for _, loss in shown.curve]), style="cyan"))
+    return Group(*lines)

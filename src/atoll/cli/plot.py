@@ -1,0 +1,5 @@
+"""wip"""
+
+
+def plot() -> None:
+    """wip"""

@@ -1,0 +1,60 @@
+"""How commands speak: words for people on a terminal, one JSON object for programs, trouble on stderr.
+
+Never mixes the two on stdout: with `--json` (or `--facts`) stdout holds nothing but JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from atoll.base.errors import AtollError
+
+DEFAULT_DIR = "atoll-run"
+
+Dir = Annotated[Path | None, Parameter(help="Folder of the peer. Default: $ATOLL_DIR, or ./atoll-run.")]
+AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Answer with one JSON object.")]
+Sets = Annotated[
+    list[str],
+    Parameter(name="--set", negative="", help="section.key=value, over file and environment; repeatable."),
+]
+
+
+def folder_of(given: Path | None) -> Path:
+    """The peer's folder: as given, else from ATOLL_DIR, else ./atoll-run."""
+    return (given or Path(os.environ.get("ATOLL_DIR", DEFAULT_DIR))).expanduser()
+
+
+def say_json(value: Any) -> None:
+    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def say_trouble(why: AtollError, as_json: bool) -> int:
+    """Tell what happened, the likely cause and the next command; returns the exit status."""
+    if as_json:
+        told = {"error": why.code, "what": why.what, "cause": why.cause, "fix": why.fix, "exit": why.exit_status}
+        sys.stderr.write(msgspec.json.encode(told).decode() + "\n")
+    else:
+        sys.stderr.write(f"{why}\n")
+    return why.exit_status
+
+
+def qr(text: str) -> str:
+    """A QR code in half blocks; tickets are upper case base32, which the code packs tightly."""
+    import io
+
+    import segno
+
+    out = io.StringIO()
+    segno.make_qr(text, error="l").terminal(out=out, compact=True, border=1)
+    return out.getvalue()

@@ -1,0 +1,111 @@
+"""Verbs that ask a running peer: status, peers, invite, export. They never import torch."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from atoll.base.units import bytes_text, parse_duration_s, seconds_text
+from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
+
+
+def status(*, dir: Dir = None, json: AsJson = False) -> None:
+    """Say how the run stands: round, phase, loss, members, bytes, and why it is paused if it is."""
+    from atoll.host.api import ask
+
+    s = ask(folder_of(dir), "status")
+    if json:
+        say_json(s)
+        return
+    of = f" of {s['rounds']}" if s["rounds"] else ""
+    step = f" {s['step']}/{s['inner_steps']}" if s["phase"] == "training" else ""
+    say(f"run {s['run']} ({s['run_id'][:8]}): {s['trained']}{of} rounds trained, {s['phase']}{step}")
+    if s["paused"]:
+        say(f"  {s['paused']}")
+    if s["trouble"]:
+        say(f"  ! {s['trouble']}")
+    if s["loss"] is not None:
+        say(f"  training loss {s['loss']:.4f}, {s['tokens']:,} tokens learned, {s['tokens_per_s']:.0f} tokens/s")
+    say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16] or 'not agreed yet'}")
+    less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
+    say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
+    say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed")
+    say(f"  this peer: {s['name']}, {s['role']}, {s['standing']}, in {s['folder']}")
+    _say_members(s["members"])
+
+
+def peers(*, dir: Dir = None, json: AsJson = False) -> None:
+    """List the agreed members, their standing, and how this peer reaches them."""
+    from atoll.host.api import ask
+
+    found = ask(folder_of(dir), "peers")
+    if json:
+        say_json(found)
+        return
+    _say_members(found, addresses=True)
+
+
+def invite(
+    *,
+    uses: Annotated[int, Parameter(help="How many peers may join with it.")] = 1,
+    ttl: Annotated[str, Parameter(help="How long it is good: 15min, 24h, 7d.")] = "24h",
+    role: Annotated[Literal["trainer", "observer"], Parameter(help="What it admits.")] = "trainer",
+    address: Annotated[
+        list[str], Parameter(negative="", help="Multiaddr to put into it; default: this peer's.")
+    ] = [],  # noqa: B006
+    revoke: Annotated[str, Parameter(help="End this ticket (or the one with this id) instead.")] = "",
+    dir: Dir = None,
+    json: AsJson = False,
+) -> None:
+    """Make a new ticket through the members' agreement, or revoke one."""
+    from atoll.base.errors import UsageError
+    from atoll.host.api import ask
+
+    try:
+        lasts_s = parse_duration_s(ttl)
+    except ValueError as why:
+        raise UsageError("E-ARG-06", f"--ttl {ttl}: {why}", fix="atoll invite --ttl 24h") from None
+    wish = {"uses": uses, "lasts_s": lasts_s, "role": role, "addresses": address, "revoke": revoke}
+    answer = ask(folder_of(dir), "invite", **wish)
+    if json:
+        say_json(answer)
+        return
+    when = "" if answer["agreed"] else "; it takes effect when the current round closes"
+    if revoke:
+        say(f"ticket {answer['id'][:8]} is revoked{when}")
+        return
+    left = seconds_text(answer["expires_wall_s"] - time.time())
+    say(f"for {answer['uses']} {answer['role']}(s), good for {left}{when}; join with:\n")
+    say(f"  atoll join {answer['ticket']}\n")
+    say(qr(answer["ticket"]))
+
+
+def export(
+    file: Annotated[
+        Path | None, Parameter(help="Where to; default: model.safetensors in the peer's folder.")
+    ] = None,
+    /,
+    *,
+    dir: Dir = None,
+    json: AsJson = False,
+) -> None:
+    """Write the agreed model as a safetensors file."""
+    from atoll.host.api import ask
+
+    answer = ask(folder_of(dir), "export", path=str(file.expanduser().absolute()) if file else None)
+    if json:
+        say_json(answer)
+    else:
+        say(f"the model after {answer['trained']} rounds is in {answer['path']}")
+
+
+def _say_members(members: list[dict[str, Any]], addresses: bool = False) -> None:
+    for m in members:
+        speed = f"{m['step_s'] * 1000:.0f} ms/step" if m["step_s"] else ""
+        rtt = f"{m['rtt_ms']:.1f} ms" if m["rtt_ms"] is not None else ""
+        who = f"{m['name'] or m['peer'][-8:]:<16} {m['peer'][-8:]}"
+        line = f"  {who}  {m['standing']:<9} {m['link']:<5} {speed:>12} {rtt:>10}"
+        say(line.rstrip() + (f"  {', '.join(m['addresses'])}" if addresses else ""))

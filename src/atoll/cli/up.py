@@ -1,0 +1,52 @@
+"""`atoll up`: found a run, or go on with the one that this folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from atoll.cli.say import AsJson, Dir, Sets, folder_of
+
+Name = Annotated[str, Parameter(help="What others call this peer. Default: the computer's name.")]
+Listen = Annotated[
+    list[str],
+    Parameter(
+        negative="", help="Multiaddr to listen on, such as /ip4/0.0.0.0/tcp/7071; repeatable. Default: loopback."
+    ),
+]
+Announce = Annotated[
+    list[str],
+    Parameter(negative="", help="Multiaddr that others are told to dial, if it is another one; repeatable."),
+]
+Threads = Annotated[int, Parameter(help="Threads of the trainer. Default: one per core.")]
+Facts = Annotated[
+    bool, Parameter(negative="", help="Write every fact as a line of JSON; the end of stdin ends the peer.")
+]
+Stay = Annotated[bool, Parameter(negative="", help="Stay when the run is over, to hand the model to latecomers.")]
+
+
+def up(
+    config: Annotated[Path | None, Parameter(help="run.toml; `atoll init` writes a commented one.")] = None,
+    /,
+    *,
+    dir: Dir = None,
+    name: Name = "",
+    listen: Listen = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    announce: Announce = [],  # noqa: B006
+    set: Sets = [],  # noqa: B006
+    threads: Threads = 0,
+    stay: Stay = False,
+    facts: Facts = False,
+    json: AsJson = False,
+) -> int:
+    """Found a run and print its ticket; in a folder that holds a run, go on with it."""
+    from atoll.host.config import load_config
+    from atoll.host.running import Start, run_up
+
+    settings = load_config(config, set)
+    start = Start(folder_of(dir), settings, config, name, tuple(listen), tuple(announce), threads, stay)
+    from atoll.cli.watch import watched
+
+    return watched(lambda shell: run_up(start, shell), facts=facts, as_json=json)

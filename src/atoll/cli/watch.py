@@ -1,0 +1,199 @@
+"""A person's, or a program's, view of one running peer.
+
+On a terminal: a live picture of the run. Into a pipe: one line per round. With `--facts`: every fact as JSON, for
+programs that start peers. With `--json`: one object at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from atoll.base.units import bytes_text
+from atoll.cli.say import qr, say, say_json
+from atoll.host.reach import scope_of
+from atoll.host.record import Progress
+from atoll.host.running import Shell
+
+
+def watched(work: Callable[[Shell], Awaitable[int]], *, facts: bool, as_json: bool) -> int:
+    """Run a peer with the fitting view of it; its exit status."""
+    shell: Shell = Facts() if facts else Quiet() if as_json else Terminal() if sys.stdout.isatty() else Lines()
+
+    async def main() -> int:
+        return await work(shell)
+
+    try:
+        return asyncio.run(main())
+    finally:
+        if isinstance(shell, Terminal):
+            shell.close()
+
+
+class Facts:
+    """Lines of JSON for the program that started us; when it closes our stdin, we leave."""
+
+    ends_with_stdin = True
+
+    def opened(self, news: dict[str, Any]) -> None:
+        self._write(news)
+
+    def entry(self, entry: dict[str, Any], progress: Progress) -> None:
+        self._write(entry)
+
+    def notice(self, text: str) -> None:
+        self._write({"fact": "Notice", "text": text})
+
+    def ended(self, news: dict[str, Any]) -> None:
+        self._write(news)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        try:
+            sys.stdout.buffer.write(msgspec.json.encode(entry, enc_hook=str) + b"\n")
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            return  # the reader is gone; its end of stdin will be noticed
+
+
+class Quiet:
+    """Nothing but one object at the end."""
+
+    ends_with_stdin = False
+
+    def opened(self, news: dict[str, Any]) -> None:
+        self.news = news
+
+    def entry(self, entry: dict[str, Any], progress: Progress) -> None: ...
+
+    def notice(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def ended(self, news: dict[str, Any]) -> None:
+        say_json(self.news | news)
+
+
+class Lines:
+    """One line per event that matters, for logs and pipes."""
+
+    ends_with_stdin = False
+
+    def __init__(self) -> None:
+        self.assembled = 0
+
+    def opened(self, news: dict[str, Any]) -> None:
+        say(introduction(news))
+
+    def entry(self, entry: dict[str, Any], progress: Progress) -> None:
+        line = line_of(entry, progress)
+        if line:
+            say(line)
+
+    def notice(self, text: str) -> None:
+        say(text)
+
+    def ended(self, news: dict[str, Any]) -> None:
+        say(farewell(news))
+
+
+class Terminal(Lines):
+    """A picture that stays at the bottom while the events scroll above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console = Console(highlight=False)
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
+
+    def opened(self, news: dict[str, Any]) -> None:
+        self.console.print(introduction(news), soft_wrap=True)
+        self.live.start()
+
+    def entry(self, entry: dict[str, Any], progress: Progress) -> None:
+        from atoll.cli.picture import peer_picture
+
+        line = line_of(entry, progress)
+        if line:
+            self.console.print(line)
+        self.live.update(peer_picture(progress))
+
+    def notice(self, text: str) -> None:
+        self.console.print(text)
+
+    def ended(self, news: dict[str, Any]) -> None:
+        self.close()
+        self.console.print(farewell(news))
+
+    def close(self) -> None:
+        self.live.stop()
+
+
+# ---- words -------------------------------------------------------------------------------------------------
+
+
+def introduction(news: dict[str, Any]) -> str:
+    """What a founder must tell the others, and whether they can reach it."""
+    lines = [f"peer {news['name']} ({news['peer'][-8:]}) of run {news['run_id'][:8]}, folder {news['folder']}"]
+    scopes = {scope_of(a) for a in news["addresses"]}
+    lines += [f"  reached at {a}" for a in news["addresses"]]
+    if scopes <= {"computer"}:
+        lines.append(
+            "  ! only this computer can dial these; for others start with "
+            "--listen /ip4/0.0.0.0/tcp/7071 (and --announce, behind a router)"
+        )
+    elif "internet" not in scopes:
+        lines.append("  only this network can dial these; behind a router say --announce /ip4/PUBLIC/tcp/PORT")
+    if news["ticket"]:
+        lines += ["", "others join with:", "", f"  atoll join {news['ticket']}", "", qr(news["ticket"])]
+    return "\n".join(lines)
+
+
+def line_of(entry: dict[str, Any], progress: Progress) -> str:
+    """One line about a fact, empty for facts that the picture shows anyway."""
+    name = progress.name_of
+    match entry["fact"]:
+        case "RoundClosed" if entry["counted"]:
+            absent = f", without {', '.join(name(p) for p in entry['missing'])}" if entry["missing"] else ""
+            of = f"/{progress.rounds}" if progress.rounds else ""
+            return (
+                f"round {entry['trained']}{of}  loss {entry['loss']:.3f}  {len(entry['counted'])} peers{absent}  "
+                f"sent {bytes_text(entry.get('bytes_out', 0))} "
+                f"(data-parallel: {bytes_text(progress.bytes_data_parallel)})  {progress.tokens_per_s:.0f} tokens/s"
+            )
+        case "MembershipChanged":
+            return "".join(
+                [f"+ {name(p)} joined  " for p in entry["joined"]]
+                + [f"- {name(p)} is gone  " for p in entry["left"]]
+            ).rstrip()
+        case "Suspected":
+            return f"! {name(entry['peer'])} does not answer ({entry['why']}); the others go on"
+        case "Returned":
+            return f"{name(entry['peer'])} is heard again"
+        case "AttemptFailed":
+            return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; trying again"
+        case "Passed":
+            return f"! nothing contributed to round {entry['round']}: {entry['why']}"
+        case "FetchBegan":
+            return f"downloading the agreed model ({entry['why']})"
+        case "Refused":
+            return f"! {name(entry['by'])} says: {entry['what']}"
+        case "Fault":
+            return f"! {name(entry['peer'])} broke the protocol: {entry['what']}"
+        case "RunOver":
+            return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"
+        case _:
+            return ""
+
+
+def farewell(news: dict[str, Any]) -> str:
+    text = f"bye ({news['why']}): {news['trained']} rounds, {news['tokens']:,} tokens learned together"
+    if news["bytes_data_parallel"]:
+        text += f", {bytes_text(news['bytes_out'])} sent"
+    if news["model"]:
+        text += f"\nthe model is in {news['model']}"
+    return text

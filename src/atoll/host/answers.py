@@ -1,0 +1,227 @@
+"""What a running peer answers at its control door: status, peers, invite, leave, stop, evaluate, sample, export.
+
+Every answer is plain data. Numbers are exact as of the moment of asking; what the swarm has not agreed on is not
+shown as if it were. Never changes what members agreed on by itself: an invitation goes through a vertex.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll import __version__
+from atoll.base.errors import RefusedError, RunFailedError, UsageError
+from atoll.host.api import Handler
+from atoll.host.record import line_of
+from atoll.policy.plan import quorum
+from atoll.wire.messages.statements import Invite
+from atoll.wire.ticket import issue
+
+if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
+    from atoll.host.run import PeerHost
+
+AGREE_S = 30.0  # an invitation takes effect with the next vertex; later than this it is said to be on its way
+SAMPLE_MAX = 4096  # bytes of text in one sample
+
+
+def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handler]:
+    """The table of the control door. `leave` ends the process in good order."""
+
+    async def status(_: dict[str, Any]) -> Any:
+        return status_of(host)
+
+    async def peers(_: dict[str, Any]) -> Any:
+        return peers_of(host)
+
+    async def invite(with_: dict[str, Any]) -> Any:
+        return await _invite(host, with_)
+
+    async def leaving(with_: dict[str, Any]) -> Any:
+        leave(str(with_.get("why", "left by its owner"))[:200])
+        return {"leaving": host.me, "round": host.progress.round, "process": os.getpid()}
+
+    async def evaluate(with_: dict[str, Any]) -> Any:
+        _needs_state(host)
+        found = await host.island.evaluate(int(with_.get("samples", 512)))
+        return {"loss": found.loss, "accuracy": found.accuracy, "trained": host.progress.trained}
+
+    async def sample(with_: dict[str, Any]) -> Any:
+        _needs_state(host)
+        count = int(with_.get("count", 200))
+        if not 0 < count <= SAMPLE_MAX:
+            raise UsageError("E-ARG-02", f"a sample has between 1 and {SAMPLE_MAX} bytes, not {count}")
+        text = await host.island.sample(str(with_.get("prompt", "")), count, int(with_.get("seed", 0)))
+        return {"text": text}
+
+    async def export(with_: dict[str, Any]) -> Any:
+        _needs_state(host)
+        path = await host.export(Path(with_["path"]) if with_.get("path") else None)
+        return {"path": str(path), "trained": host.progress.trained}
+
+    return {
+        "status": status,
+        "peers": peers,
+        "invite": invite,
+        "leave": leaving,
+        "stop": leaving,
+        "evaluate": evaluate,
+        "sample": sample,
+        "export": export,
+    }
+
+
+def status_of(host: PeerHost) -> dict[str, Any]:
+    p, machine = host.progress, host.machine
+    mine = next((m for m in p.members if m["peer"] == host.me), None)
+    voters, here, needed = _voters(host)
+    return {
+        "run": p.run,
+        "run_id": host.run_id.hex(),
+        "peer": host.me,
+        "name": host.wish.name,
+        "folder": str(host.folder),
+        "process": os.getpid(),
+        "version": __version__,
+        "standing": mine["standing"] if mine else "outside",
+        "role": host.wish.role,
+        "round": machine.at,
+        "trained": p.trained,
+        "rounds": p.rounds,
+        "phase": p.phase,
+        "step": p.step,
+        "inner_steps": p.inner_steps,
+        "loss": p.loss,
+        "step_loss": p.step_loss,
+        "state": p.state,
+        "model": p.model,
+        "parameters": p.parameters,
+        "tokens": p.tokens,
+        "tokens_per_s": round(p.tokens_per_s, 1),
+        "voters": voters,
+        "present": here,
+        "quorum": needed,
+        "paused": paused_text(voters, here, needed, host.machine.settings.min_peers),
+        "missing": p.missing,
+        "trouble": p.trouble,
+        "bytes_out": host.bytes_out,
+        "bytes_in": host.bytes_in,
+        "bytes_data_parallel": p.bytes_data_parallel,
+        "addresses": list(host.addresses),
+        "over": machine.over,
+        "members": [_with_link(host, line) for line in p.members],
+    }
+
+
+def peers_of(host: PeerHost) -> list[dict[str, Any]]:
+    """The agreed membership, and what my own links say about each."""
+    history = host.machine.history
+    if history is None:
+        return []
+    return [_with_link(host, line_of(m)) for m in history.head_body.members]
+
+
+def _with_link(host: PeerHost, line: dict[str, Any]) -> dict[str, Any]:
+    if line["peer"] == host.me:
+        return line | {"link": "me", "rtt_ms": None}
+    stats = host.links.stats().get(line["peer"])
+    if host.machine.heartbeat.gone(line["peer"]):
+        link = "gone"
+    else:
+        link = "up" if stats is not None and stats.up else "down"
+    rtt = round(stats.rtt_s * 1000, 2) if stats is not None and stats.rtt_s is not None else None
+    return line | {"link": link, "rtt_ms": rtt}
+
+
+def _voters(host: PeerHost) -> tuple[int, int, int]:
+    """(voters of the agreed membership, those of them I can hear, votes that make a certificate)."""
+    history = host.machine.history
+    if history is None:
+        return 0, 0, 0
+    voters = [m.peer for m in history.head_body.members if m.votes]
+    gone = host.machine.heartbeat.gone
+    here = sum(p == host.me or not gone(p) for p in voters)
+    return len(voters), here, quorum(len(voters), host.machine.settings.round.quorum)
+
+
+def paused_text(voters: int, here: int, needed: int, min_peers: int) -> str | None:
+    """Why the run does not go on, in the words of the command line; None if it does."""
+    if here < needed:
+        return f"paused: {here} of {voters} present, {needed} needed; wait or run `atoll recover`"
+    if 0 < voters < min_peers:
+        return f"waiting: {voters} of {min_peers} members needed to train; invite more with `atoll invite`"
+    return None
+
+
+def _needs_state(host: PeerHost) -> None:
+    if host.island.head is None:
+        raise RunFailedError(
+            "E-RUN-06",
+            "this peer does not hold the agreed model yet",
+            cause="it is still joining",
+            fix="atoll status",
+        )
+
+
+async def _invite(host: PeerHost, with_: dict[str, Any]) -> dict[str, Any]:
+    """A new ticket, or the end of one. `agreed` says whether a vertex holds it already."""
+    history = host.machine.history
+    mine = None if history is None else next((m for m in history.head_body.members if m.peer == host.me), None)
+    if mine is None or not mine.votes:
+        raise RefusedError(
+            "E-TKT-09",
+            "only voting members can invite",
+            cause="this peer is still joining, or takes part as an observer",
+            fix="atoll invite in the folder of a member, or try again in a minute: atoll status",
+        )
+    revoked = with_.get("revoke")
+    statement, text = _revocation(host, revoked) if revoked else _invitation(host, with_)
+    host.invite(statement)
+    agreed, until = False, time.monotonic() + float(with_.get("wait_s", AGREE_S))
+    while not agreed and time.monotonic() < until:
+        held = {t.ticket for t in host.machine.history.head_body.tickets}
+        agreed = (statement.ticket in held) != bool(revoked)
+        if not agreed:
+            await host.next_round(until - time.monotonic())
+    return {
+        "ticket": text,
+        "id": statement.ticket.hex(),
+        "role": statement.role,
+        "uses": statement.uses,
+        "expires_wall_s": int(statement.expires_s),
+        "addresses": list(host.addresses),
+        "revoked": bool(revoked),
+        "agreed": agreed,
+    }
+
+
+def _invitation(host: PeerHost, with_: dict[str, Any]) -> tuple[Invite, str]:
+    uses, role = int(with_.get("uses", 1)), str(with_.get("role", "trainer"))
+    if role not in ("trainer", "observer"):
+        raise UsageError("E-ARG-03", f"a ticket admits a trainer or an observer, not {role!r}")
+    expires_s = int(host.clock.now() + float(with_.get("lasts_s", 86400.0)))
+    addresses = tuple(with_.get("addresses") or host.addresses)
+    ticket = issue(
+        host.identity, genesis=host.run_id, role=role, expires_wall_s=expires_s, addresses=addresses, uses=uses
+    )
+    return Invite(ticket.id, ticket.key, role, uses, float(expires_s)), ticket.text
+
+
+def _revocation(host: PeerHost, text: str) -> tuple[Invite, str]:
+    """`text` is a ticket, or the beginning of its id."""
+    from atoll.wire.ticket import parse
+
+    wanted = parse(text).id.hex() if ":" in text else text.lower()
+    assert host.machine.history is not None
+    found = [t for t in host.machine.history.head_body.tickets if t.ticket.hex().startswith(wanted)]
+    if len(wanted) < 8 or len(found) != 1:
+        raise RefusedError(
+            "E-TKT-11",
+            f"{len(found)} tickets of this run are called {wanted!r}",
+            cause="it was used up, has expired or was revoked before" if not found else "the id is too short",
+            fix="atoll invite --list",
+        )
+    t = found[0]
+    return Invite(t.ticket, t.key, t.role, 0, t.expires_s), ""

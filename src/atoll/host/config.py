@@ -1,0 +1,162 @@
+"""run.toml from this computer: file, environment and `--set`, in this order, and the run it describes.
+
+    defaults < file < ATOLL_TRAIN__LR=0.002 < --set train.lr=0.003
+
+Never imports torch before the recipe is asked for, so that mistakes in a file are answered at once.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from atoll.base.errors import UsageError
+from atoll.node.config import CHANGE_OF_SCHEDULE, Config, decode_config
+from atoll.node.settings import RunSettings
+from atoll.policy.plan import RoundSettings
+
+if TYPE_CHECKING:
+    from atoll.learn.recipes import Recipe
+
+ENVIRONMENT = "ATOLL_"
+
+
+def load_config(
+    path: Path | None, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Config:
+    """Defaults, then the file, then ATOLL_SECTION__KEY, then `--set section.key=value`. UsageError with the key."""
+    tree: dict[str, Any] = _read(path) if path is not None else {}
+    found = environment if environment is not None else os.environ
+    for name in sorted(found):
+        section, two, key = name.removeprefix(ENVIRONMENT).partition("__")
+        if name.startswith(ENVIRONMENT) and two:
+            _put(tree, f"{section}.{key}".lower(), found[name])
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError("E-CFG-07", f"--set {text} has no value", fix="write --set train.lr=0.002")
+        _put(tree, key.strip(), value.strip())
+    return decode_config(tree)
+
+
+def recipe_of(config: Config) -> Recipe:
+    """The six pieces that this config asks for: the recipe's, but for what the config says."""
+    from atoll.learn.recipes import demo_recipe, diloco
+
+    train, sync = config.train, config.sync
+    schedule = config.run.rounds if config.run.rounds is not None else None
+    rounds = CHANGE_OF_SCHEDULE if schedule == 0 else schedule
+    wanted = {
+        "rounds": rounds,
+        "inner_steps": train.inner_steps,
+        "batch": train.batch,
+        "seq_len": train.seq_len,
+        "lr": train.lr,
+        "outer_lr": train.outer_lr,
+        "outer_momentum": train.outer_momentum,
+        "seed": train.seed,
+        "up": sync.up,
+        "down": sync.down,
+    }
+    given = {k: v for k, v in wanted.items() if v is not None}
+    try:
+        if train.recipe == "demo":
+            recipe = _adjusted(demo_recipe(), given, config.model.name)
+        else:
+            recipe = diloco(config.model.name or "gpt-tiny", **given)
+    except ValueError as why:
+        raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
+    inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
+    recipe = replace(recipe, inner=replace(recipe.inner, **{k: v for k, v in inner.items() if v is not None}))
+    if sync.error_feedback is not None:
+        recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
+    return recipe
+
+
+def settings_of(config: Config, recipe: Recipe) -> RunSettings:
+    """What genesis fixes beside the recipe."""
+    run, owner_s = config.run, config.consensus.timeout / 5
+    return RunSettings(
+        name=run.name,
+        rounds=recipe.schedule.rounds if run.rounds is None else run.rounds,
+        start_peers=run.start_peers,
+        min_peers=run.min_peers,
+        open_to_all=run.open_to_all,
+        round=RoundSettings(
+            inner_steps=recipe.schedule.inner_steps,
+            first_train_s=run.first_train,
+            train_max_s=run.train_max,
+            owner_s=owner_s,
+            agree_s=2 * owner_s,
+            quorum="two-thirds" if run.trust == "community" else "majority",
+            suspect_s=run.suspect,
+            beat_s=run.beat,
+        ),
+    )
+
+
+def data_of(config: Config, beside: Path | None) -> str:
+    """`stdlib`, or a path; a relative one counts from the config file."""
+    source = config.data.source
+    if source == "stdlib":
+        return source
+    path = Path(source).expanduser()
+    if beside is not None and not path.is_absolute():
+        path = beside.parent / path
+    if not path.exists():
+        raise UsageError(
+            "E-DATA-01", f"data.source: there is nothing at {path}", fix='name a file or folder, or write "stdlib"'
+        )
+    return str(path)
+
+
+def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
+    """A tuned recipe with some of its numbers replaced; its schedule follows its length."""
+    schedule = replace(recipe.schedule, **{k: given[k] for k in ("rounds", "inner_steps") if k in given})
+    steps = schedule.rounds * schedule.inner_steps
+    inner = replace(
+        recipe.inner,
+        lr=given.get("lr", recipe.inner.lr),
+        total_steps=steps,
+        warmup_steps=min(recipe.inner.warmup_steps, steps // 10),
+    )
+    outer = replace(
+        recipe.outer,
+        lr=given.get("outer_lr", recipe.outer.lr),
+        momentum=given.get("outer_momentum", recipe.outer.momentum),
+    )
+    coding = replace(recipe.coding, **{k: given[k] for k in ("up", "down") if k in given})
+    rest = {k: given[k] for k in ("batch", "seq_len", "seed") if k in given}
+    rest |= {"model": model} if model else {}
+    return replace(recipe, schedule=schedule, inner=inner, outer=outer, coding=coding, **rest)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as why:
+        raise UsageError(
+            "E-CFG-09", f"cannot read {path}: {why.strerror}", fix="atoll init writes a commented one"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
+        raise UsageError("E-CFG-09", f"{path} is not TOML: {why}", fix="mend that line") from None
+
+
+def _put(tree: dict[str, Any], key: str, text: str) -> None:
+    """Set one dotted key; the text is a TOML value, or else just text."""
+    try:
+        value: Any = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    section, dot, name = key.partition(".")
+    if not dot:
+        tree[key] = value
+        return
+    inside = tree.setdefault(section, {})
+    if isinstance(inside, dict):
+        inside[name] = value

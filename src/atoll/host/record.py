@@ -1,0 +1,184 @@
+"""Facts as lines of JSON: what `facts.jsonl`, `--facts` and screens are made of, and the fold that reads them.
+
+A line is one object {"at", "fact", "phase", "round", …}. Bodies and signatures stay out: the history holds them.
+`Progress` folds lines into what a person wants to know, so that a live view, a plot of an old run and the control
+door all say the same. Never imports torch: light verbs read records too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import asdict
+
+from atoll.base.machine import Fact
+from atoll.node.peer import GenesisKnown, MembershipChanged
+from atoll.node.round import RoundClosed
+from atoll.protocol.consensus.agreement import Decided, Judge
+from atoll.wire.messages.vertex import Member
+
+Entry = Mapping[str, Any]
+
+SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClosed
+LEFT_OUT = ("vertex", "body", "settings")
+CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
+
+
+def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
+    """The line for this fact; None for facts that stay inside."""
+    if isinstance(fact, SECRET_FACTS):
+        return None
+    entry: dict[str, Any] = {"at": round(at, 3), "fact": type(fact).__name__, "phase": fact.phase}
+    match fact:
+        case RoundClosed(body=body):
+            entry |= {
+                "trained": body.trained,
+                "state": body.state,
+                "loss": body.metrics.loss,
+                "steps": body.metrics.steps,
+                "samples": body.metrics.samples,
+                "attempt": body.attempt,
+                "members": [line_of(m) for m in body.members],
+            }
+        case MembershipChanged(members=members):
+            entry |= {"members": [line_of(m) for m in members]}
+        case GenesisKnown(settings=settings):
+            entry |= {
+                "name": settings.name,
+                "rounds": settings.rounds,
+                "min_peers": settings.min_peers,
+                "inner_steps": settings.round.inner_steps,
+                "quorum": settings.round.quorum,
+            }
+        case _:
+            pass
+    rest = {k: v for k, v in asdict(fact).items() if k not in LEFT_OUT and k not in entry}
+    return plain(entry | rest)
+
+
+def line_of(member: Member) -> dict[str, Any]:
+    """One member as screens show it."""
+    return {
+        "peer": member.peer,
+        "name": member.name,
+        "role": member.role,
+        "standing": member.standing,
+        "since": member.since,
+        "step_s": round(member.step_s, 4),
+        "missed": member.missed,
+        "addresses": member.addresses,
+    }
+
+
+def plain(value: Any) -> Any:
+    """JSON for people: digests in hex, structs as objects."""
+    match value:
+        case bytes():
+            return value.hex()
+        case dict():
+            return {str(k): plain(v) for k, v in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(v) for v in value]
+        case float() | int() | str() | None:
+            return value
+        case _:
+            return plain(asdict(value)) if hasattr(value, "__struct_fields__") else str(value)
+
+
+@dataclass
+class Progress:
+    """What one peer's record says so far."""
+
+    run: str = ""
+    model: str = ""
+    parameters: int = 0
+    rounds: int = 0  # 0: until it is stopped
+    inner_steps: int = 0
+    min_peers: int = 1
+    batch: int = 0
+    seq_len: int = 0
+    round: int = -2
+    trained: int = 0
+    phase: str = "starting"
+    step: int = 0  # of this round's inner steps
+    loss: float | None = None  # mean training loss of the last round
+    step_loss: float | None = None
+    state: str = ""  # hash of the agreed state
+    members: list[dict[str, Any]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # voters without a counted update in the last round
+    curve: list[tuple[int, float]] = field(default_factory=list)  # (trained rounds, training loss)
+    tokens: int = 0  # that the swarm learned from
+    tokens_per_s: float = 0.0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    bytes_data_parallel: int = 0  # what one peer would have sent for the same steps, data-parallel
+    bytes_data_parallel_all: int = 0  # what all of them would have
+    holds_model: bool = False  # the agreed state is here
+    over: bool = False
+    trouble: str = ""
+    _closed_at: float = 0.0
+
+    def see(self, entry: Entry) -> None:
+        """Take in one line."""
+        self.round = max(self.round, entry.get("round", self.round))
+        match entry["fact"]:
+            case "GenesisKnown":
+                self.run, self.rounds, self.min_peers = entry["name"], entry["rounds"], entry["min_peers"]
+                self.inner_steps = entry["inner_steps"]
+                self.phase = "joining"
+            case "LearningKnown":
+                self.model, self.parameters = entry["model"], entry["parameters"]
+                self.batch, self.seq_len = entry["batch"], entry["seq_len"]
+            case "CaughtUp":
+                self.phase, self.holds_model = "waiting", True
+            case "FetchBegan":
+                self.phase = "downloading"
+            case "RoundBegan":
+                self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
+            case "Stepped":
+                self.step, self.step_loss = entry["steps"], entry["loss"]
+            case "TrainEnded":
+                self.phase, self.step = "committing", entry["steps"]
+            case "ShareBegan":
+                self.phase = "sharing"
+            case "Reduced":
+                self.phase = "agreeing"
+            case "MembershipChanged":
+                self.members = entry["members"]
+            case "RoundClosed":
+                self._round_closed(entry)
+            case "RunOver":
+                self.over, self.phase, self.state = True, "over", entry["state"]
+            case "Refused":
+                self.trouble = f"{entry['code']} {entry['what']}"
+            case _:
+                pass
+
+    def _round_closed(self, entry: Entry) -> None:
+        self.members, self.state, self.phase = entry["members"], entry["state"], "planning"
+        self.missing, self.trouble = entry["missing"], ""
+        self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
+        counted, before = len(entry["counted"]), self._closed_at
+        self._closed_at = entry["at"]
+        if entry["trained"] <= self.trained or not counted:
+            return
+        self.trained, self.loss = entry["trained"], entry["loss"]
+        self.curve = [*self.curve[-CURVE_MAX + 1 :], (self.trained, entry["loss"])]
+        tokens = entry["samples"] * max(1, self.seq_len)
+        self.tokens += tokens
+        if before and entry["at"] > before:
+            self.tokens_per_s = tokens / (entry["at"] - before)
+        alone = data_parallel_bytes(counted, entry["steps"] // counted, self.parameters)
+        self.bytes_data_parallel += alone
+        self.bytes_data_parallel_all += alone * counted
+
+    def name_of(self, peer: str) -> str:
+        """What people call this peer."""
+        return next((m["name"] for m in self.members if m["peer"] == peer and m["name"]), peer[-8:])
+
+
+def data_parallel_bytes(peers: int, steps: int, parameters: int) -> int:
+    """What one of `peers` sends when fp32 gradients are all-reduced in a ring at every step: 2 (M-1)/M 4P each."""
+    return round(2 * (peers - 1) / max(1, peers) * 4 * parameters * steps)

@@ -1,0 +1,287 @@
+"""One peer from start to farewell: what `atoll up` and `atoll join` do between their first and their last word.
+
+Opens the control door, tells its shell every fact, and ends for one of five reasons: the run is over, its owner
+asked it to leave, a member refused it, nobody could be reached, or its trainer is beyond hope. The first Ctrl-C
+says farewell, a second one ends at once. Whatever the reason, nothing of it runs on afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.host.answers import handlers_of
+from atoll.host.api import Door
+from atoll.host.config import data_of, recipe_of, settings_of
+from atoll.host.record import Progress
+from atoll.node.config import Config
+
+LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard asks for what it lacks
+JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
+REFUSALS_MAX = 3  # a ticket may be newer than what a member knows; a third refusal is a no
+LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the command line said about this peer."""
+
+    folder: Path
+    config: Config
+    file: Path | None = None
+    name: str = ""
+    listen: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
+    threads: int = 0
+    stay: bool = False
+
+
+class Shell(Protocol):
+    """Whoever watches a peer: a person's terminal or a program's pipe."""
+
+    ends_with_stdin: bool
+
+    def opened(self, news: dict[str, Any]) -> None: ...
+    def entry(self, entry: dict[str, Any], progress: Progress) -> None: ...
+    def notice(self, text: str) -> None: ...
+    def ended(self, news: dict[str, Any]) -> None: ...
+
+
+async def run_up(start: Start, shell: Shell) -> int:
+    """Found a run in the folder, or go on with the one it holds."""
+    from atoll.host.member import Invitation, found_run, holds_run, resume_run
+
+    listening, threads, name = _ready(start)
+    if holds_run(start.folder):
+        if start.file is not None:
+            shell.notice(
+                f"{start.folder} holds a run already; it goes on as it was founded, {start.file} is not read"
+            )
+        host = await resume_run(start.folder, "trainer", name, listening, threads, _ignore)
+        return await _run(host, host.ticket_text(), start, shell, resumed=True)
+    recipe = recipe_of(start.config)
+    settings, data = settings_of(start.config, recipe), data_of(start.config, start.file)
+    try:
+        host, ticket = await found_run(
+            start.folder, recipe, data, settings, name, listening, Invitation(), threads, _ignore
+        )
+    except ValueError as why:
+        raise UsageError(
+            "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/config.md"
+        ) from why
+    return await _run(host, ticket.text, start, shell)
+
+
+async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, ...], shell: Shell) -> int:
+    """Join the ticket's run, or go on in a folder that belongs to it."""
+    from atoll.host.member import join_run
+
+    listening, threads, name = _ready(start)
+    host = await join_run(start.folder, ticket, role, name, listening, threads, _ignore)
+    host.bootstrap += tuple((address, None) for address in bootstrap)
+    return await _run(host, None, start, shell)
+
+
+def _ready(start: Start) -> tuple[Any, int, str]:
+    """Folder, log, threads and name, before anything of the peer exists."""
+    import torch
+
+    from atoll.host.member import Listening
+    from atoll.host.trainer import threads_per_trainer
+
+    start.folder.mkdir(parents=True, exist_ok=True)
+    _log_to(start.folder / "atoll.log")
+    threads = start.threads or start.config.node.threads or threads_per_trainer(1)
+    torch.set_num_threads(threads)
+    network = start.config.network
+    listening = Listening(start.listen or network.listen_addresses, start.announce or network.announce_addresses)
+    return listening, threads, (start.name or start.config.node.name or platform.node())[:64]
+
+
+async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resumed: bool = False) -> int:
+    """Drive this peer until one of the reasons to end."""
+    end: asyncio.Future[tuple[str, AtollError | None]] = asyncio.get_running_loop().create_future()
+
+    def leave(why: str, trouble: AtollError | None = None) -> None:
+        if not end.done():
+            end.set_result((why, trouble))
+
+    watch = _Watch(host, start, shell, leave)
+    host.on_entry = watch.entry
+    door = Door(start.folder, handlers_of(host, leave))
+    signals = _answer_signals(leave, shell)
+    if shell.ends_with_stdin:
+        _leave_at_end_of_stdin(leave)
+    try:
+        await door.open()
+        host.start()
+        shell.opened(
+            {
+                "fact": "Opened",
+                "resumed": resumed,
+                "ticket": ticket,
+                "peer": host.me,
+                "run_id": host.run_id.hex(),
+                "name": host.wish.name,
+                "folder": str(start.folder),
+                "addresses": list(host.addresses),
+                "process": os.getpid(),
+            }
+        )
+        why, trouble = await watch.until(end)
+        exported = await host.export() if host.machine.over and host.island.head is not None else None
+    finally:
+        await door.close()
+        await host.stop(why if end.done() else "its process ended", farewell=not host.machine.over)
+        signals()
+    shell.ended({"fact": "Ended", "why": why, "model": str(exported) if exported else None} | _sum(host))
+    if trouble is not None:
+        raise trouble
+    return 0
+
+
+class _Watch:
+    """Notices the reasons to end that nobody says aloud."""
+
+    def __init__(self, host: Any, start: Start, shell: Shell, leave: Callable[..., None]) -> None:
+        self.host, self.start, self.shell, self.leave = host, start, shell, leave
+        self.refusals = 0
+        self.over = asyncio.Event()
+        self.unreachable = ""
+
+    def entry(self, entry: dict[str, Any]) -> None:
+        self.shell.entry(entry, self.host.progress)
+        match entry["fact"]:
+            case "RunOver":
+                self.over.set()
+            case "Unreachable":
+                if not self.unreachable:
+                    self.shell.notice(f"cannot reach {entry['address']} yet: {entry['why']}")
+                self.unreachable = entry["why"]
+            case "Refused":
+                self._refused(entry)
+            case "Passed" if self.host.island.hopeless:
+                self.leave(
+                    "its trainer failed",
+                    RunFailedError(
+                        "E-TRN-13",
+                        f"the trainer failed {self.host.island.failures} times in a row: {entry['why']}",
+                        cause="too little memory, a device that fails, or a model that diverges here",
+                        fix=f"look into {self.start.folder / 'atoll.log'}, then atoll up --dir {self.start.folder}",
+                    ),
+                )
+            case _:
+                pass
+
+    def _refused(self, entry: dict[str, Any]) -> None:
+        self.refusals += 1
+        if self.refusals >= REFUSALS_MAX:
+            self.leave("refused", RefusedError(entry["code"], entry["what"], fix=entry["fix"]))
+
+    async def until(self, end: asyncio.Future[tuple[str, AtollError | None]]) -> tuple[str, AtollError | None]:
+        tasks = [asyncio.create_task(self._over()), asyncio.create_task(self._nobody())]
+        try:
+            return await end
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _over(self) -> None:
+        await self.over.wait()
+        if self.start.stay:
+            return
+        if any(s.up for s in self.host.links.stats().values()):
+            await asyncio.sleep(LINGER_S)
+        self.leave("the run is over")
+
+    async def _nobody(self) -> None:
+        await asyncio.sleep(JOIN_S)
+        if self.host.machine.history is None:
+            self.leave(
+                "nobody answered",
+                NetworkError(
+                    "E-NET-01",
+                    f"nobody of this run answered within {JOIN_S:.0f} s"
+                    + (f": {self.unreachable}" if self.unreachable else ""),
+                    cause="the founder's computer is off, or its addresses cannot be dialled from here",
+                    fix="ask for a ticket with an address that you can reach: atoll up --announce /ip4/…/tcp/…",
+                ),
+            )
+
+
+def _answer_signals(leave: Callable[[str], None], shell: Shell) -> Callable[[], None]:
+    """Ctrl-C and SIGTERM leave in good order; once more, and the process is gone. Returns what undoes it."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def answer(name: str) -> None:
+        nonlocal asked
+        if asked:
+            os._exit(130)
+        asked = True
+        shell.notice("leaving: saying farewell to the others (once more to end now)")
+        leave(name)
+
+    for number, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
+        loop.add_signal_handler(number, answer, name)
+
+    def undo() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    return undo
+
+
+def _leave_at_end_of_stdin(leave: Callable[[str], None]) -> None:
+    """Whoever started this peer is gone: so is the reason to run."""
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):  # not sys.stdin: its lock would be held when the interpreter ends
+                pass
+        with suppress(RuntimeError):  # the loop is closed already
+            loop.call_soon_threadsafe(leave, "whoever started it is gone")
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _sum(host: Any) -> dict[str, Any]:
+    p = host.progress
+    return {
+        "trained": p.trained,
+        "state": p.state,
+        "loss": p.loss,
+        "tokens": p.tokens,
+        "over": host.machine.over,
+        "bytes_out": host.bytes_out,
+        "bytes_in": host.bytes_in,
+        "bytes_data_parallel": p.bytes_data_parallel,
+    }
+
+
+def _log_to(path: Path) -> None:
+    """What happens underneath goes to a file: a terminal is for people."""
+    if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
+        path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
+    logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _ignore(fact: object) -> None:
+    """Facts arrive as lines of the record instead."""
+
+
+def drive(work: Callable[[], Awaitable[int]]) -> int:
+    """Run a peer to its end in a loop of its own."""
+    return asyncio.run(work())  # type: ignore[arg-type]
