@@ -27,7 +27,7 @@ Sets = Annotated[
 
 def folder_of(given: Path | None) -> Path:
     """The peer's folder: as given, else from ATOLL_DIR, else ./atoll-run."""
-    return (given or Path(os.environ.get("ATOLL_DIR", DEFAULT_DIR))).expanduser()
+    return (given or Path(os.environ.get("ATOLL_DIR", DEFAULT_DIR))).expanduser().resolve()
 
 
 def say_json(value: Any) -> None:

@@ -158,7 +158,7 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
     name = progress.name_of
     match entry["fact"]:
         case "RoundClosed" if entry["counted"]:
-            absent = f", without {', '.join(name(p) for p in entry['missing'])}" if entry["missing"] else ""
+            absent = f", without {', '.join(name(p) for p in progress.missing)}" if progress.missing else ""
             of = f"/{progress.rounds}" if progress.rounds else ""
             return (
                 f"round {entry['trained']}{of}  loss {entry['loss']:.3f}  {len(entry['counted'])} peers{absent}  "

@@ -16,6 +16,7 @@ from atoll import __version__
 from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.host.api import Handler
 from atoll.host.record import line_of
+from atoll.node.settings import RunSettings
 from atoll.policy.plan import quorum
 from atoll.wire.messages.statements import Invite
 from atoll.wire.ticket import issue
@@ -75,8 +76,10 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
 
 def status_of(host: PeerHost) -> dict[str, Any]:
     p, machine = host.progress, host.machine
-    mine = next((m for m in p.members if m["peer"] == host.me), None)
+    members = peers_of(host)
+    mine = next((m for m in members if m["peer"] == host.me), None)
     voters, here, needed = _voters(host)
+    head = machine.history.head_body if machine.history is not None else None
     return {
         "run": p.run,
         "run_id": host.run_id.hex(),
@@ -88,14 +91,14 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "standing": mine["standing"] if mine else "outside",
         "role": host.wish.role,
         "round": machine.at,
-        "trained": p.trained,
+        "trained": head.trained if head is not None else 0,
         "rounds": p.rounds,
         "phase": p.phase,
         "step": p.step,
         "inner_steps": p.inner_steps,
         "loss": p.loss,
         "step_loss": p.step_loss,
-        "state": p.state,
+        "state": head.state.hex() if head is not None else "",
         "model": p.model,
         "parameters": p.parameters,
         "tokens": p.tokens,
@@ -103,7 +106,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "voters": voters,
         "present": here,
         "quorum": needed,
-        "paused": paused_text(voters, here, needed, host.machine.settings.min_peers),
+        "paused": paused_text(voters, here, needed, machine.settings, p.trained),
         "missing": p.missing,
         "trouble": p.trouble,
         "bytes_out": host.bytes_out,
@@ -111,7 +114,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "bytes_data_parallel": p.bytes_data_parallel,
         "addresses": list(host.addresses),
         "over": machine.over,
-        "members": [_with_link(host, line) for line in p.members],
+        "members": members,
     }
 
 
@@ -146,12 +149,13 @@ def _voters(host: PeerHost) -> tuple[int, int, int]:
     return len(voters), here, quorum(len(voters), host.machine.settings.round.quorum)
 
 
-def paused_text(voters: int, here: int, needed: int, min_peers: int) -> str | None:
+def paused_text(voters: int, here: int, needed: int, settings: RunSettings, trained: int) -> str | None:
     """Why the run does not go on, in the words of the command line; None if it does."""
+    wanted = settings.min_peers if trained else settings.start_peers
     if here < needed:
         return f"paused: {here} of {voters} present, {needed} needed; wait or run `atoll recover`"
-    if 0 < voters < min_peers:
-        return f"waiting: {voters} of {min_peers} members needed to train; invite more with `atoll invite`"
+    if 0 < voters < wanted:
+        return f"waiting: {voters} of {wanted} members needed to train; invite more with `atoll invite`"
     return None
 
 

@@ -249,8 +249,8 @@ class Demo:
                 return f"! {name(entry['peer'])} does not answer; the others go on without it"
             case "MembershipChanged" if entry["left"]:
                 return f"the members agreed that {', '.join(name(p) for p in entry['left'])} is gone"
-            case "RoundClosed" if entry["missing"] and entry["counted"]:
-                absent = ", ".join(name(p) for p in entry["missing"])
+            case "RoundClosed" if child.progress.missing and entry["counted"]:
+                absent = ", ".join(name(p) for p in child.progress.missing)
                 return f"round {entry['trained']} closed with {len(entry['counted'])} peers, without {absent}"
             case _:
                 return ""

@@ -17,6 +17,7 @@ from atoll.base.machine import Fact
 from atoll.node.peer import GenesisKnown, MembershipChanged
 from atoll.node.round import RoundClosed
 from atoll.protocol.consensus.agreement import Decided, Judge
+from atoll.wire.codec import decode_body
 from atoll.wire.messages.vertex import Member
 
 Entry = Mapping[str, Any]
@@ -40,12 +41,14 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 "steps": body.metrics.steps,
                 "samples": body.metrics.samples,
                 "attempt": body.attempt,
-                "members": [line_of(m) for m in body.members],
             }
         case MembershipChanged(members=members):
             entry |= {"members": [line_of(m) for m in members]}
-        case GenesisKnown(settings=settings):
+        case GenesisKnown(settings=settings, vertex=vertex):
+            body = decode_body(vertex.body)
             entry |= {
+                "state": body.state,
+                "members": [line_of(m) for m in body.members],
                 "name": settings.name,
                 "rounds": settings.rounds,
                 "min_peers": settings.min_peers,
@@ -91,6 +94,7 @@ def plain(value: Any) -> Any:
 class Progress:
     """What one peer's record says so far."""
 
+    max_retries: int = 3  # failed attempts that make a round troubled
     run: str = ""
     model: str = ""
     parameters: int = 0
@@ -107,7 +111,7 @@ class Progress:
     step_loss: float | None = None
     state: str = ""  # hash of the agreed state
     members: list[dict[str, Any]] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # voters without a counted update in the last round
+    missing: list[str] = field(default_factory=list)  # complete members without a counted update in the last round
     curve: list[tuple[int, float]] = field(default_factory=list)  # (trained rounds, training loss)
     tokens: int = 0  # that the swarm learned from
     tokens_per_s: float = 0.0
@@ -126,7 +130,7 @@ class Progress:
         match entry["fact"]:
             case "GenesisKnown":
                 self.run, self.rounds, self.min_peers = entry["name"], entry["rounds"], entry["min_peers"]
-                self.inner_steps = entry["inner_steps"]
+                self.inner_steps, self.members, self.state = entry["inner_steps"], entry["members"], entry["state"]
                 self.phase = "joining"
             case "LearningKnown":
                 self.model, self.parameters = entry["model"], entry["parameters"]
@@ -151,14 +155,16 @@ class Progress:
                 self._round_closed(entry)
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
+            case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
+                self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
             case "Refused":
                 self.trouble = f"{entry['code']} {entry['what']}"
             case _:
                 pass
 
     def _round_closed(self, entry: Entry) -> None:
-        self.members, self.state, self.phase = entry["members"], entry["state"], "planning"
-        self.missing, self.trouble = entry["missing"], ""
+        self.state, self.phase, self.trouble = entry["state"], "planning", ""
+        self.missing = [p for p in entry["missing"] if self.standing_of(p) == "member"]
         self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
         counted, before = len(entry["counted"]), self._closed_at
         self._closed_at = entry["at"]
@@ -173,6 +179,10 @@ class Progress:
         alone = data_parallel_bytes(counted, entry["steps"] // counted, self.parameters)
         self.bytes_data_parallel += alone
         self.bytes_data_parallel_all += alone * counted
+
+    def standing_of(self, peer: str) -> str:
+        """As of the plan of the round in progress."""
+        return next((m["standing"] for m in self.members if m["peer"] == peer), "outside")
 
     def name_of(self, peer: str) -> str:
         """What people call this peer."""

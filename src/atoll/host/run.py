@@ -51,7 +51,7 @@ from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, SessionSigner, SessionVerifier
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.models import task_of
-from atoll.node.peer import GenesisKnown, Peer, Wish
+from atoll.node.peer import GenesisKnown, MembershipChanged, Peer, Wish
 from atoll.node.round import RoundClosed
 from atoll.protocol.transfer.fetch import Fetched
 from atoll.wire.codec import decode_message, encode
@@ -91,9 +91,7 @@ class PeerHost:
         self.clock = Clock()
         self.record = Record(self.folder / "facts.jsonl")
         self.progress = Progress()
-        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: (
-            None
-        )  # every line of the record, as it is written
+        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None  # every line of the record
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._react_to_fact, on_fact]
         self.island.on_beat = self._stepped
         self.stopped = asyncio.Event()
@@ -329,7 +327,7 @@ class PeerHost:
     def _use_data_blob(self, blob: Digest) -> None:
         link = self.folder / "data.safetensors"
         link.unlink(missing_ok=True)
-        link.symlink_to(self.store.blob_path(blob))
+        link.symlink_to(self.store.blob_path(blob).relative_to(self.folder))  # the folder may be moved
         self.island.equip(str(link))
 
     def _record(self, fact: Fact) -> None:
@@ -340,6 +338,10 @@ class PeerHost:
             entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
             self._round_closed.set()
             self._round_closed = asyncio.Event()
+        elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
+            standings = [(m["peer"], m["standing"]) for m in self.progress.members]
+            if standings == [(m.peer, m.standing) for m in fact.members]:
+                return  # only speeds were reported: every round does that
         self._tell(entry)
 
     def _tell(self, entry: dict[str, Any], durable: bool = True) -> None:
