@@ -169,6 +169,17 @@ class Island:
         loss = self.loss_since / self.steps_since
         return Trained(self.steps_since, samples, loss, done.seconds / done.steps)
 
+    async def warm_up(self) -> None:
+        """Start the trainer before it is needed: a newcomer's first round should not wait for imports."""
+        if not self.trains:
+            return
+        await self._equipped.wait()
+        async with self._device:
+            try:
+                await self._ready()
+            except TrainerFailed:
+                await self._trainer_failed()
+
     async def _ready(self) -> None:
         """The trainer runs and holds the live parameters."""
         if self.trainer_ready:
@@ -180,9 +191,12 @@ class Island:
         )
         layout = await self.trainer.start(spec)
         check_same(self._learning.layout, layout)
-        await self.trainer.write_x(self.head.anchor_F)
         if self.inner:
             await self.trainer.set_inner_state(self.inner)
+        written = None
+        while written is not self.head:  # vertices are adopted while it starts
+            written = self.head
+            await self.trainer.write_x(written.anchor_F)
         self.steps_since, self.loss_since = 0, 0.0
         self.trainer_ready = True
 
@@ -242,32 +256,48 @@ class Island:
         return Advanced(name)
 
     async def _adopt(self, work: Adopt) -> None:
-        self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
         loop = asyncio.get_running_loop()
-        async with self._device:
-            before, update = self.head, self.update
-            after = await loop.run_in_executor(self._arithmetic, self._state, work.state)
-            if after is None:
-                raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-            self.update = None
-            if work.counted is not None and update is not None:
-                codec = codec_named(self._learning.recipe.coding.up)
-                self.memory_F = await loop.run_in_executor(self._arithmetic, settle, update, work.counted, codec)
-                x_F, self.steps_since, self.loss_since = after.anchor_F, 0, 0.0
-            elif before is not None and self.trainer_ready and self.steps_since:
-                # nothing of mine was encoded: keep my own steps on top of the new anchor
-                x_F = after.anchor_F + (self.trainer.read_x() - before.anchor_F)
-            else:
-                x_F = after.anchor_F
-            self.head, self.head_name, self.head_vertex = after, work.state, work.vertex
-            moved = before is None or before.anchor_F is not after.anchor_F
-            if self.trainer_ready and moved:
-                try:
-                    await self.trainer.write_x(x_F)
-                    self.inner = await self.trainer.inner_state()
-                except TrainerFailed:
-                    await self._trainer_failed()
-            await loop.run_in_executor(self._disk, self._write_private, work.vertex)
+        after = await loop.run_in_executor(self._arithmetic, self._state, work.state)
+        if after is None:
+            raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
+        if self.trainer_ready:
+            self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
+            async with self._device:
+                await self._merge(work, after)
+        else:  # it is starting, or gone: it will begin from the head, whichever that is by then
+            await self._settle(work)
+            self.head = after
+        self.head_name, self.head_vertex = work.state, work.vertex
+        await loop.run_in_executor(self._disk, self._write_private, work.vertex)
+
+    async def _merge(self, work: Adopt, after: SharedState) -> None:
+        """The live parameters take in the new anchor."""
+        before = self.head
+        if await self._settle(work):
+            x_F, self.steps_since, self.loss_since = after.anchor_F, 0, 0.0
+        elif before is not None and self.trainer_ready and self.steps_since:
+            # nothing of mine was encoded: keep my own steps on top of the new anchor
+            x_F = after.anchor_F + (self.trainer.read_x() - before.anchor_F)
+        else:
+            x_F = after.anchor_F
+        self.head = after
+        if not self.trainer_ready or (before is not None and before.anchor_F is after.anchor_F):
+            return
+        try:
+            await self.trainer.write_x(x_F)
+            self.inner = await self.trainer.inner_state()
+        except TrainerFailed:
+            await self._trainer_failed()
+
+    async def _settle(self, work: Adopt) -> bool:
+        """Error feedback after an agreed round; True if something of mine was encoded for it."""
+        update, self.update = self.update, None
+        if work.counted is None or update is None:
+            return False
+        codec = codec_named(self._learning.recipe.coding.up)
+        loop = asyncio.get_running_loop()
+        self.memory_F = await loop.run_in_executor(self._arithmetic, settle, update, work.counted, codec)
+        return True
 
     def _restore(self, work: Restore) -> bool:
         state = self._state(work.state)

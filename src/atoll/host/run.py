@@ -48,10 +48,10 @@ from atoll.host.record import Progress, entry_of
 from atoll.host.store import Record, Store, write_durably
 from atoll.host.trainer import Beat
 from atoll.keys.digest import digest
-from atoll.keys.identity import Identity, SessionSigner, SessionVerifier
+from atoll.keys.identity import Identity, PublicIdentity, SessionSigner, SessionVerifier, public_from_bytes
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.models import task_of
-from atoll.node.peer import GenesisKnown, MembershipChanged, Peer, Wish
+from atoll.node.peer import CaughtUp, GenesisKnown, MembershipChanged, Peer, Wish
 from atoll.node.round import RoundClosed
 from atoll.protocol.transfer.fetch import Fetched
 from atoll.wire.codec import decode_message, encode
@@ -85,9 +85,10 @@ class PeerHost:
     ) -> None:
         self.store, self.identity, self.signer = store, identity, signer
         self.folder, self.me = store.folder, identity.peer
-        self.run_id, self.wish = run, wish
-        self.genesis, self.bootstrap = genesis, bootstrap
+        self.run_id, self.wish, self.bootstrap = run, wish, bootstrap
         self.island = Island(self.store, threads, trains=wish.role == "trainer")
+        known = tuple(p for _, p in bootstrap if p is not None)
+        self.machine = Peer(run, signer, SessionVerifier(), wish, genesis, known)
         self.clock = Clock()
         self.record = Record(self.folder / "facts.jsonl")
         self.progress = Progress()
@@ -109,16 +110,14 @@ class PeerHost:
 
     async def listen(self, addresses: list[str], announce: tuple[str, ...] = ()) -> None:
         """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
-        security = Libp2pSecurity(self.identity, self.run_id)
+        security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
         self.links = Links(self.me, security, self._on_link, self._on_message, on_fault=self._on_fault)
         self.bound = await self.links.listen(addresses)
         self.addresses = announce or dialable(self.bound)
-        self.wish = replace(self.wish, addresses=self.addresses)
+        self.machine.wish = replace(self.wish, addresses=self.addresses)
 
     def start(self) -> None:
         """Wake the machine with what it kept; from now on events drive it."""
-        peers = tuple(p for _, p in self.bootstrap if p is not None)
-        self.machine = Peer(self.run_id, self.signer, SessionVerifier(), self.wish, self.genesis, peers)
         self._pulse_at = self.clock.now()
         self.handle(Start(self.store.kept()))
         for address, peer in self.bootstrap:
@@ -243,6 +242,11 @@ class PeerHost:
 
     # ---- the network ---------------------------------------------------------------------------------------
 
+    def _identity_of(self, peer: PeerId) -> PublicIdentity | None:
+        """The long-lived keys that a member joined with: nobody takes its place with other ones."""
+        public = self.machine.identities.get(peer)
+        return public_from_bytes(public) if public is not None else None
+
     def _on_link(self, event: LinkUp | LinkDown) -> None:
         self.handle(event)
 
@@ -302,6 +306,8 @@ class PeerHost:
                 self.island.learning = decode_learning(fact.settings)
                 self._tell_learning()
                 self._spawn(self._find_data())
+            case CaughtUp():
+                self._spawn(self.island.warm_up())
             case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
                 self._use_data_blob(blob)
             case _:
