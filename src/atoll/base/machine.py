@@ -5,7 +5,8 @@ A machine never reads a clock, opens a socket, draws from a global generator or 
 the effects. The contract between the two:
 
 - Sends may be lost, delayed, duplicated and reordered. Nothing may depend on one arriving.
-- The effects of one call are carried out in order, and a `Keep` is durable before any later `Send` leaves.
+- The effects of one call are carried out in order, and a `Keep` is durable before any later `Send` leaves or
+  `Ask` begins.
 - An `Ask` runs off the loop and is answered exactly once, by `Done` or by `Failed`.
 - Setting a timer name again replaces the old deadline; `at=None` cancels it. Timers outlive the round that
   set them, so names carry the round and every `match` is closed.

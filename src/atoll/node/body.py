@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import REPORTS_PER_VERTEX_MAX
+from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.limits import REPORTS_PER_VERTEX_MAX, WORDS_MAX
 from atoll.keys.digest import digest
 from atoll.policy.members import Reported, next_members
 from atoll.policy.plan import RoundPlan
@@ -22,6 +23,7 @@ from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Answered, Commit, Join, Signed, Statement
 from atoll.wire.messages.vertex import Body, Metrics
 
+NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
 CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
 
 
@@ -111,6 +113,9 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         commit = notary.open(signed, Commit, ground.vote_key_of.get(signed.signer))
         if (commit.round, commit.attempt, commit.parts) != (plan.round, body.attempt, len(ground.owners)):
             return f"the commitment of {signed.signer} is for something else"
+        flaw = commit_flaw(commit)
+        if flaw is not None:
+            return f"the commitment of {signed.signer} {flaw}"
         commits[signed.signer] = commit
     if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
@@ -133,10 +138,24 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
         and 0 <= answered.owner_index < len(owners)
         and owners[answered.owner_index] == signed.signer
         and len(answered.contributors) > 0
+        and list(answered.contributors) == sorted(set(answered.contributors))
     )
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
     return answered
+
+
+def commit_flaw(commit: Commit) -> str | None:
+    """What no honest peer says: numbers that break sums for everybody, or words that fill the vertex."""
+    if not (isfinite(commit.loss) and isfinite(commit.step_s) and abs(commit.loss) < NUMBER_MAX):
+        return "holds a number that is not one"
+    if not (
+        0 <= commit.steps < NUMBER_MAX and 0 <= commit.samples < NUMBER_MAX and 0 <= commit.step_s < NUMBER_MAX
+    ):
+        return "holds a number that cannot be"
+    if len(commit.why) > WORDS_MAX or len(commit.root) != DIGEST_BYTES:
+        return "holds a text or a digest that is too long"
+    return None
 
 
 def _contributors(answers: Sequence[Statement | None]) -> set[PeerId]:

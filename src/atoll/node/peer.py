@@ -11,9 +11,10 @@ I/O, never decides without a vertex, and lets no stranger's message change anyth
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -23,7 +24,10 @@ from atoll.base.limits import (
     CONTROL_FRAME_MAX,
     EARLY_BYTES_MAX,
     EARLY_MESSAGES_MAX,
+    EARLY_PER_SENDER_MAX,
+    EARLY_ROUNDS,
     PEERS_MAX,
+    REPORTS_BYTES_MAX,
     REPORTS_PER_VERTEX_MAX,
     ROUNDS_KEPT,
 )
@@ -53,9 +57,9 @@ from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier
 from atoll.node.body import Ground, open_report
 from atoll.node.jobs import Restore
-from atoll.node.round import Round, RoundClosed, StateMissing
+from atoll.node.round import Fault, Round, RoundClosed, StateMissing
 from atoll.node.settings import RunSettings, decode_settings
-from atoll.policy.members import RECENT, Recent, Reported, admissible
+from atoll.policy.members import RECENT, Recent, Reported, admissible, suspicions_needed
 from atoll.policy.plan import RoundPlan, plan_round
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
@@ -120,14 +124,6 @@ class Refused(Fact, frozen=True, kw_only=True):
     fix: str
 
 
-class Fault(Fact, frozen=True, kw_only=True):
-    """A peer broke the protocol; its message was dropped."""
-
-    phase = "trust"
-    peer: PeerId
-    what: str
-
-
 class RunOver(Fact, frozen=True, kw_only=True):
     phase = "keep"
     rounds: int
@@ -165,12 +161,14 @@ class Peer:
         self.fetch: Fetch | None = None
         self.wanted: dict[Digest, Fetch] = {}  # other blobs that the driver asked for, such as the data set
         self.restoring = False
+        self.lack = "the agreed state is not on this disk"  # why a state is fetched
         self.restored_round = -1  # the round whose state is being fetched or restored
         self.serve = Serve()
         self.pool: dict[tuple[str, PeerId, str], Signed] = {}
         self.said: dict[str, bytes] = {}
         self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
         self.early: deque[Early] = deque()
+        self.early_of: Counter[PeerId] = Counter()
         self.early_bytes = 0
         self.hinted: dict[PeerId, Seconds] = {}
         self.asked_to_join_at: Seconds = -1e9
@@ -182,21 +180,15 @@ class Peer:
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         """`now` is the driver's clock; the rooms of a round are told run time."""
-        try:
-            effects = self._react(event, now)
-        except PeerFault as fault:
-            who = PeerId(fault.who) or (event.sender if isinstance(event, Received) else self.me)
-            effects = [Report(Fault(peer=who, what=fault.what))]
-        return [self._to_local(e) for e in effects]
+        return [self._to_local(e) for e in self._react(event, now)]
 
     def _react(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
             case Start(kept):
                 return self._start(kept, now)
             case Received(sender, message):
-                return self.heartbeat_facts(self.heartbeat.heard(sender, now), now) + self._hear(
-                    event, message, now
-                )
+                alive = self.heartbeat_facts(self.heartbeat.heard(sender, now), now)
+                return alive + self._judged(sender, lambda: self._hear(event, message, now))
             case TimerFired("beat"):
                 return self._tick(now)
             case LinkUp(peer):
@@ -212,6 +204,13 @@ class Peer:
                 return self._restored(False, now)
             case Done() | Failed() | TimerFired():
                 return self._to_rooms(event, now)
+
+    def _judged(self, sender: PeerId, hear: Callable[[], list[Effect]]) -> list[Effect]:
+        """Rooms raise PeerFault before they change anything, so dropping the message is all there is to do."""
+        try:
+            return hear()
+        except PeerFault as fault:
+            return [self._fact(Fault(peer=PeerId(fault.who) or sender, what=fault.what))]
 
     def _hear(self, event: Received, message: object, now: Seconds) -> list[Effect]:
         sender = event.sender
@@ -280,10 +279,14 @@ class Peer:
         plan = plan_round(head, body, self.settings.round)
         return plan.vote_keys, plan.quorum
 
+    def _regain(self, why: str) -> list[Effect]:
+        """I do not hold the state of my head: take it from disk, if it is there, else from the members."""
+        self.lack = why
+        return self._restore()
+
     def _restore(self) -> list[Effect]:
-        """Take the head's state from disk, if it is there."""
         assert self.history is not None
-        self.restoring = True
+        self.restoring, self.fetch = True, None
         history = self.history
         self.restored_round = history.head
         return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state))]
@@ -292,7 +295,7 @@ class Peer:
         assert self.history is not None
         self.restoring = False
         if not found:
-            return self._fetch_state("the agreed state is not on this disk", now)
+            return self._fetch_state(self.lack, now)
         # the history may have grown while the state was on its way: go on from the state's own vertex
         self.at = self.restored_round
         how = "blob" if self.fetch is not None else "disk"
@@ -307,7 +310,7 @@ class Peer:
         assert history is not None
         parent, head = history.bodies.get(self.at), history.ids.get(self.at)
         if parent is None or head is None:
-            return self._fetch_state("my state is older than the vertices in memory", now)
+            return self._regain("my state is older than the vertices in memory")
         if 0 < self.settings.rounds <= parent.trained and self.at == history.head:
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
@@ -319,13 +322,24 @@ class Peer:
         agreement = Agreement(self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, proposers, kept)
         self.held = {r: parts for r, parts in self.held.items() if r > plan.round - ROUNDS_KEPT}
         held = self.held.setdefault(plan.round, {})
-        reports = lambda: tuple(self.pool.values())[:REPORTS_PER_VERTEX_MAX]  # noqa: E731  # a view of the pool
-        self.round = Round(ground, self.notary, agreement, self.heartbeat.gone, reports, held, self.said)
+        gone = self.heartbeat.gone
+        self.round = Round(ground, self.notary, agreement, gone, self._reports, held, self.said)
         effects = self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
         return effects + self._replay_early(now)
+
+    def _reports(self) -> list[Signed]:
+        """What a proposer may put into a vertex: as many reports as fit."""
+        chosen: list[Signed] = []
+        size = 0
+        for signed in self.pool.values():
+            size += len(signed.body) + len(signed.signature)
+            if len(chosen) == REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
+                break
+            chosen.append(signed)
+        return chosen
 
     def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
         current = self.round  # a round may close inside its own first event
@@ -367,7 +381,7 @@ class Peer:
                 case StateMissing():
                     self.round = None
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)
-                    out += self._fetch_state(effect.fact.why, now)
+                    out += self._regain(effect.fact.why)
                 case _:
                     pass
         return out
@@ -375,7 +389,8 @@ class Peer:
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._learn_vertex(closed.vertex, self.me, now)
         self.at, self.round = closed.body.round, None
-        old = [name for name in self.said if int(name.split("/")[1]) <= self.at]
+        # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
+        old = [name for name in self.said if int(name.split("/")[1]) < self.at]
         for name in old:
             del self.said[name]
             effects.append(Keep(name, None))
@@ -425,7 +440,7 @@ class Peer:
         body = self.history.head_body
         present = tuple(m.peer for m in body.members if m.present)
         voters = sum(m.votes for m in body.members)
-        self.heartbeat.accusers_needed = 1 if voters <= 3 else 2
+        self.heartbeat.accusers_needed = suspicions_needed(voters, self.settings.round.quorum)
         self.heartbeat.watch(present, now)
         effects: list[Effect] = [
             Contact(m.peer, m.addresses) for m in body.members if m.present and m.peer != self.me
@@ -442,7 +457,8 @@ class Peer:
         if message.round == current and self.round is not None:
             return self._to_round(event, now)
         if message.round >= current:
-            self._remember_early(event)
+            if message.round <= max(current, self._head() + 1) + EARLY_ROUNDS:
+                self._remember_early(event)
             return []
         if isinstance(message, PartBytes):
             return []
@@ -456,26 +472,29 @@ class Peer:
         return [Send(sender, answer, Lane.BULK, payload)]
 
     def _remember_early(self, event: Received) -> None:
+        if self.early_of[event.sender] >= EARLY_PER_SENDER_MAX:
+            return
         size = event.payload.size_bytes if event.payload is not None else 0
         self.early.append(Early(event, size))
+        self.early_of[event.sender] += 1
         self.early_bytes += size
         while len(self.early) > EARLY_MESSAGES_MAX or self.early_bytes > EARLY_BYTES_MAX:
-            self.early_bytes -= self.early.popleft().size_bytes
+            oldest = self.early.popleft()
+            self.early_of[oldest.event.sender] -= 1
+            self.early_bytes -= oldest.size_bytes
 
     def _replay_early(self, now: Seconds) -> list[Effect]:
         if self.round is None or not self.early:
             return []
         waiting, self.early, self.early_bytes = self.early, deque[Early](), 0
+        self.early_of.clear()
         effects: list[Effect] = []
         for early in waiting:
-            message = early.event.message
+            event, message = early.event, early.event.message
             assert isinstance(message, RoundMessage)
-            if message.round < self.at + 1:
-                continue
-            try:
-                effects += self._hear_round(early.event, message, now)
-            except PeerFault as fault:
-                effects.append(Report(Fault(peer=PeerId(fault.who), what=fault.what)))
+            if message.round > self.at:
+                hear = partial(self._hear_round, event, message, now)
+                effects += self._judged(event.sender, hear)
         return effects
 
     def _hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
@@ -516,8 +535,8 @@ class Peer:
         history = self.history
         assert history is not None
         before = history.head
-        for vertex in vertices:
-            effects += self._learn_vertex(vertex, sender, now)
+        for vertex in vertices:  # what was right before a wrong one stays right
+            effects += self._judged(sender, partial(self._learn_vertex, vertex, sender, now))
         if message.head > history.head and (fresh or history.head > before):
             effects.append(Send(sender, WantVertices(history.head + 1)))
             return effects  # all of them first: a state is fetched once, for the newest
@@ -532,10 +551,10 @@ class Peer:
         if self.fetch is not None or self.restoring or history.head <= self.at:
             return self._seek_admission(now)
         if self.round is None:
-            return self._begin_round(now) if self.at >= -1 else self._fetch_state("joining", now)
+            return self._begin_round(now) if self.at >= -1 else self._regain("joining")
         if history.head - self.at > ROUNDS_KEPT // 2:
             self.round = None
-            return self._fetch_state(f"{history.head - self.at} rounds behind", now)
+            return self._regain(f"{history.head - self.at} rounds behind")
         vertex = history.vertices.get(self.round.plan.round)
         if vertex is None:
             return []
@@ -695,10 +714,11 @@ class Peer:
         self.pool[key] = signed
         effects: list[Effect] = []
         if isinstance(reported.statement, Suspect) and reported.by != self.me:
-            self.heartbeat.accuse(reported.statement.peer, reported.by)
+            self.heartbeat.accuse(reported.statement.peer, reported.by, now)
         if isinstance(reported.statement, Leave):
             self.heartbeat.refused.add(reported.by)
-        if sender == signed.signer and sender != self.me and fresh:
+        told_by_all = isinstance(reported.statement, Suspect)  # each accuser says it to everybody itself
+        if sender == signed.signer and sender != self.me and fresh and not told_by_all:
             voters = [m.peer for m in history.head_body.members if m.votes and m.peer not in (self.me, sender)]
             effects += [Send(p, MemberReport(signed)) for p in voters]
         if self.round is not None:
@@ -737,7 +757,7 @@ class Peer:
             return [*effects, *self._ask_genesis()]
         effects += self.heartbeat_facts(self.heartbeat.tick(now, self._head()), now)
         if self.fetch is None and not self.restoring and self.round is None and not self.over:
-            effects += self._catch_up(now) if self.at >= -1 else self._fetch_state("trying again", now)
+            effects += self._catch_up(now) if self.at >= -1 else self._regain("trying again")
         return effects + self._seek_admission(now)
 
     def heartbeat_facts(self, effects: list[Effect], now: Seconds) -> list[Effect]:
@@ -790,7 +810,7 @@ class Peer:
     def _to_rooms(self, event: Done | Failed | TimerFired, now: Seconds) -> list[Effect]:
         name = event.name if isinstance(event, TimerFired) else event.job
         if name == "fetch-again":
-            return [] if self.fetch is not None else self._fetch_state("the last source failed", now)
+            return [] if self.fetch is not None or self.restoring else self._regain("the last source failed")
         if name.startswith("serve/"):
             return self.serve.handle(event, now)
         if name.startswith("fetch/"):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 from msgspec.structs import replace
 
@@ -40,7 +41,7 @@ from atoll.base.machine import (
     TimerFired,
 )
 from atoll.keys.digest import digest, merkle_root
-from atoll.node.body import Ground, check_body, write_body
+from atoll.node.body import Ground, check_body, commit_flaw, write_body
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Train, Trained
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
 from atoll.protocol.reduce.plan import ReducePlan
@@ -105,6 +106,14 @@ class Disagreed(Fact, frozen=True, kw_only=True):
     phase = "agree"
     proposer: PeerId
     why: str
+
+
+class Fault(Fact, frozen=True, kw_only=True):
+    """A peer broke the protocol; its message was dropped."""
+
+    phase = "trust"
+    peer: PeerId
+    what: str
 
 
 class StateMissing(Fact, frozen=True, kw_only=True):
@@ -233,12 +242,11 @@ class Round:
     def _hear(self, sender: PeerId, message: RoundMessage, event: Received, now: Seconds) -> list[Effect]:
         match message:
             case Committed():
-                return self._hear_commit(message.statement, now)
+                return self._hear_commit(message.statement, now) + self._answer_commit(sender, message)
             case Contribution():
                 if message.attempt != self.attempt:
                     return []
-                effects = self._hear_commit(message.statement, now)
-                return effects + (self.reduce.handle(event, now) if self.reduce else [])
+                return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
             case Answer():
                 if message.attempt != self.attempt or self.reduce is None:
                     return []
@@ -265,7 +273,7 @@ class Round:
                 case Reduced():
                     more = self._reduced(now)
                 case Judge():
-                    more = self._judge(effect.fact.body, now)
+                    more = self._judge(effect.fact, now)
                 case Free():
                     self.free = effect.fact.view
                     more = self._propose_if_ready(now)
@@ -295,7 +303,8 @@ class Round:
 
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
         times = self.plan.times(self.attempt)
-        self.sharing, self.view, self.free = False, None, None
+        self.sharing, self.view = False, None
+        self._forget_old_parts()
         self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
         # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
         settled = {m.peer for m in self.plan.trainers if m.standing == "member"}
@@ -318,12 +327,15 @@ class Round:
             self._commit_of,
             self._awaits,
             self.gone,
+            self.said,
         )
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 
     def _trained(self, trained: Trained, now: Seconds) -> list[Effect]:
         if trained.steps == 0:
             return self._pass("its time was over before the first inner step", now)
+        if not isfinite(trained.loss):
+            return self._pass(f"its training loss is {trained.loss}", now)
         self.trained = trained
         fact = TrainEnded(steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s)
         work = Encode(self.plan.round, len(self.ground.owners))
@@ -385,6 +397,9 @@ class Round:
             return []
         if commit.parts not in (0, len(self.ground.owners)) or self.assembling:
             raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
+        flaw = commit_flaw(commit)
+        if flaw is not None:
+            raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
         if not self._may_weigh(signed.signer, commit):
             raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
         known = self.commits.setdefault(commit.attempt, Commits()).of
@@ -397,6 +412,20 @@ class Round:
         if self.sharing and self.reduce is not None:
             return self.reduce.look_again(now)
         return self._share_if_due(now)
+
+    def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
+        """A part for me as its owner. Its commitment counts already, even if the bytes are not the ones it means."""
+        try:
+            return self.reduce.handle(event, now) if self.reduce else []
+        except PeerFault as fault:
+            return [self._report(Fault(peer=PeerId(fault.who) or sender, what=fault.what))]
+
+    def _answer_commit(self, sender: PeerId, message: Committed) -> list[Effect]:
+        """It has not heard mine: what was lost is said again to whoever asks."""
+        mine = self._commits().of.get(self.me)
+        if not message.asks or mine is None or sender not in self.hearers:
+            return []
+        return [Send(sender, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1]))]
 
     def _may_weigh(self, peer: PeerId, commit: Commit) -> bool:
         member = self.plan.by_peer.get(peer)
@@ -472,6 +501,8 @@ class Round:
     def _propose_if_ready(self, now: Seconds) -> list[Effect]:
         if self.free is None or self.free != self.agreement.view or self.final is not None:
             return []
+        if self.free in self.agreement.said.proposed:
+            return []
         if self.assembling:
             body = self._body((), {}, self.ground.parent.state, now)
             news = body.members != self.ground.parent.members or body.tickets != self.ground.parent.tickets
@@ -492,8 +523,13 @@ class Round:
     ) -> Body:
         return write_body(self.ground, self.notary, self.attempt, parts, commits, self.reports(), state, now)
 
-    def _judge(self, raw: bytes, now: Seconds) -> list[Effect]:
-        body = decode_body(raw)
+    def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
+        raw = proposal.body
+        try:
+            body = decode_body(raw)
+        except PeerFault as fault:
+            who = self.agreement.proposer(proposal.view)
+            return [self._report(Disagreed(proposer=who, why=fault.what))]
         wrong = check_body(self.ground, self.notary, body, now)
         if wrong is not None:
             return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
@@ -586,6 +622,15 @@ class Round:
         effects += self._begin_attempt(now)
         return effects + self.agreement.close_view(self._last_view(self.attempt - 1))
 
+    def _forget_old_parts(self) -> None:
+        """A long pause combines the same updates again and again: keep what a live proposal may still need."""
+        live = self.agreement.bodies.keys()
+        self.trials = {digest: trial for digest, trial in self.trials.items() if digest in live or trial.final}
+        needed = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
+        for old in [digest for digest in self.held if digest not in needed]:
+            del self.held[old]
+        self.advances = {s: state for s, state in self.advances.items() if state is None or needed & {*s.parts}}
+
     def _last_view(self, attempt: int) -> int:
         """Each attempt has one view per voter; the clock ends them all at once."""
         return (attempt + 1) * len(self.plan.committee) - 1
@@ -611,9 +656,9 @@ class Round:
                     effects += self._try(key, trial, now)
             return effects
         mine = self._commits().of.get(self.me)
-        if not self.assembling and not self.sharing and mine is not None:
-            message = Committed(self.plan.round, self.attempt, self.plan.trace, mine[1])
-            silent = [p for p in self.hearers if p != self.me and self._commit_of(p) is None]
+        if not self.assembling and mine is not None:
+            message = Committed(self.plan.round, self.attempt, self.plan.trace, mine[1], asks=True)
+            silent = [p for p in self.speakers if p != self.me and self._commit_of(p) is None and not self.gone(p)]
             effects += [Send(p, message) for p in silent]
         if self.assembling or self.view is not None:
             effects += self.agreement.remind()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, PEERS_MAX
+from atoll.base.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, PEERS_MAX, WORDS_MAX
 from atoll.policy.plan import QuorumRule
 from atoll.wire.messages.statements import AnyStatement, Commit, Invite, Join, Leave, Ready, Suspect
 from atoll.wire.messages.vertex import Body, Member, TicketUse
@@ -74,7 +74,9 @@ def admissible(
             if mine is None or mine.standing != "observer" or mine.role != "trainer":
                 return "only an observing trainer can become ready"
             return None if recent.states.get(vertex) == state else "its state is not the one agreed on"
-        case Leave():
+        case Leave(why=why):
+            if len(why) > WORDS_MAX:
+                return "gives too long a reason"
             return None if mine is not None and mine.standing != "away" else "is not a member"
         case Suspect(round=round, peer=peer):
             target = members.get(peer)
@@ -100,8 +102,8 @@ def _may_join(
     by = reported.by
     if join.peer != by or len(join.addresses) > ADDRESSES_MAX:
         return "a join must be signed by the one who joins and name at most a few addresses"
-    if any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses) or len(join.name) > 64:
-        return "its name or an address is too long"
+    if any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses) or len(join.name) > 64 or len(join.vote_key) > 64:
+        return "its name, key or an address is too long"
     if join.after not in recent.states:
         return "it was written too long ago; ask again"
     before = members.get(by)

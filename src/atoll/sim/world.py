@@ -264,7 +264,8 @@ class World:
                 self._deliver(node, life, TimerFired(name))
 
         node.timers[name] = number
-        self.at(node.clock.world(at), fire)
+        # as outside, time passes before a timer fires: a moment rounded to just before its deadline is not met again
+        self.at(max(node.clock.world(at), self.now + 1e-6), fire)
 
     def _ask(self, node: Node, job: str, work: Any) -> None:
         life = node.life
@@ -278,7 +279,8 @@ class World:
                 answer = Failed(job, str(why))
             self._deliver(node, life, answer)
 
-        self.at(self.now + node.island.takes_s(work), finish)
+        begin = max(self.now, node.disk_free)  # a Keep is durable before any later Ask begins
+        self.at(begin + node.island.takes_s(work), finish)
 
     def _keep(self, node: Node, name: str, blob: bytes | None) -> None:
         life = node.life

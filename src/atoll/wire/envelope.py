@@ -32,14 +32,19 @@ class Notary:
         return Signed(self.me, body, self.signer.sign(self._signed_bytes(body)))
 
     def open(self, signed: Signed, kind: type[S], vote_key: bytes | None) -> S:
-        """The statement inside, once its signature holds. Raises PeerFault otherwise."""
-        statement = decode_statement(signed.body, signed.signer)
+        """The statement inside, once its signature holds.
+
+        Raises PeerFault otherwise, and names nobody: anyone can write a signer's name under anything, so this is the
+        fault of who sent it here.
+        """
+        nobody = PeerId("")
+        statement = decode_statement(signed.body, nobody)
         if not isinstance(statement, kind):
-            raise PeerFault(signed.signer, f"a {type(statement).__name__} where a {kind.__name__} belongs")
+            raise PeerFault(nobody, f"a {type(statement).__name__} where a {kind.__name__} belongs")
         if vote_key is None:
-            raise PeerFault(signed.signer, f"a {kind.__name__} from somebody who has no vote key here")
+            raise PeerFault(nobody, f"a {kind.__name__} by {signed.signer}, who has no vote key here")
         if not self.verifier.holds(vote_key, self._signed_bytes(signed.body), signed.signature):
-            raise PeerFault(signed.signer, f"a {kind.__name__} whose signature does not hold", signed.body)
+            raise PeerFault(nobody, f"a {kind.__name__} that {signed.signer} did not sign", signed.body)
         return statement
 
     def certificate_holds(

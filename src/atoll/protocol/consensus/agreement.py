@@ -90,6 +90,7 @@ class Said(msgspec.Struct, array_like=True):
     commit: dict[int, Digest] = msgspec.field(default_factory=dict[int, Digest])
     proposed: dict[int, Digest] = msgspec.field(default_factory=dict[int, Digest])
     timed_out: int = -1  # every view up to this one is over for me
+    claimed: Certificate | None = None  # the highest prepare certificate that my last timeout spoke of
     high: Certificate | None = None  # the highest prepare certificate I have seen
     high_body: bytes | None = None  # its body, so that a restarted proposer can re-propose it
 
@@ -103,6 +104,8 @@ class Tally:
 
     proposal: Propose | None = None
     proposed: Signed | None = None
+    digest: Digest | None = None  # of the proposed body
+    grounds: tuple[tuple[Signed, ...], Certificate | None] | None = None  # what lets, and binds, its proposer
     votes: dict[tuple[Stage, PeerId], tuple[Digest, Signed]] = field(
         default_factory=dict[tuple[Stage, PeerId], tuple[Digest, Signed]]
     )
@@ -126,16 +129,17 @@ class Agreement:
         assert 0 < quorum <= len(vote_keys) == len(proposers)
         self.notary, self.me, self.round, self.trace = notary, notary.me, round, trace
         self.vote_keys, self.quorum, self.proposers = vote_keys, quorum, proposers
-        self.votes = self.me in vote_keys
+        self.votes = vote_keys.get(self.me) == notary.signer.vote_key  # not yet with a session that is not agreed
         self.said = _SAID.decode(kept) if kept else Said()
         self.view = self.said.timed_out + 1
         self.tallies: dict[int, Tally] = {}
         self.bodies: dict[Digest, bytes] = {}
         self.proofs: dict[tuple[int, Digest], Certificate] = {}  # prepare certificates, by (view, digest)
-        if self.said.high is not None:
-            self.proofs[self.said.high.view, self.said.high.digest] = self.said.high
-            if self.said.high_body is not None:
-                self.bodies[self.said.high.digest] = self.said.high_body
+        for known in (self.said.claimed, self.said.high):
+            if known is not None:
+                self.proofs[known.view, known.digest] = known
+        if self.said.high is not None and self.said.high_body is not None:
+            self.bodies[self.said.high.digest] = self.said.high_body
         self.asked: set[Digest] = set()  # bodies that the round was asked to judge
         self.approved: set[Digest] = set()
         self.decided: Decided | None = None
@@ -168,10 +172,10 @@ class Agreement:
         if view > 0 and (timeouts is None or (high is not None and high.digest != digest)):
             return []
         self.said.proposed[view] = digest
-        self.bodies[digest] = body
+        self._hold(digest, body)
         statement = self.notary.sign(Proposed(self.round, view, digest))
         message = Propose(self.round, self._attempt(view), self.trace, statement, body, timeouts or (), high)
-        tally.proposal, tally.proposed = message, statement
+        tally.proposal, tally.proposed, tally.digest = message, statement, digest
         sends = [Send(peer, message) for peer in self.vote_keys if peer != self.me]
         self.approved.add(digest)
         self.asked.add(digest)
@@ -188,14 +192,14 @@ class Agreement:
         self.approved.add(digest)
         effects: list[Effect] = []
         for view, tally in sorted(self.tallies.items()):
-            if tally.proposal is not None and vertex_id(tally.proposal.body) == digest:
+            if tally.digest == digest:
                 effects += self._vote("prepare", view, digest)
         return effects
 
     def learn_body(self, body: bytes) -> list[Effect]:
         """Bytes that arrived by another way; completes a decision whose certificate came first."""
         digest = vertex_id(body)
-        self.bodies.setdefault(digest, body)
+        self._hold(digest, body)
         if self.decided is not None and self.decided.digest == digest and self.decided.body is None:
             self.decided = replace(self.decided, body=body)
             return [Report(self.decided)]
@@ -212,7 +216,7 @@ class Agreement:
         self.view = view + 1
         if not self.votes or view <= self.said.timed_out:
             return self._see_if_i_propose()
-        self.said.timed_out = view
+        self.said.timed_out, self.said.claimed = view, self.said.high
         self._drop_finished()
         return [self._keep(), *self._say_timeout(view), *self._see_if_i_propose(), *self._look(view + 1)]
 
@@ -241,34 +245,43 @@ class Agreement:
     # ---- messages ------------------------------------------------------------------------------------------
 
     def receive(self, sender: PeerId, message: Propose | Voted | TimedOut) -> list[Effect]:
-        """Raises PeerFault if the sender broke the protocol; a stale message is silently nothing."""
+        """Raises PeerFault, before anything changed, if the sender broke the protocol.
+
+        What a signature does not cover (bodies, lists of timeouts, certificates) is the word of who sent it here.
+        """
         if self.over:
             return []
         match message:
             case Propose():
-                return self._hear_proposal(message)
+                return self._hear_proposal(sender, message)
             case Voted():
                 return self._hear_vote(message)
             case TimedOut():
-                return self._hear_timeout(message)
+                return self._hear_timeout(sender, message)
 
-    def _hear_proposal(self, message: Propose) -> list[Effect]:
+    def _hear_proposal(self, sender: PeerId, message: Propose) -> list[Effect]:
         signed = message.statement
         proposed = self.notary.open(signed, Proposed, self.vote_keys.get(signed.signer))
         view = proposed.view
         if proposed.round != self.round or not self._in_reach(view):
             return []
-        if signed.signer != self.proposer(view) or vertex_id(message.body) != proposed.digest:
-            raise PeerFault(signed.signer, f"proposed out of turn or other bytes in view {view}", signed.body)
+        if signed.signer != self.proposer(view):
+            raise PeerFault(signed.signer, f"proposed out of turn in view {view}", signed.body)
+        if vertex_id(message.body) != proposed.digest:
+            raise PeerFault(sender, f"sent other bytes than were proposed in view {view}", signed.body)
         tally = self._tally(view)
         if tally.proposed is not None:
             if tally.proposed.body == signed.body:
                 return []
             return [self._report(Equivocation(peer=signed.signer, first=tally.proposed, second=signed))]
-        high = self._check_justification(message, view)
-        tally.proposal, tally.proposed = message, signed
-        self.bodies.setdefault(proposed.digest, message.body)
-        effects: list[Effect] = self._raise_high(high) if high is not None else []
+        high = self._check_justification(sender, message, view)
+        tally.proposal, tally.proposed, tally.digest = message, signed, proposed.digest
+        self._hold(proposed.digest, message.body)
+        effects: list[Effect] = []
+        if high is not None:
+            # a quorum has judged this very body, and its parts may be gone with those who held them in memory
+            self.approved.add(proposed.digest)
+            effects += self._raise_high(high)
         if view > self.view:
             self.view = view  # a quorum has moved on: so do I
             effects += self._see_if_i_propose()
@@ -281,16 +294,14 @@ class Agreement:
             return []
         return self._count(vote, signed)
 
-    def _hear_timeout(self, message: TimedOut) -> list[Effect]:
+    def _hear_timeout(self, sender: PeerId, message: TimedOut) -> list[Effect]:
         signed = message.statement
         timeout = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))
         if timeout.round != self.round or not self._in_reach(timeout.view):
             return []
         effects: list[Effect] = []
         if timeout.high_view >= 0:
-            self._check_claim(signed.signer, timeout, message.high)
-            assert message.high is not None
-            effects += self._raise_high(message.high)
+            effects += self._raise_high(self._prove(sender, timeout, message.high))
         tally = self._tally(timeout.view)
         first = tally.timeouts.get(signed.signer)
         if first is not None:
@@ -309,8 +320,8 @@ class Agreement:
         tally = self._tally(view)
         if tally.proposal is None or self.over:
             return []
-        body = tally.proposal.body
-        digest = vertex_id(body)
+        body, digest = tally.proposal.body, tally.digest
+        assert digest is not None
         if digest in self.approved:
             return self._vote("prepare", view, digest)
         if digest in self.asked:
@@ -320,6 +331,8 @@ class Agreement:
 
     def _vote(self, stage: Stage, view: int, digest: Digest) -> list[Effect]:
         if not self.votes or view != self.view or view <= self.said.timed_out:
+            return []
+        if (stage, self.me) in self._tally(view).votes:
             return []
         slots = self.said.prepare if stage == "prepare" else self.said.commit
         if slots.get(view, digest) != digest:
@@ -345,14 +358,17 @@ class Agreement:
             for (stage, peer), (digest, signed) in tally.votes.items()
             if stage == vote.stage and digest == vote.digest
         }
-        if len(same) != self.quorum:
+        if len(same) < self.quorum:
             return []
         votes = tuple(sorted(same.items()))
         certificate = Certificate(self.round, vote.view, vote.stage, vote.digest, votes)
         if vote.stage == "commit":
             return self._decide(certificate)
-        prepared = self._report(Prepared(view=vote.view, digest=vote.digest))
-        return [prepared, *self._raise_high(certificate), *self._vote("commit", vote.view, vote.digest)]
+        effects: list[Effect] = []
+        if (vote.view, vote.digest) not in self.proofs:
+            effects = [self._report(Prepared(view=vote.view, digest=vote.digest)), *self._raise_high(certificate)]
+        # also when the others were faster: their certificate was complete before I came to this view
+        return [*effects, *self._vote("commit", vote.view, vote.digest)]
 
     def _decide(self, certificate: Certificate) -> list[Effect]:
         self.over = True
@@ -382,12 +398,18 @@ class Agreement:
         return [self._report(Free(view=view))]
 
     def _justification(self, view: int) -> tuple[tuple[Signed, ...] | None, Certificate | None]:
-        """A quorum of timeouts of the view before, and the certificate among them that binds me."""
+        """A quorum of timeouts of the view before, and the certificate among them that binds me.
+
+        The first quorum that was heard: what the round was told about this view stays true.
+        """
         if view == 0:
             return (), None
-        heard = self._tally(view - 1).timeouts
-        if len(heard) < self.quorum:
-            return None, None
+        tally, heard = self._tally(view), self._tally(view - 1).timeouts
+        if tally.grounds is None and len(heard) >= self.quorum:
+            tally.grounds = self._choose(heard)
+        return tally.grounds or (None, None)
+
+    def _choose(self, heard: dict[PeerId, tuple[Timeout, Signed]]) -> tuple[tuple[Signed, ...], Certificate | None]:
         chosen = sorted(heard)[: self.quorum]
         best = max((heard[p][0] for p in chosen), key=lambda t: t.high_view)
         signed = tuple(heard[p][1] for p in chosen)
@@ -395,9 +417,8 @@ class Agreement:
             return signed, None
         return signed, self.proofs[best.high_view, best.high_digest]  # every claim was proven when heard
 
-    def _check_justification(self, message: Propose, view: int) -> Certificate | None:
+    def _check_justification(self, who: PeerId, message: Propose, view: int) -> Certificate | None:
         """Raise PeerFault unless the timeouts allow this proposal. Returns the certificate that binds it."""
-        who = message.statement.signer
         if view == 0:
             return None
         signers: set[PeerId] = set()
@@ -413,24 +434,27 @@ class Agreement:
             raise PeerFault(who, "proposed without a quorum of timeouts", message.statement.body)
         if best.high_view < 0:
             return None
-        self._check_claim(who, best, message.high)
+        proof = self._prove(who, best, message.high)
         if best.high_digest != vertex_id(message.body):
             raise PeerFault(who, "did not re-propose the highest certified body", message.statement.body)
-        return message.high
+        return proof
 
-    def _check_claim(self, who: PeerId, timeout: Timeout, proof: Certificate | None) -> None:
+    def _prove(self, who: PeerId, timeout: Timeout, shown: Certificate | None) -> Certificate:
+        """The certificate that this timeout claims: the one I know, or the one shown if it holds; never another."""
         claim = (timeout.high_view, timeout.high_digest)
-        if claim in self.proofs:
-            return
+        known = self.proofs.get(claim)
+        if known is not None:
+            return known
         fits = (
-            proof is not None
-            and proof.stage == "prepare"
-            and (proof.round, proof.view, proof.digest) == (self.round, *claim)
-            and proof.view <= timeout.view
-            and self.notary.certificate_holds(proof, self.vote_keys, self.quorum)
+            shown is not None
+            and shown.stage == "prepare"
+            and (shown.round, shown.view, shown.digest) == (self.round, *claim)
+            and shown.view <= timeout.view
+            and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)
         )
-        if not fits:
+        if shown is None or not fits:
             raise PeerFault(who, "claims a certificate that it does not show")
+        return shown
 
     def _raise_high(self, certificate: Certificate) -> list[Effect]:
         self.proofs[certificate.view, certificate.digest] = certificate
@@ -441,15 +465,15 @@ class Agreement:
         return [self._keep()]
 
     def _say_timeout(self, view: int, peers: list[PeerId] | None = None) -> list[Effect]:
-        high = self.said.high
+        assert view == self.said.timed_out
+        high = self.said.claimed  # not what I learned since: the first word counts, also after a restart
         tally = self._tally(view)
         mine = tally.timeouts.get(self.me)
         if mine is None:
             timeout = Timeout(self.round, view, high.view if high else -1, high.digest if high else ZERO_DIGEST)
             mine = (timeout, self.notary.sign(timeout))
             tally.timeouts[self.me] = mine
-        proof = self.proofs.get((mine[0].high_view, mine[0].high_digest))
-        message = TimedOut(self.round, self._attempt(view), self.trace, mine[1], proof)
+        message = TimedOut(self.round, self._attempt(view), self.trace, mine[1], high)
         return [Send(p, message) for p in (self.vote_keys if peers is None else peers) if p != self.me]
 
     # ---- small words ---------------------------------------------------------------------------------------
@@ -459,6 +483,15 @@ class Agreement:
         for slots in (self.said.prepare, self.said.commit, self.said.proposed, self.tallies):
             for view in [a for a in slots if a < self.said.timed_out]:
                 del slots[view]
+        live = {tally.digest for tally in self.tallies.values()}
+        if self.said.high is not None:
+            live.add(self.said.high.digest)
+        self.bodies = {digest: body for digest, body in self.bodies.items() if digest in live}
+
+    def _hold(self, digest: Digest, body: bytes) -> None:
+        self.bodies.setdefault(digest, body)
+        if self.said.high is not None and self.said.high.digest == digest:
+            self.said.high_body = body  # durable with the next word
 
     def _tally(self, view: int) -> Tally:
         return self.tallies.setdefault(view, Tally())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import median
 from typing import Literal
 
@@ -58,6 +59,7 @@ class Heartbeat:
     def __init__(self, me: PeerId, beat_s: Seconds, suspect_s: Seconds) -> None:
         self.me, self.beat_s, self.suspect_s = me, beat_s, suspect_s
         self.watched: dict[PeerId, Watched] = {}
+        self.chosen: frozenset[PeerId] = frozenset()  # of those, the ones that are mine to watch by the plan
         self.refused: set[PeerId] = set()
         self.silent: set[PeerId] = set()
         self.accused: dict[PeerId, set[PeerId]] = {}  # gone according to other members' signed suspicions
@@ -67,7 +69,7 @@ class Heartbeat:
     def gone(self, peer: PeerId) -> bool:
         if peer in self.refused or peer in self.silent:
             return True
-        return peer not in self.watched and len(self.accused.get(peer, ())) >= self.accusers_needed
+        return peer not in self.chosen and len(self.accused.get(peer, ())) >= self.accusers_needed
 
     def watch(self, members: tuple[PeerId, ...], now: Seconds) -> None:
         """Follow the agreed membership: watch the next ones on a ring that everybody draws alike."""
@@ -77,6 +79,7 @@ class Heartbeat:
             ring = shuffled(b"watchers", str(len(members)), sorted(members))
             at = ring.index(self.me) if self.me in ring else 0
             chosen = [p for p in (ring[(at + k + 1) % len(ring)] for k in range(WATCHED)) if p != self.me]
+        self.chosen = frozenset(chosen)
         self.watched = {p: self.watched.get(p) or Watched(now) for p in chosen}
         self.silent &= self.watched.keys()
         self.refused &= set(members)
@@ -105,9 +108,14 @@ class Heartbeat:
             return [Report(Returned(peer=peer))] if was_gone else []
         return []
 
-    def accuse(self, peer: PeerId, by: PeerId) -> None:
-        """A member's signed suspicion; enough of them let me stop waiting for a peer that I do not watch."""
+    def accuse(self, peer: PeerId, by: PeerId, now: Seconds) -> None:
+        """A member's signed suspicion; enough of them let me stop waiting for a peer that I do not watch.
+
+        From now on I watch it too: its few watchers alone may be fewer than a vertex needs to remove it.
+        """
         self.accused.setdefault(peer, set()).add(by)
+        if peer != self.me:
+            self.watched.setdefault(peer, Watched(now))
 
     def link(self, event: LinkUp | LinkDown, now: Seconds) -> list[Effect]:
         match event:
@@ -139,7 +147,7 @@ class Heartbeat:
     def _learn_clock(self, peer: PeerId, sent_s: Seconds, clock_s: Seconds, now: Seconds) -> list[Effect]:
         record = self.watched.get(peer)
         round_trip = now - sent_s
-        if record is None or not 0 <= round_trip <= self.suspect_s:
+        if record is None or not 0 <= round_trip <= self.suspect_s or not isfinite(clock_s):
             return []  # an invented or ancient question
         record.samples.append((round_trip, clock_s + round_trip / 2 - now))
         best = [min(r.samples)[1] for r in self.watched.values() if r.samples]

@@ -95,7 +95,7 @@ class Gather:
 
     owner_index: int
     rows: dict[PeerId, Payload] = field(default_factory=dict[PeerId, Payload])
-    combining: bool = False
+    closed: bool = False  # its rows are being combined, or were
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ class Reduce:
         commit_of: Callable[[PeerId], Commit | None],
         awaits: Callable[[Container[PeerId]], bool],
         gone: Callable[[PeerId], bool],
+        said: Container[str] = (),
     ) -> None:
         self.notary, self.plan, self.me = notary, plan, notary.me
         self.vote_key_of, self.commit_of = vote_key_of, commit_of
@@ -124,7 +125,9 @@ class Reduce:
         self.gathers: dict[int, Gather] = {}  # parts that I may have to answer for
         for part, owners in enumerate(plan.owners):
             if self.me in owners:
-                self.gathers[part] = Gather(owners.index(self.me))
+                # answered before a restart, and the bytes are lost: silence, the next owner answers
+                closed = self._said_name(part) in said
+                self.gathers[part] = Gather(owners.index(self.me), closed=closed)
         self.turn = [0] * plan.parts  # owner index that I currently look to, per part
         self.sent: set[tuple[int, int]] = set()  # (part, owner index) to which my contribution went
         self.answers: dict[int, AnswerHeld] = {}
@@ -139,8 +142,8 @@ class Reduce:
                 return self._begin(now)
             case Received(sender, Contribution() as message, Payload() as payload):
                 return self._collect(sender, message, payload, now)
-            case Received(_, Answer() as message, Payload() as payload):
-                return self._learn(message, payload, now)
+            case Received(sender, Answer() as message, Payload() as payload):
+                return self._learn(sender, message, payload, now)
             case TimerFired(name) if name == self._timer():
                 return self.look_again(now)
             case Done(job, Combined() as result) if job.startswith(self._job("")):
@@ -222,7 +225,7 @@ class Reduce:
     def _collect(self, sender: PeerId, message: Contribution, payload: Payload, now: Seconds) -> list[Effect]:
         commit = self.commit_of(sender)
         gather = self.gathers.get(message.part)
-        if commit is None or gather is None or message.owner_index != gather.owner_index or gather.combining:
+        if commit is None or gather is None or message.owner_index != gather.owner_index or gather.closed:
             return []  # not committed, not mine, or closed
         if not merkle_holds(commit.root, payload.digest, message.part, self.plan.parts, message.path):
             raise PeerFault(sender, f"part {message.part} is not what it committed to", message.statement.body)
@@ -231,11 +234,11 @@ class Reduce:
 
     def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:
         gather = self.gathers.get(part)
-        if gather is None or gather.combining or part in self.answers or self.turn[part] != gather.owner_index:
+        if gather is None or gather.closed or part in self.answers or self.turn[part] != gather.owner_index:
             return []
         if not gather.rows or (now < self._gather_until(gather.owner_index) and self.awaits(gather.rows)):
             return []
-        gather.combining = True
+        gather.closed = True
         rows: list[Row] = []
         for peer in sorted(gather.rows):
             commit = self.commit_of(peer)
@@ -266,8 +269,7 @@ class Reduce:
         )
         held = AnswerHeld(self.notary.sign(answered), answered, payload)
         # durable before it is sent: a restarted owner must never give a second, different answer
-        name = f"said/{plan.round}/{plan.attempt}/answer/{part}"
-        effects.append(Keep(name, encode(answered)))
+        effects.append(Keep(self._said_name(part), encode(answered)))
         effects += [self._answer_to(peer, held) for peer in plan.listeners if peer != self.me]
         return effects + self._hold(held, now)
 
@@ -277,14 +279,14 @@ class Reduce:
 
     # ---- what comes back -----------------------------------------------------------------------------------
 
-    def _learn(self, message: Answer, payload: Payload, now: Seconds) -> list[Effect]:
+    def _learn(self, sender: PeerId, message: Answer, payload: Payload, now: Seconds) -> list[Effect]:
         signed = message.statement
         answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
         if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
             return []
         self.check_answer(signed.signer, answered)
         if payload.digest != answered.digest or payload.size_bytes != answered.size_bytes:
-            raise PeerFault(signed.signer, f"bytes of part {answered.part} are not the ones it signed", signed.body)
+            raise PeerFault(sender, f"bytes of part {answered.part} are not the ones its owner signed", signed.body)
         if answered.part in self.answers:
             return []
         return self._hold(AnswerHeld(signed, answered, payload), now)
@@ -328,6 +330,9 @@ class Reduce:
         moments = [*self.plan.answer_until, *(self._gather_until(i) for i in range(len(self.plan.answer_until)))]
         ahead = [m for m in moments if m > now]
         return [SetTimer(self._timer(), min(ahead))] if ahead else []
+
+    def _said_name(self, part: int) -> str:
+        return f"said/{self.plan.round}/{self.plan.attempt}/answer/{part}"
 
     def _timer(self) -> str:
         return f"reduce/{self.plan.round}/{self.plan.attempt}"

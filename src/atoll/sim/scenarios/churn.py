@@ -84,6 +84,9 @@ class Weather:
     def _strike(self) -> None:
         if self.over:
             return
+        for node in list(self.world.nodes.values()):  # who died late of an earlier fault
+            if node.machine is None and node.name not in self.away:
+                self.world.start(node.name)
         weights = [w for w, _ in self.kinds]
         self.draw.choices([act for _, act in self.kinds], weights)[0]()
         self.begin()

@@ -138,7 +138,11 @@ class Stage:
         """Who runs, wants to vote, and may not."""
         body = self.newest.head_body if self.newest else None
         votes = {m.peer for m in body.members if m.votes} if body else set[PeerId]()
-        return [n.name for n in self.swarm.honest if n.machine and n.machine.wish.role != "observer" and n.name not in votes]
+        return [
+            n.name
+            for n in self.swarm.honest
+            if n.machine and n.machine.wish.role != "observer" and n.name not in votes
+        ]
 
     @property
     def newest(self):
@@ -167,7 +171,7 @@ def _where(node: Node) -> str:
     if m.round is not None:
         r = m.round
         state += f", attempt {r.attempt} view {r.agreement.view} {'sharing' if r.sharing else 'training'}"
-        state += f"{', decided' if r.decided else ''}{', adopting' if r.adopting else ''}"
+        state += f"{', decided' if r.agreement.decided else ''}{', adopting' if r.adopting else ''}"
     if m.fetch is not None:
         state += ", fetching"
     return state

@@ -54,7 +54,9 @@ def blackout(stage: Stage) -> None:
             stage.world.crash(name)
         stage.world.run(stage.world.now + stage.draw.uniform(0.5, 20.0))
         for name in swarm.founders:
-            stage.world.at(stage.world.now + stage.draw.uniform(0.0, 2.0), lambda name=name: stage.world.start(name))
+            stage.world.at(
+                stage.world.now + stage.draw.uniform(0.0, 2.0), lambda name=name: stage.world.start(name)
+            )
         stage.until_round(closed + 1, stage.healed())
     stage.demand_progress()
 

@@ -21,6 +21,7 @@ class RoundMessage(Message, frozen=True):
 class Committed(RoundMessage, frozen=True):
     phase: ClassVar[str] = "commit"
     statement: Signed  # Commit
+    asks: bool = False  # I have not heard yours
 
 
 class Contribution(RoundMessage, frozen=True):
