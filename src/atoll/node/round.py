@@ -20,6 +20,7 @@ from math import isfinite
 
 from msgspec.structs import replace
 
+from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MAX
@@ -63,6 +64,7 @@ from atoll.wire.messages.round import (
 from atoll.wire.messages.statements import Answered, Commit, Signed, Statement
 from atoll.wire.messages.vertex import Body, Vertex
 
+HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 REPAIR_S = 6.0  # a decided round whose parts nobody serves for this long is caught up by the whole state
 
@@ -194,6 +196,9 @@ class Round:
         self.sharing = False
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
         self.free: int | None = None  # the view in which I may propose what I like
+        self.bound: int | None = None  # the view in which I must re-propose a certified body
+        self.wanted_body: Digest | None = None  # a body that a certificate names and that I lack
+        self.asked_for_body = 0
         self.trials: dict[Digest, Trial] = {}
         self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
         self.final: Vertex | None = None  # decided; what is left is to hold its state
@@ -278,7 +283,8 @@ class Round:
                     self.free = effect.fact.view
                     more = self._propose_if_ready(now)
                 case Bound():
-                    more = self.agreement.repropose(effect.fact.view)
+                    self.bound = effect.fact.view
+                    more = self.agreement.repropose(self.bound) or self._want_body(effect.fact.digest)
                 case Decided():
                     more = self._decide(effect.fact, now)
                 case _:
@@ -594,14 +600,30 @@ class Round:
                 effects.append(Send(peer, wish))
         return effects
 
+    def _want_body(self, digest: Digest) -> list[Effect]:
+        """A certificate names a body whose bytes I lack: those who voted for it hold them."""
+        self.wanted_body = digest
+        self.asked_for_body += 1
+        holders = [p for p in self.agreement.holders(digest) if not self.gone(p)]
+        wish = WantPart(self.plan.round, self.attempt, self.plan.trace, digest)
+        return [
+            Send(p, wish) for p in shuffled(digest, f"{self.me}/{self.asked_for_body}", holders)[:HOLDERS_ASKED]
+        ]
+
     def _give_part(self, sender: PeerId, wish: WantPart, digest: Digest) -> list[Effect]:
-        payload = self.held.get(digest)
+        payload, body = self.held.get(digest), self.agreement.bodies.get(digest)
+        if body is not None:
+            payload = Payload(digest, len(body), body)
         if payload is None:
             return []
         answer = PartBytes(wish.round, wish.attempt, wish.trace, digest)
         return [Send(sender, answer, Lane.BULK, payload)]
 
     def _take_part(self, digest: Digest, payload: Payload | None, now: Seconds) -> list[Effect]:
+        if payload is not None and payload.digest == digest == self.wanted_body:
+            self.wanted_body = None
+            effects = self.agreement.learn_body(bytes(payload.data))
+            return effects + (self.agreement.repropose(self.bound) if self.bound is not None else [])
         wanted = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
         if payload is None or payload.digest != digest or digest not in wanted:
             return []
@@ -662,6 +684,8 @@ class Round:
             effects += [Send(p, message) for p in silent]
         if self.assembling or self.view is not None:
             effects += self.agreement.remind()
+        if self.wanted_body is not None:
+            effects += self._want_body(self.wanted_body)
         for key, trial in list(self.trials.items()):
             if trial.state is None:
                 effects += self._try(key, trial, now)
@@ -698,8 +722,10 @@ class Round:
         return self._spread(self._finish(vertex, now), now)
 
     def _decide(self, decided: Decided, now: Seconds) -> list[Effect]:
-        if decided.body is None or self.final is not None:
-            return []  # the bytes come with the vertex, from somebody who has them
+        if self.final is not None:
+            return []
+        if decided.body is None:
+            return self._want_body(decided.digest)
         vertex = Vertex(decided.body, decided.certificate)
         return [*self._tell_listeners(vertex), *self._finish(vertex, now)]
 

@@ -51,7 +51,7 @@ class Free(Fact, frozen=True, kw_only=True):
 
 
 class Bound(Fact, frozen=True, kw_only=True):
-    """I am the proposer of this view and must re-propose this body (None: I do not hold its bytes)."""
+    """I am the proposer of this view and must re-propose this body, once I hold its bytes."""
 
     phase = "agree"
     view: int
@@ -151,7 +151,13 @@ class Agreement:
         return self._see_if_i_propose()
 
     def proposer(self, view: int) -> PeerId:
-        return self.proposers[view % len(self.proposers)]
+        """Everybody in turn within an attempt, and each attempt begins with another one."""
+        return self.proposers[(view + self._attempt(view)) % len(self.proposers)]
+
+    def holders(self, digest: Digest) -> list[PeerId]:
+        """Voters who were seen to hold this body: those of its certificate."""
+        known = [self.said.high, self.decided.certificate if self.decided is not None else None]
+        return [p for c in known if c is not None and c.digest == digest for p, _ in c.votes if p != self.me]
 
     @property
     def waiting_for(self) -> PeerId | None:
