@@ -44,7 +44,9 @@ from atoll.protocol.transfer.work import (
     StoreChunk,
 )
 
-STATES_HELD = 4  # recent shared states in memory and on disk: the head, its parent, and proposals
+STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
+STATES_KEPT_S = 60.0  # older ones stay on disk for laggards this long, which a download of the head has to fit
+STATES_KEPT_MAX = 64  # of them; rounds of a second each would fill the disk
 RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0  # a trainer that failed is started again after this long, doubling
 FAILURES_MAX = 6  # in a row; then the peer leaves with a farewell
 
@@ -74,6 +76,7 @@ class Island:
         self.head_name: Digest | None = None
         self.head_vertex: Digest | None = None
         self.states: OrderedDict[Digest, SharedState] = OrderedDict()
+        self.kept_since: dict[Digest, float] = {}  # states on disk -> when they were put there
         self.memory_F: Tensor | None = None
         self.inner = b""
         self.update: Update | None = None
@@ -325,6 +328,7 @@ class Island:
     def _hold(self, name: Digest, state: SharedState) -> None:
         self.states[name] = state
         self.states.move_to_end(name)
+        self.kept_since[name] = time.monotonic()
         while len(self.states) > STATES_HELD:
             self.states.popitem(last=False)
 
@@ -332,7 +336,9 @@ class Island:
         memory = memory_bytes(self.memory_F) if self.memory_F is not None else b""
         self.store.write_private(msgspec.msgpack.encode(Private(vertex, memory, self.inner)))
         assert self.head_name is not None
-        self.store.drop_blobs({*self.states, self.head_name, self._learning.data_blob})
+        recent = time.monotonic() - STATES_KEPT_S
+        self.kept_since = {n: t for n, t in list(self.kept_since.items())[-STATES_KEPT_MAX:] if t > recent}
+        self.store.drop_blobs({*self.states, *self.kept_since, self.head_name, self._learning.data_blob})
 
     def _read_private(self, vertex: Digest) -> None:
         self.memory_F, self.inner = None, b""

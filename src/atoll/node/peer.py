@@ -191,6 +191,8 @@ class Peer:
                 return alive + self._judged(sender, lambda: self._hear(event, message, now))
             case TimerFired("beat"):
                 return self._tick(now)
+            case TimerFired("silence"):
+                return self.heartbeat_facts(self.heartbeat.look(now), now) + self._look_for_silence(now)
             case LinkUp(peer):
                 return self._link_up(event, peer, now)
             case LinkDown(peer):
@@ -548,6 +550,8 @@ class Peer:
         """My history is ahead of my state: by a few rounds, replay their parts; by many, fetch the state."""
         history = self.history
         assert history is not None
+        if self.fetch is not None and self.fetch.manifest is None and history.head > self.restored_round:
+            return self._fetch_state("a newer state was agreed on", now)  # the old one is soon nobody's any more
         if self.fetch is not None or self.restoring or history.head <= self.at:
             return self._seek_admission(now)
         if self.round is None:
@@ -755,10 +759,19 @@ class Peer:
         effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
         if self.history is None:
             return [*effects, *self._ask_genesis()]
-        effects += self.heartbeat_facts(self.heartbeat.tick(now, self._head()), now)
+        effects += self._watch(now)
         if self.fetch is None and not self.restoring and self.round is None and not self.over:
             effects += self._catch_up(now) if self.at >= -1 else self._regain("trying again")
         return effects + self._seek_admission(now)
+
+    def _watch(self, now: Seconds) -> list[Effect]:
+        """Ask everybody I watch, and look again the moment that somebody's silence gets too long."""
+        effects = self.heartbeat_facts(self.heartbeat.tick(now, self._head()), now)
+        return [*effects, *self._look_for_silence(now)]
+
+    def _look_for_silence(self, now: Seconds) -> list[Effect]:
+        due = self.heartbeat.next_silence(now)
+        return [SetTimer("silence", due)] if due is not None else []
 
     def heartbeat_facts(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """Act on what the heartbeat noticed: stop waiting, tell the members, or welcome back."""
@@ -793,6 +806,8 @@ class Peer:
         effects += self.heartbeat_facts(self.heartbeat.link(event, now), now)
         if self.history is None:
             effects.append(Send(peer, WantVertices(-1)))
+        for fetch in (*self.wanted.values(), *((self.fetch,) if self.fetch is not None else ())):
+            effects += fetch.linked(peer, now)
         if self.round is not None:
             effects += self._from_round(self.round.greet(peer, self._run_time(now)), now)
         return effects

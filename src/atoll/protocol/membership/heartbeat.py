@@ -86,14 +86,23 @@ class Heartbeat:
         self.accused = {p: who & set(members) for p, who in self.accused.items() if p in members}
 
     def tick(self, now: Seconds, head: int) -> list[Effect]:
-        """Ask everybody I watch, and see who has been silent for too long. Called every `beat_s`."""
+        """Ask everybody I watch whether they are there. Called every `beat_s`."""
+        asks: list[Effect] = [Send(peer, Beat(now, head)) for peer in self.watched]
+        return asks + self.look(now)
+
+    def look(self, now: Seconds) -> list[Effect]:
+        """See who has been silent for too long."""
         effects: list[Effect] = []
         for peer, record in self.watched.items():
-            effects.append(Send(peer, Beat(now, head)))
-            if now - record.heard_s > self.suspect_s and not self.gone(peer):
+            if now - record.heard_s >= self.suspect_s and not self.gone(peer):
                 self.silent.add(peer)
                 effects.append(Report(Suspected(peer=peer, why="silent")))
         return effects
+
+    def next_silence(self, now: Seconds) -> Seconds | None:
+        """When the next silence gets too long, if that is before the next beat; local clock."""
+        due = min((r.heard_s for p, r in self.watched.items() if not self.gone(p)), default=now) + self.suspect_s
+        return due if now < due < now + self.beat_s else None
 
     def heard(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """Any message is a sign of life."""

@@ -101,6 +101,18 @@ class Fetch:
             case _:
                 return []
 
+    def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
+        """A connection came up: what was asked over the old one may never be answered."""
+        if self.over or peer not in self.sources or peer in self.bad:
+            return []
+        if self.manifest is None:
+            return [Send(peer, WantManifest(self.blob))]
+        for index, (source, _) in list(self.asked.items()):
+            if source == peer:
+                del self.asked[index]
+                self.todo.insert(0, index)
+        return self._ask_chunks(now) if self.opened else []
+
     def offer(self, sources: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """More peers that hold the blob."""
         fresh = [p for p in sources if p not in self.sources]
