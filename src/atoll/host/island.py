@@ -33,7 +33,7 @@ from atoll.learn.data import cursor_after
 from atoll.learn.layout import check_same
 from atoll.learn.state import SharedState, advance, export_model, state_bytes, state_from_bytes
 from atoll.learn.update import Update, encode_update, memory_bytes, memory_from_bytes, part_bounds, settle
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, ReadVertices, Restore, Train, Trained
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.protocol.transfer.work import (
     BlobOpened,
@@ -364,6 +364,8 @@ class Island:
 
     def _blob_work(self, work: Any) -> Any:
         match work:
+            case ReadVertices():
+                return self.store.vertices_from(work.first, work.bytes_max)
             case OpenBlob():
                 return BlobOpened(self.store.open_blob(work.blob, work.manifest))
             case StoreChunk():

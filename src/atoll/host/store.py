@@ -69,6 +69,18 @@ class Store:
         ).fetchall()
         return dict(rows + newest)
 
+    def vertices_from(self, first: int, bytes_max: int) -> tuple[bytes, ...]:
+        """Consecutive vertices from round `first`, as many as fit, at least one if it is here."""
+        chosen: list[bytes] = []
+        size = 0
+        while True:
+            name = f"vertex/{first + len(chosen)}"
+            row = self._database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
+            size += len(row[0]) if row else 0
+            if row is None or (chosen and size > bytes_max):
+                return tuple(chosen)
+            chosen.append(row[0])
+
     def vertices(self) -> list[bytes]:
         """Every vertex after genesis, oldest first, encoded."""
         rows = self._database.execute(

@@ -76,4 +76,11 @@ class Restore(msgspec.Struct, frozen=True):
     state: Digest
 
 
-Work = Train | Encode | Advance | Adopt | Restore
+class ReadVertices(msgspec.Struct, frozen=True):
+    """Consecutive vertices from round `first`, as they were kept -> tuple[bytes, ...], as many as fit."""
+
+    first: int
+    bytes_max: int
+
+
+Work = Train | Encode | Advance | Adopt | Restore | ReadVertices

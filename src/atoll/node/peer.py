@@ -56,7 +56,7 @@ from atoll.base.machine import (
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier
 from atoll.node.body import Ground, open_report
-from atoll.node.jobs import Restore
+from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.round import Fault, Round, RoundClosed, StateMissing
 from atoll.node.settings import RunSettings, decode_settings
 from atoll.policy.members import RECENT, Recent, Reported, admissible, suspicions_needed
@@ -65,7 +65,7 @@ from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.reduce.plan import butterfly_owners
-from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
+from atoll.protocol.transfer.fetch import SERVED_AT_ONCE, Fetch, Fetched, FetchFailed, Serve
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
@@ -164,6 +164,7 @@ class Peer:
         self.lack = "the agreed state is not on this disk"  # why a state is fetched
         self.restored_round = -1  # the round whose state is being fetched or restored
         self.serve = Serve()
+        self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
         self.pool: dict[tuple[str, PeerId, str], Signed] = {}
         self.said: dict[str, bytes] = {}
         self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
@@ -204,6 +205,10 @@ class Peer:
                 return self._restored(bool(result), now)
             case Failed(job) if job == "restore":
                 return self._restored(False, now)
+            case Done(job, result) if job.startswith("history/"):
+                return self._give_read(job, result)
+            case Failed(job) if job.startswith("history/"):
+                return self._give_read(job, ())
             case Done() | Failed() | TimerFired():
                 return self._to_rooms(event, now)
 
@@ -524,7 +529,20 @@ class Peer:
         if self.history is None:
             return []
         vertices = self.history.since(max(first, -1), VERTICES_BYTES_MAX)
-        return [Send(sender, Vertices(vertices, self.history.head))] if vertices else []
+        if vertices:
+            return [Send(sender, Vertices(vertices, self.history.head))]
+        if 0 <= first <= self.history.head and len(self.reading) < SERVED_AT_ONCE:
+            job = f"history/{first}/{sender}"  # older than what I hold in memory
+            self.reading[job] = sender
+            return [Ask(job, ReadVertices(first, VERTICES_BYTES_MAX))]
+        return []
+
+    def _give_read(self, job: str, kept: Sequence[bytes]) -> list[Effect]:
+        asker = self.reading.pop(job, None)
+        if asker is None or self.history is None or not kept:
+            return []
+        vertices = tuple(decode_vertex(data) for data in kept)
+        return [Send(asker, Vertices(vertices, self.history.head))]
 
     def _hear_vertices(self, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []

@@ -420,7 +420,7 @@ class Round:
         return self._share_if_due(now)
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
-        """A part for me as its owner. Its commitment counts already, even if the bytes are not the ones it means."""
+        """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
         try:
             return self.reduce.handle(event, now) if self.reduce else []
         except PeerFault as fault:
@@ -649,7 +649,7 @@ class Round:
         live = self.agreement.bodies.keys()
         self.trials = {digest: trial for digest, trial in self.trials.items() if digest in live or trial.final}
         needed = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
-        for old in [digest for digest in self.held if digest not in needed]:
+        for old in self.held.keys() - needed:
             del self.held[old]
         self.advances = {s: state for s, state in self.advances.items() if state is None or needed & {*s.parts}}
 

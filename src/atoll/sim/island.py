@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.keys.digest import Manifest, blob_id, digest, manifest_of
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, ReadVertices, Restore, Train, Trained
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.protocol.transfer.work import (
     BlobOpened,
@@ -53,6 +54,7 @@ class Island:
     me: PeerId
     knobs: IslandKnobs
     draw: random.Random
+    kept: dict[str, bytes] = field(default_factory=dict)  # the peer's own named values, on the same disk
     blobs: dict[Digest, bytes] = field(default_factory=lambda: {blob_id(manifest_of(GENESIS_STATE)): GENESIS_STATE})
     partial: dict[Digest, tuple[Manifest, dict[int, bytes]]] = field(default_factory=dict)
     steps_done: int = 0  # since the last counted update
@@ -93,6 +95,8 @@ class Island:
                     return False
                 self.head = work.state
                 return True
+            case ReadVertices():
+                return self._read_vertices(work)
             case OpenBlob():
                 manifest, chunks = self.partial.setdefault(work.blob, (work.manifest, {}))
                 return BlobOpened(frozenset(chunks))
@@ -113,6 +117,17 @@ class Island:
                 return None if data is None else Payload(digest(data), len(data), data)  # states fit one chunk
             case _:
                 raise RuntimeError(f"a virtual island cannot do {type(work).__name__}")
+
+    def _read_vertices(self, work: ReadVertices) -> tuple[bytes, ...]:
+        chosen: list[bytes] = []
+        size = 0
+        for round in count(work.first):
+            vertex = self.kept.get(f"vertex/{round}")
+            size += len(vertex or b"")
+            if vertex is None or (chosen and size > work.bytes_max):
+                return tuple(chosen)
+            chosen.append(vertex)
+        raise AssertionError("unreachable")
 
     def _step_s(self) -> Seconds:
         return self.knobs.step_s * (1 + self.draw.uniform(-1, 1) * self.knobs.step_jitter)

@@ -100,7 +100,7 @@ class World:
     # ---- people ------------------------------------------------------------------------------------------
 
     def add(self, name: PeerId, make: Callable[[], Peer], island: Island, clock: Clock | None = None) -> Node:
-        node = Node(name, make, island, clock or Clock())
+        node = Node(name, make, island, clock or Clock(), kept=island.kept)
         self.nodes[name] = node
         self.at(self.now, lambda: self.start(name))
         return node
@@ -264,7 +264,7 @@ class World:
                 self._deliver(node, life, TimerFired(name))
 
         node.timers[name] = number
-        # as outside, time passes before a timer fires: a moment rounded to just before its deadline is not met again
+        # as outside, time passes before a timer fires: a moment rounded to just before it is not met twice
         self.at(max(node.clock.world(at), self.now + 1e-6), fire)
 
     def _ask(self, node: Node, job: str, work: Any) -> None:

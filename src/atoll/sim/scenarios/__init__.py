@@ -1,7 +1,7 @@
 """Named stories of a virtual swarm, each replayed by its name and seed.
 
     calm         nothing goes wrong: everybody is counted in every round
-    churn        loss, joins, leaves, kills, sleeps, partitions, lost writes, drifting clocks; then peace and progress
+    churn        loss, joins, leaves, kills, sleeps, partitions, lost writes, drifting clocks; then peace
     growth       two founders, four joiners by ticket; then one is lost for good
     blackout     everybody stops at once, again and again, and goes on from disk
     late_joiner  somebody comes when the run is long
@@ -31,7 +31,7 @@ SCENARIOS: dict[str, Scenario] = {
     "churn": Scenario(churn, peers=24, rounds=50),
     "growth": Scenario(growth, peers=2, rounds=12),
     "blackout": Scenario(blackout, peers=5, rounds=20),
-    "late_joiner": Scenario(late_joiner, peers=3, rounds=300),
+    "late_joiner": Scenario(late_joiner, peers=4, rounds=300),
     "frozen": Scenario(frozen, peers=5, rounds=10),
     "liars": Scenario(liars, peers=7, rounds=15),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
@@ -41,7 +41,7 @@ SCENARIOS: dict[str, Scenario] = {
 def run_scenario(
     name: str, seed: int, peers: int | None = None, rounds: int | None = None, quorum: str = ""
 ) -> ScenarioReport:
-    """Play one scenario. Raises ScenarioFailed, whose last line replays it, if anything that should never happen did."""
+    """Play one scenario. Raises ScenarioFailed, whose last line replays it, if what should never happen did."""
     scenario = SCENARIOS[name]
     return play(name, scenario, seed, peers or scenario.peers, rounds or scenario.rounds, quorum)
 
