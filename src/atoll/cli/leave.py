@@ -7,16 +7,16 @@ import time
 from atoll.base.errors import RefusedError, RunFailedError
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
-GONE_S = 30.0  # a farewell, an export and the end of a trainer take less
+GONE_S = 80.0  # above the minute that a farewell may take, with an export and the end of a trainer
 
 
 def leave(*, dir: Dir = None, json: AsJson = False) -> None:
-    """Say farewell to the others, so that nobody waits for this peer, and end it."""
+    """Say farewell to the others and end this peer; where they need its vote for that, with the next round."""
     _end("leave", "left by its owner", dir, json)
 
 
 def stop(*, dir: Dir = None, json: AsJson = False) -> None:
-    """End this peer for a while; `atoll up` in the same folder goes on."""
+    """End this peer now; `atoll up` in the same folder comes back."""
     _end("stop", "stopped by its owner", dir, json)
 
 

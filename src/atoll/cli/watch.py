@@ -160,10 +160,13 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
         case "RoundClosed" if entry["counted"]:
             absent = f", without {', '.join(name(p) for p in progress.missing)}" if progress.missing else ""
             of = f"/{progress.rounds}" if progress.rounds else ""
+            count = len(entry["counted"])
+            less = progress.bytes_data_parallel
             return (
-                f"round {entry['trained']}{of}  loss {entry['loss']:.3f}  {len(entry['counted'])} peers{absent}  "
-                f"sent {bytes_text(entry.get('bytes_out', 0))} "
-                f"(data-parallel: {bytes_text(progress.bytes_data_parallel)})  {progress.tokens_per_s:.0f} tokens/s"
+                f"round {entry['trained']}{of}  loss {entry['loss']:.3f}  {count} peer{'s' * (count > 1)}{absent}  "
+                f"sent {bytes_text(entry.get('bytes_out', 0))}"
+                + (f" (data-parallel: {bytes_text(less)})" if less else "")
+                + (f"  {progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else "")
             )
         case "MembershipChanged":
             return "".join(

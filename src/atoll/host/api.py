@@ -59,6 +59,7 @@ class Door:
     def __init__(self, folder: Path, handlers: dict[str, Handler]) -> None:
         self.folder, self.handlers = folder, handlers
         self.path = door_path(folder)
+        self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
         """From now on `ask(folder, …)` reaches this peer."""
@@ -68,6 +69,8 @@ class Door:
         (self.folder / "door").write_text(f"{self.path}\n")
 
     async def close(self) -> None:
+        if self._server is None:
+            return
         self._server.close()
         for path in (self.path, self.folder / "door"):
             path.unlink(missing_ok=True)
@@ -158,6 +161,16 @@ def door_path(folder: Path) -> Path:
         if base and len(os.fsencode(f"{base}/atoll-{os.getuid()}/{name}")) <= PATH_MAX and Path(base).is_dir():
             return _private(Path(base) / f"atoll-{os.getuid()}") / name
     raise RunFailedError("E-DOOR-05", "there is no short folder for a socket", fix="set TMPDIR to a short path")
+
+
+def neighbours() -> int:
+    """How many peers of this user run on this computer: their trainers share its cores."""
+    count = 0
+    for path in door_path(Path()).parent.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, suppress(OSError):
+            line.connect(str(path))
+            count += 1
+    return count
 
 
 def _private(folder: Path) -> Path:

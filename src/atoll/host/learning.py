@@ -49,6 +49,7 @@ def found(
     vote_key: bytes,
     identity: Digest,
     name: str,
+    addresses: tuple[str, ...],
     tickets: tuple[TicketUse, ...],
     now: Seconds,
 ) -> Founded:
@@ -67,7 +68,7 @@ def found(
     state = state_bytes(initial_state(model), layout)
     learning = Learning(recipe, data, state_hash(blob), layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning))
-    member = Member(founder, vote_key, (), "trainer", "member", -1, 0.0, name, identity=identity)
+    member = Member(founder, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=identity)
     body = Body(
         run=ZERO_DIGEST,
         round=-1,

@@ -7,17 +7,18 @@ Never asks the network for anything that a ticket or the folder already says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.base.errors import UsageError
+from atoll.base.errors import NetworkError, UsageError
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.host.clock import Clock
 from atoll.host.learning import found
+from atoll.host.reach import as_last_time, dialable, with_ports
 from atoll.host.run import PeerHost
 from atoll.host.store import Store
 from atoll.keys.digest import digest
@@ -78,7 +79,9 @@ async def found_run(
     vote_key = session_key.public_key().public_bytes_raw()
     public = public_bytes(identity.public)
     settings = msgspec.structs.replace(settings, recovery=public)
-    founded = found(recipe, data, settings, identity.peer, vote_key, digest(public), name, (use,), now)
+    listening = replace(listening, listen=tuple(with_ports(listening.listen)))
+    addresses = listening.announce or dialable(list(listening.listen))
+    founded = found(recipe, data, settings, identity.peer, vote_key, digest(public), name, addresses, (use,), now)
     run = genesis_digest(founded.genesis)
     signer = _certify(store, identity, run, session_key)
     store.put_blob(founded.state)
@@ -132,13 +135,12 @@ async def join_run(
 
 async def resume_run(
     folder: Path,
-    role: str,
     name: str,
     listening: Listening,
     threads: int,
     on_fact: Callable[[Fact], None],
 ) -> PeerHost:
-    """The peer that this folder holds, as it was."""
+    """The peer that this folder holds, as it was; under another name, if one is given."""
     store = Store(folder)
     kept = store.kept()
     if "run" not in kept:
@@ -153,10 +155,11 @@ async def resume_run(
     identity = identity_of(store)
     signer = session_of(store, identity, run)
     genesis = decode_vertex(kept["genesis"]) if "genesis" in kept else None
+    role, name = kept.get("role", b"trainer").decode(), name or kept.get("name", b"").decode()
     wish, bootstrap = Wish(role, name), ()
     if "ticket" in kept:
         ticket = parse(kept["ticket"].decode())
-        wish = Wish(role, name, (), ticket.redeem(identity.peer))
+        wish = replace(wish, admission=ticket.redeem(identity.peer))
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     return await _open(store, identity, signer, run, genesis, bootstrap, wish, listening, threads, on_fact)
@@ -187,7 +190,17 @@ async def _open(
     host = PeerHost(
         store, identity, signer, run, wish, genesis=genesis, bootstrap=bootstrap, threads=threads, on_fact=on_fact
     )
-    await host.listen(list(listening.listen), listening.announce)
+    asked = list(listening.listen)
+    last = as_last_time(asked, store.kept().get("listening", b"").decode().split())
+    try:
+        await host.listen(last, listening.announce)
+    except NetworkError:
+        if last == asked:
+            raise
+        await host.links.close()  # somebody else has the port now
+        await host.listen(asked, listening.announce)
+    bound = " ".join(host.bound).encode()
+    store.keep([("listening", bound), ("name", wish.name.encode()), ("role", wish.role.encode())])
     return host
 
 

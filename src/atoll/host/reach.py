@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from contextlib import suppress
 
+from atoll.host.dialling import endpoint_of
 from atoll.wire.libp2p.multiaddr import Endpoint, endpoint, text_of
 
 INTERFACES_MAX = 3  # addresses told per unspecified one: a ticket has room for a few
@@ -25,6 +27,28 @@ def dialable(bound: list[str]) -> tuple[str, ...]:
             found = [where._replace(host=host) for host in _interfaces(version)] or [where]
         out += [text_of(e) for e in found]
     return tuple(dict.fromkeys(out))
+
+
+def with_ports(addresses: tuple[str, ...]) -> list[str]:
+    """The same addresses with a free port in place of port 0, so that they can be told before they are bound."""
+    out: list[str] = []
+    for address in addresses:
+        where = endpoint_of(address)
+        ip = _ip(where)
+        if where.port == 0 and ip is not None:
+            family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+            with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
+                probe.bind((where.host, 0))
+                where = where._replace(port=probe.getsockname()[1])
+        out.append(text_of(where))
+    return out
+
+
+def as_last_time(asked: list[str], last: list[str]) -> list[str]:
+    """Where any port would do, the one that was bound last time: tickets and members that know us stay right."""
+    before = {(e.host, e.transport): e.port for e in map(endpoint_of, last)}
+    wheres = [endpoint_of(address) for address in asked]
+    return [text_of(e._replace(port=e.port or before.get((e.host, e.transport), 0))) for e in wheres]
 
 
 def scope_of(address: str) -> str:

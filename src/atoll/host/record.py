@@ -7,7 +7,7 @@ door all say the same. Never imports torch: light verbs read records too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 "steps": body.metrics.steps,
                 "samples": body.metrics.samples,
                 "attempt": body.attempt,
+                "time_s": round(body.time_s, 3),
             }
         case MembershipChanged(members=members):
             entry |= {"members": [line_of(m) for m in members]}
@@ -124,6 +125,16 @@ class Progress:
     trouble: str = ""
     _closed_at: float = 0.0
 
+    @staticmethod
+    def of(entries: Iterable[Entry]) -> Progress:
+        """What a record of a life before says; whatever was under way then is not under way now."""
+        progress = Progress()
+        for entry in entries:
+            progress.see(entry)
+        progress.phase, progress.over, progress.holds_model = "starting", False, False
+        progress.step, progress.step_loss, progress.trouble = 0, None, ""
+        return progress
+
     def see(self, entry: Entry) -> None:
         """Take in one line."""
         self.round = max(self.round, entry.get("round", self.round))
@@ -167,15 +178,15 @@ class Progress:
         self.missing = [p for p in entry["missing"] if self.standing_of(p) == "member"]
         self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
         counted, before = len(entry["counted"]), self._closed_at
-        self._closed_at = entry["at"]
+        self._closed_at = entry["time_s"]
         if entry["trained"] <= self.trained or not counted:
             return
         self.trained, self.loss = entry["trained"], entry["loss"]
         self.curve = [*self.curve[-CURVE_MAX + 1 :], (self.trained, entry["loss"])]
         tokens = entry["samples"] * max(1, self.seq_len)
         self.tokens += tokens
-        if before and entry["at"] > before:
-            self.tokens_per_s = tokens / (entry["at"] - before)
+        if before and entry["time_s"] > before:  # agreed times: a joiner hears old rounds in a burst
+            self.tokens_per_s = tokens / (entry["time_s"] - before)
         alone = data_parallel_bytes(counted, entry["steps"] // counted, self.parameters)
         self.bytes_data_parallel += alone
         self.bytes_data_parallel_all += alone * counted

@@ -53,6 +53,7 @@ from atoll.learn.data import data_digest, load_data
 from atoll.learn.models import task_of
 from atoll.node.peer import CaughtUp, GenesisKnown, MembershipChanged, Peer, Wish
 from atoll.node.round import RoundClosed
+from atoll.policy.plan import quorum
 from atoll.protocol.transfer.fetch import Fetched
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.statements import Invite
@@ -91,15 +92,16 @@ class PeerHost:
         self.machine = Peer(run, signer, SessionVerifier(), wish, genesis, known)
         self.clock = Clock()
         self.record = Record(self.folder / "facts.jsonl")
-        self.progress = Progress()
+        self.progress = Progress.of(self.record.tail())
         self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None  # every line of the record
+        self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._react_to_fact, on_fact]
         self.island.on_beat = self._stepped
         self.stopped = asyncio.Event()
         self._round_closed = asyncio.Event()
         self.bound: list[str] = []
         self.addresses: tuple[str, ...] = ()
-        self.bytes_in = self.bytes_out = 0
+        self.bytes_in, self.bytes_out = self.progress.bytes_in, self.progress.bytes_out  # of its life before, too
         self._timers: dict[str, tuple[Seconds, asyncio.TimerHandle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unkept: list[tuple[str, bytes | None]] = []
@@ -143,6 +145,27 @@ class PeerHost:
         self.record.close()
         self.store.close()
         self.stopped.set()
+
+    async def leave(self, why: str, patience_s: Seconds) -> bool:
+        """Say farewell, and stay while the others cannot agree on it without my vote. False if time ran out."""
+        until = self.clock.now() + patience_s
+        self._carry_out_all(self.machine.farewell(why, self.clock.now()))
+        self.island.trainer.cancel()  # nobody waits for the rest of my steps
+        while self._needed():
+            if self.clock.now() >= until:
+                return False
+            await self.next_round(until - self.clock.now())
+        return True
+
+    def _needed(self) -> bool:
+        """True while the other voters that I can hear lack exactly my vote for a certificate."""
+        history = self.machine.history
+        if history is None or self.machine.over:
+            return False
+        voters = [m.peer for m in history.head_body.members if m.votes]
+        others = [p for p in voters if p != self.me and not self.machine.heartbeat.gone(p)]
+        enough = quorum(len(voters), self.machine.settings.round.quorum) if voters else 0
+        return self.me in voters and bool(others) and len(others) == enough - 1
 
     # ---- what its owner asks for ---------------------------------------------------------------------------
 
@@ -272,8 +295,8 @@ class PeerHost:
         log.warning("%s broke the protocol: %s", short(fault.who), fault.what)
 
     async def _dial(self, address: str, peer: PeerId | None) -> None:
-        """Reach a bootstrap address, for as long as we know nobody at all."""
-        while not self._closing and self.machine.history is None:
+        """Reach a bootstrap address, for as long as nobody at all is linked."""
+        while not self._closing and not self.machine.linked:
             try:
                 await self.links.dial(address, peer)
                 return
@@ -386,5 +409,6 @@ class PeerHost:
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a task of this peer failed", exc_info=task.exception())
+        if not task.cancelled() and (broken := task.exception()) is not None:
+            log.error("a task of this peer failed", exc_info=broken)
+            self.on_broken(broken)

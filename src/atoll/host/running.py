@@ -13,7 +13,7 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,23 @@ from typing import Any, Protocol
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.host.answers import handlers_of
-from atoll.host.api import Door
+from atoll.host.api import Door, neighbours
 from atoll.host.config import data_of, recipe_of, settings_of
 from atoll.host.record import Progress
 from atoll.node.config import Config
 
+FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard asks for what it lacks
+AT_ONCE = (  # reasons that wait for nobody
+    "stopped by its owner",
+    "whoever started it is gone",
+    "an error of Atoll itself",
+)
 JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
 REFUSALS_MAX = 3  # a ticket may be newer than what a member knows; a third refusal is a no
 LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ async def run_up(start: Start, shell: Shell) -> int:
             shell.notice(
                 f"{start.folder} holds a run already; it goes on as it was founded, {start.file} is not read"
             )
-        host = await resume_run(start.folder, "trainer", name, listening, threads, _ignore)
+        host = await resume_run(start.folder, start.name, listening, threads, _ignore)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     recipe = recipe_of(start.config)
     settings, data = settings_of(start.config, recipe), data_of(start.config, start.file)
@@ -101,7 +109,7 @@ def _ready(start: Start) -> tuple[Any, int, str]:
 
     start.folder.mkdir(parents=True, exist_ok=True)
     _log_to(start.folder / "atoll.log")
-    threads = start.threads or start.config.node.threads or threads_per_trainer(1)
+    threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
     torch.set_num_threads(threads)
     network = start.config.network
     listening = Listening(start.listen or network.listen_addresses, start.announce or network.announce_addresses)
@@ -118,8 +126,10 @@ async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resume
 
     watch = _Watch(host, start, shell, leave)
     host.on_entry = watch.entry
+    _end_when_broken(host, leave)
     door = Door(start.folder, handlers_of(host, leave))
     signals = _answer_signals(leave, shell)
+    said = False  # farewell
     if shell.ends_with_stdin:
         _leave_at_end_of_stdin(leave)
     try:
@@ -139,10 +149,15 @@ async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resume
             }
         )
         why, trouble = await watch.until(end)
+        said = why not in AT_ONCE and not host.machine.over
+        if said and not await host.leave(why, FAREWELL_S):
+            shell.notice(
+                "the others could not agree on this farewell: they may be paused until somebody comes back"
+            )
         exported = await host.export() if host.machine.over and host.island.head is not None else None
     finally:
         await door.close()
-        await host.stop(why if end.done() else "its process ended", farewell=not host.machine.over)
+        await host.stop(end.result()[0] if end.done() else "its process ended", not (said or host.machine.over))
         signals()
     shell.ended({"fact": "Ended", "why": why, "model": str(exported) if exported else None} | _sum(host))
     if trouble is not None:
@@ -243,6 +258,28 @@ def _answer_signals(leave: Callable[[str], None], shell: Shell) -> Callable[[], 
     return undo
 
 
+def _end_when_broken(host: Any, leave: Callable[..., None]) -> None:
+    """A peer that broke a promise to itself ends near the cause instead of running on as half a peer."""
+
+    def broken(why: BaseException | None, what: str) -> None:
+        if why is not None and not isinstance(why, OSError):
+            text = f"{type(why).__name__}: {why}" if str(why) else type(why).__name__
+            log.error("this peer broke: %s", what, exc_info=why)
+            leave(
+                "an error of Atoll itself",
+                RunFailedError(
+                    "E-INT-01",
+                    f"an error of Atoll itself: {text}",
+                    cause="a defect; the whole story is in atoll.log",
+                    fix=f"atoll up --dir {host.folder} goes on from the last agreed round",
+                ),
+            )
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, found: broken(found.get("exception"), found.get("message", "")))
+    host.on_broken = lambda why: broken(why, "a task failed")
+
+
 def _leave_at_end_of_stdin(leave: Callable[[str], None]) -> None:
     """Whoever started this peer is gone: so is the reason to run."""
     loop = asyncio.get_running_loop()
@@ -280,8 +317,3 @@ def _log_to(path: Path) -> None:
 
 def _ignore(fact: object) -> None:
     """Facts arrive as lines of the record instead."""
-
-
-def drive(work: Callable[[], Awaitable[int]]) -> int:
-    """Run a peer to its end in a loop of its own."""
-    return asyncio.run(work())  # type: ignore[arg-type]

@@ -16,7 +16,9 @@ import os
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,6 +30,7 @@ from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
+TAIL_BYTES = 4 * 2**20  # of the record read at start: about a thousand rounds
 
 
 class Store:
@@ -259,7 +262,20 @@ class Record:
     """facts.jsonl: one line per fact, for people, plots and replays."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("ab", buffering=0)
+
+    def tail(self) -> list[dict[str, Any]]:
+        """The newest entries, oldest first; a line that a power cut tore is skipped."""
+        size = self._path.stat().st_size
+        with self._path.open("rb") as file:
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).split(b"\n")[1 if size > TAIL_BYTES else 0 :]
+        entries: list[dict[str, Any]] = []
+        for line in lines:
+            with suppress(msgspec.DecodeError):
+                entries.append(msgspec.json.decode(line))
+        return entries
 
     def write(self, entry: dict[str, object]) -> None:
         self._file.write(msgspec.json.encode(entry, enc_hook=str) + b"\n")
