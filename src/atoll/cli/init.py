@@ -1,5 +1,35 @@
-"""wip"""
+"""`atoll init`: a commented run.toml to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from atoll.base.errors import UsageError
+from atoll.cli.say import AsJson, say, say_json
 
 
-def init() -> None:
-    """wip"""
+def init(
+    file: Annotated[Path, Parameter(help="Where to.")] = Path("run.toml"),
+    /,
+    *,
+    force: Annotated[bool, Parameter(negative="", help="Overwrite the file.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Write a commented run.toml: every key, its default, its unit and its reason."""
+    from atoll.node.config import commented_toml
+
+    if file.exists() and not force:
+        raise UsageError(
+            "E-ARG-08", f"{file} is there already", fix=f"atoll init {file} --force, or name another file"
+        )
+    try:
+        file.write_text(commented_toml())
+    except OSError as why:
+        raise UsageError("E-ARG-04", f"cannot write {file}: {why.strerror}", fix="name another file") from None
+    if json:
+        say_json({"path": str(file)})
+    else:
+        say(f"wrote {file}; change what you like, then: atoll up {file}")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from atoll.base.errors import RefusedError, RunFailedError
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
@@ -40,11 +44,35 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
         say(f"ended at round {answer['round']}; atoll up --dir {folder} comes back")
 
 
-def recover(*, dir: Dir = None, json: AsJson = False) -> None:
-    """Start over from the last agreed vertex when a quorum is gone for good. Not yet."""
-    raise RefusedError(
-        "E-RUN-07",
-        "recovering a run whose quorum is gone for good: not yet",
-        cause="genesis of this version names no recovery key, so nobody could tell a recovery from a split",
-        fix="bring enough members back (atoll status says how many); or atoll export, and found a new run",
-    )
+def recover(
+    *,
+    yes: Annotated[bool, Parameter(negative="", help="Do it without asking.")] = False,
+    dir: Dir = None,
+    json: AsJson = False,
+) -> None:
+    """Start over from the last agreed round without the members who are gone, when too few are left for a quorum.
+
+    Only the founder's peer can. If the others are not gone but merely unreachable, they will go on without us, and
+    two runs come of one.
+    """
+    from atoll.host.api import ask
+
+    folder = folder_of(dir)
+    found = ask(folder, "status")
+    if not yes and found["paused"]:
+        gone = [m["name"] or m["peer"][-8:] for m in found["members"] if m["link"] == "gone"]
+        _sure(f"{', '.join(gone)} will lose their votes until they join again; are they gone for good?")
+    answer = ask(folder, "recover")
+    if json:
+        say_json(answer)
+    else:
+        say(
+            f"epoch {answer['epoch']} began with {', '.join(answer['members'])}; the history shows it as a recovery"
+        )
+
+
+def _sure(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise RefusedError("E-ARG-10", question, cause="recovering wants a yes", fix="atoll recover --yes")
+    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise RefusedError("E-ARG-10", "nothing was changed", fix="atoll status")

@@ -1,5 +1,96 @@
-"""wip"""
+"""`atoll plot RUN_DIR`: pictures of a run from its record. Needs matplotlib: pip install 'atoll[plot]'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from atoll.base.errors import UsageError
+from atoll.cli.say import AsJson, folder_of, say, say_json
+
+MEGA = 1e6
 
 
-def plot() -> None:
-    """wip"""
+def plot(
+    run_dir: Annotated[Path | None, Parameter(help="A peer's folder. Default: $ATOLL_DIR, or ./atoll-run.")] = None,
+    /,
+    *,
+    out: Annotated[
+        Path | None, Parameter(help="PNG, SVG or PDF to write. Default: plot.png in that folder.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Draw training loss and bytes sent over the rounds of a run, running or over."""
+    folder = folder_of(run_dir)
+    rounds = rounds_of(folder / "facts.jsonl")
+    if not rounds:
+        raise UsageError(
+            "E-PLOT-01",
+            f"no trained round is on record in {folder}",
+            cause="the run has not trained yet, or this is not a peer's folder",
+            fix="atoll plot FOLDER, with the --dir of `atoll up` or `atoll join`",
+        )
+    path = (out or folder / "plot.png").expanduser()
+    _draw(rounds, path)
+    if json:
+        say_json({"path": str(path), "rounds": len(rounds), "loss": rounds[-1]["loss"]})
+    else:
+        say(f"{len(rounds)} rounds, training loss {rounds[0]['loss']:.3f} -> {rounds[-1]['loss']:.3f}; see {path}")
+
+
+def rounds_of(record: Path) -> list[dict[str, Any]]:
+    """One row per trained round: loss, peers, bytes sent so far and what data-parallel would have sent."""
+    import msgspec
+
+    from atoll.host.record import Progress
+
+    if not record.exists():
+        return []
+    progress, rows = Progress(), dict[int, dict[str, Any]]()
+    for line in record.open("rb"):
+        try:
+            entry = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue  # torn by a power cut
+        progress.see(entry)
+        if entry.get("fact") == "RoundClosed" and entry.get("counted"):
+            rows[entry["trained"]] = {
+                "trained": entry["trained"],
+                "loss": entry["loss"],
+                "peers": len(entry["counted"]),
+                "bytes_out": entry.get("bytes_out", 0),
+                "bytes_data_parallel": progress.bytes_data_parallel,
+            }
+    return [rows[k] for k in sorted(rows)]
+
+
+def _draw(rounds: list[dict[str, Any]], path: Path) -> None:
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise UsageError("E-PLOT-02", "matplotlib is not installed", fix="pip install 'atoll[plot]'") from None
+    steps = [row["trained"] for row in rounds]
+    figure, (loss, sent) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    loss.plot(steps, [row["loss"] for row in rounds], color="#0072b2")
+    loss.set(title="training loss", xlabel="round", ylabel="nats")
+    peers = loss.twinx()
+    peers.step(steps, [row["peers"] for row in rounds], where="mid", color="#999999", linewidth=1)
+    peers.set(ylabel="peers counted", ylim=(0, max(row["peers"] for row in rounds) + 1))
+    sent.plot(steps, [row["bytes_out"] / MEGA for row in rounds], color="#009e73", label="this peer sent")
+    naive = [row["bytes_data_parallel"] / MEGA for row in rounds]
+    if naive[-1]:
+        sent.plot(steps, naive, color="#d55e00", linestyle="--", label="data-parallel would have sent")
+        sent.set_yscale("log")
+    sent.set(title="traffic", xlabel="round", ylabel="MB")
+    sent.legend(frameon=False)
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as why:
+        raise UsageError("E-PLOT-03", f"cannot write {path}: {why}", fix="name a .png, .svg or .pdf file") from None
+    finally:
+        pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""What a running peer answers at its control door: status, peers, invite, leave, stop, evaluate, sample, export.
+"""What a running peer answers at its control door: status, peers, invite, recover, leave, stop, evaluate, …
 
 Every answer is plain data. Numbers are exact as of the moment of asking; what the swarm has not agreed on is not
 shown as if it were. Never changes what members agreed on by itself: an invitation goes through a vertex.
@@ -40,6 +40,14 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
     async def invite(with_: dict[str, Any]) -> Any:
         return await _invite(host, with_)
 
+    async def recover(_: dict[str, Any]) -> Any:
+        before = {m["name"] or m["peer"] for m in peers_of(host) if m["standing"] in ("new", "member")}
+        host.recover()
+        after = {m["name"] or m["peer"] for m in peers_of(host) if m["standing"] in ("new", "member")}
+        assert host.machine.history is not None
+        epoch = host.machine.history.head_body.epoch
+        return {"epoch": epoch, "members": sorted(after), "gone": sorted(before - after)}
+
     async def leaving(with_: dict[str, Any]) -> Any:
         leave(str(with_.get("why", "left by its owner"))[:200])
         return {"leaving": host.me, "round": host.progress.round, "process": os.getpid()}
@@ -66,6 +74,7 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         "status": status,
         "peers": peers,
         "invite": invite,
+        "recover": recover,
         "leave": leaving,
         "stop": leaving,
         "evaluate": evaluate,

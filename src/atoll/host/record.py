@@ -8,6 +8,7 @@ door all say the same. Never imports torch: light verbs read records too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,7 +137,11 @@ class Progress:
         return progress
 
     def see(self, entry: Entry) -> None:
-        """Take in one line."""
+        """Take in one line; one that another version wrote and that lacks a field is passed over."""
+        with suppress(KeyError):
+            self._see(entry)
+
+    def _see(self, entry: Entry) -> None:
         self.round = max(self.round, entry.get("round", self.round))
         match entry["fact"]:
             case "GenesisKnown":

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.base.errors import AtollError, NetworkError, PeerFault, UsageError
+from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, UsageError
 from atoll.base.ids import Digest, PeerId, Seconds, short
 from atoll.base.machine import (
     Ask,
@@ -40,7 +40,7 @@ from atoll.base.machine import (
 )
 from atoll.host.clock import Clock
 from atoll.host.island import Island
-from atoll.host.learning import decode_learning
+from atoll.host.learning import ATTACHED, decode_learning
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links
 from atoll.host.reach import dialable
@@ -48,7 +48,15 @@ from atoll.host.record import Progress, entry_of
 from atoll.host.store import Record, Store, write_durably
 from atoll.host.trainer import Beat
 from atoll.keys.digest import digest
-from atoll.keys.identity import Identity, PublicIdentity, SessionSigner, SessionVerifier, public_from_bytes
+from atoll.keys.identity import (
+    Identity,
+    PublicIdentity,
+    SessionSigner,
+    SessionVerifier,
+    public_bytes,
+    public_from_bytes,
+    signature_bytes,
+)
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.models import task_of
 from atoll.node.peer import CaughtUp, GenesisKnown, MembershipChanged, Peer, Wish
@@ -78,16 +86,16 @@ class PeerHost:
         signer: SessionSigner,
         run: Digest,
         wish: Wish,
+        island: Island,
         *,
         genesis: Vertex | None = None,
         bootstrap: tuple[tuple[str, PeerId | None], ...] = (),
-        threads: int = 1,
         on_fact: Callable[[Fact], None] = lambda fact: None,
     ) -> None:
         self.store, self.identity, self.signer = store, identity, signer
         self.folder, self.me = store.folder, identity.peer
         self.run_id, self.wish, self.bootstrap = run, wish, bootstrap
-        self.island = Island(self.store, threads, trains=wish.role == "trainer")
+        self.island = island
         known = tuple(p for _, p in bootstrap if p is not None)
         self.machine = Peer(run, signer, SessionVerifier(), wish, genesis, known)
         self.clock = Clock()
@@ -172,6 +180,21 @@ class PeerHost:
     def invite(self, statement: Invite) -> None:
         """Put an invitation, or its end, before the members; the next vertex holds it."""
         self._carry_out_all(self.machine.invite(statement, self.clock.now()))
+
+    def recover(self) -> None:
+        """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
+        if self.machine.settings.recovery != public_bytes(self.identity.public):
+            raise RefusedError(
+                "E-RUN-07",
+                "only the run's recovery identity can start over, and this peer is another one",
+                cause="genesis names the founder, unless the founder chose somebody else",
+                fix="atoll recover in the founder's folder",
+            )
+        sign = lambda data: signature_bytes(self.identity.sign(data))  # noqa: E731  # handed on once
+        try:
+            self._carry_out_all(self.machine.recover(sign, self.clock.now()))
+        except ValueError as why:
+            raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""
@@ -342,6 +365,8 @@ class PeerHost:
         assert learning is not None
         if self.wish.role != "trainer":
             return
+        if self.island.attached:
+            return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):
             return self._use_data_blob(learning.data_blob)
         try:
@@ -392,7 +417,7 @@ class PeerHost:
                 "model": recipe.model,
                 "parameters": learning.layout.parameters,
                 "batch": recipe.batch,
-                "seq_len": recipe.seq_len if task_of(recipe.model) == "text" else 1,
+                "seq_len": recipe.seq_len if learning.data != ATTACHED and task_of(recipe.model) == "text" else 1,
                 "data": learning.data,
             }
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from textwrap import wrap
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -31,7 +32,6 @@ Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0, lt=2**31)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Codec = Literal["fp32", "int8", "2bit"]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,8 +86,8 @@ class Train(Section, frozen=True):
 class Sync(Section, frozen=True):
     """How updates travel. Travels with the run."""
 
-    up: Codec | None = None
-    down: Codec | None = None
+    up: str | None = None
+    down: str | None = None
     error_feedback: Share | None = None
     pipeline_depth: Count = 3
     compression_ratio: Share = 0.1
@@ -133,7 +133,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.name": "What people call the run.",
     "run.rounds": (
         "Training rounds until the run is over; 0 goes on until it is stopped. The learning rate falls "
-        "over all of them. Left out: as the recipe has it, 30."
+        "over all of them."
     ),
     "run.start_peers": (
         "Voting members needed before the first round trains; 1 starts alone and lets others come. Keep "
@@ -146,8 +146,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "that withstands poisoned updates: not yet."
     ),
     "run.byzantine_tolerance": (
-        'Share of members that may lie without splitting the run. Left out: 0 with trust = "private", '
-        '0.33 with "community"; the two must agree.'
+        'Share of members that may lie without splitting the run: 0 with trust = "private", 0.33 with '
+        '"community"; the two must agree.'
     ),
     "run.open_to_all": "True: whoever knows an address may join without a ticket.",
     "run.first_train": (
@@ -162,7 +162,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.beat": "Heartbeat period. Shorter notices silence sooner and costs more messages.",
     "model.name": (
         "A built-in model. Text: gpt-nano (22 k parameters), gpt-tiny (168 k), gpt-small (1 M), gpt-10m, "
-        "gpt-30m, gpt-100m. Images: cnn-mnist (100 k). Left out: as the recipe has it, gpt-tiny."
+        "gpt-30m, gpt-100m. Images: cnn-mnist (100 k)."
     ),
     "data.source": (
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
@@ -174,26 +174,25 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "train.inner_steps": (
         "Steps of each peer between two synchronisations. More saves bytes, fewer stay closer to "
-        "synchronous training. Recipe: 50."
+        "synchronous training."
     ),
-    "train.batch": "Samples per step of one peer. Recipe: 4, for two cores.",
-    "train.seq_len": "Tokens per sample, at most what the model was built for. Recipe: 64.",
-    "train.lr": "Peak learning rate of AdamW. Recipe: 0.004, for models below 1 M parameters; a tenth at 30 M.",
-    "train.weight_decay": "Decoupled weight decay of AdamW. Recipe: 0.1.",
-    "train.clip_norm": "What a step's gradient norm is clipped to: one bad batch costs no round. Recipe: 1.",
-    "train.warmup_steps": (
-        "Steps until the learning rate is at its peak. Recipe: 100, at most a tenth of the run."
-    ),
+    "train.batch": "Samples per step of one peer. Small, for two cores.",
+    "train.seq_len": "Tokens per sample, at most what the model was built for.",
+    "train.lr": "Peak learning rate of AdamW, for models below 1 M parameters; a tenth of it at 30 M.",
+    "train.weight_decay": "Decoupled weight decay of AdamW.",
+    "train.clip_norm": "What a step's gradient norm is clipped to: one bad batch costs no round.",
+    "train.warmup_steps": "Steps until the learning rate is at its peak; at most a tenth of the run.",
     "train.outer_lr": (
-        "Outer step size. outer_lr / (1 - outer_momentum) is the effective step: about 2 for 30 to 50 "
-        "rounds. Recipe: 1."
+        "Outer step size. outer_lr / (1 - outer_momentum) is the effective step: about 2 for 30 to 50 rounds."
     ),
-    "train.outer_momentum": "Outer Nesterov momentum. Recipe: 0.5 up to 50 rounds, 0.7 up to 100, then 0.8.",
-    "train.seed": "Of the first weights and of the order of the data. Recipe: 0.",
+    "train.outer_momentum": (
+        "Outer Nesterov momentum. With the recipe: 0.5 up to 50 rounds, 0.7 up to 100, then 0.8."
+    ),
+    "train.seed": "Of the first weights and of the order of the data.",
     "train.adaptive_batching": "Let the batch follow the measured speed. Not yet: keep false.",
-    "sync.up": 'Codec from a member to the owner of a part. "2bit" relies on error feedback. Recipe: int8.',
-    "sync.down": 'Codec of the answer to everybody. "2bit" adds an error that nothing feeds back. Recipe: int8.',
-    "sync.error_feedback": "Share of what a codec lost that the next update makes good. Recipe: 1.",
+    "sync.up": 'Codec from a member to the owner of a part: "fp32", "int8", "2bit", … "2bit" relies on error feedback.',
+    "sync.down": 'Codec of the answer to everybody. "2bit" adds an error that nothing feeds back.',
+    "sync.error_feedback": "Share of what a codec lost that the next update makes good.",
     "sync.pipeline_depth": "Pieces of an update on their way at once. Not yet: the transport decides; keep 3.",
     "sync.compression_ratio": "Share of values that a top-k codec keeps. Not yet: there is none; keep 0.1.",
     "sync.compression_level": (
@@ -221,11 +220,30 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "network.enable_nat_traversal": "Punch holes through routers. Not yet: keep false.",
     "network.enable_relay": "Reach and be reached through other members. Not yet: keep false.",
-    "node.name": "What others call this peer. Left out: the computer's name.",
+    "node.name": "What others call this peer. Empty: the computer's name.",
     "node.threads": (
-        "Threads of the trainer; 0: one per core. Several peers on one computer: cores divided by peers, "
-        "since too many cost up to 8x CPU per step."
+        "Threads of the trainer; 0: the cores, divided by the peers that run here. Too many cost up to 8x "
+        "CPU per step."
     ),
+}
+
+RECIPE: dict[str, Any] = {  # what the recipe "diloco" has where a key is left out
+    "run.rounds": 30,
+    "run.byzantine_tolerance": 0.0,
+    "model.name": "gpt-tiny",
+    "train.inner_steps": 50,
+    "train.batch": 4,
+    "train.seq_len": 64,
+    "train.lr": 4e-3,
+    "train.weight_decay": 0.1,
+    "train.clip_norm": 1.0,
+    "train.warmup_steps": 100,
+    "train.outer_lr": 1.0,
+    "train.outer_momentum": 0.5,
+    "train.seed": 0,
+    "sync.up": "int8",
+    "sync.down": "int8",
+    "sync.error_feedback": 1.0,
 }
 
 REPLACED = {  # names people know from elsewhere, and what to write here
@@ -272,8 +290,7 @@ def default_of(key: str) -> Any:
 
 def keys() -> list[str]:
     """Every key there is, in the order of the file."""
-    sections = {f: type(getattr(Config(), f)) for f in Config.__struct_fields__}
-    return [f"{section}.{name}" for section, owner in sections.items() for name in owner.__struct_fields__]
+    return [f"{section}.{name}" for section, owner in _sections() for name in owner.__struct_fields__]
 
 
 # ---- checks ------------------------------------------------------------------------------------------------
@@ -395,3 +412,56 @@ def toml_text(value: Any) -> str:
             return f"{value:.1f}"
         case _:
             return str(value)
+
+
+# ---- for people to read ------------------------------------------------------------------------------------
+
+LINE = 92  # characters of a comment line
+
+
+def commented_toml() -> str:
+    """A run.toml with every key at its default, commented out, and its description above it."""
+    lines = [
+        "# What a run is made of. A line that begins with # is the default; take the # away to change it.",
+        "# Order: defaults, this file, environment (ATOLL_TRAIN__LR=0.002), atoll up --set train.lr=0.003.",
+    ]
+    for section, owner in _sections():
+        lines += ["", f"[{section}]  # {_first_line(owner)}"]
+        for name in owner.__struct_fields__:
+            key = f"{section}.{name}"
+            lines += [f"# {text}" for text in wrap(ABOUT[key], LINE, break_on_hyphens=False)]
+            lines.append(f"#{name} = {toml_text(RECIPE.get(key, default_of(key)))}")
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """# run.toml
+
+`atoll init` writes this page as a commented file. Values come from, in this order: defaults, the file, the
+environment (`ATOLL_TRAIN__LR=0.002`), and `atoll up --set train.lr=0.003`. An unknown key is an error; so is a
+key whose feature does not exist yet, unless it stands at its default. Durations are seconds, or text with a
+unit: `250ms`, `30s`, `15min`, `2h`, `7d`. Sections up to [consensus] become part of the run's genesis and cannot
+be changed afterwards; [network] and [node] belong to one computer and may differ at every start.
+
+A default *in italics* comes from the recipe `diloco`; with `train.recipe = "demo"` it is the demo's."""
+
+
+def reference() -> str:
+    """docs/config.md: every key, its default, its unit and reason."""
+    lines = [INTRODUCTION]
+    for section, owner in _sections():
+        lines += ["", f"## [{section}]", "", _first_line(owner), "", "| key | default | meaning |", "|---|---|---|"]
+        for name in owner.__struct_fields__:
+            key = f"{section}.{name}"
+            shown = f"*{toml_text(RECIPE[key])}*" if key in RECIPE else f"`{toml_text(default_of(key))}`"
+            lines.append(f"| `{name}` | {shown} | {ABOUT[key]} |")
+    lines += ["", "## Names from elsewhere", "", "| there | here |", "|---|---|"]
+    lines += [f"| `{name}` | {here} |" for name, here in REPLACED.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _sections() -> list[tuple[str, type]]:
+    return [(name, type(getattr(Config(), name))) for name in Config.__struct_fields__]
+
+
+def _first_line(owner: type) -> str:
+    return (owner.__doc__ or "").strip().split("\n")[0]
