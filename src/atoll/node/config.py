@@ -191,7 +191,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "train.seed": "Of the first weights and of the order of the data.",
     "train.adaptive_batching": "Let the batch follow the measured speed. Not yet: keep false.",
     "sync.up": (
-        'Codec from a member to the owner of a part: "fp32", "int8", "2bit", … The strong ones rely on error feedback.'
+        'Codec from a member to the owner of a part: "fp32", "int8", "2bit", … Strong ones need error feedback.'
     ),
     "sync.down": 'Codec of the answer to everybody. "2bit" adds an error that nothing feeds back.',
     "sync.error_feedback": "Share of what a codec lost that the next update makes good.",
