@@ -23,7 +23,8 @@ from torch import Tensor
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Payload
-from atoll.host.learning import Learning
+from atoll.host.attached import AttachedTrainer
+from atoll.host.learning import ATTACHED, Learning
 from atoll.host.store import Store
 from atoll.host.trainer import Beat, Evaluated, Trainer, TrainerFailed, TrainerSpec
 from atoll.keys.digest import digest
@@ -62,11 +63,14 @@ class Private(msgspec.Struct, frozen=True):
 class Island:
     """`data` is a path or name for the trainer; None until the data set is here."""
 
-    def __init__(self, store: Store, threads: int, trains: bool = True) -> None:
+    def __init__(
+        self, store: Store, threads: int, trains: bool = True, trainer: AttachedTrainer | None = None
+    ) -> None:
         self.store, self.threads, self.trains = store, threads, trains
         self.learning: Learning | None = None
         self.data: str | None = None
-        self.trainer = Trainer(on_beat=self._on_beat)
+        self.attached = trainer is not None
+        self.trainer = trainer or Trainer(on_beat=self._on_beat)
         self.trainer_ready = False
         self.failures = 0
         self.retry_at: Seconds = 0.0
@@ -189,6 +193,13 @@ class Island:
             return
         recipe = self._learning.recipe
         assert self.head is not None and self.data is not None
+        if self._learning.data == ATTACHED and not self.attached:
+            raise TrainerFailed(
+                "refused",
+                "this run trains a model of its members' own",
+                cause="its founder attached a PyTorch model from Python",
+                fix="in your own training loop: atoll.join(ticket).attach(model, optimizer)",
+            )
         spec = TrainerSpec(
             recipe.model, recipe.seed, self.data, recipe.batch, recipe.seq_len, recipe.inner, self.threads
         )

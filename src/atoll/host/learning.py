@@ -33,6 +33,19 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"genesis names no recipe that this version can read: {why}") from None
 
 
+ATTACHED = "attached"  # data and steps are the user's own loop: see attach.py
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """What a new run starts from: its recipe, its model as it is now, its data."""
+
+    recipe: Recipe
+    layout: Layout
+    state: bytes  # canonical bytes of the first shared state
+    data: str
+    blob: bytes  # of the data set; empty where data never leaves its peer
+
+
 class Founded(msgspec.Struct, frozen=True):
     """A new run: its genesis and the blobs that genesis names."""
 
@@ -41,9 +54,16 @@ class Founded(msgspec.Struct, frozen=True):
     data: bytes
 
 
+def built_in(recipe: Recipe, data: str) -> Beginning:
+    """A model that Atoll knows by name. The first weights travel as a blob, never as a seed."""
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, recipe.seed)
+    layout = layout_of(model)
+    return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(load_data(data)))
+
+
 def found(
-    recipe: Recipe,
-    data: str,
+    beginning: Beginning,
     settings: RunSettings,
     founder: PeerId,
     vote_key: bytes,
@@ -53,19 +73,15 @@ def found(
     tickets: tuple[TicketUse, ...],
     now: Seconds,
 ) -> Founded:
-    """Genesis of a run that `founder` starts alone. The first weights travel as a blob, never as a seed."""
-    torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, recipe.seed)
-    layout = layout_of(model)
+    """Genesis of a run that `founder` starts alone."""
+    recipe, layout, state = beginning.recipe, beginning.layout, beginning.state
+    data, blob = beginning.data, beginning.blob
     if layout.floats < PARTS_MAX * BLOCK:
         raise UsageError(
             "E-RUN-01",
             f"the model has only {layout.floats} values; a run needs at least {PARTS_MAX * BLOCK}",
             fix="choose a larger model",
         )
-    corpus = load_data(data)
-    blob = data_blob(corpus)
-    state = state_bytes(initial_state(model), layout)
     learning = Learning(recipe, data, state_hash(blob), layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning))
     member = Member(founder, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=identity)

@@ -16,14 +16,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.base.errors import NetworkError, UsageError
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
+from atoll.host.attached import AttachedTrainer
 from atoll.host.clock import Clock
-from atoll.host.learning import found
+from atoll.host.island import Island
+from atoll.host.learning import Beginning, found
 from atoll.host.reach import as_last_time, dialable, with_ports
 from atoll.host.run import PeerHost
 from atoll.host.store import Store
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
-from atoll.learn.recipes import Recipe
 from atoll.node.peer import Wish
 from atoll.node.settings import RunSettings
 from atoll.protocol.dag.history import genesis_digest
@@ -51,14 +52,14 @@ class Invitation:
 
 async def found_run(
     folder: Path,
-    recipe: Recipe,
-    data: str,
+    beginning: Beginning,
     settings: RunSettings,
     name: str,
     listening: Listening,
     invitation: Invitation,
     threads: int,
     on_fact: Callable[[Fact], None],
+    trainer: AttachedTrainer | None = None,
 ) -> tuple[PeerHost, Ticket]:
     """A new run with this peer as its only member, listening, not yet started; and a ticket for the others."""
     store = Store(folder)
@@ -81,14 +82,24 @@ async def found_run(
     settings = msgspec.structs.replace(settings, recovery=public)
     listening = replace(listening, listen=tuple(with_ports(listening.listen)))
     addresses = listening.announce or dialable(list(listening.listen))
-    founded = found(recipe, data, settings, identity.peer, vote_key, digest(public), name, addresses, (use,), now)
+    founded = found(beginning, settings, identity.peer, vote_key, digest(public), name, addresses, (use,), now)
     run = genesis_digest(founded.genesis)
     signer = _certify(store, identity, run, session_key)
     store.put_blob(founded.state)
     store.put_blob(founded.data)
     store.keep([("run", run), ("genesis", encode(founded.genesis))])
     host = await _open(
-        store, identity, signer, run, founded.genesis, (), Wish("trainer", name), listening, threads, on_fact
+        store,
+        identity,
+        signer,
+        run,
+        founded.genesis,
+        (),
+        Wish("trainer", name),
+        listening,
+        threads,
+        on_fact,
+        trainer,
     )
     ticket = issue(
         identity,
@@ -111,6 +122,7 @@ async def join_run(
     listening: Listening,
     threads: int,
     on_fact: Callable[[Fact], None],
+    trainer: AttachedTrainer | None = None,
 ) -> PeerHost:
     """A peer that will join the ticket's run. Raises with the ticket's own error if it is no good."""
     ticket = parse(ticket_text)
@@ -130,7 +142,9 @@ async def join_run(
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
     bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     wish = Wish(role, name, (), ticket.redeem(identity.peer))
-    return await _open(store, identity, signer, ticket.genesis, None, bootstrap, wish, listening, threads, on_fact)
+    return await _open(
+        store, identity, signer, ticket.genesis, None, bootstrap, wish, listening, threads, on_fact, trainer
+    )
 
 
 async def resume_run(
@@ -139,6 +153,7 @@ async def resume_run(
     listening: Listening,
     threads: int,
     on_fact: Callable[[Fact], None],
+    trainer: AttachedTrainer | None = None,
 ) -> PeerHost:
     """The peer that this folder holds, as it was; under another name, if one is given."""
     store = Store(folder)
@@ -162,7 +177,7 @@ async def resume_run(
         wish = replace(wish, admission=ticket.redeem(identity.peer))
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
-    return await _open(store, identity, signer, run, genesis, bootstrap, wish, listening, threads, on_fact)
+    return await _open(store, identity, signer, run, genesis, bootstrap, wish, listening, threads, on_fact, trainer)
 
 
 def holds_run(folder: Path) -> bool:
@@ -186,9 +201,11 @@ async def _open(
     listening: Listening,
     threads: int,
     on_fact: Callable[[Fact], None],
+    trainer: AttachedTrainer | None = None,
 ) -> PeerHost:
+    island = Island(store, threads, trains=wish.role == "trainer", trainer=trainer)
     host = PeerHost(
-        store, identity, signer, run, wish, genesis=genesis, bootstrap=bootstrap, threads=threads, on_fact=on_fact
+        store, identity, signer, run, wish, island, genesis=genesis, bootstrap=bootstrap, on_fact=on_fact
     )
     asked = list(listening.listen)
     last = as_last_time(asked, store.kept().get("listening", b"").decode().split())

@@ -109,7 +109,10 @@ class PeerHost:
         self._round_closed = asyncio.Event()
         self.bound: list[str] = []
         self.addresses: tuple[str, ...] = ()
-        self.bytes_in, self.bytes_out = self.progress.bytes_in, self.progress.bytes_out  # of its life before, too
+        self._bytes_before = (
+            self.progress.bytes_out,
+            self.progress.bytes_in,
+        )  # of earlier lives and forgotten links
         self._timers: dict[str, tuple[Seconds, asyncio.TimerHandle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unkept: list[tuple[str, bytes | None]] = []
@@ -241,7 +244,7 @@ class PeerHost:
                 case Contact(peer, addresses):
                     self.links.contact(peer, addresses)
                 case Forget(peer):
-                    self.links.forget(peer)
+                    self._forget(peer)
                 case Report(fact):
                     for listener in self.listeners:
                         listener(fact)
@@ -258,7 +261,6 @@ class PeerHost:
             self._last = (send.message, encode(send.message))
         data = self._last[1]
         payload = send.payload.data if send.payload is not None else None
-        self.bytes_out += len(data) + (send.payload.size_bytes if send.payload is not None else 0)
         self.links.send(send.to, data, send.lane, payload)
 
     def _set_timer(self, name: str, at: Seconds | None) -> None:
@@ -288,6 +290,23 @@ class PeerHost:
 
     # ---- the network ---------------------------------------------------------------------------------------
 
+    @property
+    def bytes_out(self) -> int:
+        """Bytes on sockets since this peer exists, handshakes and encryption included."""
+        now = self.links.stats().values()
+        return self._bytes_before[0] + sum(s.control_sent_bytes + s.bulk_sent_bytes for s in now)
+
+    @property
+    def bytes_in(self) -> int:
+        now = self.links.stats().values()
+        return self._bytes_before[1] + sum(s.control_received_bytes + s.bulk_received_bytes for s in now)
+
+    def _forget(self, peer: PeerId) -> None:
+        before = self.bytes_out, self.bytes_in
+        self.links.forget(peer)
+        lost = before[0] - self.bytes_out, before[1] - self.bytes_in
+        self._bytes_before = self._bytes_before[0] + lost[0], self._bytes_before[1] + lost[1]
+
     def _identity_of(self, peer: PeerId) -> PublicIdentity | None:
         """The long-lived keys that a member joined with: nobody takes its place with other ones."""
         public = self.machine.identities.get(peer)
@@ -297,12 +316,11 @@ class PeerHost:
         self.handle(event)
 
     def _on_message(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
-        self.bytes_in += len(data) + (len(payload) if payload is not None else 0)
         try:
             message = decode_message(data, sender)
         except PeerFault as fault:
             self._on_fault(fault)
-            self.links.forget(sender)
+            self._forget(sender)
             return
         if payload is not None and len(payload) > HASH_ON_LOOP_BYTES:
             self._spawn(self._hash_then_handle(sender, message, payload))

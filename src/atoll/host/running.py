@@ -67,6 +67,7 @@ class Shell(Protocol):
 
 async def run_up(start: Start, shell: Shell) -> int:
     """Found a run in the folder, or go on with the one it holds."""
+    from atoll.host.learning import built_in
     from atoll.host.member import Invitation, found_run, holds_run, resume_run
 
     listening, threads, name = _ready(start)
@@ -81,7 +82,7 @@ async def run_up(start: Start, shell: Shell) -> int:
     settings, data = settings_of(start.config, recipe), data_of(start.config, start.file)
     try:
         host, ticket = await found_run(
-            start.folder, recipe, data, settings, name, listening, Invitation(), threads, _ignore
+            start.folder, built_in(recipe, data), settings, name, listening, Invitation(), threads, _ignore
         )
     except ValueError as why:
         raise UsageError(
@@ -302,8 +303,8 @@ def _sum(host: Any) -> dict[str, Any]:
         "loss": p.loss,
         "tokens": p.tokens,
         "over": host.machine.over,
-        "bytes_out": host.bytes_out,
-        "bytes_in": host.bytes_in,
+        "bytes_out": p.bytes_out,
+        "bytes_in": p.bytes_in,
         "bytes_data_parallel": p.bytes_data_parallel,
     }
 

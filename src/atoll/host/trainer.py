@@ -170,7 +170,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 
 Answer = Ready | Beat | Trained | Evaluated | Sampled | Saved | Carried | Broken
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 
 
 def threads_per_trainer(trainers: int) -> int:
@@ -362,7 +362,7 @@ class Trainer:
         body = msgspec.msgpack.encode(command)
         assert len(body) <= FRAME_MAX
         with suppress(ConnectionError):  # the listener notices the end and says why
-            self._process.stdin.write(_LENGTH.pack(len(body)) + body)
+            self._process.stdin.write(LENGTH.pack(len(body)) + body)
 
     async def _listen(self) -> None:
         """Read answers until the child's stdout ends, then say what became of it."""
@@ -371,7 +371,7 @@ class Trainer:
         decoder = msgspec.msgpack.Decoder(Answer)
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                (size,) = _LENGTH.unpack(await stdout.readexactly(_LENGTH.size))
+                (size,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
                 answer = decoder.decode(await stdout.readexactly(size))
                 self._heard = time.monotonic()
                 if isinstance(answer, Beat):
@@ -570,7 +570,7 @@ class _Worker:
 
     def say(self, answer: Answer) -> None:
         body = msgspec.msgpack.encode(answer)
-        self.answers.write(_LENGTH.pack(len(body)) + body)
+        self.answers.write(LENGTH.pack(len(body)) + body)
         self.answers.flush()
 
 
@@ -587,7 +587,7 @@ class _Commands:
 
     def listen(self) -> None:
         decoder = msgspec.msgpack.Decoder(Command)
-        while (frame := _read_frame(self._source)) is not None:
+        while (frame := read_frame(self._source)) is not None:
             command = decoder.decode(frame)
             if isinstance(command, Cancel):
                 self.cancelled = command.job
@@ -599,12 +599,12 @@ class _Commands:
         return self._waiting.get()
 
 
-def _read_frame(source: BinaryIO) -> bytes | None:
+def read_frame(source: BinaryIO) -> bytes | None:
     """The next frame, or None at the end of the pipe."""
-    head = source.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
+    head = source.read(LENGTH.size)
+    if len(head) < LENGTH.size:
         return None
-    (size,) = _LENGTH.unpack(head)
+    (size,) = LENGTH.unpack(head)
     body = source.read(size)
     return body if len(body) == size else None
 
@@ -626,7 +626,7 @@ def _main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a model or a library prints must not be taken for an answer
     _be_humble()
-    frame = _read_frame(sys.stdin.buffer)
+    frame = read_frame(sys.stdin.buffer)
     if frame is None:
         return
     commands = _Commands(sys.stdin.buffer)

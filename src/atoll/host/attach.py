@@ -1,0 +1,370 @@
+"""Atoll in your own PyTorch loop: `run = atoll.join(ticket)`, then `run.attach(model, optimizer)`.
+
+After `attach` your loop goes on as it was. After every inner step of the optimizer a hook counts; when the round's
+steps are done, or its time is, the hook hands the parameters to the peer process, waits for the agreed ones, and
+returns. Learning-rate schedulers, gradient accumulation and GradScaler stay yours: a step that GradScaler skips
+does not fire the hook and is not counted, and a round ends by its time even if steps are skipped.
+
+Promises: the model's tensors stay the same objects, only their values change, inside `optimizer.step()`; the
+optimizer's own state is never touched; the data never leaves this process. If the peer process dies the hook
+raises, it never goes on alone silently. Never sends anything but parameters and buffers of the model.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from torch import nn
+
+from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.host.attached import Attach, Closed, Farewell, Over, Told, ToUser, Trouble
+from atoll.host.shared import Mailbox, anonymous
+from atoll.host.trainer import LENGTH, Cancel, Carried, Train, Trained, WriteX
+from atoll.learn.layout import flatten, layout_of, unflatten
+from atoll.learn.recipes import Recipe
+
+T = TypeVar("T")
+LEAVE_S = 15.0  # for the peer's farewell
+FIRST_WORD_S = 120.0  # for the peer process to import and open its door on a busy computer
+
+
+class Run:
+    """This process's place in a run. Made by `atoll.join` or `atoll.found`; does nothing before `attach`."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        ticket: str = "",
+        recipe: Recipe | None = None,
+        rounds: int = 0,
+        start_peers: int = 1,
+        trust: str = "private",
+        name: str = "",
+        listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",),
+        announce: tuple[str, ...] = (),
+    ) -> None:
+        self._wish: dict[str, Any] = {
+            "folder": str(folder),
+            "ticket": ticket,
+            "recipe": recipe,
+            "rounds": rounds,
+            "start_peers": start_peers,
+            "trust": trust,
+            "name": name,
+            "listen": listen,
+            "announce": announce,
+        }
+        self.ticket = ticket  # give it to others; known after `attach` where this process founds the run
+        self.peer = ""  # who this process is in the run
+        self.round = -1  # the last agreed round
+        self.trained = 0  # agreed training rounds so far
+        self.members = 0  # present in the last agreed membership
+        self.loss = float("nan")  # mean reported training loss of the last agreed round
+        self.done = False  # the run is over; the model holds the agreed parameters
+        self.shard_index, self.shard_count = 0, 1  # this round's slice of the data, for `shard`
+        self._process: subprocess.Popen[bytes] | None = None
+        self._steps = self._reported = 0
+        self._loss_sum = 0.0
+        self._cancelled = -1
+
+    # ---- what a loop calls ---------------------------------------------------------------------------------
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int = 1) -> Run:
+        """Join with this model; returns when the first round begins, the model then holds the agreed parameters.
+
+        `batch` is the number of samples behind one optimizer step: it weighs this peer's update. Raises
+        RefusedError if the model is not the run's, or the ticket's own error.
+        """
+        if self._process is not None:
+            raise UsageError("E-ATT-02", "this run is attached already", fix="call atoll.join again for another")
+        self._model, self._optimizer, self._batch = model, optimizer, batch
+        self._layout = layout_of(model)
+        memory = anonymous()
+        self._mailbox = Mailbox(memory, self._layout.floats, 0)
+        self._give_x()
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "atoll.host.attached", str(theirs.fileno()), str(memory)]
+        paths = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, pass_fds=(theirs.fileno(), memory), stdin=subprocess.DEVNULL, env=paths
+        )
+        theirs.close()
+        os.close(memory)
+        self._socket = ours
+        atexit.register(self.close)
+        self._say(Attach(layout=self._layout, **self._wish))
+        self._serve_until_next_train()
+        if not self.done:
+            self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
+        return self
+
+    def report(self, loss: float) -> None:
+        """Tell the others this step's training loss; optional, shown as the run's loss."""
+        self._loss_sum += float(loss)
+        self._reported += 1
+
+    def shard(self, items: Iterable[T]) -> Iterator[T]:
+        """Every n-th item, so that members see disjoint data: for loaders that all members order alike."""
+        for index, item in enumerate(items):
+            if index % self.shard_count == self.shard_index:
+                yield item
+
+    def close(self) -> None:
+        """Say farewell and end the peer process. Harmless if there is none; also done when Python exits."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(OSError):
+            self._say(Farewell())
+        try:
+            process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._socket.close()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- between steps -------------------------------------------------------------------------------------
+
+    def _stepped(self) -> None:
+        """The optimizer took a step: hand over if the round's steps or its time are done."""
+        if self.done or self._process is None:
+            return
+        self._steps += 1
+        while select.select([self._socket], [], [], 0)[0]:
+            self._take(self._hear())
+        job = self._job
+        late = job.until is not None and time.monotonic() >= job.until
+        if self._steps < job.steps and not late and self._cancelled < job.job:
+            return
+        self._give_x()
+        loss = self._loss_sum / self._reported if self._reported else 0.0
+        seconds = time.monotonic() - self._began
+        samples = self._steps * self._batch
+        self._say(Trained(self._steps, samples, samples, loss, seconds, 0, ()))
+        self._serve_until_next_train()
+
+    def _serve_until_next_train(self) -> None:
+        """The peer has the floor: it writes what was agreed, then asks for the next steps."""
+        while not self.done:
+            word = self._hear()
+            if isinstance(word, Train):
+                self._job, self._began = word, time.monotonic()
+                self.shard_index, self.shard_count = word.shard, word.shards
+                self._steps = self._reported = 0
+                self._loss_sum = 0.0
+                return
+            self._take(word)
+
+    def _take(self, word: ToUser) -> None:
+        match word:
+            case WriteX():
+                own = flatten(self._model, self._layout)[1]
+                unflatten(self._mailbox.x_F, own, self._model, self._layout)
+                self._say(Carried())
+            case Cancel(job):
+                self._cancelled = job
+            case Told(ticket, me):
+                self.ticket, self.peer = ticket, me
+                if not self._wish["ticket"]:
+                    print(f"others join with: atoll.join({ticket!r})", flush=True)
+            case Closed():
+                self.round, self.trained, self.members = word.round, word.trained, word.members
+                self.loss = word.loss
+            case Over():
+                self.done = True
+                if hasattr(self, "_hook"):
+                    self._hook.remove()
+            case Trouble(code, what, cause, fix):
+                self.close()
+                raise _error(code)(code, what, cause=cause, fix=fix)
+            case Train():
+                raise AssertionError("asked to train while training")
+
+    def _give_x(self) -> None:
+        self._mailbox.x_F.copy_(flatten(self._model, self._layout)[0])
+
+    # ---- the socket ----------------------------------------------------------------------------------------
+
+    def _say(self, word: Any) -> None:
+        body = msgspec.msgpack.encode(word)
+        self._socket.sendall(LENGTH.pack(len(body)) + body)
+
+    def _hear(self) -> ToUser:
+        (size,) = LENGTH.unpack(self._read(LENGTH.size))
+        return _DECODER.decode(self._read(size))
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self._socket.recv(count - len(data))
+            if not more:
+                assert self._process is not None
+                code = self._process.wait()
+                raise RunFailedError(
+                    "E-ATT-03",
+                    f"the peer process behind this loop ended with exit status {code}",
+                    cause="it was killed, or it printed why above",
+                    fix="start the program again in the same folder: it goes on from the last agreed state",
+                )
+            data += more
+        return data
+
+
+_DECODER = msgspec.msgpack.Decoder(ToUser)
+
+
+def _error(code: str) -> type[AtollError]:
+    if code.startswith("E-NET"):
+        return NetworkError
+    return UsageError if code.startswith(("E-DIR", "E-TKT")) else RefusedError
+
+
+def join(ticket: str | None = None, *, folder: str | Path = "", name: str = "", **wishes: Any) -> Run:
+    """A place in the ticket's run, or in the one that the environment names (ATOLL_TICKET, as `local` sets it).
+
+    Call `.attach(model, optimizer)` next. `folder` keeps keys and state: the same folder is the same peer.
+    """
+    ticket = ticket or os.environ.get("ATOLL_TICKET", "")
+    folder = Path(folder or os.environ.get("ATOLL_DIR", "atoll-run"))
+    name = name or os.environ.get("ATOLL_NAME", "")
+    if not ticket and os.environ.get("ATOLL_FOUND"):
+        return found(folder=folder, name=name, start_peers=int(os.environ["ATOLL_FOUND"]), **wishes)
+    if not ticket:
+        raise UsageError(
+            "E-TKT-09",
+            "there is no ticket to join with",
+            cause="neither an argument nor ATOLL_TICKET names one",
+            fix='atoll.join("ATOLL1:…"), or atoll.found() to start a run',
+        )
+    return Run(folder=folder, ticket=ticket, name=name)
+
+
+def found(
+    *,
+    folder: str | Path = "atoll-run",
+    name: str = "",
+    inner_steps: int = 50,
+    rounds: int = 0,
+    start_peers: int = 1,
+    trust: str = "private",
+    outer_lr: float = 1.0,
+    outer_momentum: float = 0.6,
+    up: str = "int8",
+    down: str = "int8",
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",),
+    announce: tuple[str, ...] = (),
+) -> Run:
+    """A new run of DiLoCo rounds over the model that is attached next; `run.ticket` then lets others join.
+
+    `inner_steps` optimizer steps make a round; `rounds=0` goes on until everybody leaves; training begins when
+    `start_peers` are there. The outer step is Nesterov(outer_lr, outer_momentum), see docs/config.md.
+    """
+    recipe = attached_recipe(inner_steps, rounds, outer_lr, outer_momentum, up, down)
+    return Run(
+        folder=Path(folder),
+        recipe=recipe,
+        rounds=rounds,
+        start_peers=start_peers,
+        trust=trust,
+        name=name,
+        listen=listen,
+        announce=announce,
+    )
+
+
+def attached_recipe(
+    inner_steps: int, rounds: int, outer_lr: float, outer_momentum: float, up: str, down: str
+) -> Recipe:
+    """DiLoCo around a loop that has its own model, data and inner optimizer."""
+    from atoll.learn.codec import codec_named
+    from atoll.learn.inner import AdamW
+    from atoll.learn.outer import Nesterov
+    from atoll.learn.recipes import Coding, Schedule
+
+    for codec in (up, down):
+        codec_named(codec)
+    return Recipe(
+        model="attached",
+        seed=0,
+        batch=1,
+        seq_len=1,
+        inner=AdamW(lr=1.0, warmup_steps=0, total_steps=1),  # never used: the loop brings its own
+        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        coding=Coding(up=up, down=down),
+        statistic="mean",
+        outer=Nesterov(lr=outer_lr, momentum=outer_momentum),
+        merge="replace",
+    )
+
+
+def local(script: str | Path, *arguments: str, peers: int = 4, folder: str | Path = "atoll-local") -> None:
+    """Run a training script in `peers` processes on this computer that form one private swarm.
+
+    The script says `run = atoll.join().attach(model, optimizer)`; this function sets the environment that makes
+    the first process found the run and the others join it. In a notebook, write the script with `%%writefile`.
+    Raises RunFailedError if a process fails.
+    """
+    script, base = Path(script), Path(folder)
+    if not script.exists():
+        raise UsageError("E-USE-07", f"there is no script {script}", fix="%%writefile train.py in a notebook")
+    if peers < 1:
+        raise UsageError("E-USE-08", "a swarm needs at least one peer")
+    base.mkdir(parents=True, exist_ok=True)
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for index in range(peers):
+            own = base / f"peer-{index + 1}"
+            extra = {"ATOLL_DIR": str(own), "ATOLL_NAME": own.name, "OMP_NUM_THREADS": "1"}
+            extra |= (
+                {"ATOLL_FOUND": str(peers)}
+                if index == 0
+                else {"ATOLL_TICKET": _ticket_in(base / "peer-1", children)}
+            )
+            paths = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+            children.append(
+                subprocess.Popen([sys.executable, str(script), *arguments], env=os.environ | paths | extra)
+            )
+        failed = [c.wait() for c in children]
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+    if any(failed):
+        raise RunFailedError("E-LOC-01", f"{sum(map(bool, failed))} of {peers} processes failed", cause="see above")
+
+
+def _ticket_in(folder: Path, children: list[subprocess.Popen[bytes]]) -> str:
+    """The ticket that the founder leaves in its folder."""
+    import sqlite3
+
+    deadline = time.monotonic() + FIRST_WORD_S
+    while time.monotonic() < deadline and children[0].poll() is None:
+        with suppress(sqlite3.Error):
+            uri = f"file:{folder / 'kept.sqlite'}?mode=ro"
+            with sqlite3.connect(uri, uri=True) as database:
+                row = database.execute("SELECT value FROM kept WHERE name = 'ticket'").fetchone()
+            database.close()
+            if row is not None:
+                return row[0].decode()
+        time.sleep(0.1)
+    raise RunFailedError("E-LOC-02", "the founding process printed no ticket", cause="its script failed: see above")

@@ -1,0 +1,301 @@
+"""The peer process behind a user's own training loop, and the stand-in for a trainer through which it drives it.
+
+Turned round from `trainer.py`: there the peer starts the trainer, here the user's process is the trainer and starts
+the peer (`python -m atoll.host.attached`). Same commands and answers, same shared memory, over a socket pair.
+If either side dies the other one notices by the end of the socket: the peer says farewell, the loop gets an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.errors import AtollError, RefusedError
+from atoll.base.machine import Fact
+from atoll.host.shared import Mailbox
+from atoll.host.trainer import (
+    FRAME_MAX,
+    LENGTH,
+    Broken,
+    Cancel,
+    Carried,
+    Evaluated,
+    Train,
+    Trained,
+    TrainerFailed,
+    TrainerSpec,
+    WriteX,
+)
+from atoll.learn.layout import Layout, difference
+from atoll.learn.recipes import Recipe
+from atoll.learn.state import SharedState, state_bytes
+from atoll.node.peer import GenesisKnown, Refused, RunOver
+from atoll.node.round import RoundClosed
+from atoll.node.settings import RunSettings
+from atoll.policy.plan import RoundSettings
+
+if TYPE_CHECKING:
+    from atoll.host.learning import Beginning
+
+T = TypeVar("T")
+
+
+class Attach(msgspec.Struct, frozen=True, tag=True):
+    """First words of the user's process: who it wants to be."""
+
+    folder: str
+    name: str
+    ticket: str  # empty: found a new run, or go on with the folder's
+    listen: tuple[str, ...]
+    announce: tuple[str, ...]
+    layout: Layout
+    recipe: Recipe | None  # of a run to found; None when joining
+    rounds: int = 0
+    start_peers: int = 1
+    trust: str = "private"
+
+
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """News for the user's process."""
+
+    ticket: str
+    me: str
+
+
+class Closed(msgspec.Struct, frozen=True, tag=True):
+    """A round was agreed."""
+
+    round: int
+    trained: int
+    counted: int
+    members: int
+    loss: float
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    """The run has had its rounds; x holds the agreed model."""
+
+    rounds: int
+
+
+class Trouble(msgspec.Struct, frozen=True, tag=True):
+    """This peer cannot go on: an AtollError in parts."""
+
+    code: str
+    what: str
+    cause: str
+    fix: str
+
+
+class Farewell(msgspec.Struct, frozen=True, tag=True):
+    """Last words of the user's process."""
+
+
+ToUser = Train | Cancel | WriteX | Told | Closed | Over | Trouble
+FromUser = Attach | Trained | Carried | Broken | Farewell
+
+
+class AttachedTrainer:
+    """Looks like `Trainer` to an island; behind it is somebody else's loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mailbox: Mailbox) -> None:
+        self.layout: Layout | None = None
+        self._reader, self._writer, self._mailbox = reader, writer, mailbox
+        self._lock = asyncio.Lock()
+        self._answers: asyncio.Queue[FromUser] = asyncio.Queue()
+        self._job = 0
+        self.ended = asyncio.Event()
+
+    async def hear(self) -> None:
+        """Read what the loop says until it ends."""
+        decoder = msgspec.msgpack.Decoder(FromUser)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                word = decoder.decode(await self._reader.readexactly(size))
+                if isinstance(word, Farewell):
+                    break
+                self._answers.put_nowait(word)
+        self.ended.set()
+
+    def say(self, word: ToUser) -> None:
+        body = msgspec.msgpack.encode(word)
+        assert len(body) <= FRAME_MAX
+        with suppress(ConnectionError):
+            self._writer.write(LENGTH.pack(len(body)) + body)
+
+    async def start(self, spec: TrainerSpec) -> Layout:
+        assert self.layout is not None
+        if self.ended.is_set():
+            raise _ended()
+        return self.layout
+
+    async def train(
+        self, steps: int, *, cursor: int, shard: int, shards: int, global_step: int, until: float | None = None
+    ) -> Trained:
+        self._job += 1
+        return await self._ask(Train(self._job, steps, until, cursor, shard, shards, global_step), Trained)
+
+    def cancel(self) -> None:
+        self.say(Cancel(self._job))
+
+    def read_x(self) -> Tensor:
+        return self._mailbox.x_F
+
+    async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
+        async with self._lock:
+            self._mailbox.x_F.copy_(x_F)
+            await self._turn(WriteX(counters), Carried)
+
+    async def evaluate(self, samples: int = 512) -> Evaluated:
+        raise TrainerFailed("refused", "an attached loop evaluates its model itself", alive=True)
+
+    async def sample(self, prompt: str, n: int, seed: int = 0) -> str:
+        raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
+
+    async def inner_state(self) -> bytes:
+        return b""  # the optimizer is the loop's own
+
+    async def set_inner_state(self, data: bytes) -> None:
+        return
+
+    async def stop(self) -> None:
+        return  # the loop is not ours to end
+
+    async def _ask(self, command: ToUser, expected: type[T]) -> T:
+        async with self._lock:
+            return await self._turn(command, expected)
+
+    async def _turn(self, command: ToUser, expected: type[T]) -> T:
+        self.say(command)
+        answer = asyncio.ensure_future(self._answers.get())
+        ended = asyncio.ensure_future(self.ended.wait())
+        await asyncio.wait({answer, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not answer.done():
+            answer.cancel()
+            raise _ended()
+        word = answer.result()
+        if isinstance(word, Broken):
+            raise TrainerFailed(word.why, word.what, alive=True)
+        assert isinstance(word, expected), f"{type(word).__name__} is no answer to {command}"
+        return word
+
+
+def _ended() -> TrainerFailed:
+    return TrainerFailed("crashed", "the training loop that this peer belongs to has ended")
+
+
+# ---- the peer process --------------------------------------------------------------------------------------
+
+
+async def _main(fd: int, memory: int) -> None:
+    from atoll.host.member import Invitation, Listening, found_run, holds_run, join_run, resume_run
+
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
+    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    wish = msgspec.msgpack.decode(await reader.readexactly(size), type=Attach)
+    trainer = AttachedTrainer(reader, writer, Mailbox(memory, wish.layout.floats, 0))
+    trainer.layout = wish.layout
+    over = asyncio.Event()
+    trouble: list[AtollError] = []
+
+    def watch(fact: Fact) -> None:
+        _watch(fact, trainer, over, trouble)
+
+    hearing = asyncio.create_task(trainer.hear())
+    listening = Listening(wish.listen, wish.announce)
+    folder = Path(wish.folder)
+    try:
+        if wish.ticket:
+            host = await join_run(folder, wish.ticket, "trainer", wish.name, listening, 1, watch, trainer)
+            ticket = wish.ticket
+        elif holds_run(folder):
+            host = await resume_run(folder, wish.name, listening, 1, watch, trainer)
+            ticket = host.ticket_text() or ""
+        else:
+            beginning, settings = _beginning(wish, trainer.read_x())
+            invitation = Invitation()
+            host, made = await found_run(
+                folder, beginning, settings, wish.name, listening, invitation, 1, watch, trainer
+            )
+            ticket = made.text
+    except AtollError as why:
+        trainer.say(Trouble(why.code, why.what, why.cause, why.fix))
+        await writer.drain()
+        return
+    host.start()
+    trainer.say(Told(ticket, host.me))
+    ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if trouble:
+        trainer.say(Trouble(trouble[0].code, trouble[0].what, trouble[0].cause, trouble[0].fix))
+    elif over.is_set():
+        trainer.say(Over(host.machine.history.head_body.trained if host.machine.history else 0))
+        with suppress(TimeoutError):  # laggards may still need what we hold
+            await asyncio.wait_for(trainer.ended.wait(), 10.0)
+    await host.stop("its training loop ended", farewell=not over.is_set())
+    hearing.cancel()
+    for end in ends:
+        end.cancel()
+    await asyncio.gather(hearing, *ends, return_exceptions=True)
+    with suppress(ConnectionError):
+        await writer.drain()
+
+
+def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
+    """The run that this loop founds: its model as it is now, its own data, the recipe it asked for."""
+    from atoll.host.learning import ATTACHED, Beginning
+
+    assert wish.recipe is not None
+    layout = wish.layout
+    first = SharedState(
+        x_F.clone(), torch.zeros(layout.parameters), torch.zeros(layout.counters, dtype=torch.int64)
+    )
+    beginning = Beginning(wish.recipe, layout, state_bytes(first, layout), ATTACHED, b"")
+    steps = wish.recipe.schedule.inner_steps
+    quorum = "majority" if wish.trust == "private" else "two-thirds"
+    settings = RunSettings(
+        name=wish.name,
+        rounds=wish.rounds,
+        start_peers=wish.start_peers,
+        round=RoundSettings(inner_steps=steps, quorum=quorum),
+    )
+    return beginning, settings
+
+
+def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:
+    match fact:
+        case RoundClosed(body=body) if body.parts:
+            here = sum(m.present for m in body.members)
+            trainer.say(Closed(body.round, body.trained, len(fact.counted), here, body.metrics.loss))
+        case RunOver():
+            over.set()
+        case GenesisKnown(settings=settings):
+            from atoll.host.learning import decode_learning
+
+            assert trainer.layout is not None
+            if parting := difference(decode_learning(settings).layout, trainer.layout):
+                what = f"your model is not the model of this run:\n{parting}"
+                trouble.append(RefusedError("E-ATT-01", what, fix="build the model as the founder did"))
+                over.set()
+        case Refused(code=code, what=what, fix=fix):
+            trouble.append(RefusedError(code, what, fix=fix))
+            over.set()
+        case _:
+            pass
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.stdout.flush()
+    os._exit(0)
