@@ -123,6 +123,7 @@ class Links:
         self._servers: list[asyncio.Server] = []
         self._wires: set[Wire] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._traffic_before = (0, 0)  # of links that were let go
         self._closing = False
         self._spawn(self._sweep())
 
@@ -208,6 +209,13 @@ class Links:
 
     def stats(self) -> dict[PeerId, LinkStats]:
         return {peer: self._stats(link) for peer, link in self._links.items()}
+
+    def traffic(self) -> tuple[int, int]:
+        """(sent, received) bytes on the sockets of all links there have been."""
+        now = [self._stats(link) for link in self._links.values()]
+        sent = sum(s.control_sent_bytes + s.bulk_sent_bytes for s in now)
+        received = sum(s.control_received_bytes + s.bulk_received_bytes for s in now)
+        return self._traffic_before[0] + sent, self._traffic_before[1] + received
 
     async def close(self) -> None:
         """Last words leave, then everything ends. Tells no events any more."""
@@ -459,6 +467,10 @@ class Links:
             link.bulk_wanted = 0
             link.bulk.hang_up()
             if not link.endpoints and not link.retiring:
+                last = self._stats(link)
+                sent = self._traffic_before[0] + last.control_sent_bytes + last.bulk_sent_bytes
+                received = self._traffic_before[1] + last.control_received_bytes + last.bulk_received_bytes
+                self._traffic_before = sent, received
                 self._links.pop(link.peer, None)
 
     def _down(self, link: _Link, refused: bool) -> None:

@@ -109,10 +109,7 @@ class PeerHost:
         self._round_closed = asyncio.Event()
         self.bound: list[str] = []
         self.addresses: tuple[str, ...] = ()
-        self._bytes_before = (
-            self.progress.bytes_out,
-            self.progress.bytes_in,
-        )  # of earlier lives and forgotten links
+        self._bytes_before = (self.progress.bytes_out, self.progress.bytes_in)  # of its life before
         self._timers: dict[str, tuple[Seconds, asyncio.TimerHandle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unkept: list[tuple[str, bytes | None]] = []
@@ -244,7 +241,7 @@ class PeerHost:
                 case Contact(peer, addresses):
                     self.links.contact(peer, addresses)
                 case Forget(peer):
-                    self._forget(peer)
+                    self.links.forget(peer)
                 case Report(fact):
                     for listener in self.listeners:
                         listener(fact)
@@ -293,19 +290,11 @@ class PeerHost:
     @property
     def bytes_out(self) -> int:
         """Bytes on sockets since this peer exists, handshakes and encryption included."""
-        now = self.links.stats().values()
-        return self._bytes_before[0] + sum(s.control_sent_bytes + s.bulk_sent_bytes for s in now)
+        return self._bytes_before[0] + self.links.traffic()[0]
 
     @property
     def bytes_in(self) -> int:
-        now = self.links.stats().values()
-        return self._bytes_before[1] + sum(s.control_received_bytes + s.bulk_received_bytes for s in now)
-
-    def _forget(self, peer: PeerId) -> None:
-        before = self.bytes_out, self.bytes_in
-        self.links.forget(peer)
-        lost = before[0] - self.bytes_out, before[1] - self.bytes_in
-        self._bytes_before = self._bytes_before[0] + lost[0], self._bytes_before[1] + lost[1]
+        return self._bytes_before[1] + self.links.traffic()[1]
 
     def _identity_of(self, peer: PeerId) -> PublicIdentity | None:
         """The long-lived keys that a member joined with: nobody takes its place with other ones."""
@@ -320,7 +309,7 @@ class PeerHost:
             message = decode_message(data, sender)
         except PeerFault as fault:
             self._on_fault(fault)
-            self._forget(sender)
+            self.links.forget(sender)
             return
         if payload is not None and len(payload) > HASH_ON_LOOP_BYTES:
             self._spawn(self._hash_then_handle(sender, message, payload))
