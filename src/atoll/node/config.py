@@ -277,9 +277,8 @@ def decode_config(tree: Mapping[str, Any]) -> Config:
     except msgspec.ValidationError as why:
         text, _, at = str(why).partition(" - at `$.")
         key = at.rstrip("`").split("[")[0]
-        raise UsageError(
-            "E-CFG-02", f"{key or 'the config'}: {text[0].lower()}{text[1:]}", fix=f"see {key} in docs/config.md"
-        ) from None
+        told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}"
+        raise UsageError("E-CFG-02", told, fix=ABOUT.get(key, "docs/config.md has every key")) from None
     _check_made(config)
     _check_sense(config)
     return config
@@ -392,7 +391,8 @@ def _in_seconds(tree: Mapping[str, Any]) -> dict[str, Any]:
                 try:
                     value = parse_duration_s(value)
                 except ValueError as why:
-                    raise UsageError("E-CFG-02", f"{section}.{name}: {why}") from None
+                    key = f"{section}.{name}"
+                    raise UsageError("E-CFG-02", f"{key}: {why}", fix=ABOUT[key]) from None
             out[section][name] = value
     return out
 

@@ -1,0 +1,199 @@
+"""run.toml: every key explains itself, every slip is named, nothing is silently ignored."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.base.errors import UsageError
+from atoll.host.config import data_of, load_config, recipe_of, settings_of
+from atoll.node.config import ABOUT, NOT_YET, RECIPE, Config, commented_toml, decode_config, keys, reference
+
+DOCS = Path(__file__).parents[2] / "docs" / "config.md"
+
+
+def trouble(*sets: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        load_config(None, sets, {})
+    return caught.value
+
+
+def value_of(config: Config, key: str) -> object:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+# ---- what wins ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path):
+    """One key is set in one more place each time; the batch stays the file's."""
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nlr = 0.001\nbatch = 8\n")
+    environment = {"ATOLL_TRAIN__LR": "0.002", "ATOLL_TICKET": "not config", "HOME": "/"}
+    assert load_config(None, (), {}).train.lr is None
+    assert load_config(file, (), {}).train.lr == 0.001
+    assert load_config(file, (), environment).train.lr == 0.002
+    config = load_config(file, ("train.lr=0.003",), environment)
+    assert (config.train.lr, config.train.batch) == (0.003, 8)
+
+
+def test_words_need_no_quotes_on_the_command_line():
+    config = load_config(None, ("run.name=coral", "consensus.timeout=1min", "run.rounds=7"), {})
+    assert (config.run.name, config.consensus.timeout, config.run.rounds) == ("coral", 60.0, 7)
+
+
+# ---- slips -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("train.iner_steps=3", "train.inner_steps"),
+        ("trian.lr=1", "train.lr"),
+        ("listen_addresses=[]", "network.listen_addresses"),
+        ("run.lr=0.1", "train.lr"),
+        ("consensus.time_out=3", "consensus.timeout"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_one_that_was_meant(slip: str, meant: str):
+    assert f"did you mean {meant}?" in trouble(slip).what
+
+
+def test_names_from_elsewhere_are_answered_with_ours():
+    """The surprise: `sync_frequency` is no slip of any key of ours, it is another word for one."""
+    assert "train.inner_steps" in trouble("sync_frequency=50").fix
+    assert "atoll join" in trouble("network.initial_peers=[]").fix
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("train.lr=fast", "train.lr"),
+        ("train.batch=0", "train.batch"),
+        ("sync.compression_level=4", "sync.compression_level"),
+        ("run.trust=none", "run.trust"),
+        ("consensus.timeout='12 parsec'", "not a duration"),
+        ("run.byzantine_tolerance=0.4", "a third of liars"),
+        ("run.byzantine_tolerance=0.2", "community"),
+        ("run.min_peers=5", "run.start_peers"),
+        ("run.beat=3", "run.suspect"),
+        ("consensus.timeout=20", "run.suspect"),
+        ("consensus.protocol=paxos", "no protocol"),
+        ("train.lr", "no value"),
+    ],
+)
+def test_a_value_that_cannot_be_names_its_key_and_what_to_do(given: str, says: str):
+    told = trouble(given)
+    assert says in str(told) and told.fix and told.exit_status == 2
+
+
+@pytest.mark.parametrize("key", [*NOT_YET, "consensus.protocol"])
+def test_what_does_not_exist_yet_says_so_instead_of_being_ignored(key: str):
+    """Every such key takes its default and refuses anything else."""
+    default = value_of(Config(), key)
+    other = {bool: "true", int: "5", float: "0.5", str: "raft"}[type(default)]
+    assert "not yet" in trouble(f"{key}={other}").what
+    assert "not yet" in ABOUT[key].lower()
+    assert value_of(load_config(None, (f"{key}={str(default).lower()}",), {}), key) == default
+
+
+def test_a_file_that_is_no_toml_says_where(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nlr = \n")
+    with pytest.raises(UsageError, match="line 2"):
+        load_config(file, (), {})
+    with pytest.raises(UsageError, match="atoll init"):
+        load_config(tmp_path / "other.toml", (), {})
+
+
+# ---- the pages are the code --------------------------------------------------------------------------------
+
+
+def test_every_key_is_explained_and_nothing_else_is():
+    assert sorted(ABOUT) == sorted(keys())
+    assert set(RECIPE) <= set(keys())
+
+
+def test_the_reference_page_is_what_the_code_says():
+    """After a change: python -c 'from atoll.node.config import reference; print(reference(), end="")'."""
+    assert DOCS.read_text() == reference()
+
+
+def test_the_commented_file_is_the_default_run():
+    """With every comment sign taken away it must decode, and be the run that an empty file describes."""
+    bare = re.sub(r"^#(\w+ = )", r"\1", commented_toml(), flags=re.MULTILINE)
+    tree = tomllib.loads(bare)
+    assert {f"{s}.{k}" for s, table in tree.items() for k in table} == set(keys())
+    config, empty = decode_config(tree), decode_config({})
+    assert recipe_of(config) == recipe_of(empty)
+    assert settings_of(config, recipe_of(config)) == settings_of(empty, recipe_of(empty))
+
+
+# ---- what it becomes ---------------------------------------------------------------------------------------
+
+
+def test_what_the_recipe_is_said_to_have_is_what_it_has():
+    recipe = recipe_of(Config())
+    assert RECIPE == {
+        "run.rounds": recipe.schedule.rounds,
+        "run.byzantine_tolerance": 0.0,
+        "model.name": recipe.model,
+        "train.inner_steps": recipe.schedule.inner_steps,
+        "train.batch": recipe.batch,
+        "train.seq_len": recipe.seq_len,
+        "train.lr": recipe.inner.lr,
+        "train.weight_decay": recipe.inner.weight_decay,
+        "train.clip_norm": recipe.inner.clip_norm,
+        "train.warmup_steps": recipe.inner.warmup_steps,
+        "train.outer_lr": recipe.outer.lr,
+        "train.outer_momentum": recipe.outer.momentum,
+        "train.seed": recipe.seed,
+        "sync.up": recipe.coding.up,
+        "sync.down": recipe.coding.down,
+        "sync.error_feedback": recipe.coding.beta,
+    }
+
+
+def test_a_tuned_recipe_keeps_what_is_not_mentioned():
+    """The demo's recipe with half the rounds: its schedule shrinks with them, its learning rate stays."""
+    whole = recipe_of(load_config(None, ("train.recipe=demo",), {}))
+    half = recipe_of(load_config(None, ("train.recipe=demo", f"run.rounds={whole.schedule.rounds // 2}"), {}))
+    assert half.inner.total_steps == half.schedule.rounds * half.schedule.inner_steps
+    assert (half.inner.lr, half.outer, half.coding) == (whole.inner.lr, whole.outer, whole.coding)
+
+
+def test_trust_decides_the_quorum_and_the_timeout_its_windows():
+    config = load_config(None, ("run.trust=community", "consensus.timeout=60s"), {})
+    round = settings_of(config, recipe_of(config)).round
+    assert (round.quorum, round.owner_s, round.agree_s) == ("two-thirds", 12.0, 24.0)
+    assert settings_of(Config(), recipe_of(Config())).round.quorum == "majority"
+
+
+def test_a_run_without_an_end_still_has_a_schedule():
+    config = load_config(None, ("run.rounds=0",), {})
+    assert settings_of(config, recipe_of(config)).rounds == 0
+    assert recipe_of(config).inner.total_steps > 10_000
+
+
+def test_a_codec_or_model_that_does_not_exist_is_named():
+    for wrong in ("sync.up=int3", "model.name=gpt-9"):
+        with pytest.raises(UsageError, match="there are"):
+            recipe_of(load_config(None, (wrong,), {}))
+
+
+def test_data_is_looked_for_beside_the_file(tmp_path: Path):
+    (tmp_path / "corpus.txt").write_text("x" * 10)
+    config = load_config(None, ("data.source=corpus.txt",), {})
+    assert data_of(config, tmp_path / "run.toml") == str(tmp_path / "corpus.txt")
+    with pytest.raises(UsageError, match="nothing at"):
+        data_of(config, tmp_path / "elsewhere" / "run.toml")
+
+
+def test_config_survives_its_own_encoding():
+    config = load_config(None, ("train.lr=0.01", "network.announce_addresses=['/dns4/a.org/tcp/1']"), {})
+    assert decode_config(msgspec.to_builtins(config)) == config
