@@ -36,6 +36,7 @@ from atoll.learn.layout import flatten, layout_of, unflatten
 from atoll.learn.recipes import Recipe
 
 T = TypeVar("T")
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 LEAVE_S = 15.0  # for the peer's farewell
 FIRST_WORD_S = 120.0  # for the peer process to import and open its door on a busy computer
 
@@ -53,7 +54,7 @@ class Run:
         start_peers: int = 1,
         trust: str = "private",
         name: str = "",
-        listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",),
+        listen: tuple[str, ...] = LOOPBACK,
         announce: tuple[str, ...] = (),
     ) -> None:
         self._wish: dict[str, Any] = {
@@ -239,24 +240,34 @@ def _error(code: str) -> type[AtollError]:
     return UsageError if code.startswith(("E-DIR", "E-TKT")) else RefusedError
 
 
-def join(ticket: str | None = None, *, folder: str | Path = "", name: str = "", **wishes: Any) -> Run:
+def join(
+    ticket: str | None = None,
+    *,
+    folder: str | Path = "",
+    name: str = "",
+    listen: tuple[str, ...] = LOOPBACK,
+    announce: tuple[str, ...] = (),
+    or_found: dict[str, Any] | None = None,
+) -> Run:
     """A place in the ticket's run, or in the one that the environment names (ATOLL_TICKET, as `local` sets it).
 
     Call `.attach(model, optimizer)` next. `folder` keeps keys and state: the same folder is the same peer.
+    Where there is no ticket, `or_found` holds the arguments for `found`, so that one script serves all members.
     """
     ticket = ticket or os.environ.get("ATOLL_TICKET", "")
     folder = Path(folder or os.environ.get("ATOLL_DIR", "atoll-run"))
     name = name or os.environ.get("ATOLL_NAME", "")
-    if not ticket and os.environ.get("ATOLL_FOUND"):
-        return found(folder=folder, name=name, start_peers=int(os.environ["ATOLL_FOUND"]), **wishes)
-    if not ticket:
+    if ticket:
+        return Run(folder=folder, ticket=ticket, name=name, listen=listen, announce=announce)
+    if or_found is None:
         raise UsageError(
             "E-TKT-09",
             "there is no ticket to join with",
             cause="neither an argument nor ATOLL_TICKET names one",
             fix='atoll.join("ATOLL1:…"), or atoll.found() to start a run',
         )
-    return Run(folder=folder, ticket=ticket, name=name)
+    wishes = {"start_peers": int(os.environ.get("ATOLL_START_PEERS", "1")), **or_found}
+    return found(folder=folder, name=name, listen=listen, announce=announce, **wishes)
 
 
 def found(
@@ -271,7 +282,7 @@ def found(
     outer_momentum: float = 0.6,
     up: str = "int8",
     down: str = "int8",
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",),
+    listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
 ) -> Run:
     """A new run of DiLoCo rounds over the model that is attached next; `run.ticket` then lets others join.
@@ -320,8 +331,9 @@ def attached_recipe(
 def local(script: str | Path, *arguments: str, peers: int = 4, folder: str | Path = "atoll-local") -> None:
     """Run a training script in `peers` processes on this computer that form one private swarm.
 
-    The script says `run = atoll.join().attach(model, optimizer)`; this function sets the environment that makes
-    the first process found the run and the others join it. In a notebook, write the script with `%%writefile`.
+    The script says `run = atoll.join(or_found={…}).attach(model, optimizer)`; this function sets the environment
+    that makes the first process found the run and the others join it. In a notebook, write the script
+    with `%%writefile`.
     Raises RunFailedError if a process fails.
     """
     script, base = Path(script), Path(folder)
@@ -336,7 +348,7 @@ def local(script: str | Path, *arguments: str, peers: int = 4, folder: str | Pat
             own = base / f"peer-{index + 1}"
             extra = {"ATOLL_DIR": str(own), "ATOLL_NAME": own.name, "OMP_NUM_THREADS": "1"}
             extra |= (
-                {"ATOLL_FOUND": str(peers)}
+                {"ATOLL_START_PEERS": str(peers)}
                 if index == 0
                 else {"ATOLL_TICKET": _ticket_in(base / "peer-1", children)}
             )

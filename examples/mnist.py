@@ -1,0 +1,88 @@
+"""MNIST in a plain PyTorch loop, together with others: the two lines that Atoll adds are marked.
+
+    python examples/mnist.py mnist.npz                       alone: founds a run and prints the line for others
+    ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/mnist.py mnist.npz      on another machine
+    python examples/mnist.py mnist.npz --local 4             four peers on this computer
+
+`mnist.npz` holds x_train, y_train, x_test, y_test (uint8), as Keras distributes it.
+"""
+
+import argparse
+
+import numpy as np
+import torch
+from torch import nn
+
+import atoll
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+def images(pixels: np.ndarray) -> torch.Tensor:
+    return (torch.from_numpy(pixels).float() / 255 - 0.1307)[:, None] / 0.3081
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("data")
+    asked.add_argument("--local", type=int, default=0, help="run so many peers on this computer")
+    asked.add_argument("--rounds", type=int, default=20)
+    asked.add_argument("--inner-steps", type=int, default=50)
+    asked.add_argument("--batch", type=int, default=32)
+    asked.add_argument("--threads", type=int, default=1)
+    options = asked.parse_args()
+    rounds, steps = str(options.rounds), str(options.inner_steps)
+    if options.local:
+        own = ["--rounds", rounds, "--inner-steps", steps, "--batch", str(options.batch)]
+        atoll.local(__file__, options.data, *own, peers=options.local)
+        return
+
+    torch.set_num_threads(options.threads)
+    data = np.load(options.data)
+    x_train, y_train = images(data["x_train"]), torch.from_numpy(data["y_train"]).long()
+    x_test, y_test = images(data["x_test"]), torch.from_numpy(data["y_test"]).long()
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    run = atoll.join(or_found={"rounds": options.rounds, "inner_steps": options.inner_steps})  # 1
+    run.attach(model, optimizer, batch=options.batch)  # 2
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.rounds * options.inner_steps)
+
+    shuffle = torch.Generator().manual_seed(0)  # the same at every peer: `shard` then gives disjoint batches
+    while not run.done:
+        order = torch.randperm(len(x_train), generator=shuffle).split(options.batch)
+        for index in run.shard(order):
+            loss = nn.functional.cross_entropy(model(x_train[index]), y_train[index])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            run.report(loss.item())
+            if run.done:
+                break
+
+    model.eval()
+    with torch.no_grad():
+        right = sum(
+            (model(x).argmax(1) == y).sum().item()
+            for x, y in zip(x_test.split(500), y_test.split(500), strict=True)
+        )
+    accuracy = right / len(y_test)
+    print(f"peer {run.peer[-8:]}: {run.trained} rounds with {run.members} members, test accuracy {accuracy:.4f}")
+    run.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The user's own loop: real processes, real sockets, a model that Atoll has never heard of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import atoll
+
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+
+SCRIPT = """
+import json, sys, torch
+from torch import nn
+import atoll
+
+torch.set_num_threads(1)
+torch.manual_seed(int(sys.argv[2]))
+model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+run = atoll.join(or_found={"rounds": 3, "inner_steps": 6})
+first = [p for p in model.parameters()]
+run.attach(model, optimizer, batch=32)
+draw = torch.Generator().manual_seed(run.shard_index)
+skipped = steps = 0
+while not run.done:
+    for _ in range(2):  # gradient accumulation: two backward passes, one step
+        x = torch.randn(16, 64, generator=draw)
+        loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
+        scaler.scale(loss).backward()
+    if steps % 5 == 3:
+        model[0].weight.grad.fill_(float("inf"))  # GradScaler skips this step: it must not be counted
+        skipped += 1
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    schedule.step()
+    run.report(loss.item())
+    steps += 1
+total = float(sum(p.detach().double().sum() for p in model.parameters()))
+out = {"total": total, "trained": run.trained, "members": run.members, "skipped": skipped, "steps": steps}
+out["same_objects"] = all(a is b for a, b in zip(first, model.parameters()))
+open(sys.argv[1] + f"/{run.peer[-8:]}.json", "w").write(json.dumps(out))
+run.close()
+"""
+
+
+def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model(tmp_path: Path):
+    """Each of two scripts takes 18 counted steps and some that GradScaler skips; both end with the same values."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    atoll.local(script, str(tmp_path), "7", peers=2, folder=tmp_path / "swarm")
+    ends = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(ends) == 2
+    assert ends[0]["total"] == ends[1]["total"]
+    for end in ends:
+        assert end["trained"] == 3 and end["members"] == 2 and end["same_objects"]
+        assert end["skipped"] >= 2 and end["steps"] - end["skipped"] <= 18
+
+
+def test_a_model_that_is_not_the_runs_is_refused_with_the_difference(tmp_path: Path):
+    """The founder trains 64→128, the joiner brings 64→100: it is told which tensors part, before anything moves."""
+    founder_model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4))
+    optimizer = torch.optim.SGD(founder_model.parameters(), lr=0.1)
+    with atoll.found(folder=tmp_path / "one", inner_steps=5) as run:
+        run.attach(founder_model, optimizer)
+        joiner = (
+            "import sys, torch, atoll; from torch import nn; "
+            "model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 4)); "
+            "atoll.join(sys.argv[1], folder=sys.argv[2]).attach(model, torch.optim.SGD(model.parameters(), lr=0.1))"
+        )
+        command = [sys.executable, "-c", joiner, run.ticket, str(tmp_path / "two")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 1
+    assert "E-ATT-01" in done.stderr and "[128, 64]" in done.stderr and "[100, 64]" in done.stderr
+
+
+def test_joining_without_a_ticket_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ATOLL_TICKET", raising=False)
+    with pytest.raises(atoll.UsageError, match="E-TKT-09"):
+        atoll.join()
