@@ -7,26 +7,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
-from atoll.learn.codec import CODECS, codec_named, pack
+from atoll.learn.codec import CODECS, Codec, Known, codec_named, pack
 from atoll.learn.codec.blocks import BLOCK, REFUSE_ABOVE, SCALE_MAX, SCALE_MIN, SPAN, VALUE_MAX
 from atoll.learn.codec.two_bit import OUTER
 
 lengths = st.sampled_from([0, 1, 2, 3, 4, 5, 255, 256, 257, 511, 1000, SPAN, SPAN + 1, SPAN + 259])
 magnitudes = st.floats(-40, 30).map(lambda exponent: 2.0**exponent)
-every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+CHAINS = (
+    *(
+        "topk:0.1",
+        "topk:0.1+int8",
+        "sparseloco",
+        "randk:0.1+int8",
+        "sparse+int8",
+        "dct+int8",
+        "demo",
+        "dct+topk:0.1",
+    ),
+    *("delta+int8", "changed+int8", "fp32+zstd", "int8+zstd:5", "2bit+zstd:9", "int4+lz4", "2bit+snappy"),
+    *("sparse+int8+zstd", "changed+topk:0.1+2bit+lz4", "delta+sparse+fp16", "delta+dct+topk:0.1+int8+zstd:3"),
+)
+CHANGES_MOST = ("dct+topk", "demo", "randk")  # a value may be lost altogether, until error feedback brings it
+every_name = pytest.mark.parametrize("name", [*CODECS, *CHAINS])
+
+
+def made(name: str, n: int) -> Codec:
+    """The codec of that name for vectors of n values, with all it may want to know."""
+    return codec_named(name, Known(seed=b"round 4012", reference_N=gaussian(n, 1e-6, 5)))
 
 
 def gaussian(n: int, magnitude: float, seed: int) -> torch.Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(seed)) * magnitude
 
 
-@every_codec
+@every_name
 @given(n=lengths, magnitude=magnitudes, seed=st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None)
-def test_a_wire_has_the_announced_length_and_decodes_twice_to_the_same_bits(codec, n, magnitude, seed):
-    x = gaussian(n, magnitude, seed)
+@settings(max_examples=25, deadline=None)
+def test_a_wire_has_the_announced_length_and_decodes_twice_to_the_same_bits(name, n, magnitude, seed):
+    """Codecs whose length depends on the data announce the longest."""
+    x, codec = gaussian(n, magnitude, seed), made(name, n)
     wire = codec.encode(x)
-    assert len(wire) == codec.wire_bytes(n)
+    assert len(wire) == codec.wire_bytes(n) if codec.fixed else len(wire) <= codec.wire_bytes(n)
     first, second = codec.decode(wire, n), codec.decode(bytearray(wire), n)
     assert first.shape == (n,) and torch.equal(first, second) and bool(first.isfinite().all())
 
@@ -56,60 +77,95 @@ def test_two_bits_of_a_gaussian_keep_what_max_promises():
     assert float(error.square().mean() / x.square().mean()) == pytest.approx(0.1175, abs=0.003)
 
 
-@every_codec
-def test_nothing_becomes_nothing(codec):
+@every_name
+def test_nothing_becomes_nothing(name):
+    codec = made(name, 0)
     assert codec.encode(torch.empty(0)) == b"" and codec.decode(b"", 0).shape == (0,)
 
 
-@every_codec
-def test_zeros_stay_zeros(codec):
+@pytest.mark.parametrize("name", [name for name in (*CODECS, *CHAINS) if "delta" not in name])
+def test_zeros_stay_zeros(name):
+    codec = made(name, 700)
     assert not codec.decode(codec.encode(torch.zeros(700)), 700).any()
 
 
-@every_codec
-def test_a_single_value_comes_back_close(codec):
+@pytest.mark.parametrize("name", [n for n in (*CODECS, *CHAINS) if not any(word in n for word in CHANGES_MOST)])
+def test_a_single_value_comes_back_close(name):
     """Even 2 bits: alone in its block, a value is its own root mean square."""
+    codec = made(name, 1)
     decoded = float(codec.decode(codec.encode(torch.tensor([-3e-5])), 1))
     assert -3e-5 * 1.52 < decoded < -3e-5 * 0.45
 
 
-@every_codec
-def test_denormal_numbers_do_no_harm(codec):
+@every_name
+@pytest.mark.parametrize("value", [1.0, -2.5e-4])
+def test_equal_values_come_back_equal_or_not_at_all(name, value):
+    """Every block sees the same, so there are few answers: about the value itself, or zero where none was sent."""
+    n = 8192
+    decoded = made(name, n).decode(made(name, n).encode(torch.full((n,), value)), n) / value
+    if "dct" in name:
+        assert torch.allclose(decoded, torch.ones(n), atol=0.02)  # one wave says it all
+    else:
+        assert bool(((decoded.abs() < 0.02) | ((decoded > 0.45) & (decoded < 1.52))).all())
+
+
+@pytest.mark.parametrize("name", [n for n in (*CODECS, *CHAINS) if "delta" not in n and not n.startswith("fp32")])
+def test_denormal_numbers_do_no_harm(name):
     """They are below every scale: blocks become zero, and error feedback would keep them."""
-    x = torch.full((300,), 1e-42)
-    assert codec.name == "fp32" or not codec.decode(codec.encode(x), 300).any()
+    codec = made(name, 300)
+    assert not codec.decode(codec.encode(torch.full((300,), 1e-42)), 300).any()
 
 
-@every_codec
-def test_a_huge_range_within_a_block_keeps_the_largest(codec):
-    x = torch.zeros(256)
+@every_name
+def test_a_huge_range_within_a_block_keeps_the_largest(name):
+    """fp16 saturates and one bit tells no sizes: they stay finite, at least."""
+    x, codec = torch.zeros(256), made(name, 256)
     x[0], x[1], x[2] = 1e12, -1e-30, 1e-44
     decoded = codec.decode(codec.encode(x), 256)
-    assert bool(decoded.isfinite().all()) and float(decoded[0]) > 1e11 / 1.1
+    assert bool(decoded.isfinite().all())
+    if "fp16" not in name and name != "sign" and not any(word in name for word in CHANGES_MOST):
+        assert float(decoded[0]) > 1e11 / 1.1
 
 
-@every_codec
+@every_name
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
-def test_an_update_that_is_not_finite_is_refused_in_words(codec, bad):
+def test_an_update_that_is_not_finite_is_refused_in_words(name, bad):
     """In the last, short block too, where padding could hide it."""
     x = gaussian(SPAN + 300, 1e-3, 0)
     x[-1] = bad
     with pytest.raises(ValueError, match="training diverged before it was encoded"):
-        codec.encode(x)
+        made(name, len(x)).encode(x)
 
 
-@every_codec
-def test_anything_but_one_fp32_vector_is_refused(codec):
+@every_name
+def test_anything_but_one_fp32_vector_is_refused(name):
     for wrong in (torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64)):
         with pytest.raises(ValueError, match="one fp32 vector"):
-            codec.encode(wrong)
+            made(name, 2).encode(wrong)
 
 
-@every_codec
+@every_name
 @given(wire=st.binary(max_size=700), n=st.integers(0, 600))
-@settings(max_examples=200, deadline=None)
-def test_a_strangers_bytes_are_a_fault_or_a_bounded_vector(codec, wire, n):
+@settings(max_examples=60, deadline=None)
+def test_a_strangers_bytes_are_a_fault_or_a_bounded_vector(name, wire, n):
     """No other exception, no NaN, nothing larger than the bound."""
+    fault_or_bounded(made(name, n), wire, n)
+
+
+@every_name
+@given(n=st.sampled_from([1, 64, 700, 4097, 9000]), where=st.lists(st.floats(0, 1), max_size=3), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_wire_is_a_fault_or_a_bounded_vector(name, n, where, data):
+    """An honest wire with a few bytes changed, cut or appended: most of the checks lie behind the length."""
+    codec = made(name, n)
+    wire = bytearray(codec.encode(gaussian(n, 1e-3, n)))
+    for place in where:
+        wire[int(place * (len(wire) - 1))] = data.draw(st.integers(0, 255))
+    change = data.draw(st.integers(-3, 3))
+    fault_or_bounded(codec, bytes(wire[:change] if change < 0 else wire + bytes(max(0, change - 2))), n)
+
+
+def fault_or_bounded(codec: Codec, wire: bytes, n: int) -> None:
     try:
         decoded = codec.decode(wire, n)
     except PeerFault:
@@ -117,7 +173,7 @@ def test_a_strangers_bytes_are_a_fault_or_a_bounded_vector(codec, wire, n):
     assert decoded.shape == (n,) and bool((decoded.abs() <= VALUE_MAX).all())
 
 
-@pytest.mark.parametrize("name", ["int8", "2bit"])
+@pytest.mark.parametrize("name", ["int8", "2bit", "int4", "e3m0", "sign"])
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, SCALE_MAX * 2, SCALE_MIN / 2, 1e-40])
 def test_a_poisoned_scale_is_a_fault(name, scale):
     """The honest wire decodes; with one scale replaced it names the block."""
@@ -136,10 +192,10 @@ def test_spare_bits_are_zero_so_that_a_message_has_one_spelling():
         CODECS["2bit"].decode(wire, 5)
 
 
-@every_codec
-def test_the_largest_decodable_values_can_be_averaged_and_encoded_again(codec):
+@every_name
+def test_the_largest_decodable_values_can_be_averaged_and_encoded_again(name):
     """Otherwise one hostile but well-formed wire would break the honest owner of the part."""
-    x = torch.full((300,), REFUSE_ABOVE)
+    x, codec = torch.full((300,), REFUSE_ABOVE), made(name, 300)
     once = codec.decode(codec.encode(x), 300)
     again = codec.decode(codec.encode(once * 1.0001), 300)
     assert bool((again.abs() <= VALUE_MAX).all())
@@ -153,15 +209,19 @@ def test_two_bit_levels_are_exact_products():
     assert torch.equal(scales, scales.to(torch.bfloat16).double())
 
 
-def test_error_feedback_delivers_everything_in_the_end():
-    """Forty rounds of the same update through 2 bits: what was decoded plus the memory is the whole sum."""
-    codec, delta = CODECS["2bit"], gaussian(5000, 1e-3, 1)
-    memory, delivered = None, torch.zeros(5000)
-    for _ in range(40):
+@every_name
+def test_error_feedback_delivers_everything_in_the_end(name):
+    """Forty rounds of the same update: what was decoded plus the memory is the whole sum, whatever the codec."""
+    n, delta = 5000, gaussian(5000, 1e-3, 1)
+    memory, delivered = None, torch.zeros(n)
+    for round_index in range(40):
+        known = Known(seed=bytes([round_index]), reference_N=torch.zeros(n))
+        codec = codec_named(name, known)
         wire, memory = pack(codec, delta, memory, 1.0)
-        delivered += codec.decode(wire, 5000)
+        delivered += codec.decode(wire, n)
     assert torch.allclose(delivered + memory, 40 * delta, atol=1e-6)
-    assert float((delivered / 40 - delta).norm() / delta.norm()) < 0.05  # one round alone errs by 0.34
+    few = any(word in name for word in ("topk", "randk", "sparseloco", "demo"))  # these need more rounds
+    assert float((delivered / 40 - delta).norm() / delta.norm()) < (0.7 if few else 0.15)
 
 
 def test_without_feedback_nothing_is_remembered():
@@ -172,23 +232,43 @@ def test_without_feedback_nothing_is_remembered():
 
 
 def test_an_unknown_codec_names_those_that_exist():
-    with pytest.raises(ValueError, match="no codec is called 'int4'; there are fp32, int8, 2bit"):
-        codec_named("int4")
+    with pytest.raises(ValueError, match="no codec is called 'int5'; there are fp32, fp16, bf16, int8"):
+        codec_named("int5")
+
+
+def half(bits: int) -> float:
+    """The upper half of an fp32 number."""
+    return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
+
+
+INT4_LEVELS = (0, 1, 2, 3, 4, 5, 6, 7, None, -7, -6, -5, -4, -3, -2, -1)
+E3M0_LEVELS = (0, *(2.0**-e for e in range(6, -1, -1)), None, *(-(2.0**-e) for e in range(6, -1, -1)))
+TWO_BIT_LEVELS = (464 / 1024, 1546 / 1024, -464 / 1024, -1546 / 1024)
+PACKED = {"int4": (4, INT4_LEVELS), "e3m0": (4, E3M0_LEVELS), "2bit": (2, TWO_BIT_LEVELS), "sign": (1, (1, -1))}
 
 
 def plain_decode(name: str, wire: bytes, n: int) -> list[float]:
-    """The page specs/codecs.md in a dozen lines of plain Python, without torch or numpy."""
+    """The page specs/codecs.md in two dozen lines of plain Python, without torch or numpy."""
+    if name == "fp16":
+        return list(struct.unpack(f"<{n}e", wire))
+    if name == "bf16":
+        return [half(bits) for bits in struct.unpack(f"<{n}H", wire)]
+    if name == "2means":
+        groups = -(-n // 64)
+        magnitudes = [half(bits) for bits in struct.unpack(f"<{2 * groups}H", wire[: 4 * groups])]
+        codes = [wire[4 * groups + i // 4] >> 2 * (i % 4) & 3 for i in range(n)]
+        return [magnitudes[i // 64 * 2 + (code & 1)] * (-1 if code & 2 else 1) for i, code in enumerate(codes)]
     blocks = -(-n // 256)
-    halves = struct.unpack(f"<{blocks}H", wire[: 2 * blocks])
-    scales = [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves]
+    scales = [half(bits) for bits in struct.unpack(f"<{blocks}H", wire[: 2 * blocks])]
     codes = wire[2 * blocks :]
     if name == "int8":
         return [struct.unpack("<b", codes[i : i + 1])[0] * scales[i // 256] for i in range(n)]
-    levels = (464 / 1024, 1546 / 1024, -464 / 1024, -1546 / 1024)
-    return [levels[codes[i // 4] >> 2 * (i % 4) & 3] * scales[i // 256] for i in range(n)]
+    bits, levels = PACKED[name]
+    places = [divmod(i * bits, 8) for i in range(n)]
+    return [levels[codes[byte] >> shift & 2**bits - 1] * scales[i // 256] for i, (byte, shift) in enumerate(places)]
 
 
-@pytest.mark.parametrize("name", ["int8", "2bit"])
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "fp32"])
 def test_the_specification_alone_suffices_to_decode(name):
     """A reader of the page gets our bits; doubles show that no product needed rounding."""
     wire = CODECS[name].encode(gaussian(1003, 3.7e-4, 5))

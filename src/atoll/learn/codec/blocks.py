@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,6 +81,12 @@ def as_blocks(x_S: Tensor) -> Tensor:
     return x_S.view(-1, BLOCK)
 
 
+def new_wire(size: int) -> bytes:
+    """Zeros that the caller fills before anybody else sees them: a bytearray would be copied to become bytes."""
+    assert size > 1  # Python shares the bytes objects of one byte
+    return bytes(size)
+
+
 def scratch(n: int) -> Tensor:
     """Working memory for one span of n values: (blocks, BLOCK). Made once, for fresh pages cost more than work."""
     return torch.empty(blocks_of(min(n, SPAN)), BLOCK)
@@ -105,14 +112,16 @@ def scale_bits(scale_B: Tensor, *, up: bool) -> Tensor:
 
     Integer arithmetic on the bit pattern: the same everywhere. Out of range becomes 0 or SCALE_MAX.
     """
-    bits_B = scale_B.view(torch.int32)
-    bits_B = ((bits_B + (0xFFFF if up else 0x8000)) >> 16).clamp(max=_SCALE_MAX_BITS)
-    return torch.where(bits_B < _SCALE_MIN_BITS, 0, bits_B).to(torch.int16)
+    # numpy: a thousand blocks at a time, where a call of torch costs more than its work
+    bits_B = (scale_B.numpy().view(np.int32) + np.int32(0xFFFF if up else 0x8000)) >> 16
+    np.minimum(bits_B, _SCALE_MAX_BITS, out=bits_B)
+    bits_B *= bits_B >= _SCALE_MIN_BITS
+    return torch.from_numpy(bits_B.astype(np.int16))
 
 
 def scale_values(bits_B: Tensor) -> Tensor:
     """The 16 wire bits of each scale -> fp32, exactly."""
-    return (bits_B.to(torch.int32) << 16).view(torch.float32)
+    return torch.from_numpy((bits_B.numpy().astype(np.int32) << 16).view(np.float32))
 
 
 def checked_scales(bits_B: Tensor) -> Tensor:

@@ -17,13 +17,14 @@ from atoll.learn.codec.blocks import (
     spans_of,
     tensor_over,
 )
+from atoll.learn.codec.core import Codec
 
 
-def wire_bytes(n: int) -> int:
+def _wire_bytes(n: int) -> int:
     return 4 * n
 
 
-def encode(x: Tensor) -> bytes:
+def _encode(x: Tensor) -> bytes:
     x = check_input(x)
     largest = largest_of(x)
     refuse(largest)
@@ -32,8 +33,8 @@ def encode(x: Tensor) -> bytes:
     return x.numpy().tobytes()
 
 
-def open_wire(wire: Buffer, n: int) -> Opened:
-    check_length(wire, wire_bytes(n))
+def _open_wire(wire: Buffer, n: int) -> Opened:
+    check_length(wire, _wire_bytes(n))
     values = tensor_over(wire, torch.float32)
     for lo, hi in spans_of(n):
         if not largest_of(values[lo:hi]) <= VALUE_MAX:
@@ -41,5 +42,8 @@ def open_wire(wire: Buffer, n: int) -> Opened:
     return Opened(torch.empty(0), values)
 
 
-def decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
+def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
     out_S.copy_(opened.codes[lo : lo + out_S.numel()])
+
+
+FP32 = Codec("fp32", _wire_bytes, _encode, _open_wire, _decode_span)

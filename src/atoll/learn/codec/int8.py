@@ -14,12 +14,14 @@ from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import (
     BLOCK,
     SCALE_BYTES,
+    SCALE_MAX,
     Opened,
     as_blocks,
     blocks_of,
     check_input,
     check_length,
     checked_scales,
+    new_wire,
     refuse,
     scale_bits,
     scale_values,
@@ -28,39 +30,46 @@ from atoll.learn.codec.blocks import (
     tensor_over,
     times_scales,
 )
+from atoll.learn.codec.core import Codec
 
 ONE_127TH = float(torch.tensor(1 / 127, dtype=torch.float32))  # a factor, since devices divide differently
+UNCLIPPED_MAX = 127 * SCALE_MAX  # up to here no step is cut down to SCALE_MAX
 
 
-def wire_bytes(n: int) -> int:
+def _wire_bytes(n: int) -> int:
     return SCALE_BYTES * blocks_of(n) + n
 
 
-def encode(x: Tensor) -> bytes:
+def _encode(x: Tensor) -> bytes:
     x = check_input(x)
     n = x.numel()
-    wire, work = bytearray(wire_bytes(n)), scratch(n)
+    if n == 0:
+        return b""
+    wire, work = new_wire(_wire_bytes(n)), scratch(n)
     steps, codes = _halves(wire, n)
     for lo, hi in spans_of(n):
         x_BK = as_blocks(x[lo:hi])
         largest_B = torch.maximum(x_BK.amax(1), -x_BK.amin(1))
-        refuse(float(largest_B.max()))
+        largest = float(largest_B.max())
+        refuse(largest)
         bits_B = scale_bits(largest_B * ONE_127TH, up=True)
         step_B = scale_values(bits_B)
         divisor_B1 = torch.where(step_B == 0, 1.0, step_B)[:, None]
-        code_BK = torch.div(x_BK, divisor_B1, out=work[: len(x_BK)]).round_().clamp_(-127, 127)
+        code_BK = torch.div(x_BK, divisor_B1, out=work[: len(x_BK)]).round_()
+        if largest > UNCLIPPED_MAX:
+            code_BK.clamp_(-127, 127)
         steps[lo // BLOCK : blocks_of(hi)] = bits_B
         codes[lo:hi] = code_BK.view(-1)[: hi - lo]
-    return bytes(wire)
+    return wire
 
 
-def open_wire(wire: Buffer, n: int) -> Opened:
-    check_length(wire, wire_bytes(n))
+def _open_wire(wire: Buffer, n: int) -> Opened:
+    check_length(wire, _wire_bytes(n))
     steps, codes = _halves(wire, n)
     return Opened(checked_scales(steps), codes)
 
 
-def decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
+def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
     hi = lo + out_S.numel()
     out_S.copy_(opened.codes[lo:hi])
     times_scales(out_S, opened.scale_B[lo // BLOCK : blocks_of(hi)])
@@ -70,3 +79,6 @@ def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:
     cut = SCALE_BYTES * blocks_of(n)
     view = memoryview(wire)
     return tensor_over(view[:cut], torch.int16), tensor_over(view[cut:], torch.int8)
+
+
+INT8 = Codec("int8", _wire_bytes, _encode, _open_wire, _decode_span)

@@ -1,0 +1,66 @@
+"""bf16: the upper half of every fp32 value, rounded to the nearest (ties to even). Error at most 2^-8 of a value.
+
+Magnitudes below 2^-80 become zero and those above 2^60 are cut, as everywhere here: what is decoded can be
+weighted and added without meeting a denormal number or an infinity.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.base.errors import PeerFault
+from atoll.keys.digest import Buffer
+from atoll.learn.codec.blocks import (
+    SPAN,
+    VALUE_MAX,
+    Opened,
+    check_input,
+    check_length,
+    largest_of,
+    refuse,
+    spans_of,
+    tensor_over,
+)
+from atoll.learn.codec.core import Codec
+
+_MAGNITUDE = np.uint16(0x7FFF)
+_LEAST, _MOST = np.uint16((127 - 80) << 7), np.uint16((127 + 60) << 7)  # bits of 2^-80 and 2^60
+
+
+def _wire_bytes(n: int) -> int:
+    return 2 * n
+
+
+def _encode(x: Tensor) -> bytes:
+    x = check_input(x)
+    largest = largest_of(x)
+    refuse(largest)
+    if largest > VALUE_MAX:
+        x = x.clamp(-VALUE_MAX, VALUE_MAX)
+    bits_N = x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    work = np.empty(min(len(bits_N), SPAN), np.uint16)
+    for lo, hi in spans_of(x.numel()):
+        magnitude_S = np.bitwise_and(bits_N[lo:hi], _MAGNITUDE, out=work[: hi - lo])
+        bits_N[lo:hi] *= magnitude_S >= _LEAST
+    return bits_N.tobytes()
+
+
+def _open_wire(wire: Buffer, n: int) -> Opened:
+    check_length(wire, _wire_bytes(n))
+    bits_N = np.frombuffer(wire, np.uint16)
+    work = np.empty(min(n, SPAN), np.uint16)
+    for lo, hi in spans_of(n):
+        above_S = np.bitwise_and(bits_N[lo:hi], _MAGNITUDE, out=work[: hi - lo])
+        above_S -= _LEAST  # unsigned: what is below comes out above everything
+        if np.count_nonzero(above_S > _MOST - _LEAST) > hi - lo - np.count_nonzero(bits_N[lo:hi]):
+            raise PeerFault("", f"a value in {lo}…{hi} is not finite, too small or too large")
+    return Opened(torch.empty(0), tensor_over(wire, torch.bfloat16))
+
+
+def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
+    out_S.copy_(opened.codes[lo : lo + out_S.numel()])
+
+
+BF16 = Codec("bf16", _wire_bytes, _encode, _open_wire, _decode_span)

@@ -1,0 +1,88 @@
+"""Codecs by name, alone or in a chain: `topk:0.1+int8+zstd:3` is what a recipe says and everybody reads alike.
+
+A chain is read from the vector to the wire: first what chooses or turns values, then one codec that makes
+bytes of them (bf16 unless named), then at most one compressor. A name may come from a stranger's genesis, so its
+form is strict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+
+from atoll.learn.codec.bf16 import BF16
+from atoll.learn.codec.changed import changed
+from atoll.learn.codec.core import NOTHING, Codec, Known
+from atoll.learn.codec.dct import dct
+from atoll.learn.codec.delta import delta
+from atoll.learn.codec.e3m0 import E3M0
+from atoll.learn.codec.fp16 import FP16
+from atoll.learn.codec.fp32 import FP32
+from atoll.learn.codec.int4 import INT4
+from atoll.learn.codec.int8 import INT8
+from atoll.learn.codec.random_k import random_k
+from atoll.learn.codec.sign import SIGN
+from atoll.learn.codec.sparse import sparse
+from atoll.learn.codec.squeeze import METHODS, squeezed
+from atoll.learn.codec.top_k import top_k
+from atoll.learn.codec.two_bit import TWO_BIT
+from atoll.learn.codec.two_means import TWO_MEANS
+
+CODECS = {codec.name: codec for codec in (FP32, FP16, BF16, INT8, INT4, E3M0, TWO_BIT, TWO_MEANS, SIGN)}
+
+# what stands before them: (the ratio behind the colon, the codec inside, what both sides know) -> codec
+WRAPS: dict[str, Callable[[Fraction, Codec, Known], Codec]] = {
+    "topk": lambda ratio, inner, known: top_k(ratio, inner),
+    "randk": lambda ratio, inner, known: random_k(ratio, inner, known.seed),
+    "sparse": lambda ratio, inner, known: sparse(inner),
+    "dct": lambda ratio, inner, known: dct(inner),
+    "delta": lambda ratio, inner, known: delta(inner, known.reference_N),
+    "changed": lambda ratio, inner, known: changed(inner, known.sizes),
+}
+RATIO = {"topk": Fraction(1, 10), "randk": Fraction(1, 10)}  # what they keep unless the name says otherwise
+
+NICKNAMES = {
+    "sparseloco": "topk:64/4096+2means",  # 2508.15706: 0.16 bit per value; with error feedback 0.95
+    "demo": "dct+topk:32/4096+2means",  # 2411.19870, chunk 64 x 64, k = 32; with error feedback 0.999
+    "zstd": "zstd:3",
+}
+
+STAGES_MAX = 6  # a longer chain compresses nothing more
+RATIO_FORM = re.compile(r"(?:0\.\d{1,6}|\d{1,4}/[1-9]\d{0,3}|1)", re.ASCII)
+RATIO_MIN = Fraction(1, 256)  # below it places cost more than the values they name
+
+
+def chain(*stages: str) -> str:
+    """The name of a chain: chain("topk:0.1", "int8", "zstd:3")."""
+    return "+".join(stages)
+
+
+def codec_named(name: str, known: Known = NOTHING) -> Codec:
+    """ValueError if there is no such codec, or it needs to know more than `known` says."""
+    stages = [stage for word in name.split("+") for stage in NICKNAMES.get(word, word).split("+")]
+    if len(stages) > STAGES_MAX:
+        raise ValueError(f"{name[:80]!r} chains more than {STAGES_MAX} codecs")
+    method = stages.pop() if stages[-1] in METHODS else None
+    codec = CODECS[stages.pop()] if stages and stages[-1] in CODECS else BF16
+    for stage in reversed(stages):
+        codec = _wrap(stage)(codec, known)
+    return squeezed(method, codec, known.pays) if method else codec
+
+
+def _wrap(stage: str) -> Callable[[Codec, Known], Codec]:
+    word, _, argument = stage.partition(":")
+    if stage in CODECS or stage in METHODS:
+        raise ValueError(f"{stage} stands in the wrong place; a chain is like topk:0.1+int8+zstd:3")
+    if word not in WRAPS or (argument and word not in RATIO):
+        names = ", ".join([*CODECS, *WRAPS, *METHODS, *NICKNAMES])
+        raise ValueError(f"no codec is called {stage[:40]!r}; there are {names}")
+    return partial(WRAPS[word], _ratio(stage, argument) if argument else RATIO.get(word, Fraction(1)))
+
+
+def _ratio(stage: str, argument: str) -> Fraction:
+    ratio = Fraction(argument) if RATIO_FORM.fullmatch(argument) else Fraction(0)
+    if not RATIO_MIN <= ratio <= 1:
+        raise ValueError(f"{stage[:40]!r} keeps no share between 1/256 and 1, such as 0.1 or 64/4096")
+    return ratio

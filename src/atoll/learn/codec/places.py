@@ -1,0 +1,99 @@
+"""Which values a sparse wire carries: increasing places in 0 … n-1, in a number of bytes that n and m fix.
+
+Elias-Fano coding (Elias 1974): the low bits of every place as they are; of the high bits, which grow slowly,
+only by how much they grew, in unary. 64 of 4096 cost 8.0 bits each. Rice-coded gaps, the same idea on
+differences, cost 7.5, but their length depends on the data; packed numbers of a chunk cost 12.
+Also here: what decoding does with places and values. Hostile places are faults before they are used.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.base.errors import PeerFault
+from atoll.keys.digest import Buffer
+
+LOW_BITS_MAX = 8  # eight low parts then fit one 64-bit word; a sparser choice than 1 in 256 costs a little more
+_LANES = np.arange(8, dtype=np.uint64)
+
+
+def _low_bits(n: int, m: int) -> int:
+    """The cheapest split for m of n: the low bits are log2(n / m), rounded down."""
+    return min(LOW_BITS_MAX, max(0, (n // m).bit_length() - 1))
+
+
+def _sizes(n: int, m: int) -> tuple[int, int, int]:
+    """(low bits of a place, bytes of all low parts, bits of the unary part)."""
+    low_bits = _low_bits(n, m)
+    return low_bits, -(-m * low_bits // 8), m + (n - 1 >> low_bits)
+
+
+def places_bytes(n: int, m: int) -> int:
+    if m == 0:
+        return 0
+    _, low_bytes, unary_bits = _sizes(n, m)
+    return low_bytes + -(-unary_bits // 8)
+
+
+def encode_places(place_M: np.ndarray, n: int) -> bytes:
+    """place_M: int64, increasing, below n."""
+    m = len(place_M)
+    if m == 0:
+        return b""
+    low_bits, low_bytes, unary_bits = _sizes(n, m)
+    low_M8 = np.zeros(-(-m // 8) * 8, np.uint64)
+    low_M8[:m] = place_M & (1 << low_bits) - 1
+    word_W = np.bitwise_or.reduce(low_M8.reshape(-1, 8) << (_LANES * np.uint64(low_bits)), axis=1)
+    low = word_W.view(np.uint8).reshape(-1, 8)[:, :low_bits].tobytes()[:low_bytes]
+    unary = np.zeros(unary_bits, np.uint8)
+    unary[(place_M >> low_bits) + np.arange(m)] = 1
+    return low + np.packbits(unary, bitorder="little").tobytes()
+
+
+def decode_places(data: Buffer, n: int, m: int) -> np.ndarray:
+    """(m,) int64. PeerFault unless these are the bytes of m increasing places below n. The length was checked."""
+    if m == 0:
+        return np.empty(0, np.int64)
+    low_bits, low_bytes, unary_bits = _sizes(n, m)
+    whole = np.frombuffer(data, np.uint8)
+    low_WB = np.zeros((-(-m // 8), 8), np.uint8)
+    padded = np.zeros(len(low_WB) * low_bits, np.uint8)
+    padded[:low_bytes] = whole[:low_bytes]
+    low_WB[:, :low_bits] = padded.reshape(len(low_WB), low_bits)
+    word_W1 = low_WB.view(np.uint64)
+    low_M8 = (word_W1 >> (_LANES * np.uint64(low_bits)) & np.uint64((1 << low_bits) - 1)).reshape(-1)
+    one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
+    if len(one_M) != m or one_M[-1] >= unary_bits or low_M8[m:].any() or _spare(whole[low_bytes - 1], m, low_bits):
+        raise PeerFault("", "the places of values are not in the agreed form")
+    place_M = (one_M - np.arange(m) << low_bits) | low_M8[:m].view(np.int64)
+    if place_M[-1] >= n or not bool((place_M[1:] > place_M[:-1]).all()):
+        raise PeerFault("", "the places of values do not increase, or leave the vector")
+    return place_M
+
+
+def _spare(last_low: int, m: int, low_bits: int) -> bool:
+    """Whether bits behind the last low part are set."""
+    used = m * low_bits % 8
+    return bool(used and int(last_low) >> used)
+
+
+class Placed(NamedTuple):
+    """A sparse wire that was checked: values and where they belong."""
+
+    place_M: np.ndarray  # int32, increasing
+    value_M: Tensor
+
+
+def scatter_span(opened: Placed, lo: int, out_S: Tensor) -> None:
+    """Values lo … lo + len(out): zero but for those that were sent."""
+    first, last = np.searchsorted(opened.place_M, (lo, lo + out_S.numel()))
+    out_S.zero_()
+    out_S.numpy()[opened.place_M[first:last] - lo] = opened.value_M[first:last].numpy()
+
+
+def taken(x: Tensor, place_M: np.ndarray) -> Tensor:
+    return torch.from_numpy(x.numpy()[place_M])
