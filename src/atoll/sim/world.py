@@ -226,7 +226,7 @@ class World:
             return
         if self.weighs:
             self.control_bytes += self._weight(send.message)
-        leave = max(self.now, node.disk_free)  # a Keep is durable before any later Send leaves
+        leave = self._durable_at(node)  # a Keep is durable before any later Send leaves
         life = other.life
         event = Received(node.name, send.message, send.payload)
         if leave > self.now:
@@ -234,6 +234,10 @@ class World:
             self.at(leave, lambda: self._depart(node, own, send, other, life, event))
         else:
             self._depart(node, node.life, send, other, life, event)
+
+    def _durable_at(self, node: Node) -> Seconds:
+        """When everything that this peer has kept so far is on its disk."""
+        return max(self.now, node.disk_free)
 
     def _depart(self, node: Node, own: int, send: Send, other: Node, life: int, event: Event) -> None:
         if node.life != own:
@@ -279,7 +283,7 @@ class World:
                 answer = Failed(job, str(why))
             self._deliver(node, life, answer)
 
-        begin = max(self.now, node.disk_free)  # a Keep is durable before any later Ask begins
+        begin = self._durable_at(node)  # a Keep is durable before any later Ask begins
         self.at(begin + node.island.takes_s(work), finish)
 
     def _keep(self, node: Node, name: str, blob: bytes | None) -> None:

@@ -336,19 +336,25 @@ class Agreement:
         return [self._report(Judge(view=view, digest=digest, body=body))]
 
     def _vote(self, stage: Stage, view: int, digest: Digest) -> list[Effect]:
-        if not self.votes or view != self.view or view <= self.said.timed_out:
+        if not self._may_vote(view) or self._said_otherwise(stage, view, digest):
             return []
         if (stage, self.me) in self._tally(view).votes:
             return []
-        slots = self.said.prepare if stage == "prepare" else self.said.commit
-        if slots.get(view, digest) != digest:
-            return []  # the first statement per slot counts, also across a restart
-        slots[view] = digest
+        (self.said.prepare if stage == "prepare" else self.said.commit)[view] = digest
         vote = Vote(self.round, view, stage, digest)
         signed = self.notary.sign(vote)
         # durable before it is sent: a voter that forgets its vote could help decide two bodies
         sends = [Send(peer, self._voted(view, signed)) for peer in self.vote_keys if peer != self.me]
         return [self._keep(), *sends, *self._count(vote, signed)]
+
+    def _may_vote(self, view: int) -> bool:
+        """Never in a view that I said is over: a quorum of such words lets the next proposer speak."""
+        return self.votes and view == self.view and view > self.said.timed_out
+
+    def _said_otherwise(self, stage: Stage, view: int, digest: Digest) -> bool:
+        """The first statement per slot counts, also across a restart."""
+        slots = self.said.prepare if stage == "prepare" else self.said.commit
+        return slots.get(view, digest) != digest
 
     def _count(self, vote: Vote, signed: Signed) -> list[Effect]:
         tally = self._tally(vote.view)
@@ -417,9 +423,9 @@ class Agreement:
 
     def _choose(self, heard: dict[PeerId, tuple[Timeout, Signed]]) -> tuple[tuple[Signed, ...], Certificate | None]:
         chosen = sorted(heard)[: self.quorum]
-        best = max((heard[p][0] for p in chosen), key=lambda t: t.high_view)
         signed = tuple(heard[p][1] for p in chosen)
-        if best.high_view < 0:
+        best = _highest([heard[p][0] for p in chosen])
+        if best is None:
             return signed, None
         return signed, self.proofs[best.high_view, best.high_digest]  # every claim was proven when heard
 
@@ -427,18 +433,16 @@ class Agreement:
         """Raise PeerFault unless the timeouts allow this proposal. Returns the certificate that binds it."""
         if view == 0:
             return None
-        signers: set[PeerId] = set()
-        best: Timeout | None = None
+        timeouts: dict[PeerId, Timeout] = {}
         for signed in message.timeouts[: len(self.vote_keys)]:
             timeout = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))
             if (timeout.round, timeout.view) != (self.round, view - 1):
                 raise PeerFault(who, "justified a proposal with timeouts of another view", signed.body)
-            signers.add(signed.signer)
-            if best is None or timeout.high_view > best.high_view:
-                best = timeout
-        if best is None or len(signers) < self.quorum:
+            timeouts.setdefault(signed.signer, timeout)
+        if len(timeouts) < self.quorum:
             raise PeerFault(who, "proposed without a quorum of timeouts", message.statement.body)
-        if best.high_view < 0:
+        best = _highest(list(timeouts.values()))
+        if best is None:
             return None
         proof = self._prove(who, best, message.high)
         if best.high_digest != vertex_id(message.body):
@@ -455,7 +459,6 @@ class Agreement:
             shown is not None
             and shown.stage == "prepare"
             and (shown.round, shown.view, shown.digest) == (self.round, *claim)
-            and shown.view <= timeout.view
             and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)
         )
         if shown is None or not fits:
@@ -517,3 +520,9 @@ class Agreement:
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.round, trace=self.trace))
+
+
+def _highest(timeouts: list[Timeout]) -> Timeout | None:
+    """The timeout whose certificate binds the next proposer; None if nobody among them holds one."""
+    best = max(timeouts, key=lambda t: t.high_view)
+    return best if best.high_view >= 0 else None

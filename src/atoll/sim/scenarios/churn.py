@@ -79,6 +79,8 @@ class Weather:
             node.island.knobs = replace(node.island.knobs, train_failure_rate=0.0)
             node.dies_after = None
             self.world.wake(node.name)
+        self.world.run(self.world.now + 0.1)  # whoever was about to die has died
+        for node in list(self.world.nodes.values()):
             self.world.start(node.name)
 
     def _strike(self) -> None:
