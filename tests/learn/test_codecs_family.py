@@ -197,6 +197,26 @@ def test_places_have_one_spelling(data, n, m):
     assert encode_places(place_M, n) == wire and bool((np.diff(place_M) > 0).all()) and place_M[-1] < n
 
 
+def plain_places(data: bytes, n: int, m: int) -> list[int]:
+    """Places as specs/codecs.md says, in plain Python."""
+    low = min(8, (n // m).bit_length() - 1)
+    cut = -(-m * low // 8)
+    lows, unary = int.from_bytes(data[:cut], "little"), int.from_bytes(data[cut:], "little")
+    ones = [bit for bit in range(8 * len(data)) if unary >> bit & 1]
+    return [(one - j << low) + (lows >> j * low & (1 << low) - 1) for j, one in enumerate(ones)]
+
+
+def test_the_specification_alone_suffices_to_find_the_values_of_a_sparse_wire():
+    """A reader of the page puts the fp32 values of `topk` where we put them."""
+    n, x = 5000, gaussian(5000)
+    wire = codec_named("topk:0.1+fp32").encode(x)
+    kept = 410 + -(-904 * 410 // 4096)
+    cut, expected = len(wire) - 4 * kept, torch.zeros(n)
+    for place, value in zip(plain_places(wire[:cut], n, kept), np.frombuffer(wire[cut:], np.float32), strict=True):
+        expected[place] = float(value)
+    assert torch.equal(codec_named("topk:0.1+fp32").decode(wire, n), expected)
+
+
 def test_places_of_sparseloco_cost_eight_bits():
     assert 8 * places_bytes(4096 * 64, 64 * 64) / 4096 == pytest.approx(8.0, abs=0.01)
 

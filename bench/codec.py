@@ -1,0 +1,117 @@
+"""What the codecs cost and lose, on one core, for normally distributed values.
+
+GB/s are bytes of fp32 values per second of wall time, the best of several runs, because boxes are busy.
+`accumulate` is the part owner's inner loop: open, decode span by span, weigh, add, for four members' wires.
+`mostly zero` is the same data with 99 of 100 values zero; `near` is 1 % away from what the receiver holds.
+
+    python bench/codec.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from atoll.learn.codec import CODECS, Codec, Known, codec_named
+from atoll.learn.codec.blocks import SPAN, spans_of
+
+VALUES, QUICK_VALUES = 4 * 2**20, 2**20  # 16 MB and 4 MB of fp32: a part of a small and of a tiny model
+ROUNDS, QUICK_ROUNDS = 9, 3
+MEMBERS = 4
+CHAINS = (
+    *("topk:0.1+bf16", "topk:0.1+int8", "topk:64/4096+bf16", "sparseloco", "randk:0.1+int8"),
+    *("dct+int8", "demo", "sparse+int8", "delta+int8", "changed+int8"),
+    *("int8+zstd:3", "int8+zstd:5", "int8+zstd:9", "int8+lz4", "int8+snappy", "2bit+zstd:3", "sparseloco+zstd:3"),
+)
+BARS = {  # GB/s of fp32 on one core
+    "int8": {"encode_gb_s": 3.0, "accumulate_gb_s": 8.0},
+    "2bit": {"encode_gb_s": 1.5},
+}
+
+
+def gb_s(work: Callable[[], object], values: int, rounds: int) -> float:
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return 4 * values / min(seconds) / 1e9
+
+
+def measured(name: str, values: int, rounds: int) -> dict:
+    generator = torch.Generator().manual_seed(4012)
+    x = torch.randn(values, generator=generator)
+    known = Known(seed=b"bench", reference_N=x + torch.randn(values, generator=generator) * 0.01)
+    data = "normal"
+    if name.startswith("delta"):
+        data = "near"
+    if name.startswith("sparse+"):
+        data, x = "mostly zero", x * (torch.rand(values, generator=generator) < 0.01)
+    codec, out_N = codec_named(name, known), torch.empty(values)
+    wire = codec.encode(x)
+    decode(codec, wire, out_N)
+    error = float((out_N - x).square().mean().sqrt() / x.square().mean().sqrt())
+    return {
+        "codec": name,
+        "data": data,
+        "encode_gb_s": round(gb_s(lambda: codec.encode(x), values, rounds), 2),
+        "decode_gb_s": round(gb_s(lambda: decode(codec, wire, out_N), values, rounds), 2),
+        "accumulate_gb_s": round(gb_s(lambda: accumulate(codec, wire, out_N), MEMBERS * values, rounds), 2),
+        "bytes_per_value": round(len(wire) / values, 4),
+        "rms_error": round(error, 6),
+    }
+
+
+def decode(codec: Codec, wire: bytes, out_N: Tensor) -> None:
+    """Into memory that is there already, as the owner and the shared state have it."""
+    opened = codec.open_wire(wire, len(out_N))
+    for lo, hi in spans_of(len(out_N)):
+        codec.decode_span(opened, lo, out_N[lo:hi])
+
+
+def accumulate(codec: Codec, wire: bytes, sum_N: Tensor) -> None:
+    """What combine does: four members, weights of a quarter, span by span."""
+    rows = [codec.open_wire(wire, len(sum_N)) for _ in range(MEMBERS)]
+    value_S = torch.empty(min(len(sum_N), SPAN))
+    for lo, hi in spans_of(len(sum_N)):
+        sum_S, into_S = sum_N[lo:hi].zero_(), value_S[: hi - lo]
+        for opened in rows:
+            codec.decode_span(opened, lo, into_S)
+            into_S.mul_(1 / MEMBERS)
+            sum_S.add_(into_S)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="less data, fewer rounds")
+    arguments.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    asked = arguments.parse_args()
+    torch.set_num_threads(1)
+    values, rounds = (QUICK_VALUES, QUICK_ROUNDS) if asked.quick else (VALUES, ROUNDS)
+    figures = [measured(name, values, rounds) for name in (*CODECS, *CHAINS)]
+    if asked.json:
+        settings = {"values": values, "rounds": rounds, "threads": 1, "members": MEMBERS, "quick": asked.quick}
+        settings |= {"capability": torch.backends.cpu.get_cpu_capability(), "bars": BARS}
+        versions = {"python": platform.python_version()}
+        versions |= {name: version(name) for name in ("torch", "numpy", "cramjam")}
+        print(json.dumps({"bench": "codec", "settings": settings, "figures": figures, "versions": versions}))
+        return
+    print("| codec | data | encode GB/s | decode GB/s | accumulate GB/s | bytes per value | rms error |")
+    print("|---|---|---|---|---|---|---|")
+    for row in figures:
+        print("| " + " | ".join(str(cell) for cell in row.values()) + " |")
+    for name, bars in BARS.items():
+        row = next(row for row in figures if row["codec"] == name)
+        for figure, bar in bars.items():
+            print(f"{name} {figure}: {row[figure]} ({'reaches' if row[figure] >= bar else 'MISSES'} {bar})")
+
+
+if __name__ == "__main__":
+    main()
