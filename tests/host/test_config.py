@@ -139,7 +139,7 @@ def test_the_commented_file_is_the_default_run():
 
 def test_what_the_recipe_is_said_to_have_is_what_it_has():
     recipe = recipe_of(Config())
-    assert RECIPE == {
+    assert {
         "run.rounds": recipe.schedule.rounds,
         "run.byzantine_tolerance": 0.0,
         "model.name": recipe.model,
@@ -156,7 +156,7 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
         "sync.up": recipe.coding.up,
         "sync.down": recipe.coding.down,
         "sync.error_feedback": recipe.coding.beta,
-    }
+    } == RECIPE
 
 
 def test_a_tuned_recipe_keeps_what_is_not_mentioned():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -38,12 +39,14 @@ def join(
     """Join the run of this ticket, train with the others, leave with Ctrl-C."""
     from atoll.host.config import load_config
     from atoll.host.running import Start, run_join
+    from atoll.wire.ticket import parse
 
     text = ticket or os.environ.get("ATOLL_TICKET", "")
     if not text:
         raise UsageError(
             "E-ARG-05", "there is no ticket", fix="atoll join TICKET, with the line that `atoll up` printed"
         )
+    parse(text).verify(time.time())  # a bad ticket is told before anything heavy starts
     start = Start(folder_of(dir), load_config(None, set), None, name, tuple(listen), tuple(announce), threads, stay)
     from atoll.cli.watch import watched
 

@@ -61,7 +61,7 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         _needs_state(host)
         count = int(with_.get("count", 200))
         if not 0 < count <= SAMPLE_MAX:
-            raise UsageError("E-ARG-02", f"a sample has between 1 and {SAMPLE_MAX} bytes, not {count}")
+            raise UsageError("E-ARG-02", f"a sample has 1 to {SAMPLE_MAX} bytes, not {count}", fix="ask for 200")
         text = await host.island.sample(str(with_.get("prompt", "")), count, int(with_.get("seed", 0)))
         return {"text": text}
 
@@ -213,7 +213,7 @@ async def _invite(host: PeerHost, with_: dict[str, Any]) -> dict[str, Any]:
 def _invitation(host: PeerHost, with_: dict[str, Any]) -> tuple[Invite, str]:
     uses, role = int(with_.get("uses", 1)), str(with_.get("role", "trainer"))
     if role not in ("trainer", "observer"):
-        raise UsageError("E-ARG-03", f"a ticket admits a trainer or an observer, not {role!r}")
+        raise UsageError("E-ARG-03", f"a ticket admits no {role!r}", fix="--role trainer, or --role observer")
     expires_s = int(host.clock.now() + float(with_.get("lasts_s", 86400.0)))
     addresses = tuple(with_.get("addresses") or host.addresses)
     ticket = issue(

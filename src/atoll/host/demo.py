@@ -79,7 +79,12 @@ class Demo:
 
     def __init__(self, settings: DemoSettings, folder: Path, on_change: Callable[[str], None]) -> None:
         if not 1 <= settings.peers <= PEERS_MAX:
-            raise UsageError("E-ARG-07", f"a demo has between 1 and {PEERS_MAX} peers, not {settings.peers}")
+            raise UsageError(
+                "E-ARG-07",
+                f"a demo has between 1 and {PEERS_MAX} peers, not {settings.peers}",
+                cause="they all share this computer",
+                fix="atoll demo --peers 4",
+            )
         self.settings, self.folder, self.on_change = settings, folder, on_change
         self.children: list[Child] = []
         self.tasks: list[asyncio.Task[None]] = []

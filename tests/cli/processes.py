@@ -1,0 +1,109 @@
+"""Commands as people run them: in processes of their own, watched through what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 90.0  # only a failing test waits so long
+SMALL = [  # a run of seconds: 22 k parameters, few steps
+    *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32"),
+    *("--set", "train.inner_steps=8", "--set", "train.batch=2"),
+]
+
+
+def atoll(*words: str | Path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """One command, to its end."""
+    command = [sys.executable, "-m", "atoll", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+
+
+def answer_of(*words: str | Path) -> Any:
+    """What a command says with --json; it must succeed."""
+    done = atoll(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+class Peer:
+    """A running `atoll up` or `atoll join` and the facts it has told."""
+
+    def __init__(self, *words: str | Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "atoll", *map(str, words), "--facts", "--threads", "1"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        self.facts: list[dict[str, Any]] = []
+        self._news: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._news.put(json.loads(line))
+        self._news.put(None)
+
+    def until(self, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The first fact, told already or to come, that fits."""
+        for fact in self.facts:
+            if condition(fact):
+                return fact
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            fact = self._news.get(timeout=max(0.0, until - time.monotonic()))
+            assert fact is not None, f"the process ended: {self.words()}"
+            self.facts.append(fact)
+            if condition(fact):
+                return fact
+
+    def until_fact(self, name: str, **fields: Any) -> dict[str, Any]:
+        return self.until(lambda f: f["fact"] == name and all(f.get(k) == v for k, v in fields.items()))
+
+    def trained_with(self, peers: int) -> dict[str, Any]:
+        """The next round that counted so many peers."""
+        self.facts.clear()
+        return self.until(lambda f: f["fact"] == "RoundClosed" and len(f["counted"]) == peers)
+
+    def ends(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self._reader.join(PATIENCE_S)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+
+    def words(self) -> str:
+        """What it said on stderr; only once it has ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+
+@contextmanager
+def peers(*running: Peer) -> Iterator[list[Peer]]:
+    """Peers started inside end with the block, whatever happens."""
+    started = list(running)
+    try:
+        yield started
+    finally:
+        for peer in started:
+            peer.close()

@@ -1,0 +1,71 @@
+"""`atoll demo`, small: the promise of the quick start, and that it cleans up after itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import PATIENCE_S, SMALL, atoll
+
+pytestmark = pytest.mark.net
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes that were started for peers in this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # it ended while we looked
+            if str(folder).encode() in words and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_killed_peer_and_a_late_one_end_with_everybody_else_on_the_same_bits(tmp_path: Path):
+    """Three peers, one killed mid-round, a fourth joins late: one JSON object, exit status 0, no process left."""
+    done = atoll(
+        "demo", "--peers", "3", "--rounds", "6", "--chaos", "--json", "--dir", tmp_path, *SMALL, timeout_s=150
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert set(told) == {"bench", "settings", "figures", "versions"} and told["bench"] == "demo"
+    figures = told["figures"]
+    assert figures["state_hashes_equal"] and figures["rounds"] == 6 and figures["peers_at_the_end"] == 3
+    assert figures["val_loss_end"] < figures["val_loss_start"]
+    assert figures["val_loss_solo"] is None
+    assert figures["bytes_sent"] > 0
+    assert figures["wall_s"] > 0 and (tmp_path / "model.safetensors").exists()
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_ended_demo_leaves_no_process_behind(how: signal.Signals, tmp_path: Path):
+    """Ctrl-C, and even SIGKILL: the children notice that their stdin is closed."""
+    words = ["demo", "--peers", "2", "--rounds", "500", "--dir", str(tmp_path), *SMALL]
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "atoll", *words], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert demo.stdout is not None
+    try:
+        line = next(line for line in demo.stdout if line.startswith("round "))
+        assert "loss" in line and len(processes_of(tmp_path)) >= 2
+        demo.send_signal(how)
+        assert demo.wait(30) == (130 if how == signal.SIGINT else -signal.SIGKILL)
+        until = time.monotonic() + PATIENCE_S
+        while processes_of(tmp_path) and time.monotonic() < until:
+            time.sleep(0.1)  # other processes' ends are no facts that we are told
+        assert processes_of(tmp_path) == []
+    finally:
+        demo.kill()
+        demo.wait()
+        demo.stdout.close()

@@ -1,0 +1,105 @@
+"""Real peers in real processes on loopback, driven by the commands that people type."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from processes import SMALL, Peer, answer_of, atoll, peers
+
+pytestmark = pytest.mark.net
+
+
+def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path):
+    """Ada founds, Bob joins by her ticket; whatever a person asks is answered; Bob leaves, the run goes on with one
+    and then with two again, without a ticket and under his old name."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    with peers(Peer("up", "--dir", a, "--name", "ada", "--set", "run.rounds=0", *SMALL)) as running:
+        ada = running[0]
+        opened = ada.until_fact("Opened")
+        assert opened["ticket"].startswith("ATOLL1:") and opened["addresses"]
+        bob = Peer("join", opened["ticket"], "--dir", b, "--name", "bob")
+        running.append(bob)
+        ada.trained_with(2)
+
+        status = answer_of("status", "--dir", b)
+        assert (status["name"], status["voters"], status["present"], status["paused"]) == ("bob", 2, 2, None)
+        assert status["model"] == "gpt-nano" and status["bytes_out"] > 0 and status["loss"] > 0
+        lines = {m["name"]: m for m in answer_of("peers", "--dir", a)}
+        assert lines["bob"]["link"] == "up" and lines["ada"]["link"] == "me" and lines["ada"]["addresses"]
+        invitation = answer_of("invite", "--dir", a, "--uses", "3")
+        assert invitation["agreed"] and invitation["uses"] == 3
+        revoked = answer_of("invite", "--dir", b, "--revoke", invitation["ticket"])
+        assert revoked["agreed"] and revoked["id"] == invitation["id"]
+        refused = atoll("invite", "--dir", a, "--revoke", invitation["id"])
+        assert refused.returncode == 4 and "E-TKT-11" in refused.stderr
+        assert atoll("recover", "--dir", a, "--yes").returncode == 4  # there is nothing to recover
+        model = answer_of("export", "--dir", b)
+        assert Path(model["path"]).read_bytes()[8:9] == b"{"
+
+        # two voters need each other's vote: the farewell waits for the vertex that lets bob go
+        assert answer_of("leave", "--dir", b)["leaving"] == status["peer"]
+        assert bob.ends() == 0
+        ada.trained_with(1)
+        assert {m["name"]: m["standing"] for m in answer_of("peers", "--dir", a)} == {
+            "ada": "member",
+            "bob": "away",
+        }
+
+        again = Peer("up", "--dir", b)
+        running.append(again)
+        assert again.until_fact("Opened")["name"] == "bob"
+        ada.trained_with(2)
+
+        again.process.send_signal(signal.SIGKILL)
+        ada.until_fact("Suspected", why="refused")
+        paused = answer_of("status", "--dir", a)["paused"]
+        assert paused == "paused: 1 of 2 present, 2 needed; wait or run `atoll recover`"
+        assert atoll("recover", "--dir", a).returncode == 4  # a program must say --yes
+        assert answer_of("recover", "--dir", a, "--yes") == {"epoch": 1, "members": ["ada"], "gone": ["bob"]}
+        ada.trained_with(1)
+        ada.process.send_signal(signal.SIGINT)
+        assert ada.ends() == 0
+
+
+def test_a_run_that_is_over_leaves_the_model_in_the_folder(tmp_path: Path):
+    """Alone, two rounds; then the record draws a picture."""
+    folder = tmp_path / "run"
+    with peers(Peer("up", "--dir", folder, "--set", "run.rounds=2", *SMALL)) as (peer,):
+        ended = peer.until_fact("Ended")
+        assert peer.ends() == 0
+        assert ended["over"] and ended["trained"] == 2 and Path(ended["model"]).exists()
+    pytest.importorskip("matplotlib")
+    drawn = answer_of("plot", folder, "--out", tmp_path / "picture.svg")
+    assert drawn["rounds"] == 2 and (tmp_path / "picture.svg").read_text().startswith("<?xml")
+
+
+def test_a_second_peer_in_the_same_folder_is_turned_away(tmp_path: Path):
+    with peers(Peer("up", "--dir", tmp_path, "--set", "run.rounds=0", *SMALL)) as (peer,):
+        ticket = peer.until_fact("Opened")["ticket"]
+        second = atoll("join", ticket, "--dir", tmp_path, "--json")
+        assert second.returncode == 2 and "E-DIR-01" in second.stderr
+
+
+def test_a_ticket_to_nowhere_is_said_to_lead_nowhere(tmp_path: Path):
+    """The founder is gone: the joiner says at once whom it cannot reach, and goes on trying."""
+    with peers(Peer("up", "--dir", tmp_path / "a", "--set", "run.rounds=0", *SMALL)) as running:
+        ticket = running[0].until_fact("Opened")["ticket"]
+        running[0].process.send_signal(signal.SIGKILL)
+        running[0].ends()
+        joiner = Peer("join", ticket, "--dir", tmp_path / "b")
+        running.append(joiner)
+        assert "cannot reach" in joiner.until_fact("Notice")["text"]
+        assert atoll("stop", "--dir", tmp_path / "b").returncode == 0
+        assert joiner.ends() == 0
+
+
+def test_a_peer_leaves_when_the_program_that_started_it_is_gone(tmp_path: Path):
+    """The end of its stdin is all it sees of a killed parent."""
+    with peers(Peer("up", "--dir", tmp_path, "--set", "run.rounds=0", *SMALL)) as (peer,):
+        peer.until_fact("RoundClosed", trained=1)
+        assert peer.process.stdin is not None
+        peer.process.stdin.close()
+        assert peer.until_fact("Ended")["why"] == "whoever started it is gone"
+        assert peer.ends() == 0

@@ -1,0 +1,42 @@
+"""A quick start is a courtesy: verbs that only ask or tell never import torch."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+from processes import atoll
+
+LIGHT = ["status", "peers", "invite", "export", "leave", "stop", "recover", "init", "plot", "simulate"]
+HEAVY_MODULES = ("torch", "numpy", "matplotlib")
+
+
+def imported_by(*words: str) -> set[str]:
+    """Every module that a command imported."""
+    import subprocess
+
+    command = [sys.executable, "-X", "importtime", "-m", "atoll", *words]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+    return {line.rsplit("|", 1)[-1].strip() for line in told.splitlines() if line.startswith("import time:")}
+
+
+@pytest.mark.parametrize("verb", [*LIGHT, "up", "join", "demo"])
+def test_help_never_imports_torch(verb: str):
+    assert not imported_by(verb, "--help") & {*HEAVY_MODULES}
+
+
+def test_asking_a_folder_where_nobody_runs_never_imports_torch(tmp_path: Path):
+    """The whole way to the answer, not just the help."""
+    for verb in ("status", "peers", "invite", "leave"):
+        found = imported_by(verb, "--dir", str(tmp_path))
+        assert "atoll.host.api" in found and not found & {*HEAVY_MODULES}
+
+
+def test_help_is_there_before_anybody_gets_impatient():
+    """Processor time, not wall time: a busy computer must not fail this."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert atoll("--help").returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.4

@@ -1,0 +1,113 @@
+"""What commands say when something is wrong: what happened, why, the next command, and a stable exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from processes import atoll
+
+from atoll import __version__
+from atoll.base.ids import Digest
+from atoll.cli.picture import curve_text
+from atoll.cli.say import qr
+from atoll.cli.watch import introduction, line_of
+from atoll.host.record import Progress
+from atoll.keys.identity import Identity
+from atoll.wire.ticket import issue
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "code"),
+    [
+        (["nonsense"], 2, "E-ARG-01"),
+        (["status", "--colour"], 2, "E-ARG-01"),
+        (["up", "--set", "train.iner_steps=3"], 2, "E-CFG-01"),
+        (["up", "no-such.toml"], 2, "E-CFG-09"),
+        (["join"], 2, "E-ARG-05"),
+        (["join", "hello"], 2, "E-TKT-01"),
+        (["join", "ATOLL1:AAAA"], 2, "E-TKT-03"),
+        (["status"], 3, "E-DOOR-01"),
+        (["leave"], 3, "E-DOOR-01"),
+        (["invite", "--ttl", "soon"], 2, "E-ARG-06"),
+        (["plot"], 2, "E-PLOT-01"),
+        (["simulate", "weather"], 2, "E-ARG-09"),
+        (["demo", "--peers", "99"], 2, "E-ARG-07"),
+    ],
+)
+def test_trouble_has_a_code_an_exit_status_and_a_next_command(
+    words: list[str], status: int, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """For people on stderr, and the same as an object with --json; stdout stays clean."""
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("ATOLL_TICKET", raising=False)
+    done = atoll(*words)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(code) and "\n  try: " in done.stderr
+    told = json.loads(atoll(*words, "--json").stderr)
+    assert (told["error"], told["exit"]) == (code, status) and told["fix"]
+
+
+def test_the_version_is_the_packages():
+    assert atoll("--version").stdout.strip() == __version__
+
+
+def test_init_writes_once_and_asks_before_overwriting(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    assert atoll("init", file).returncode == 0
+    first = file.read_text()
+    assert "#inner_steps = 50" in first
+    file.write_text("mine")
+    assert atoll("init", file).returncode == 2 and file.read_text() == "mine"
+    assert atoll("init", file, "--force").returncode == 0 and file.read_text() == first
+
+
+def test_a_founder_that_nobody_can_dial_is_told_so():
+    """Loopback is warned about; a private network mentions routers; a public name needs no remark."""
+    news = {"name": "ada", "peer": "12D3KooWada", "run_id": "ab" * 32, "folder": "f", "ticket": None}
+    told = {
+        a: introduction(news | {"addresses": [a]})
+        for a in ("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.5/tcp/1", "/dns4/a.org/tcp/1")
+    }
+    assert "only this computer" in told["/ip4/127.0.0.1/tcp/1"]
+    assert "behind a router" in told["/ip4/192.168.1.5/tcp/1"]
+    assert "only" not in told["/dns4/a.org/tcp/1"]
+
+
+def test_a_ticket_fits_a_qr_code_that_a_terminal_can_show():
+    """Two addresses, as from a computer with two networks: at most 80 columns."""
+    text = issue(
+        Identity.generate(),
+        genesis=Digest(bytes(32)),
+        role="trainer",
+        expires_wall_s=2_000_000_000,
+        addresses=("/ip4/192.168.178.21/tcp/7071", "/ip4/203.0.113.77/tcp/7071"),
+        uses=64,
+    ).text
+    lines = qr(text).splitlines()
+    assert 20 < len(lines) < 48 and max(map(len, lines)) <= 80
+
+
+def test_a_round_is_one_line_and_names_who_was_missing():
+    progress = Progress()
+    for name, standing in (("ada", "member"), ("bob", "member"), ("eve", "new")):
+        progress.members.append({"peer": name * 4, "name": name, "standing": standing})
+    entry = {"at": 5.0, "time_s": 5.0, "fact": "RoundClosed", "round": 4, "trained": 3, "loss": 2.5, "state": "ab"}
+    entry |= {
+        "counted": ["ada" * 4],
+        "missing": ["bob" * 4, "eve" * 4],
+        "steps": 8,
+        "samples": 16,
+        "bytes_out": 1500,
+    }
+    progress.see(entry)
+    line = line_of(entry, progress)
+    assert "round 3" in line and "loss 2.500" in line and "without bob" in line and "1.5 kB" in line
+    assert "eve" not in line  # a newcomer's first update is not waited for
+
+
+def test_a_curve_has_eight_heights_and_a_bounded_width():
+    assert curve_text([3.0, 2.0, 1.0]) == "█▄▁"
+    assert curve_text([]) == "" and curve_text([1.0]) == "▁"
+    assert len(curve_text([float(k) for k in range(1000)])) <= 48

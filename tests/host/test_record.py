@@ -1,0 +1,58 @@
+"""The record of a run and the fold that reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.host.record import Progress, data_parallel_bytes, plain
+from atoll.host.store import Record
+
+LEARNING = {"at": 0.0, "fact": "LearningKnown", "model": "m", "parameters": 1000, "batch": 2, "seq_len": 8}
+
+
+def closed(trained: int, at: float, counted: int = 2) -> dict[str, object]:
+    """A RoundClosed line: two peers, 10 steps each."""
+    who = [f"peer-{k}" for k in range(counted)]
+    return {
+        **{"at": at, "time_s": at, "fact": "RoundClosed", "round": trained, "trained": trained, "state": "ab"},
+        **{"loss": 3.0 - trained, "steps": 10 * counted, "samples": 20 * counted, "counted": who, "missing": []},
+        **{"bytes_out": 100 * trained, "bytes_in": 0},
+    }
+
+
+def test_data_parallel_traffic_is_that_of_a_ring():
+    """2 (M-1)/M of 4 bytes per parameter and step (Patarasuk & Yuan 2009); nothing alone."""
+    assert data_parallel_bytes(4, 1, 1000) == 6000
+    assert data_parallel_bytes(2, 10, 1000) == 40_000
+    assert data_parallel_bytes(1, 10, 1000) == 0
+
+
+def test_progress_is_the_fold_of_the_record():
+    progress = Progress.of([LEARNING, closed(1, at=10.0), closed(2, at=14.0)])
+    assert (progress.trained, progress.loss, progress.bytes_out) == (2, 1.0, 200)
+    assert progress.tokens == 2 * 40 * 8 and progress.tokens_per_s == 40 * 8 / 4
+    assert (progress.bytes_data_parallel, progress.bytes_data_parallel_all) == (80_000, 160_000)
+    assert progress.curve == [(1, 2.0), (2, 1.0)]
+
+
+def test_a_round_told_twice_counts_once():
+    """A restarted peer replays the last vertex: the curve must not fold back."""
+    progress = Progress.of([LEARNING, closed(1, at=10.0), closed(1, at=11.0), closed(2, at=14.0)])
+    assert [round for round, _ in progress.curve] == [1, 2]
+
+
+def test_lines_of_another_version_and_torn_lines_are_passed_over(tmp_path: Path):
+    """The last line was cut by a power loss, one in the middle lacks what we look for."""
+    record = Record(tmp_path / "facts.jsonl")
+    for entry in (LEARNING, {"at": 1.0, "fact": "RoundClosed"}, closed(1, at=10.0)):
+        record.write(dict(entry))
+    record.close()
+    with (tmp_path / "facts.jsonl").open("ab") as file:
+        file.write(b'{"at":3,"fact":"Round')
+    again = Record(tmp_path / "facts.jsonl")
+    assert Progress.of(again.tail()).trained == 1
+    again.close()
+
+
+def test_plain_values_are_json_for_people():
+    assert plain({"a": b"\x01\xff", "b": (1, None, 0.5)}) == {"a": "01ff", "b": [1, None, 0.5]}
