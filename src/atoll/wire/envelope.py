@@ -34,8 +34,8 @@ class Notary:
     def open(self, signed: Signed, kind: type[S], vote_key: bytes | None) -> S:
         """The statement inside, once its signature holds.
 
-        Raises PeerFault otherwise, and names nobody: anyone can write a signer's name under anything, so this is the
-        fault of who sent it here.
+        Raises PeerFault otherwise, and names nobody: anyone can write a signer's name under anything, so this is
+        the fault of who sent it here.
         """
         nobody = PeerId("")
         statement = decode_statement(signed.body, nobody)

@@ -31,6 +31,7 @@ from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
 
+BODIES_KEPT = 4  # that a voter keeps durably of those it voted for in one round
 ATTEMPTS_AHEAD = 2  # statements are remembered for the views of this many attempts ahead: clocks differ by less
 
 
@@ -92,7 +93,7 @@ class Said(msgspec.Struct, array_like=True):
     timed_out: int = -1  # every view up to this one is over for me
     claimed: Certificate | None = None  # the highest prepare certificate that my last timeout spoke of
     high: Certificate | None = None  # the highest prepare certificate I have seen
-    high_body: bytes | None = None  # its body, so that a restarted proposer can re-propose it
+    bodies: dict[Digest, bytes] = msgspec.field(default_factory=dict[Digest, bytes])  # that I voted for, and high's
 
 
 _SAID = msgspec.msgpack.Decoder(Said)
@@ -138,8 +139,7 @@ class Agreement:
         for known in (self.said.claimed, self.said.high):
             if known is not None:
                 self.proofs[known.view, known.digest] = known
-        if self.said.high is not None and self.said.high_body is not None:
-            self.bodies[self.said.high.digest] = self.said.high_body
+        self.bodies.update(self.said.bodies)
         self.asked: set[Digest] = set()  # bodies that the round was asked to judge
         self.approved: set[Digest] = set()
         self.decided: Decided | None = None
@@ -341,6 +341,7 @@ class Agreement:
         if (stage, self.me) in self._tally(view).votes:
             return []
         (self.said.prepare if stage == "prepare" else self.said.commit)[view] = digest
+        self._remember(digest)
         vote = Vote(self.round, view, stage, digest)
         signed = self.notary.sign(vote)
         # durable before it is sent: a voter that forgets its vote could help decide two bodies
@@ -470,7 +471,7 @@ class Agreement:
         if self.said.high is not None and self.said.high.view >= certificate.view:
             return []
         self.said.high = certificate
-        self.said.high_body = self.bodies.get(certificate.digest)
+        self._remember(certificate.digest)
         return [self._keep()]
 
     def _say_timeout(self, view: int, peers: list[PeerId] | None = None) -> list[Effect]:
@@ -493,14 +494,21 @@ class Agreement:
             for view in [a for a in slots if a < self.said.timed_out]:
                 del slots[view]
         live = {tally.digest for tally in self.tallies.values()}
-        if self.said.high is not None:
-            live.add(self.said.high.digest)
+        live.update(self.said.bodies)
         self.bodies = {digest: body for digest, body in self.bodies.items() if digest in live}
 
     def _hold(self, digest: Digest, body: bytes) -> None:
         self.bodies.setdefault(digest, body)
         if self.said.high is not None and self.said.high.digest == digest:
-            self.said.high_body = body  # durable with the next word
+            self._remember(digest)  # durable with the next word
+
+    def _remember(self, digest: Digest) -> None:
+        """What I voted for may be certified without my knowing, and then nobody may propose anything else."""
+        if digest in self.bodies:
+            self.said.bodies[digest] = self.bodies[digest]
+        high = self.said.high.digest if self.said.high is not None else None
+        for old in [d for d in self.said.bodies if d != high][:-BODIES_KEPT]:
+            del self.said.bodies[old]
 
     def _tally(self, view: int) -> Tally:
         return self.tallies.setdefault(view, Tally())
