@@ -4,7 +4,7 @@
 - whoever closes a round holds exactly the state that its vertex names
 - every contribution is counted exactly once in a part, or the peer is reported missing
 - with no faults, everybody is counted in every training round
-- an honest peer is never found breaking the protocol
+- an honest peer is never found breaking the protocol, nor saying two things, not even across a restart
 - nothing that strangers can grow grows beyond its bound
 """
 
@@ -25,8 +25,10 @@ from atoll.node.peer import CaughtUp, Fault
 from atoll.node.round import Disagreed, RoundClosed, StateMissing
 from atoll.protocol.consensus.agreement import Equivocation
 from atoll.protocol.dag.history import WINDOW
-from atoll.protocol.reduce.run import Garbage
+from atoll.protocol.reduce.run import Garbage, PartAnswered
 from atoll.sim.world import Node
+
+ANSWERS_WATCHED = 4096  # of the last few rounds
 
 
 class InvariantBroken(AssertionError):
@@ -43,6 +45,7 @@ class Checkers:
     full: int = 0  # closings of training rounds that counted every voter
     training: int = 0
     missing: int = 0
+    answers: dict[tuple[int, str, int, int, PeerId], Digest] = field(default_factory=dict)
     repairs: int = 0
     attempts: dict[int, int] = field(default_factory=dict)  # round -> attempt that decided it
 
@@ -54,6 +57,8 @@ class Checkers:
                 self._closed(node, fact)
             case CaughtUp(round=round):
                 self.closed[node.name] = max(round, self.closed.get(node.name, -1))
+            case PartAnswered():
+                self._answered(fact)
             case Equivocation(peer=peer) if peer not in self.villains:
                 self._broken(f"honest {peer} was caught saying two things in round {fact.round}")
             case Fault(peer=peer, what=what) if peer not in self.villains:
@@ -91,6 +96,16 @@ class Checkers:
             if self.faultless and not whole:
                 self._broken(f"without faults, round {round} misses {fact.missing} (parts of {fact.partly})")
         self._bounds(node)
+
+    def _answered(self, fact: PartAnswered) -> None:
+        """An owner gives one answer for a part of an attempt, also across a restart."""
+        if fact.owner in self.villains:
+            return
+        slot = (fact.round, fact.trace, fact.attempt, fact.part, fact.owner)
+        if self.answers.setdefault(slot, fact.digest) != fact.digest:
+            self._broken(f"honest {fact.owner} gave two answers for part {fact.part} in round {fact.round}")
+        if len(self.answers) > ANSWERS_WATCHED:
+            del self.answers[next(iter(self.answers))]
 
     def _bounds(self, node: Node) -> None:
         peer = node.machine

@@ -51,6 +51,7 @@ class PartAnswered(Fact, frozen=True, kw_only=True):
     part: int
     owner_index: int
     owner: PeerId
+    digest: Digest
     contributors: tuple[PeerId, ...]
 
 
@@ -311,6 +312,7 @@ class Reduce:
             part=answered.part,
             owner_index=answered.owner_index,
             owner=held.statement.signer,
+            digest=answered.digest,
             contributors=answered.contributors,
         )
         return [self._report(fact), *self._finish_if_over(now)]

@@ -1,0 +1,67 @@
+"""A simulator that catches no mutant proves nothing: a rule of the protocol is deleted, and some seed notices.
+
+A mutant replaces one small method. The seeds begin shortly before the first that catches it; the unmutated code
+passes them all. Mutants of the voting rules alone are caught faster on the table of tests/protocol/test_agreement.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.policy import plan as plans
+from atoll.protocol.consensus.agreement import Agreement
+from atoll.protocol.reduce.run import Reduce
+from atoll.sim.scenarios import ScenarioFailed, run_scenario
+from atoll.sim.world import World
+
+
+def caught(name: str, seeds: range, peers: int | None = None, rounds: int | None = None) -> str:
+    """What the first failing seed says; empty if none fails."""
+    for seed in seeds:
+        try:
+            run_scenario(name, seed, peers, rounds)
+        except ScenarioFailed as failure:
+            return str(failure)
+    return ""
+
+
+def test_a_voter_that_writes_nothing_down_says_two_things(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: what a voter said is never kept."""
+    keep = World._keep
+
+    def forgetful(self: World, node, name: str, blob: bytes | None) -> None:
+        if not (name.startswith("said/") and name.endswith("agreement")):
+            keep(self, node, name, blob)
+
+    monkeypatch.setattr(World, "_keep", forgetful)
+    assert "two things" in caught("churn", range(1, 40), peers=4, rounds=15)
+
+
+def test_words_that_leave_before_the_disk_is_done_are_noticed(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: neither words nor work wait until what they rest on is durable."""
+    monkeypatch.setattr(World, "_durable_at", lambda self, node: self.now)
+    assert caught("churn", range(1, 20), peers=5, rounds=15)
+
+
+def test_a_vote_after_a_timeout_splits_the_run(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: a voter that said this view was over for it votes in it all the same."""
+    monkeypatch.setattr(Agreement, "_may_vote", lambda self, view: self.votes)
+    assert "two vertices" in caught("churn", range(1, 40), peers=5, rounds=15)
+
+
+def test_a_quorum_of_half_splits_the_run(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: one vote too few makes a certificate."""
+    monkeypatch.setattr(plans, "quorum", lambda voters, rule: max(1, voters // 2))
+    assert "two vertices" in caught("churn", range(1, 20), peers=5, rounds=15)
+
+
+def test_a_part_counted_without_its_proof_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: an owner combines whatever bytes arrive, whether they are the ones committed to or not."""
+    monkeypatch.setattr("atoll.protocol.reduce.run.merkle_holds", lambda *proof: True)
+    assert "holds" in caught("liars", range(3, 9), rounds=4)
+
+
+def test_an_answer_said_before_a_restart_is_not_given_anew(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: an owner that restarted answers for its part again, with other contributors."""
+    monkeypatch.setattr(Reduce, "_said_name", lambda self, part: f"said/{self.plan.round}/x/{part}")
+    assert "two answers" in caught("churn", range(1, 60), peers=5, rounds=15)
