@@ -9,6 +9,7 @@ A code's bits 0-2 are 0 for zero, else exponent + 7; bit 3 is the sign, and minu
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,10 +34,11 @@ def _codes(x_BK: Tensor, magnitude_BK: Tensor, scale_B: Tensor) -> Tensor:
     """The exponent of ratio * 4/3, read from the bits, is that of the nearest power of two."""
     divisor_B1 = torch.where(scale_B == 0, float("inf"), scale_B)[:, None]
     ratio_BK = torch.div(magnitude_BK, divisor_B1, out=magnitude_BK)
-    is_zero_BK = ratio_BK < 2.0 ** (LOWEST - 1)  # half way to the lowest level
-    exponent_BK = (ratio_BK.mul_(FOUR_THIRDS).view(torch.int32) >> 23).sub_(127).clamp_(LOWEST, 0)
-    code_BK = exponent_BK.sub_(LOWEST - 1).bitwise_or_((x_BK.view(torch.int32) >> 28).bitwise_and_(8))
-    return code_BK.masked_fill_(is_zero_BK, 0)
+    is_not_zero_BK = np.greater_equal(ratio_BK.numpy(), 2.0 ** (LOWEST - 1))  # half way to the lowest level
+    exponent_BK = ratio_BK.mul_(FOUR_THIRDS).view(torch.int32).bitwise_right_shift_(23).sub_(127)
+    code_BK = exponent_BK.clamp_(LOWEST, 0).sub_(LOWEST - 1).to(torch.uint8)
+    sign_BK = torch.from_numpy(np.signbit(x_BK.numpy()).view(np.uint8) * np.uint8(8))
+    return code_BK.bitwise_or_(sign_BK).mul_(torch.from_numpy(is_not_zero_BK.view(np.uint8)))
 
 
 E3M0 = packed_codec("e3m0", Rule(LEVELS, _largest, _codes))

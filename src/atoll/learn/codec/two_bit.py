@@ -31,10 +31,12 @@ def _root_mean_square(magnitude_BK: Tensor, largest_B: Tensor, size: int) -> Ten
 
 
 def _codes(x_BK: Tensor, magnitude_BK: Tensor, scale_B: Tensor) -> Tensor:
-    """On bit patterns: non-negative floats are ordered as integers are."""
-    border_B1 = (scale_B * BORDER).view(torch.int32)[:, None]
-    code_BK = (border_B1 - magnitude_BK.view(torch.int32)).bitwise_right_shift_(31).bitwise_and_(1)
-    return code_BK.bitwise_or_((x_BK.view(torch.int32) >> 30).bitwise_and_(2))
+    border_B1 = (scale_B * BORDER)[:, None]
+    is_outer_BK = np.greater(magnitude_BK.numpy(), border_B1.numpy())  # numpy compares three times as fast as torch
+    code_BK = np.signbit(x_BK.numpy()).view(np.uint8)
+    code_BK += code_BK  # numpy shifts bytes one by one
+    code_BK |= is_outer_BK.view(np.uint8)
+    return torch.from_numpy(code_BK)
 
 
 TWO_BIT = packed_codec("2bit", Rule((INNER, OUTER, -INNER, -OUTER), _root_mean_square, _codes))
