@@ -1,0 +1,91 @@
+"""What happens to real processes: one is killed in the middle, a trainer dies, everybody loses power.
+
+Nothing here is timed; `bench/survive.py` measures how long each of these takes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import Swarm
+
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
+
+QUICK = ["run.rounds=0", "train.inner_steps=10", "sync.up=2bit"]
+
+
+def together(base: Path, peers: int) -> Swarm:
+    swarm = Swarm(base, [*QUICK, f"run.start_peers={peers}"])
+    swarm.found()
+    for index in range(1, peers):
+        swarm.join(index)
+    return swarm
+
+
+def test_a_killed_peer_is_named_and_comes_back_and_a_dead_trainer_costs_one_round(tmp_path: Path):
+    """Peer 2 gets SIGKILL as the share phase begins; the same attempt ends without it. It resumes from disk."""
+    with together(tmp_path, 4) as swarm:
+        swarm.closed(2, peer=2)
+        begun = swarm.wait(lambda f: f["fact"] == "ShareBegan" and f["by"] == 2, since=len(swarm.facts))
+        swarm.kill(2)
+        gone = len(swarm.facts)
+        first = swarm.wait(
+            lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and f["round"] >= begun["round"], since=gone
+        )
+        victim = swarm.wait(lambda f: f["fact"] == "Opened" and f["by"] == 2)["peer"]
+        after = swarm.wait(
+            lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and victim in f["missing"], since=gone
+        )
+        assert after["round"] <= first["round"] + 1
+        assert not [f for f in swarm.facts[gone:] if f["fact"] == "AttemptFailed"]
+
+        swarm.resume(2)
+        back = swarm.wait(
+            lambda f: f["fact"] == "RoundClosed" and f["by"] == 2 and victim in f["counted"],
+            since=len(swarm.facts),
+        )
+        same = swarm.wait(lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and f["round"] == back["round"])
+        assert back["state"] == same["state"]
+
+        swarm.peers[1].trainer().kill()
+        hurt = len(swarm.facts)
+        passed = swarm.wait(lambda f: f["fact"] == "Passed" and f["by"] == 1, since=hurt)
+        other = swarm.wait(lambda f: f["fact"] == "Opened" and f["by"] == 1)["peer"]
+        again = swarm.wait(
+            lambda f: (
+                f["fact"] == "RoundClosed"
+                and f["by"] == 0
+                and other in f["counted"]
+                and f["round"] > passed["round"]
+            ),
+            since=hurt,
+        )
+        assert again["round"] <= passed["round"] + 12  # it starts anew while the others go on
+
+
+def test_after_a_blackout_the_run_goes_on_without_losing_a_round(tmp_path: Path):
+    """Three peers are killed at once and start again in their folders: the next round follows the last."""
+    with together(tmp_path, 3) as swarm:
+        for index in range(3):
+            swarm.closed(3, peer=index)
+        for index in range(3):
+            swarm.kill(index)
+        for index in range(3):
+            swarm.wait(lambda f, index=index: f["fact"] == "Exit" and f["by"] == index)
+        agreed = max(f["trained"] for f in swarm.facts if f["fact"] == "RoundClosed")
+        dark = len(swarm.facts)
+        for index in range(3):
+            swarm.resume(index)
+        onward = swarm.closed(agreed + 1, peer=0, since=dark)
+        assert onward["trained"] == agreed + 1
+        states = {
+            swarm.wait(
+                lambda f, index=index: (
+                    f["fact"] == "RoundClosed" and f["by"] == index and f["round"] == onward["round"]
+                ),
+                since=dark,
+            )["state"]
+            for index in range(3)
+        }
+        assert states == {onward["state"]}
