@@ -14,7 +14,7 @@ not list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -164,6 +164,12 @@ class Commits:
     """Commitments heard in one attempt."""
 
     of: dict[PeerId, tuple[Commit, Signed]] = field(default_factory=dict[PeerId, tuple[Commit, Signed]])
+    giving: set[PeerId] = field(default_factory=set[PeerId])  # of those, the ones who have an update
+
+    def hear(self, peer: PeerId, commit: Commit, signed: Signed) -> None:
+        self.of[peer] = (commit, signed)
+        if commit.parts > 0:
+            self.giving.add(peer)
 
 
 class Round:
@@ -368,7 +374,7 @@ class Round:
             return []
         commit = self._my_commit()
         signed = self.notary.sign(commit)
-        self._commits().of[self.me] = (commit, signed)
+        self._commits().hear(self.me, commit, signed)
         self.awaited.discard(self.me)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
         effects: list[Effect] = [Keep(name, encode(commit))]
@@ -382,7 +388,7 @@ class Round:
         commit = decode_statement(said, self.me)
         assert isinstance(commit, Commit)
         signed = self.notary.sign(commit)
-        self._commits().of[self.me] = (commit, signed)
+        self._commits().hear(self.me, commit, signed)
         self.awaited.discard(self.me)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
         sends: list[Effect] = [Send(p, message) for p in self.hearers if p != self.me]
@@ -408,10 +414,10 @@ class Round:
             raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
         if not self._may_weigh(signed.signer, commit):
             raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
-        known = self.commits.setdefault(commit.attempt, Commits()).of
-        if signed.signer in known:
+        known = self.commits.setdefault(commit.attempt, Commits())
+        if signed.signer in known.of:
             return []  # the first commitment counts; a different one could follow another's reveal
-        known[signed.signer] = (commit, signed)
+        known.hear(signed.signer, commit, signed)
         if commit.attempt != self.attempt:
             return []
         self.awaited.discard(signed.signer)
@@ -468,12 +474,10 @@ class Round:
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         return [self._report(fact), *self.reduce.handle(Start({}), now)]
 
-    def _awaits(self, rows: Container[PeerId]) -> bool:
+    def _awaits(self, rows: Iterable[PeerId]) -> bool:
         """True while somebody who committed and is not known to be gone is missing from these rows."""
-        for peer, (commit, _) in self._commits().of.items():
-            if commit.parts > 0 and peer not in rows and (peer == self.me or not self.gone(peer)):
-                return True
-        return False
+        missing = self._commits().giving.difference(rows)
+        return any(peer == self.me or not self.gone(peer) for peer in missing)
 
     def _answer_here(self, fact: PartAnswered) -> list[Effect]:
         assert self.reduce is not None

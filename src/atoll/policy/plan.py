@@ -25,6 +25,7 @@ QuorumRule = Literal["majority", "two-thirds"]
 
 GROWTH = 1.5  # each failed attempt gives the next one half as much time again
 GROWN_ATTEMPTS = 6  # then windows stay: 11 times as long is patience enough
+SPREAD_S = 0.02  # per member: an owner sends its combined part to everybody over one uplink
 STRAGGLER_LIMIT = 3.0  # a member's word about its speed stretches the plan to at most this times the median
 
 
@@ -158,7 +159,8 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
     known = sorted(m.step_s for m in voting if m.step_s > 0)
     if len(known) * 2 > len(voting):
         slowest = min(known[-1], STRAGGLER_LIMIT * median(known))
-        train_s = 2.0 + 1.5 * slowest * settings.inner_steps  # half as much again: a busy box is not a dead one
+        # half as much again: a busy box is not a dead one; and the last combined part reaches the last member late
+        train_s = 2.0 + SPREAD_S * len(body.members) + 1.5 * slowest * settings.inner_steps
     else:
         train_s = settings.first_train_s
     owners = min(3, len(voting))

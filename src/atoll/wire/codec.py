@@ -7,6 +7,7 @@ say more; unknown message types are a fault.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -74,6 +75,7 @@ def decode_statement(data: bytes, who: PeerId) -> Statement:
     return _decode(_STATEMENT, data, who, "statement")
 
 
+@lru_cache(maxsize=16)  # of bytes and who brought them: the last few bodies are opened again and again
 def decode_body(data: bytes, who: PeerId = PeerId("")) -> Body:
     return _decode(_BODY, data, who, "vertex body")
 

@@ -10,7 +10,7 @@ Reveal follows commitment: I send nothing to an owner that has not committed its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -115,7 +115,7 @@ class Reduce:
         plan: ReducePlan,
         vote_key_of: Callable[[PeerId], bytes | None],
         commit_of: Callable[[PeerId], Commit | None],
-        awaits: Callable[[Container[PeerId]], bool],
+        awaits: Callable[[Iterable[PeerId]], bool],
         gone: Callable[[PeerId], bool],
         said: Container[str] = (),
     ) -> None:
