@@ -83,6 +83,13 @@ def test_int4_errs_by_at_most_half_a_step_of_its_block(n, exponent, seed):
         assert float(error[lo : lo + BLOCK].max()) <= 0.5001 * step
 
 
+def test_int4_does_not_cut_the_largest_value_of_a_block():
+    """The step is rounded up, so the largest comes back no smaller, whatever its last bits."""
+    x = gaussian(200 * BLOCK, 1e-3)
+    decoded = through("int4", x)
+    assert bool((decoded.abs().view(-1, BLOCK).amax(1) >= x.abs().view(-1, BLOCK).amax(1)).all())
+
+
 @given(n=st.sampled_from([1, 255, 257, 3000]), exponent=st.floats(-40, 30), seed=st.integers(0, 999))
 @settings(max_examples=40, deadline=None)
 def test_e3m0_takes_the_nearest_of_its_fifteen_levels(n, exponent, seed):

@@ -67,18 +67,12 @@ def decode_places(data: Buffer, n: int, m: int) -> np.ndarray:
     word_W1 = low_WB.view(np.uint64)
     low_M8 = (word_W1 >> (_LANES * np.uint64(low_bits)) & np.uint64((1 << low_bits) - 1)).reshape(-1)
     one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
-    if len(one_M) != m or one_M[-1] >= unary_bits or low_M8[m:].any() or _spare(whole[low_bytes - 1], m, low_bits):
+    if len(one_M) != m or one_M[-1] >= unary_bits or low_M8[m:].any():
         raise PeerFault("", "the places of values are not in the agreed form")
     place_M = (one_M - np.arange(m) << low_bits) | low_M8[:m].view(np.int64)
     if place_M[-1] >= n or not bool((place_M[1:] > place_M[:-1]).all()):
         raise PeerFault("", "the places of values do not increase, or leave the vector")
     return place_M
-
-
-def _spare(last_low: int, m: int, low_bits: int) -> bool:
-    """Whether bits behind the last low part are set."""
-    used = m * low_bits % 8
-    return bool(used and int(last_low) >> used)
 
 
 class Placed(NamedTuple):
