@@ -1,0 +1,95 @@
+"""One example of every message, statement and body, written out by hand: the wire as it is promised."""
+
+from __future__ import annotations
+
+from atoll.base.ids import Digest, PeerId
+from atoll.keys.digest import Manifest
+from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
+from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.round import (
+    Answer,
+    Committed,
+    Contribution,
+    PartBytes,
+    Propose,
+    TimedOut,
+    Voted,
+    WantPart,
+)
+from atoll.wire.messages.statements import (
+    Answered,
+    Certificate,
+    Commit,
+    Invite,
+    Join,
+    Leave,
+    Proposed,
+    Ready,
+    Signed,
+    Suspect,
+    Timeout,
+    Vote,
+)
+from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
+
+ALICE, BOB = PeerId("12D3KooWAlice"), PeerId("12D3KooWBob")
+A, B = Digest(bytes([0xAA]) * 32), Digest(bytes([0xBB]) * 32)
+SIGNED = Signed(ALICE, b"body", b"signature")
+CERTIFICATE = Certificate(7, 9, "prepare", A, ((ALICE, b"one"), (BOB, b"two")))
+MEMBER = Member(
+    ALICE, b"key", ("/ip4/10.0.0.1/tcp/4001",), "trainer", "member", 3, 0.25, "alice", missed=1, identity=B
+)
+BODY = Body(
+    run=A,
+    round=7,
+    attempt=1,
+    parent=B,
+    time_s=1234.5,
+    proposer=ALICE,
+    parts=(SIGNED, None),
+    state=A,
+    commits=(SIGNED,),
+    members=(MEMBER,),
+    tickets=(TicketUse(b"ticket", b"key", "trainer", 2, 2000.0),),
+    reports=(SIGNED,),
+    metrics=Metrics(2.5, 32, 512),
+    trained=6,
+    epoch=1,
+    settings=b"settings",
+)
+VERTEX = Vertex(b"body", CERTIFICATE, b"recovery")
+
+STATEMENTS = (
+    Commit(7, 1, A, 2, 32, 512, 2.5, 0.25, 512, "why"),
+    Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB)),
+    Proposed(7, 9, A),
+    Vote(7, 9, "commit", A),
+    Timeout(7, 9, 8, A),
+    Join(ALICE, b"key", b"certificate", ("/ip4/10.0.0.1/tcp/4001",), "trainer", "alice", B, b"admission"),
+    Ready(A, B),
+    Leave(7, "enough for today"),
+    Suspect(7, BOB, "silent"),
+    Invite(b"ticket", b"key", "observer", 3, 2000.0),
+)
+
+MESSAGES = (
+    Committed(7, 1, "abcd", SIGNED, asks=True),
+    Contribution(7, 1, "abcd", 0, 2, (A, B), SIGNED),
+    Answer(7, 1, "abcd", SIGNED),
+    WantPart(7, 1, "abcd", A),
+    PartBytes(7, 1, "abcd", A),
+    Propose(7, 1, "abcd", SIGNED, b"body", (SIGNED,), CERTIFICATE),
+    Voted(7, 1, "abcd", SIGNED),
+    TimedOut(7, 1, "abcd", SIGNED, None),
+    WantVertices(-1),
+    Vertices((VERTEX,), 7),
+    WantManifest(A),
+    ManifestIs(A, Manifest(5, (B,))),
+    WantChunk(A, 3),
+    Chunk(A, 3),
+    Beat(12.5, 7),
+    BeatBack(12.5, 13.25, 7),
+    MemberReport(SIGNED),
+    JoinRefused("E-JOIN-01", "what", "fix"),
+    Hello(A, 7),
+)

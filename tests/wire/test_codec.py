@@ -1,0 +1,127 @@
+"""The wire as it is promised: golden bytes of everything that crosses it, and nonsense that harms nobody.
+
+ATOLL_FUZZ sets how many inputs are tried per kind; `ATOLL_GOLDEN=write` freezes the bytes of a new word.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from examples import BODY, MESSAGES, STATEMENTS, VERTEX
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import PeerId
+from atoll.base.limits import CONTROL_FRAME_MAX
+from atoll.base.machine import Message
+from atoll.wire.codec import AnyMessage, decode_body, decode_message, decode_statement, decode_vertex, encode
+from atoll.wire.messages.statements import AnyStatement
+
+GOLDEN = Path(__file__).parent / "golden"
+FUZZ = int(os.environ.get("ATOLL_FUZZ", "3000"))
+WHO = PeerId("stranger")
+
+
+def decode(value: object, data: bytes) -> object:
+    match value:
+        case Message():
+            return decode_message(data, WHO)
+        case _ if type(value).__name__ == "Body":
+            return decode_body(data, WHO)
+        case _ if type(value).__name__ == "Vertex":
+            return decode_vertex(data, WHO)
+        case _:
+            return decode_statement(data, WHO)
+
+
+EVERYTHING = (*MESSAGES, *STATEMENTS, BODY, VERTEX)
+
+
+@pytest.mark.parametrize("value", EVERYTHING, ids=lambda v: type(v).__name__)
+def test_the_bytes_of_every_word_are_frozen(value):
+    """Old bytes decode to the same value, and the same value encodes to the old bytes."""
+    path = GOLDEN / f"{type(value).__name__}.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(encode(value).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert encode(value) == golden
+    assert decode(value, golden) == value
+
+
+def test_there_is_an_example_of_every_message_and_statement():
+    """A new word on the wire without golden bytes is noticed here."""
+    assert {type(m) for m in MESSAGES} == set(AnyMessage.__args__)
+    assert {type(s) for s in STATEMENTS} == set(AnyStatement.__args__)
+
+
+def test_a_newer_peer_may_say_more():
+    """Unknown fields are skipped, unknown words are a fault."""
+    word = msgspec.msgpack.decode(encode(MESSAGES[0]))
+    assert decode_message(msgspec.msgpack.encode({**word, "mood": "sunny"}), WHO) == MESSAGES[0]
+    with pytest.raises(PeerFault):
+        decode_message(msgspec.msgpack.encode({**word, "type": "Rumour"}), WHO)
+
+
+def test_too_long_a_message_is_not_even_read():
+    with pytest.raises(PeerFault, match="bytes"):
+        decode_message(bytes(CONTROL_FRAME_MAX + 1), WHO)
+
+
+def test_deep_nesting_is_a_fault_and_no_crash():
+    for opening in (b"\x91", b"\x81\xa1x", b"\xdc\x00\x01"):
+        for read in (decode_message, decode_statement, decode_body):
+            with pytest.raises(PeerFault):
+                read(opening * 100_000, WHO)
+
+
+@pytest.mark.parametrize("kind", ["message", "statement", "body"])
+def test_nonsense_is_a_fault_and_nothing_else(kind: str):
+    """Bytes flipped, cut, doubled, swapped between words, and lengths that lie: a value or a PeerFault."""
+    examples = {"message": MESSAGES, "statement": STATEMENTS, "body": (BODY,)}[kind]
+    read = {"message": decode_message, "statement": decode_statement, "body": decode_body}[kind]
+    draw = random.Random(f"fuzz/{kind}")
+    wires = [encode(value) for value in examples]
+    understood = 0
+    for _ in range(FUZZ):
+        data = bytearray(draw.choice(wires))
+        for _ in range(draw.randint(1, 4)):
+            mangle(draw, data, wires)
+        try:
+            read(bytes(data), WHO)
+            understood += 1
+        except PeerFault as fault:
+            assert fault.who == WHO
+    assert understood < FUZZ
+
+
+def mangle(draw: random.Random, data: bytearray, wires: list[bytes]) -> None:
+    at = draw.randrange(len(data) + 1)
+    what = draw.randrange(6)
+    if what == 0 and at < len(data):
+        data[at] = draw.randrange(256)
+    elif what == 1:
+        del data[at:]
+    elif what == 2:
+        data[at:at] = draw.randbytes(draw.randint(1, 9))
+    elif what == 3:
+        data[at:at] = draw.choice([b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"])
+    elif what == 4:
+        other = draw.choice(wires)
+        data[at:] = other[draw.randrange(len(other)) :]
+    elif at < len(data):
+        data[at] ^= 1 << draw.randrange(8)
+    if not data:
+        data += b"\xc0"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["message", "statement", "body"])
+def test_a_great_deal_of_nonsense(kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules[__name__], "FUZZ", max(FUZZ, 100_000))
+    test_nonsense_is_a_fault_and_nothing_else(kind)
