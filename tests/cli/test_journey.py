@@ -30,6 +30,7 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
         assert lines["bob"]["link"] == "up" and lines["ada"]["link"] == "me" and lines["ada"]["addresses"]
         invitation = answer_of("invite", "--dir", a, "--uses", "3")
         assert invitation["agreed"] and invitation["uses"] == 3
+        assert {t["id"]: t["uses_left"] for t in answer_of("invite", "--dir", b, "--list")}[invitation["id"]] == 3
         revoked = answer_of("invite", "--dir", b, "--revoke", invitation["ticket"])
         assert revoked["agreed"] and revoked["id"] == invitation["id"]
         refused = atoll("invite", "--dir", a, "--revoke", invitation["id"])
@@ -73,6 +74,21 @@ def test_a_run_that_is_over_leaves_the_model_in_the_folder(tmp_path: Path):
     pytest.importorskip("matplotlib")
     drawn = answer_of("plot", folder, "--out", tmp_path / "picture.svg")
     assert drawn["rounds"] == 2 and (tmp_path / "picture.svg").read_text().startswith("<?xml")
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
+    """The other voter is frozen, so the farewell that needs its vote cannot be agreed on; the second signal ends."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *SMALL)) as running:
+        ada = running[0]
+        bob = Peer("join", ada.until_fact("Opened")["ticket"], "--dir", b)
+        running.append(bob)
+        ada.trained_with(2)
+        bob.process.send_signal(signal.SIGSTOP)
+        ada.process.send_signal(signal.SIGINT)
+        ada.until(lambda f: f["fact"] == "Notice" and "once more" in f["text"])
+        ada.process.send_signal(signal.SIGINT)
+        assert ada.ends() == 130
 
 
 def test_a_second_peer_in_the_same_folder_is_turned_away(tmp_path: Path):

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from atoll.cli.say import AsJson, Sets, say, say_json
 
 def demo(
     *,
-    peers: Annotated[int, Parameter(help="How many peers train together.")] = 4,
+    peers: Annotated[int, Parameter(help="How many peers train together. Default: 4.")] = 4,
     rounds: Annotated[int | None, Parameter(help="Training rounds. Default: as the demo's recipe has it.")] = None,
     seed: Annotated[int, Parameter(help="Of the first weights and of the order of the data.")] = 0,
     chaos: Annotated[
@@ -32,13 +33,12 @@ def demo(
 ) -> int:
     """Train a small GPT on Python's own sources with peers on this computer; no account, no download.
 
-    Exits with 0 only if every peer ended with the same state, bit for bit, and the validation loss fell by a
-    quarter of where it began.
+    Succeeds if all end with the same bits and a validation loss of 2.0 (with --set or fewer rounds: 25 % less).
     """
     from atoll.host.demo import Demo, DemoSettings, versions
 
-    folder = dir or Path(mkdtemp(prefix="atoll-demo-"))
     settings = DemoSettings(peers, rounds, seed, chaos, solo, tuple(set))
+    folder = dir or Path(mkdtemp(prefix="atoll-demo-"))
     screen = _Screen(quiet=json)
 
     async def main() -> Any:
@@ -46,8 +46,16 @@ def demo(
         screen.swarm = swarm
         return await swarm.run()
 
-    with screen.live or nullcontext():
-        outcome = asyncio.run(main())
+    try:
+        with screen.live or nullcontext():
+            outcome = asyncio.run(main())
+    except KeyboardInterrupt:
+        if dir is None:
+            rmtree(folder, ignore_errors=True)
+        raise
+    if dir is None and screen.swarm is not None:
+        screen.swarm.tidy()
+        outcome.record = folder
     figures = outcome.figures
     if json:
         say_json(
@@ -120,5 +128,6 @@ def _say_outcome(outcome: Any) -> None:
         f"{bytes_text(f['bytes_data_parallel'])}, {less:.0f}x"
     )
     say(f"  {seconds_text(f['wall_s'])}; the model is in {outcome.model}")
+    say(f"  try: atoll plot {outcome.record}, or atoll up and atoll join on two computers")
     if not outcome.reached:
         say(f"  ! the bar was a validation loss of {outcome.bar:.3f} and one state for all")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -30,6 +31,9 @@ def join(
         list[str],
         Parameter(negative="", help="Multiaddr of a member to try beside those in the ticket; repeatable."),
     ] = [],  # noqa: B006
+    config: Annotated[
+        Path | None, Parameter(help="run.toml; only its [network] and [node] matter to a joiner.")
+    ] = None,
     set: Sets = [],  # noqa: B006
     threads: Threads = 0,
     stay: Stay = False,
@@ -47,7 +51,9 @@ def join(
             "E-ARG-05", "there is no ticket", fix="atoll join TICKET, with the line that `atoll up` printed"
         )
     parse(text).verify(time.time())  # a bad ticket is told before anything heavy starts
-    start = Start(folder_of(dir), load_config(None, set), None, name, tuple(listen), tuple(announce), threads, stay)
+    start = Start(
+        folder_of(dir), load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay
+    )
     from atoll.cli.watch import watched
 
     return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), facts=facts, as_json=json)

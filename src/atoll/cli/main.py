@@ -7,11 +7,12 @@ after Ctrl-C. With `--json` trouble is an object on stderr too. Never imports to
 from __future__ import annotations
 
 import sys
+import traceback
 
 import cyclopts
 
 from atoll import __version__
-from atoll.base.errors import AtollError, UsageError
+from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.cli import demo, init, join, leave, plot, simulate, status, up
 from atoll.cli.say import say_trouble
 
@@ -20,6 +21,7 @@ app = cyclopts.App(
     help="Train one PyTorch model together on many machines that nobody fully controls.",
     version=__version__,
     help_format="plaintext",
+    default_parameter=cyclopts.Parameter(show_default=False),  # the help texts say them in words
 )
 for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers, status.invite):
     app.command(verb)
@@ -39,6 +41,13 @@ def main(tokens: list[str] | None = None) -> None:
         verb = next((w for w in words if not w.startswith("-")), "")
         known = f"atoll {verb} --help" if verb in app else "atoll --help"
         status = say_trouble(UsageError("E-ARG-01", str(why).strip(), fix=known), as_json="--json" in words)
+    except Exception as why:
+        traceback.print_exc()
+        text = f"an error of Atoll itself: {type(why).__name__}: {why}"
+        defect = RunFailedError(
+            "E-INT-01", text, cause="a defect; the lines above say where", fix="report it with them"
+        )
+        status = say_trouble(defect, as_json="--json" in words)
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:

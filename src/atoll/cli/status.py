@@ -50,13 +50,16 @@ def peers(*, dir: Dir = None, json: AsJson = False) -> None:
 
 def invite(
     *,
-    uses: Annotated[int, Parameter(help="How many peers may join with it.")] = 1,
-    ttl: Annotated[str, Parameter(help="How long it is good: 15min, 24h, 7d.")] = "24h",
-    role: Annotated[Literal["trainer", "observer"], Parameter(help="What it admits.")] = "trainer",
+    uses: Annotated[int, Parameter(help="How many peers may join with it. Default: 1.")] = 1,
+    ttl: Annotated[str, Parameter(help="How long it is good: 15min, 24h, 7d. Default: 24h.")] = "24h",
+    role: Annotated[
+        Literal["trainer", "observer"], Parameter(help="What it admits. Default: trainer.")
+    ] = "trainer",
     address: Annotated[
         list[str], Parameter(negative="", help="Multiaddr to put into it; default: this peer's.")
     ] = [],  # noqa: B006
     revoke: Annotated[str, Parameter(help="End this ticket (or the one with this id) instead.")] = "",
+    list: Annotated[bool, Parameter(negative="", help="Show the tickets that are still good instead.")] = False,
     dir: Dir = None,
     json: AsJson = False,
 ) -> None:
@@ -64,6 +67,15 @@ def invite(
     from atoll.base.errors import UsageError
     from atoll.host.api import ask
 
+    if list:
+        found = ask(folder_of(dir), "invitations")
+        if json:
+            say_json(found)
+        for t in [] if json else found:
+            left_s = t["expires_wall_s"] - time.time()
+            good = f"good for {seconds_text(left_s)}" if left_s > 0 else "expired"
+            say(f"  {t['id'][:8]}  {t['role']:<8}  {t['uses_left']} uses left, {good}")
+        return
     try:
         lasts_s = parse_duration_s(ttl)
     except ValueError as why:

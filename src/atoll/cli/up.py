@@ -20,7 +20,9 @@ Announce = Annotated[
     list[str],
     Parameter(negative="", help="Multiaddr that others are told to dial, if it is another one; repeatable."),
 ]
-Threads = Annotated[int, Parameter(help="Threads of the trainer. Default: one per core.")]
+Threads = Annotated[
+    int, Parameter(help="Threads of the trainer. Default: the cores, divided by the peers that run here.")
+]
 Facts = Annotated[
     bool, Parameter(negative="", help="Write every fact as a line of JSON; the end of stdin ends the peer.")
 ]

@@ -40,6 +40,9 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
     async def invite(with_: dict[str, Any]) -> Any:
         return await _invite(host, with_)
 
+    async def invitations(_: dict[str, Any]) -> Any:
+        return _invitations(host)
+
     async def recover(_: dict[str, Any]) -> Any:
         before = {m["name"] or m["peer"] for m in peers_of(host) if m["standing"] in ("new", "member")}
         host.recover()
@@ -74,6 +77,7 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         "status": status,
         "peers": peers,
         "invite": invite,
+        "invitations": invitations,
         "recover": recover,
         "leave": leaving,
         "stop": leaving,
@@ -220,6 +224,18 @@ def _invitation(host: PeerHost, with_: dict[str, Any]) -> tuple[Invite, str]:
         host.identity, genesis=host.run_id, role=role, expires_wall_s=expires_s, addresses=addresses, uses=uses
     )
     return Invite(ticket.id, ticket.key, role, uses, float(expires_s)), ticket.text
+
+
+def _invitations(host: PeerHost) -> list[dict[str, Any]]:
+    """The tickets that members agreed on and that are not used up. Their text is known to their makers only."""
+    history = host.machine.history
+    if history is None:
+        return []
+    tickets = history.head_body.tickets
+    return [
+        {"id": t.ticket.hex(), "role": t.role, "uses_left": t.uses_left, "expires_wall_s": int(t.expires_s)}
+        for t in tickets
+    ]
 
 
 def _revocation(host: PeerHost, text: str) -> tuple[Invite, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import shutil
 import signal
 import sys
 import time
@@ -32,8 +33,10 @@ LEAVE_S = 8.0  # for a farewell; then the child is killed
 START_S = 120.0  # for the first word of a child on a busy computer
 QUIET_S = 240.0  # without any fact from anybody the demo has failed
 LINE_MAX = 2**20  # bytes of one fact
-LOSS_BAR = 0.75  # what is left of the first validation loss when a demo of BAR_ROUNDS rounds or more succeeds
-BAR_ROUNDS = 4  # shorter demos must only not get worse
+LOSS_BAR = 2.0  # nats per byte after WHOLE_ROUNDS rounds of the demo as it is; a table of byte pairs reaches 2.30
+WHOLE_ROUNDS = 20
+SHARE_BAR = 0.75  # of the first validation loss, for other demos of SHORT_ROUNDS rounds or more
+SHORT_ROUNDS = 4  # shorter ones must only not get worse
 PROMPT = "def "
 SAMPLE_BYTES = 240
 
@@ -46,6 +49,15 @@ class DemoSettings:
     chaos: bool = False
     solo: bool = False
     sets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.peers <= PEERS_MAX:
+            raise UsageError(
+                "E-ARG-07",
+                f"a demo has between 1 and {PEERS_MAX} peers, not {self.peers}",
+                cause="they all share this computer",
+                fix="atoll demo --peers 4",
+            )
 
 
 @dataclass
@@ -70,6 +82,7 @@ class Outcome:
     figures: dict[str, Any]
     sample: str
     model: Path
+    record: Path  # folder whose facts.jsonl tells the story
     bar: float  # the validation loss that had to be reached
     reached: bool
 
@@ -78,13 +91,6 @@ class Demo:
     """One demo. `on_change` is called with a line for people, or with "" when only numbers changed."""
 
     def __init__(self, settings: DemoSettings, folder: Path, on_change: Callable[[str], None]) -> None:
-        if not 1 <= settings.peers <= PEERS_MAX:
-            raise UsageError(
-                "E-ARG-07",
-                f"a demo has between 1 and {PEERS_MAX} peers, not {settings.peers}",
-                cause="they all share this computer",
-                fix="atoll demo --peers 4",
-            )
         self.settings, self.folder, self.on_change = settings, folder, on_change
         self.children: list[Child] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -138,9 +144,15 @@ class Demo:
         await self._end_all()
         if s.solo:
             figures["val_loss_solo"] = await self._solo()
-        bar = start["loss"] * (LOSS_BAR if p.trained >= BAR_ROUNDS else 1.0)
+        bar = self._bar(start["loss"], p.trained)
         reached = bool(figures["state_hashes_equal"]) and end["loss"] <= bar
-        return Outcome(figures, sample["text"], Path(model["path"]), bar, reached)
+        return Outcome(figures, sample["text"], Path(model["path"]), founder.folder, bar, reached)
+
+    def _bar(self, start: float, rounds: int) -> float:
+        """The validation loss that this demo must reach."""
+        if rounds >= WHOLE_ROUNDS and not self.settings.sets:
+            return LOSS_BAR
+        return start * (SHARE_BAR if rounds >= SHORT_ROUNDS else 1.0)
 
     async def _chaos(self, ticket: str) -> None:
         """Kill one peer in the middle of a round; when the others have gone on without it, let a new one in."""
@@ -292,6 +304,14 @@ class Demo:
             cause="\n  ".join(words[-4:]) or "it was ended from outside",
             fix=f"look into {child.folder}",
         )
+
+    def tidy(self) -> None:
+        """Keep the model and the founder's record; a swarm's folders hold 200 MB that nobody needs any more."""
+        record = self.children[0].folder / "facts.jsonl"
+        if record.exists():
+            shutil.copy(record, self.folder / "facts.jsonl")
+        for child in self.children:
+            shutil.rmtree(child.folder, ignore_errors=True)
 
     async def _end_all(self) -> None:
         """Farewell by the end of their stdin; whoever does not leave is killed with its trainer."""

@@ -23,6 +23,7 @@ from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedE
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door, neighbours
 from atoll.host.config import data_of, recipe_of, settings_of
+from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
 from atoll.node.config import Config
 
@@ -95,6 +96,8 @@ async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, .
     """Join the ticket's run, or go on in a folder that belongs to it."""
     from atoll.host.member import join_run
 
+    for address in bootstrap:
+        endpoint_of(address)
     listening, threads, name = _ready(start)
     host = await join_run(start.folder, ticket, role, name, listening, threads, _ignore)
     host.bootstrap += tuple((address, None) for address in bootstrap)
@@ -108,12 +111,14 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     from atoll.host.member import Listening
     from atoll.host.trainer import threads_per_trainer
 
+    network = start.config.network
+    listening = Listening(start.listen or network.listen_addresses, start.announce or network.announce_addresses)
+    for address in (*listening.listen, *listening.announce):
+        endpoint_of(address)  # a slip is told before anything of the run exists
     start.folder.mkdir(parents=True, exist_ok=True)
     _log_to(start.folder / "atoll.log")
     threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
     torch.set_num_threads(threads)
-    network = start.config.network
-    listening = Listening(start.listen or network.listen_addresses, start.announce or network.announce_addresses)
     return listening, threads, (start.name or start.config.node.name or platform.node())[:64]
 
 
@@ -125,6 +130,7 @@ async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resume
         if not end.done():
             end.set_result((why, trouble))
 
+    host.progress.max_retries = start.config.consensus.max_retries
     watch = _Watch(host, start, shell, leave)
     host.on_entry = watch.entry
     _end_when_broken(host, leave)
