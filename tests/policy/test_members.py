@@ -1,0 +1,135 @@
+"""Who is a member next: tickets, thirds, returning members, and a last voter who cannot be voted out."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.policy.members import Recent, Reported, admissible, changes_max, next_members, suspicions_needed
+from atoll.wire.messages.statements import Invite, Join, Leave, Ready, Suspect
+from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
+
+RUN, HEAD, STATE = Digest(bytes(32)), Digest(b"h" * 32), Digest(b"s" * 32)
+RECENTLY = Recent({HEAD: STATE})
+
+
+def member(name: str, standing: str = "member", role: str = "trainer") -> Member:
+    return Member(PeerId(name), name.encode(), (), role, standing, 0, 0.1, name)  # type: ignore[arg-type]
+
+
+def body(*members: Member, tickets: tuple[TicketUse, ...] = ()) -> Body:
+    return Body(RUN, 5, 0, HEAD, 0.0, PeerId("a"), (), STATE, (), tuple(members), tickets, (), Metrics(0.0, 0, 0))
+
+
+def after(parent: Body, *reports: Reported, rule: str = "majority", counted: str = ""):
+    members, tickets = next_members(parent, {}, {PeerId(p) for p in counted}, reports, rule, True)  # type: ignore[arg-type]
+    return {m.peer: m for m in members}, tickets
+
+
+def suspects(target: str, *by: str) -> list[Reported]:
+    return [Reported(PeerId(p), Suspect(6, PeerId(target), "silent")) for p in by]
+
+
+def join(name: str, admission: bytes = b"", after: Digest = HEAD) -> Reported:
+    return Reported(PeerId(name), Join(PeerId(name), name.encode(), b"", (), "trainer", name, after, admission))
+
+
+def voters(members: dict[PeerId, Member]) -> str:
+    return "".join(p for p, m in members.items() if m.votes)
+
+
+def test_at_most_a_third_of_the_voters_go_per_vertex():
+    """Ten members, five of them leave at once: three go now, the others with the next vertex."""
+    parent = body(*(member(p) for p in "abcdefghij"))
+    leaving = [Reported(PeerId(p), Leave(6, "")) for p in "abcde"]
+    members, _ = after(parent, *leaving)
+    assert voters(members) == "defghij"
+    members, _ = after(replace(parent, members=tuple(members.values())), *leaving)
+    assert voters(members) == "fghij"
+    assert [changes_max(n) for n in (1, 2, 4, 7, 10, 31)] == [1, 1, 1, 2, 3, 10]
+
+
+def test_the_order_in_which_reports_were_heard_changes_nothing():
+    """The proposer and every voter must come to the same list."""
+    parent = body(*(member(p) for p in "abcdefg"), member("x", "observer"))
+    reports = [*suspects("g", "a", "b", "c"), Reported(PeerId("b"), Leave(6, "")), join("n"), join("m")]
+    reports.append(Reported(PeerId("x"), Ready(HEAD, STATE)))
+    assert after(parent, *reports) == after(parent, *reversed(reports))
+
+
+def test_the_last_voter_cannot_be_voted_out_and_cannot_leave():
+    """A run without voters could never go on."""
+    parent = body(member("a"), member("b", "observer"))
+    assert voters(after(parent, Reported(PeerId("a"), Leave(6, "")))[0]) == "a"
+    both = body(member("a"), member("b"))
+    left = after(both, Reported(PeerId("a"), Leave(6, "")), Reported(PeerId("b"), Leave(6, "")))[0]
+    assert len(voters(left)) == 1
+
+
+def test_a_suspicion_counts_once_per_accuser_and_not_against_who_contributed():
+    """One angry member cannot remove anybody from five; two can, unless the update of the accused is counted."""
+    parent = body(*(member(p) for p in "abcde"))
+    assert voters(after(parent, *suspects("e", "a", "a", "a"))[0]) == "abcde"
+    assert voters(after(parent, *suspects("e", "a", "b"))[0]) == "abcd"
+    assert voters(after(parent, *suspects("e", "a", "b"), counted="abcde")[0]) == "abcde"
+    assert [suspicions_needed(n, "two-thirds") for n in (3, 4, 7, 10, 31)] == [1, 2, 3, 4, 11]
+
+
+def test_a_newcomer_observes_then_votes_with_weight_zero_then_is_a_member():
+    """Three vertices: the join, the readiness, one round later."""
+    members, _ = after(body(member("a"), member("b")), join("n"))
+    assert members[PeerId("n")].standing == "observer" and not members[PeerId("n")].votes
+    parent = body(*members.values())
+    members, _ = after(parent, Reported(PeerId("n"), Ready(HEAD, STATE)))
+    assert members[PeerId("n")].standing == "new" and members[PeerId("n")].votes
+    assert after(body(*members.values()))[0][PeerId("n")].standing == "member"
+
+
+def test_a_returning_member_needs_no_ticket_but_the_keys_it_joined_with():
+    """`away` is not a stranger; an identity with other long-lived keys is."""
+    parent = body(member("a"), member("b", "away"))
+
+    def judge(reported: Reported) -> str | None:
+        return admissible(reported, parent, RECENTLY, RUN, open_to_all=False, wall_s=0.0)
+
+    assert judge(join("b")) is None
+    assert "keys" in (judge(replace_identity(join("b"), Digest(b"i" * 32))) or "")
+    assert "ticket" in (judge(join("stranger")) or "")
+    assert "too long ago" in (judge(join("b", after=STATE)) or "")
+    members, _ = after(parent, join("b"))
+    assert members[PeerId("b")].standing == "observer"
+
+
+def replace_identity(reported: Reported, identity: Digest) -> Reported:
+    return Reported(reported.by, reported.statement, identity)
+
+
+def test_each_use_of_a_ticket_is_counted_in_the_vertex():
+    """Two uses, two strangers: then it is gone. A revocation (`uses=0`) removes it at once."""
+    ticket = TicketUse(b"t" * 16, b"key", "trainer", 2, 100.0)
+    parent = body(member("a"), tickets=(ticket,))
+    proof = ticket.ticket + b"signature"
+    _, left = after(parent, join("n", proof))
+    assert [t.uses_left for t in left] == [1]
+    assert after(parent, join("n", proof), join("m", proof))[1] == ()
+    assert after(parent, Reported(PeerId("a"), Invite(ticket.ticket, b"key", "trainer", 0, 0.0)))[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("by", "statement", "why"),
+    [
+        ("x", Suspect(6, PeerId("a"), "silent"), "only voting members"),
+        ("a", Suspect(900, PeerId("b"), "silent"), "out of date"),
+        ("a", Suspect(6, PeerId("nobody"), "silent"), "only voting members"),
+        ("a", Leave(6, "x" * 1000), "too long"),
+        ("nobody", Leave(6, ""), "not a member"),
+        ("x", Ready(HEAD, HEAD), "not the one agreed"),
+        ("a", Ready(HEAD, STATE), "only an observing trainer"),
+        ("x", Invite(b"", b"", "trainer", 1, 0.0), "only voting members"),
+    ],
+)
+def test_what_may_not_stand_in_a_vertex(by: str, statement, why: str):
+    parent = body(member("a"), member("b"), member("x", "observer"))
+    told = admissible(Reported(PeerId(by), statement), parent, RECENTLY, RUN, open_to_all=True, wall_s=0.0)
+    assert told is not None and why in told

@@ -1,0 +1,65 @@
+"""Plans: pure, paced by the clock, and with quorums that overlap."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import COMMITTEE_MAX
+from atoll.policy.plan import GROWN_ATTEMPTS, RoundSettings, plan_round, quorum
+from atoll.wire.messages.vertex import Body, Member, Metrics
+
+HEAD = Digest(b"h" * 32)
+
+
+def body(count: int, step_s: float = 0.1) -> Body:
+    members = tuple(Member(PeerId(f"p{i:03}"), b"", (), "trainer", "member", 0, step_s, "") for i in range(count))
+    return Body(HEAD, 5, 0, HEAD, 1000.0, PeerId("p000"), (), HEAD, (), members, (), (), Metrics(0.0, 0, 0))
+
+
+def test_the_same_vertex_gives_the_same_plan():
+    """And another vertex another proposer, sooner or later."""
+    assert plan_round(HEAD, body(9), RoundSettings()) == plan_round(HEAD, body(9), RoundSettings())
+    heads = [Digest(bytes([k]) * 32) for k in range(20)]
+    assert len({plan_round(h, body(9), RoundSettings()).proposer(0) for h in heads}) > 3
+
+
+@pytest.mark.parametrize("rule", ["majority", "two-thirds"])
+def test_two_quorums_share_more_voters_than_may_be_wrong(rule):
+    for voters in range(1, 101):
+        needed = quorum(voters, rule)
+        shared = 2 * needed - voters
+        liars = (voters - 1) // 3 if rule == "two-thirds" else 0
+        assert needed <= voters and shared > liars, voters
+        assert voters - liars >= needed, "the honest alone must be enough"
+
+
+def test_attempts_follow_each_other_by_the_clock_without_gap_or_overlap():
+    """Two peers that lost each other for an hour are in the same attempt when they meet."""
+    plan = plan_round(HEAD, body(4), RoundSettings())
+    for k, (this, following) in enumerate(pairwise(plan.times(k) for k in range(GROWN_ATTEMPTS + 6))):
+        assert this.agree_until == pytest.approx(following.begin)
+        assert this.begin < this.train_until < this.answer_until[0] < this.share_until < this.agree_until
+        assert plan.attempt_at(this.begin + 1e-6) == plan.attempt_at(this.agree_until - 1e-6) == k
+    assert plan.attempt_at(0.0) == 0
+    later = plan.begin + 3600
+    assert plan.times(plan.attempt_at(later)).begin <= later < plan.times(plan.attempt_at(later)).agree_until
+
+
+def test_a_large_swarm_votes_by_a_committee_that_everybody_draws_alike():
+    plan = plan_round(HEAD, body(COMMITTEE_MAX + 40), RoundSettings())
+    assert len(plan.committee) == COMMITTEE_MAX == len(set(plan.committee))
+    assert {plan.proposer(k) for k in range(COMMITTEE_MAX)} == set(plan.committee)
+
+
+def test_one_member_that_calls_itself_slow_stretches_the_plan_within_reason():
+    """Three times the median at most: a word about oneself must not stop the others."""
+    fast = body(5)
+    slow = fast.members[0].__class__(PeerId("p000"), b"", (), "trainer", "member", 0, 1e6, "")
+    with_slow = Body(
+        **{**{f: getattr(fast, f) for f in fast.__struct_fields__}, "members": (slow, *fast.members[1:])}
+    )
+    usual = plan_round(HEAD, fast, RoundSettings()).train_s
+    assert usual < plan_round(HEAD, with_slow, RoundSettings()).train_s <= 3 * usual
