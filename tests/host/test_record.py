@@ -7,7 +7,15 @@ from pathlib import Path
 from atoll.host.record import Progress, data_parallel_bytes, plain
 from atoll.host.store import Record
 
-LEARNING = {"at": 0.0, "fact": "LearningKnown", "model": "m", "parameters": 1000, "batch": 2, "seq_len": 8}
+LEARNING = {
+    "at": 0.0,
+    "fact": "LearningKnown",
+    "unit": "tokens",
+    "model": "m",
+    "parameters": 1000,
+    "batch": 2,
+    "seq_len": 8,
+}
 
 
 def closed(trained: int, at: float, counted: int = 2) -> dict[str, object]:

@@ -100,7 +100,7 @@ class _Screen:
         elif self.swarm is not None and self.swarm.shown.trained > self.trained:
             self.trained = self.swarm.shown.trained
             p = self.swarm.shown
-            say(f"round {p.trained}/{p.rounds}  loss {p.loss:.3f}  {p.tokens_per_s:,.0f} tokens/s")
+            say(f"round {p.trained}/{p.rounds}  loss {p.loss:.3f}  {p.tokens_per_s:,.0f} {p.unit}/s")
 
     def picture(self) -> Any:
         from atoll.cli.picture import swarm_picture
@@ -115,9 +115,10 @@ class _Screen:
 def _say_outcome(outcome: Any) -> None:
     f = outcome.figures
     say()
-    say(outcome.sample.rstrip())
-    say()
-    say(f"validation loss {f['val_loss_start']:.3f} -> {f['val_loss_end']:.3f} nats per byte, {f['rounds']} rounds")
+    if outcome.sample:
+        say(f"{outcome.sample.rstrip()}\n")
+    right = f"{f['val_accuracy_end']:.0%} of the {outcome.unit} guessed right"
+    say(f"validation loss {f['val_loss_start']:.3f} -> {f['val_loss_end']:.3f}, {right}, {f['rounds']} rounds")
     if f["val_loss_solo"] is not None:
         say(f"  one peer alone, the same steps: {f['val_loss_solo']:.3f}")
     same = "the same state, bit for bit" if f["state_hashes_equal"] else "DIFFERENT STATES"

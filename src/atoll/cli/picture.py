@@ -26,7 +26,7 @@ def peer_picture(p: Progress) -> RenderableType:
         head.append(f" {p.step}/{p.inner_steps}")
     if p.loss is not None:
         head.append(f"  loss {p.loss:.3f}", style="bold")
-    head.append(f"  {sum(m['standing'] == 'member' for m in p.members)} members  {p.tokens_per_s:.0f} tokens/s")
+    head.append(f"  {sum(m['standing'] == 'member' for m in p.members)} members  {p.tokens_per_s:,.0f} {p.unit}/s")
     lines: list[RenderableType] = [head, _traffic(p.bytes_out, p.bytes_data_parallel)]
     if p.curve:
         lines.append(Text(" " + curve_text([loss for _, loss in p.curve]), style="cyan"))
@@ -81,7 +81,7 @@ def swarm_picture(
         Text(f" round {shown.trained}/{shown.rounds or '?'}"),
         ProgressBar(total=1.0, completed=share, width=30),
         Text(f"loss {shown.loss:.3f}" if shown.loss is not None else "starting", style="bold"),
-        Text(f"{shown.tokens_per_s:,.0f} tokens/s"),
+        Text(f"{shown.tokens_per_s:,.0f} {shown.unit}/s"),
     )
     lines: list[RenderableType] = [table, done, _traffic(sent, data_parallel)]
     if shown.curve:

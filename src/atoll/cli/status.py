@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,7 +29,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if s["trouble"]:
         say(f"  ! {s['trouble']}")
     if s["loss"] is not None:
-        say(f"  training loss {s['loss']:.4f}, {s['tokens']:,} tokens learned, {s['tokens_per_s']:.0f} tokens/s")
+        unit, speed = s["unit"], s["tokens_per_s"]
+        say(f"  training loss {s['loss']:.4f}, {s['tokens']:,} {unit} learned, {speed:,.0f} {unit}/s")
     say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
@@ -92,7 +94,8 @@ def invite(
     left = seconds_text(answer["expires_wall_s"] - time.time())
     say(f"for {answer['uses']} {answer['role']}(s), good for {left}{when}; join with:\n")
     say(f"  atoll join {answer['ticket']}\n")
-    say(qr(answer["ticket"]))
+    if sys.stdout.isatty():
+        say(qr(answer["ticket"]))
 
 
 def export(

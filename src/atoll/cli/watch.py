@@ -149,7 +149,8 @@ def introduction(news: dict[str, Any]) -> str:
     elif "internet" not in scopes:
         lines.append("  only this network can dial these; behind a router say --announce /ip4/PUBLIC/tcp/PORT")
     if news["ticket"]:
-        lines += ["", "others join with:", "", f"  atoll join {news['ticket']}", "", qr(news["ticket"])]
+        lines += ["", "others join with:", "", f"  atoll join {news['ticket']}", ""]
+        lines += [qr(news["ticket"])] if sys.stdout.isatty() else []
     return "\n".join(lines)
 
 
@@ -166,7 +167,7 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 f"round {entry['trained']}{of}  loss {entry['loss']:.3f}  {count} peer{'s' * (count > 1)}{absent}  "
                 f"sent {bytes_text(entry.get('bytes_out', 0))}"
                 + (f" (data-parallel: {bytes_text(less)})" if less else "")
-                + (f"  {progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else "")
+                + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")
             )
         case "MembershipChanged":
             return "".join(
@@ -194,7 +195,7 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
 
 
 def farewell(news: dict[str, Any]) -> str:
-    text = f"bye ({news['why']}): {news['trained']} rounds, {news['tokens']:,} tokens learned together"
+    text = f"bye ({news['why']}): {news['trained']} rounds, {news['tokens']:,} {news['unit']} learned together"
     if news["bytes_data_parallel"]:
         text += f", {bytes_text(news['bytes_out'])} sent"
     if news["model"]:

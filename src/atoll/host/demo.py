@@ -80,7 +80,8 @@ class Child:
 @dataclass
 class Outcome:
     figures: dict[str, Any]
-    sample: str
+    sample: str  # what the model writes; empty if it is no model of text
+    unit: str  # of what it learned from: tokens or samples
     model: Path
     record: Path  # folder whose facts.jsonl tells the story
     bar: float  # the validation loss that had to be reached
@@ -122,7 +123,10 @@ class Demo:
         wall_s = time.monotonic() - began
         finished = [c for c in self.children if c.here]
         end = await ask_soon(founder.folder, "evaluate")
-        sample = await ask_soon(founder.folder, "sample", prompt=PROMPT, count=SAMPLE_BYTES, seed=s.seed)
+        sample = ""
+        if founder.progress.unit == "tokens":
+            wish = {"prompt": PROMPT, "count": SAMPLE_BYTES, "seed": s.seed}
+            sample = (await ask_soon(founder.folder, "sample", **wish))["text"]
         model = await ask_soon(founder.folder, "export", path=str((self.folder / "model.safetensors").absolute()))
         totals = [await ask_soon(c.folder, "status") for c in finished]
         sent = sum(t["bytes_out"] for t in totals) + sum(c.progress.bytes_out for c in self.children if c.gone)
@@ -146,7 +150,7 @@ class Demo:
             figures["val_loss_solo"] = await self._solo()
         bar = self._bar(start["loss"], p.trained)
         reached = bool(figures["state_hashes_equal"]) and end["loss"] <= bar
-        return Outcome(figures, sample["text"], Path(model["path"]), founder.folder, bar, reached)
+        return Outcome(figures, sample, p.unit, Path(model["path"]), founder.folder, bar, reached)
 
     def _bar(self, start: float, rounds: int) -> float:
         """The validation loss that this demo must reach."""
@@ -258,7 +262,7 @@ class Demo:
 
     def _line(self, child: Child, entry: dict[str, Any]) -> str:
         """What is worth a line above the picture; the founder speaks for all."""
-        if child is not self.children[0]:
+        if child is not self.children[0] or child.progress.over:
             return ""
         name = child.progress.name_of
         match entry["fact"]:

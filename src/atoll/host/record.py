@@ -103,6 +103,7 @@ class Progress:
     rounds: int = 0  # 0: until it is stopped
     inner_steps: int = 0
     min_peers: int = 1
+    unit: str = "tokens"  # of what is learned from: tokens of text, samples of anything else
     batch: int = 0
     seq_len: int = 0
     round: int = -2
@@ -150,7 +151,7 @@ class Progress:
                 self.phase = "joining"
             case "LearningKnown":
                 self.model, self.parameters = entry["model"], entry["parameters"]
-                self.batch, self.seq_len = entry["batch"], entry["seq_len"]
+                self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
             case "CaughtUp":
                 self.phase, self.holds_model = "waiting", True
             case "FetchBegan":

@@ -416,6 +416,7 @@ class PeerHost:
         learning = self.island.learning
         assert learning is not None
         recipe = learning.recipe
+        text = learning.data != ATTACHED and task_of(recipe.model) == "text"
         self._tell(
             {
                 "at": round(self.clock.now(), 3),
@@ -424,7 +425,8 @@ class PeerHost:
                 "model": recipe.model,
                 "parameters": learning.layout.parameters,
                 "batch": recipe.batch,
-                "seq_len": recipe.seq_len if learning.data != ATTACHED and task_of(recipe.model) == "text" else 1,
+                "seq_len": recipe.seq_len if text else 1,
+                "unit": "tokens" if text else "samples",
                 "data": learning.data,
             }
         )

@@ -307,6 +307,7 @@ def _sum(host: Any) -> dict[str, Any]:
         "trained": p.trained,
         "state": p.state,
         "loss": p.loss,
+        "unit": p.unit,
         "tokens": p.tokens,
         "over": host.machine.over,
         "bytes_out": p.bytes_out,
