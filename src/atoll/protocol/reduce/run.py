@@ -144,11 +144,11 @@ class Reduce:
             case Received(sender, Contribution() as message, Payload() as payload):
                 return self._collect(sender, message, payload, now)
             case Received(sender, Answer() as message, Payload() as payload):
-                return self._learn(sender, message, payload, now)
+                return self._learn(sender, message, payload)
             case TimerFired(name) if name == self._timer():
                 return self.look_again(now)
             case Done(job, Combined() as result) if job.startswith(self._job("")):
-                return self._answer(int(job.rsplit("/", 1)[1]), result, now)
+                return self._answer(int(job.rsplit("/", 1)[1]), result)
             case Failed(job, _) if job.startswith(self._job("")):
                 return []  # I cannot combine: my turn passes, the next owner answers
             case _:
@@ -169,7 +169,8 @@ class Reduce:
                 effects += self._pass_turn(part, now)
                 effects += self._contribute_part(part)
                 effects += self._close_if_due(part, now)
-        return effects + self._finish_if_over(now)
+        # only after what is due was done: a word that comes in the instant of a deadline must not push it away
+        return [*effects, *self._finish_if_over(), *self._set_timer(now)]
 
     def resend(self, to: PeerId) -> list[Effect]:
         """This peer came back: give it what it may have missed."""
@@ -186,7 +187,7 @@ class Reduce:
 
     def _begin(self, now: Seconds) -> list[Effect]:
         self.started = True
-        return [*self._set_timer(now), *self.look_again(now)]
+        return self.look_again(now)
 
     def _pass_turn(self, part: int, now: Seconds) -> list[Effect]:
         owners = self.plan.owners[part]
@@ -253,7 +254,7 @@ class Reduce:
         window = until[1] - until[0] if len(until) > 1 else 6.0
         return until[owner_index] - window / 3
 
-    def _answer(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
+    def _answer(self, part: int, result: Combined) -> list[Effect]:
         gather, plan = self.gathers[part], self.plan
         effects: list[Effect] = [self._report(Garbage(peer=peer, part=part)) for peer in result.undecodable]
         if result.payload is None:
@@ -272,7 +273,7 @@ class Reduce:
         # durable before it is sent: a restarted owner must never give a second, different answer
         effects.append(Keep(self._said_name(part), encode(answered)))
         effects += [self._answer_to(peer, held) for peer in plan.listeners if peer != self.me]
-        return effects + self._hold(held, now)
+        return effects + self._hold(held)
 
     def _answer_to(self, to: PeerId, held: AnswerHeld) -> Send:
         plan = self.plan
@@ -280,7 +281,7 @@ class Reduce:
 
     # ---- what comes back -----------------------------------------------------------------------------------
 
-    def _learn(self, sender: PeerId, message: Answer, payload: Payload, now: Seconds) -> list[Effect]:
+    def _learn(self, sender: PeerId, message: Answer, payload: Payload) -> list[Effect]:
         signed = message.statement
         answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
         if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
@@ -290,7 +291,7 @@ class Reduce:
             raise PeerFault(sender, f"bytes of part {answered.part} are not the ones its owner signed", signed.body)
         if answered.part in self.answers:
             return []
-        return self._hold(AnswerHeld(signed, answered, payload), now)
+        return self._hold(AnswerHeld(signed, answered, payload))
 
     def check_answer(self, owner: PeerId, answered: Answered) -> None:
         """Raise PeerFault unless this owner may say this about this part."""
@@ -303,7 +304,7 @@ class Reduce:
         if not names or list(names) != sorted(set(names)) or not set(names) <= set(self.plan.listeners):
             raise PeerFault(owner, f"lists contributors of part {part} that cannot be")
 
-    def _hold(self, held: AnswerHeld, now: Seconds) -> list[Effect]:
+    def _hold(self, held: AnswerHeld) -> list[Effect]:
         answered = held.answered
         self.answers[answered.part] = held
         self.missing.discard(answered.part)  # late, but here: the proposer may still count it
@@ -315,11 +316,11 @@ class Reduce:
             digest=answered.digest,
             contributors=answered.contributors,
         )
-        return [self._report(fact), *self._finish_if_over(now)]
+        return [self._report(fact), *self._finish_if_over()]
 
-    def _finish_if_over(self, now: Seconds) -> list[Effect]:
+    def _finish_if_over(self) -> list[Effect]:
         if self.finished or len(self.answers.keys() | self.missing) < self.plan.parts:
-            return self._set_timer(now)
+            return []
         self.finished = True
         return [SetTimer(self._timer(), None), self._report(Reduced(attempt=self.plan.attempt))]
 

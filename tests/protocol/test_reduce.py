@@ -1,0 +1,219 @@
+"""All-reduce of multisets of names through a hostile network: nobody is counted twice, owners take over.
+
+"Arithmetic is an argument": a part is the tuple of those who are in it, so every lie of the sum is seen.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Ask, Done, Effect, Keep, Payload, Received, Report, Send, SetTimer, Start, TimerFired
+from atoll.keys.digest import digest, merkle_root
+from atoll.protocol.reduce.plan import ReducePlan, butterfly_owners
+from atoll.protocol.reduce.run import PartAnswered, PartMissing, Reduce, Reduced, Update
+from atoll.protocol.reduce.work import Combine, Combined
+from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Commit
+
+RUN = Digest(bytes(32))
+ANSWER_UNTIL = (6.0, 12.0, 18.0)
+
+
+@dataclass
+class Group:
+    """`count` members that have all committed. `deliver` is asked about every message: how often it arrives."""
+
+    count: int
+    dead: set[PeerId] = field(default_factory=set)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
+        notaries = {p: Notary(RUN, VirtualSigner(p), VirtualVerifier()) for p in self.names}
+        owners = butterfly_owners(self.names, b"seed")
+        self.plan = ReducePlan(0, 0, "", owners, self.names, ANSWER_UNTIL[: min(3, self.count)])
+        self.flying: list[tuple[PeerId, Send]] = []
+        self.timers: dict[tuple[PeerId, str], float] = {}
+        self.kept: dict[PeerId, dict[str, bytes]] = {p: {} for p in self.names}
+        self.facts: dict[PeerId, list[object]] = {p: [] for p in self.names}
+        self.updates: dict[PeerId, Update] = {}
+        commits: dict[PeerId, Commit] = {}
+        for p in self.names:
+            parts = tuple(Payload(digest(f"{p}/{j}".encode()), 8, (p,)) for j in range(self.plan.parts))
+            commits[p] = Commit(0, 0, merkle_root(tuple(x.digest for x in parts)), len(parts), 1, 1, 1.0, 1.0, 1)
+            self.updates[p] = Update(notaries[p].sign(commits[p]), parts)
+        self.commits, self.notaries = commits, notaries
+        self.machines = {p: self.machine(p) for p in self.names}
+
+    def machine(self, p: PeerId) -> Reduce:
+        def awaits(rows) -> bool:
+            return any(q not in rows and q not in self.dead for q in self.names)
+
+        keys = {q: VirtualSigner(q).vote_key for q in self.names}
+        return Reduce(
+            self.notaries[p], self.plan, keys.get, self.commits.get, awaits, self.dead.__contains__, self.kept[p]
+        )
+
+    def begin(self) -> Group:
+        for p in self.names:
+            if p not in self.dead:
+                self.do(p, self.machines[p].handle(Start({}), self.now))
+                self.do(p, self.machines[p].contribute(self.updates[p], self.now))
+        return self
+
+    def do(self, p: PeerId, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self.flying.append((p, effect))
+                case SetTimer(name, at):
+                    if at is None:
+                        self.timers.pop((p, name), None)
+                    else:
+                        self.timers[p, name] = at
+                case Ask(job, Combine() as work):
+                    names = tuple(x for row in work.rows for x in row.payload.data)
+                    whole = Payload(digest(repr((work.part, names)).encode()), 8, names)
+                    done = Done(job, Combined(whole, tuple(r.peer for r in work.rows), ()))
+                    self.do(p, self.machines[p].handle(done, self.now))
+                case Keep(name, bytes() as blob):
+                    self.kept[p][name] = blob
+                case Report(fact):
+                    self.facts[p].append(fact)
+                case _:
+                    pass
+
+    def deliver(self, index: int, keep: bool = False) -> None:
+        sender, send = self.flying[index] if keep else self.flying.pop(index)
+        if send.to not in self.dead:
+            self.do(send.to, self.machines[send.to].handle(Received(sender, send.message, send.payload), self.now))
+
+    def tick(self) -> None:
+        (p, name), at = min(self.timers.items(), key=lambda item: (item[1], item[0]))
+        del self.timers[p, name]
+        self.now = max(self.now, at)
+        if p not in self.dead:
+            self.do(p, self.machines[p].handle(TimerFired(name), self.now))
+
+    def finish(self) -> Group:
+        while self.flying or self.timers:
+            while self.flying:
+                self.deliver(0)
+            if self.timers:
+                self.tick()
+        return self
+
+    def parts_of(self, p: PeerId) -> dict[int, tuple[PeerId, ...]]:
+        return {j: held.payload.data for j, held in self.machines[p].answers.items()}
+
+    def check(self) -> None:
+        for p in self.names:
+            for j, names in self.parts_of(p).items():
+                assert len(set(names)) == len(names), f"counted twice: {names}"
+                assert names == self.machines[p].answers[j].answered.contributors
+
+
+def test_everybody_is_counted_once_in_every_part_and_all_hold_the_same():
+    """Groups of 1 to 20, nothing lost: no timer is needed."""
+    for count in (1, 2, 3, 5, 16, 20):
+        group = Group(count).begin()
+        while group.flying:
+            group.deliver(0)
+        for p in group.names:
+            assert group.parts_of(p) == {j: tuple(sorted(group.names)) for j in range(group.plan.parts)}
+            assert any(isinstance(f, Reduced) for f in group.facts[p])
+
+
+def test_a_dead_owner_is_answered_for_by_the_next_in_the_plan():
+    """Group of 4, the first owner of part 2 is known to be gone: part 2 comes from its second owner, at once."""
+    group = Group(4)
+    first, second = group.plan.owners[2][:2]
+    group.dead.add(first)
+    group.begin().finish()
+    for p in set(group.names) - {first}:
+        told = [f for f in group.facts[p] if isinstance(f, PartAnswered) and f.part == 2]
+        assert [f.owner for f in told] == [second]
+        assert first not in group.parts_of(p)[2] and len(group.parts_of(p)[2]) == 3
+
+
+def test_an_owner_that_goes_silent_costs_its_time_and_no_more():
+    """Nobody knows that it is gone: the second owner answers after the first one's deadline."""
+    group = Group(4).begin()
+    first, second = group.plan.owners[1][:2]
+    group.flying = [(s, x) for s, x in group.flying if x.to != first and s != first]
+    group.machines[first].handle = lambda event, now: []  # type: ignore[method-assign]  # it hears nothing more
+    group.finish()
+    others = set(group.names) - {first}
+    assert {group.machines[p].answers[1].statement.signer for p in others} == {second}
+    assert 6.0 <= group.now <= 18.0
+
+
+def test_a_part_without_any_owner_is_missing_and_the_others_are_not():
+    """All three owners of part 0 of seven are gone: it counts for nobody, and that is said."""
+    group = Group(7)
+    group.dead |= set(group.plan.owners[0])
+    group.begin().finish()
+    for p in set(group.names) - group.dead:
+        missing = {f.part for f in group.facts[p] if isinstance(f, PartMissing)}
+        assert 0 in missing and missing | group.parts_of(p).keys() == set(range(7))
+
+
+def test_bytes_that_were_not_committed_to_are_the_senders_fault():
+    """A liar sends other bytes, then the right ones: the first is a fault, the second counts."""
+    group = Group(3).begin()
+    index = next(i for i, (_, x) in enumerate(group.flying) if x.payload is not None)
+    liar, send = group.flying[index]
+    wrong = Payload(digest(b"other"), 8, (liar, liar))
+    with pytest.raises(PeerFault) as fault:
+        group.machines[send.to].handle(Received(liar, send.message, wrong), 0.0)
+    assert fault.value.who == liar
+    group.finish().check()
+    assert all(len(names) == 3 for p in group.names for names in group.parts_of(p).values())
+
+
+def test_a_restarted_owner_never_answers_a_second_time():
+    """It answered, crashed, and lost the bytes: it stays silent for that part, however often it is asked."""
+    group = Group(3).begin()
+    while group.flying:
+        group.deliver(0)
+    owner = group.plan.owners[0][0]
+    again = group.machine(owner)
+    group.machines[owner] = again
+    group.do(owner, again.handle(Start({}), 1.0))
+    for p in group.names:
+        group.do(p, group.machines[p].resend(owner) if p != owner else [])
+    while group.flying:
+        group.deliver(0)
+    assert again.answers.keys() <= {j for j, o in enumerate(group.plan.owners) if o[0] != owner}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 7), st.integers(0, 2**32))
+def test_whatever_the_network_does_nobody_is_counted_twice(count: int, seed: int):
+    """Messages are lost, doubled, reordered, members die and time passes at any moment."""
+    draw, group = random.Random(seed), Group(count).begin()
+    for _ in range(150):
+        what = draw.random()
+        if what < 0.7 and group.flying:
+            group.deliver(draw.randrange(len(group.flying)), keep=draw.random() < 0.15)
+        elif what < 0.8 and group.flying:
+            group.flying.pop(draw.randrange(len(group.flying)))
+        elif what < 0.84 and len(group.dead) + 1 < count:
+            group.dead.add(draw.choice(group.names))
+            for p in set(group.names) - group.dead:
+                group.do(p, group.machines[p].look_again(group.now))
+        elif group.timers:
+            group.tick()
+        group.check()
+    group.finish().check()
+    for p in set(group.names) - group.dead:
+        machine = group.machines[p]
+        assert machine.answers.keys() | machine.missing == set(range(group.plan.parts)), "a part is in limbo"
