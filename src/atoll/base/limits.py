@@ -12,6 +12,10 @@ PEERS_MAX = 4096  # members of one run; the member list travels in every vertex
 FULL_MESH_MAX = 64  # peers that hold a connection to everybody
 COMMITTEE_MAX = 32  # voters per round; votes are all-to-all, so messages grow with its square
 PARTS_MAX = 16  # parts of one update: owners send to everyone, members send to every owner
+PART_BYTES_MAX = (
+    48 * MIB
+)  # of an encoded part; keeps it below a bulk frame with room for the largest codec's extras
+HELD_BYTES_MAX = 512 * MIB  # combined parts of recent rounds in memory; older ones than the current go first
 OWNERS_PER_PART = 3  # takeover chain; each owner adds one sub-deadline to the plan
 ATTEMPTS_MAX = 64  # windows grow 1.5x per attempt: attempt 20 already waits an hour
 EARLY_MESSAGES_MAX = 2048  # messages for a round not reached yet; older ones are dropped first

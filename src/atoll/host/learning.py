@@ -83,7 +83,8 @@ def found(
             fix="choose a larger model",
         )
     learning = Learning(recipe, data, state_hash(blob), layout)
-    complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning))
+    largest = 4 * layout.floats  # fp32: no codec makes an update larger
+    complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
     member = Member(founder, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=identity)
     body = Body(
         run=ZERO_DIGEST,

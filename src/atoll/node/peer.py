@@ -26,6 +26,7 @@ from atoll.base.limits import (
     EARLY_MESSAGES_MAX,
     EARLY_PER_SENDER_MAX,
     EARLY_ROUNDS,
+    HELD_BYTES_MAX,
     PEERS_MAX,
     REPORTS_BYTES_MAX,
     REPORTS_PER_VERTEX_MAX,
@@ -327,7 +328,7 @@ class Peer:
         kept = self.said.get(f"said/{plan.round}/agreement")
         proposers = tuple(plan.proposer(k) for k in range(len(plan.committee)))
         agreement = Agreement(self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, proposers, kept)
-        self.held = {r: parts for r, parts in self.held.items() if r > plan.round - ROUNDS_KEPT}
+        self._drop_old_parts(plan.round)
         held = self.held.setdefault(plan.round, {})
         gone = self.heartbeat.gone
         self.round = Round(ground, self.notary, agreement, gone, self._reports, held, self.said)
@@ -354,6 +355,17 @@ class Peer:
             return []
         return current.learn(vertex, self._run_time(now))
 
+    def _drop_old_parts(self, round: int) -> None:
+        """Laggards are served the parts of recent rounds, as many as memory allows."""
+        kept: dict[int, dict[Digest, Payload]] = {}
+        size = 0
+        for r in sorted(self.held, reverse=True):
+            size += sum(p.size_bytes for p in self.held[r].values())
+            if r <= round - ROUNDS_KEPT or size > HELD_BYTES_MAX:
+                break
+            kept[r] = self.held[r]
+        self.held = kept
+
     def _ground(self, plan: RoundPlan, parent: Body) -> Ground:
         history = self.history
         assert history is not None
@@ -361,7 +373,9 @@ class Peer:
         needed = (
             self.settings.min_peers if parent.trained else max(self.settings.start_peers, self.settings.min_peers)
         )
-        owners = butterfly_owners(trainers, plan.head) if len(trainers) >= needed else ()
+        owners = (
+            butterfly_owners(trainers, plan.head, self.settings.update_bytes) if len(trainers) >= needed else ()
+        )
         recent = Recent(history.recent_states(RECENT))
 
         def judge(reported: Reported, as_proposer: bool) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.limits import OWNERS_PER_PART, PARTS_MAX
+from atoll.base.limits import OWNERS_PER_PART, PART_BYTES_MAX, PARTS_MAX
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,17 @@ class ReducePlan:
         return len(self.owners)
 
 
-def butterfly_owners(peers: tuple[PeerId, ...], seed: bytes) -> tuple[tuple[PeerId, ...], ...]:
+def butterfly_owners(
+    peers: tuple[PeerId, ...], seed: bytes, update_bytes: int = 0
+) -> tuple[tuple[PeerId, ...], ...]:
     """Up to PARTS_MAX parts, one first owner each, drawn from the seed; the next owners follow in the same order.
 
     Above PARTS_MAX peers only PARTS_MAX of them own a part in a given round: a member sends at most PARTS_MAX
-    contributions however large the swarm is, an owner receives one from each member.
+    contributions however large the swarm is, an owner receives one from each member. An update that would not
+    fit the frames of so many parts (`update_bytes`, the most that an encoded one can have) is cut finer; then
+    an owner has several parts.
     """
     order = shuffled(seed, "owners", peers)
-    parts = min(len(order), PARTS_MAX)
+    parts = max(min(len(order), PARTS_MAX), -(-update_bytes // PART_BYTES_MAX))
     chain = min(OWNERS_PER_PART, len(order))
     return tuple(tuple(order[(j + k) % len(order)] for k in range(chain)) for j in range(parts))

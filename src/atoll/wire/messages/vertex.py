@@ -32,7 +32,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     step_s: float  # seconds per inner step as it last reported; 0 = not yet known
     name: str
     missed: int = 0  # rounds in a row without a counted update
-    identity: Digest = ZERO_DIGEST  # of the long-lived keys behind the peer id: a forged ML-DSA key cannot replace it
+    identity: Digest = ZERO_DIGEST  # of the long-lived keys: a forged ML-DSA key cannot take their place
 
     @property
     def votes(self) -> bool:
