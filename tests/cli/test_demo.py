@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import PATIENCE_S, SMALL, atoll
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 
 
 def processes_of(folder: Path) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import SMALL, Peer, answer_of, atoll, peers
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 
 
 def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path):

@@ -19,8 +19,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from atoll.base.errors import AtollError, RefusedError
+from atoll.base.errors import AtollError, RefusedError, RunFailedError
 from atoll.base.machine import Fact
+from atoll.host.answers import handlers_of
+from atoll.host.api import Door
 from atoll.host.shared import Mailbox
 from atoll.host.trainer import (
     FRAME_MAX,
@@ -233,6 +235,13 @@ async def _main(fd: int, memory: int) -> None:
         trainer.say(Trouble(why.code, why.what, why.cause, why.fix))
         await writer.drain()
         return
+
+    def leave(why: str) -> None:
+        trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
+        over.set()
+
+    door = Door(folder, handlers_of(host, leave))
+    await door.open()
     host.start()
     trainer.say(Told(ticket, host.me))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
@@ -243,7 +252,8 @@ async def _main(fd: int, memory: int) -> None:
         trainer.say(Over(host.machine.history.head_body.trained if host.machine.history else 0))
         with suppress(TimeoutError):  # laggards may still need what we hold
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
-    await host.stop("its training loop ended", farewell=not over.is_set())
+    await door.close()
+    await host.stop("its training loop ended", farewell=not host.machine.over)
     hearing.cancel()
     for end in ends:
         end.cancel()
