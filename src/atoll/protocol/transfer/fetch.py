@@ -169,7 +169,7 @@ class Fetch:
                 load[source] += 1
         effects: list[Effect] = []
         while self.todo and load:
-            source = min(load, key=lambda p: (load[p], p))
+            source = min(load, key=load.__getitem__)  # of the least busy, the one that stalled longest ago
             if load[source] >= IN_FLIGHT_PER_SOURCE:
                 break
             index = self.todo.pop(0)

@@ -1,0 +1,144 @@
+"""One blob from several peers, some of which lie, stall, forget or go; served from memory, counted in requests."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import BLOB_CHUNK
+from atoll.base.machine import Ask, Done, Effect, Payload, Received, Report, Send, SetTimer, Start, TimerFired
+from atoll.keys.digest import Manifest, blob_id, digest
+from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed
+from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, StoreChunk
+from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
+
+CHUNKS = 12
+NAMES = tuple(PeerId(f"p{i}") for i in range(4))
+PIECES = tuple(digest(bytes([i])) for i in range(CHUNKS))
+MANIFEST = Manifest(CHUNKS * BLOB_CHUNK, PIECES)
+BLOB = blob_id(MANIFEST)
+
+
+class Library:
+    """What each source does when asked: 'good', 'liar', 'silent', 'empty' or 'forger' (of the manifest)."""
+
+    def __init__(self, habits: dict[PeerId, str], have: frozenset[int] = frozenset()) -> None:
+        self.habits, self.have = habits, have
+        self.fetch = Fetch(BLOB, tuple(habits))
+        self.flying: list[Send] = []
+        self.stored: list[int] = []
+        self.asked: Counter[PeerId] = Counter()
+        self.facts: list[object] = []
+        self.now, self.stall_at, self.closed = 0.0, 0.0, False
+
+    def run(self, until: float = 600.0, draw: random.Random | None = None, loss: float = 0.0) -> Library:
+        self.do(self.fetch.handle(Start({}), self.now))
+        while not self.fetch.over and self.now < until:
+            while self.flying and not self.fetch.over:
+                send = self.flying.pop(draw.randrange(len(self.flying)) if draw else 0)
+                if draw is None or draw.random() >= loss:
+                    self.answer(send)
+            if not self.fetch.over:
+                self.now = self.stall_at
+                self.do(self.fetch.handle(TimerFired(f"fetch/{BLOB.hex()}/stall"), self.now))
+        return self
+
+    def answer(self, send: Send) -> None:
+        habit = self.habits[send.to]
+        match send.message:
+            case _ if habit == "silent":
+                return
+            case WantManifest():
+                shown = Manifest(MANIFEST.size_bytes, PIECES[::-1]) if habit == "forger" else MANIFEST
+                message, payload = ManifestIs(BLOB, None if habit == "empty" else shown), None
+            case WantChunk(index=index):
+                self.asked[send.to] += 1
+                wrong = habit == "liar"
+                payload = Payload(digest(b"lie") if wrong else PIECES[index], BLOB_CHUNK, b"")
+                message = Chunk(BLOB, index)
+            case _:
+                raise AssertionError(send)
+        self.do(self.fetch.handle(Received(send.to, message, payload), self.now))
+
+    def do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self.flying.append(effect)
+                case SetTimer(at=at) if at is not None:
+                    self.stall_at = at
+                case Ask(job, OpenBlob()):
+                    self.do(self.fetch.handle(Done(job, BlobOpened(self.have)), self.now))
+                case Ask(job, StoreChunk(index=index, payload=payload)):
+                    assert payload.digest == PIECES[index], "a lie was stored"
+                    self.stored.append(index)
+                    self.do(self.fetch.handle(Done(job, None), self.now))
+                case Ask(job, CloseBlob()):
+                    assert set(self.stored) | self.have == set(range(CHUNKS))
+                    self.do(self.fetch.handle(Done(job, None), self.now))
+                case Report(fact):
+                    self.facts.append(fact)
+                case _:
+                    pass
+
+    def told(self, kind: type) -> list:
+        return [f for f in self.facts if isinstance(f, kind)]
+
+
+def test_every_chunk_is_fetched_once_and_the_work_is_shared():
+    library = Library(dict.fromkeys(NAMES, "good")).run()
+    assert sorted(library.stored) == list(range(CHUNKS)) and library.now == 0.0
+    assert library.told(Fetched)[0].sources == NAMES
+
+
+def test_what_is_on_disk_already_is_not_asked_for():
+    """A restart in the middle: ten of twelve chunks are here."""
+    library = Library(dict.fromkeys(NAMES, "good"), have=frozenset(range(10))).run()
+    assert sorted(library.stored) == [10, 11] and sum(library.asked.values()) == 2
+
+
+def test_a_source_of_wrong_bytes_wastes_one_answer_and_is_named():
+    library = Library({NAMES[0]: "liar", NAMES[1]: "good"}).run()
+    assert library.told(Fetched) and {f.peer for f in library.told(BadSource)} == {NAMES[0]}
+    assert NAMES[0] not in library.told(Fetched)[0].sources
+
+
+def test_a_forged_manifest_is_not_followed():
+    library = Library({NAMES[0]: "forger", NAMES[1]: "good"}).run()
+    assert library.told(Fetched) and library.told(BadSource)[0].peer == NAMES[0]
+
+
+@pytest.mark.parametrize("silent", NAMES)
+def test_a_source_that_falls_silent_costs_seconds_and_not_the_blob(silent: PeerId):
+    """Whatever its name: the first in the alphabet was once asked for the last chunk for ever."""
+    library = Library(dict.fromkeys(NAMES, "good"))
+    manifest_from = library.answer
+
+    def answer(send: Send) -> None:  # it shows the manifest, then says nothing more
+        library.habits[silent] = "silent" if isinstance(send.message, WantChunk) else "good"
+        manifest_from(send)
+
+    library.answer = answer  # type: ignore[method-assign]
+    library.run()
+    assert library.told(Fetched) and library.now <= 30.0
+    assert silent not in library.told(Fetched)[0].sources
+
+
+def test_if_nobody_holds_it_that_is_said():
+    assert "nobody" in Library(dict.fromkeys(NAMES, "empty")).run().told(FetchFailed)[0].why
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.sampled_from(["liar", "silent", "empty", "forger"]), max_size=3), st.integers(0, 2**32))
+def test_one_good_source_is_enough_whatever_the_others_do(bad: list[str], seed: int):
+    """Messages are lost and reordered; every lie is noticed before it is stored."""
+    draw = random.Random(seed)
+    names = draw.sample(NAMES, len(bad) + 1)
+    library = Library(dict(zip(names, [*bad, "good"], strict=True))).run(3000.0, draw, loss=0.1)
+    assert library.told(Fetched)
+    assert {f.peer for f in library.told(BadSource)} <= set(names[:-1])
