@@ -1,0 +1,137 @@
+"""An honest peer can never be framed: whoever brings a forged or borrowed word is the one who is blamed.
+
+One honest peer of four, spoken to by a villain that knows everything but the others' keys.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.machine import Payload, Received, Report, Send, TimerFired
+from atoll.keys.digest import digest
+from atoll.node.round import Fault, Round
+from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.wire.codec import encode, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.round import Committed, Contribution, Propose, TimedOut, Voted
+from atoll.wire.messages.statements import Certificate, Commit, Proposed, Signed, Timeout, Vote
+
+ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
+
+
+class Stand:
+    """The peer that is spoken to, in the first round of a swarm of four."""
+
+    def __init__(self) -> None:
+        self.swarm = Swarm(1, SwarmKnobs(4))
+        self.swarm.world.run(0.5)
+        peer = self.swarm.world.nodes[ME].machine
+        assert peer is not None and peer.round is not None
+        self.peer, self.round = peer, peer.round
+        self.trace = self.round.plan.trace
+
+    def sign(self, statement, by: PeerId) -> Signed:
+        return Notary(self.swarm.run_id, VirtualSigner(by), VirtualVerifier()).sign(statement)
+
+    def hears(self, message, payload: Payload | None = None) -> list[PeerId]:
+        """Whom it blames when the villain says this."""
+        effects = self.peer.handle(Received(VILLAIN, message, payload), 0.5)
+        return [e.fact.peer for e in effects if isinstance(e, Report) and isinstance(e.fact, Fault)]
+
+
+@pytest.fixture
+def stand() -> Stand:
+    return Stand()
+
+
+def test_a_forged_signature_is_the_fault_of_who_brings_it(stand: Stand):
+    """Anyone can write an honest name under anything."""
+    vote = Vote(0, 0, "commit", ZERO_DIGEST)
+    assert stand.hears(Voted(0, 0, stand.trace, Signed(HONEST, encode(vote), b"forged"))) == [VILLAIN]
+    assert stand.hears(Voted(0, 0, stand.trace, Signed(HONEST, b"\xc1", b""))) == [VILLAIN]
+    assert stand.hears(Voted(0, 0, stand.trace, Signed(PeerId("nobody"), encode(vote), b""))) == [VILLAIN]
+
+
+def test_an_honest_proposal_with_other_bytes_is_the_fault_of_who_brings_it(stand: Stand):
+    """The signature covers the digest; the body, the timeouts and the certificate are the carrier's word."""
+    agreement = stand.round.agreement
+    proposer = agreement.proposer(0)
+    if proposer in (ME, VILLAIN):
+        proposer = HONEST
+        agreement.proposers = (HONEST,) * 4
+    signed = stand.sign(Proposed(0, 0, vertex_id(b"the real one")), proposer)
+    assert stand.hears(Propose(0, 0, stand.trace, signed, b"another", (), None)) == [VILLAIN]
+    later = stand.sign(Proposed(0, 1, vertex_id(b"x")), agreement.proposer(1))
+    assert stand.hears(Propose(0, 0, stand.trace, later, b"x", (), None)) == [VILLAIN]
+    claim = stand.sign(Timeout(0, 1, 0, digest(b"y")), HONEST)
+    assert stand.hears(TimedOut(0, 0, stand.trace, claim, None)) == [VILLAIN]
+
+
+def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand):
+    """The claim is known and true; the certificate shown with it is invented, and must not become the highest."""
+    agreement = stand.round.agreement
+    real = digest(b"certified")
+    votes = tuple(
+        (p, stand.sign(Vote(0, 0, "prepare", real), p).signature) for p in sorted((ME, HONEST, peer_name(3)))
+    )
+    known = Certificate(0, 0, "prepare", real, votes)
+    first = stand.sign(Timeout(0, 0, 0, real), HONEST)
+    assert stand.hears(TimedOut(0, 0, stand.trace, first, known)) == []
+    invented = Certificate(0, 90, "prepare", digest(b"never"), ())
+    again = stand.sign(Timeout(0, 1, 0, real), VILLAIN)
+    stand.hears(TimedOut(0, 0, stand.trace, again, invented))
+    assert agreement.said.high == known
+    assert stand.hears(TimedOut(0, 0, stand.trace, stand.sign(Timeout(0, 2, 0, real), VILLAIN), None)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": float("nan")},
+        {"loss": float("inf")},
+        {"step_s": float("nan")},
+        {"samples": 2**63, "weight": 2**63},
+        {"samples": -1, "weight": -1},
+        {"steps": 2**62},
+        {"why": "x" * 10_000},
+        {"weight": 5},
+        {"parts": 3},
+    ],
+)
+def test_a_commitment_that_would_break_everybodys_sums_is_refused(stand: Stand, wrong: dict):
+    """One NaN among the losses, and no two voters would ever agree on the metrics again."""
+    fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320} | wrong
+    signed = stand.sign(Commit(0, 0, digest(b"root"), **fields), VILLAIN)
+    assert stand.hears(Committed(0, 0, stand.trace, signed)) == [VILLAIN]
+    assert VILLAIN not in stand.round.commits.get(0).of
+
+
+def test_a_body_that_is_no_body_does_not_stop_the_clock(stand: Stand):
+    """The villain proposes noise for the next view early; when this view ends, its timeout must still be said."""
+    agreement = stand.round.agreement
+    agreement.proposers = (ME, VILLAIN, ME, ME)
+    noise = b"\xc1 no body"
+    timeouts = tuple(stand.sign(Timeout(0, 0, -1, ZERO_DIGEST), p) for p in (HONEST, VILLAIN, peer_name(3)))
+    signed = stand.sign(Proposed(0, 1, vertex_id(noise)), VILLAIN)
+    assert stand.hears(Propose(0, 0, stand.trace, signed, noise, timeouts, None)) == []
+    effects = stand.round.handle(_agree_timer(stand.round), stand.round.plan.times(0).agree_until)
+    assert any(isinstance(e, Send) and isinstance(e.message, TimedOut) for e in effects)
+
+
+def test_a_wrong_part_does_not_undo_what_its_true_commitment_began(stand: Stand):
+    """The last commitment arrives with a lying part: sharing begins all the same, and what is sent leaves."""
+    stand.swarm.world.run(1.0)
+    fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
+    commit = stand.sign(Commit(0, 0, digest(b"root"), **fields), VILLAIN)
+    part = next(j for j, owners in enumerate(stand.round.ground.owners) if ME in owners)
+    index = stand.round.ground.owners[part].index(ME)
+    lie = Contribution(0, 0, stand.trace, part, index, (), commit)
+    blamed = stand.hears(lie, Payload(digest(b"other bytes"), 8, b""))
+    assert blamed == [VILLAIN]
+    assert VILLAIN in stand.round.commits[0].of
+
+
+def _agree_timer(round: Round):
+    return TimerFired(f"round/{round.plan.round}/agree/{round.attempt}")
