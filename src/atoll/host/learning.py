@@ -33,6 +33,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"genesis names no recipe that this version can read: {why}") from None
 
 
+SLOW_LINK_BYTES_S = 2.5e6  # 20 Mbit/s: a round of a large model must not fail because an owner's link is a home's
+SLOW_DISK_BYTES_S = 30e6  # the next state is hashed and synced before anybody votes for it
 ATTACHED = "attached"  # data and steps are the user's own loop: see attach.py
 
 
