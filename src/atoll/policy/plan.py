@@ -161,6 +161,7 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
         slowest = min(known[-1], STRAGGLER_LIMIT * median(known))
         # half as much again: a busy box is not a dead one; and the last combined part reaches the last member late
         train_s = 2.0 + SPREAD_S * len(body.members) + 1.5 * slowest * settings.inner_steps
+        train_s += settings.agree_s  # the plan counts from the proposal; members hear of it after the votes
     else:
         train_s = settings.first_train_s
     owners = min(3, len(voting))
