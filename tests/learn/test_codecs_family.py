@@ -284,6 +284,19 @@ def test_a_sparse_mask_has_one_spelling():
             codec.decode(bad, 70)
 
 
+@pytest.mark.parametrize("name", ["sparse+int8", "topk:1+int8", "randk:1+int8"])
+def test_the_densest_sparse_wire_takes_bounded_room(name):
+    """Nothing is left out, as a stranger may choose: 8 bytes per agreed value stay, 36 while it is opened."""
+    n = SPAN
+    codec = codec_named(name, Known(seed=b"dense"))
+    wire = codec.encode(gaussian(n))
+    tracemalloc.start()  # counts what numpy holds: the places; the values are 4 bytes each
+    opened = codec.open_wire(wire, n)
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert opened.place_M.nbytes + opened.value_M.nbytes <= 12 * n and held < 9 * n and peak < 36 * n
+
+
 # --- turned, compared, left out ---
 
 

@@ -44,8 +44,8 @@ def _kept(ratio: Fraction, n: int) -> int:
     return -(-n * ratio.numerator // ratio.denominator)
 
 
-@lru_cache(maxsize=4)  # one peer encodes several parts of few sizes in a round
-def places(ratio: Fraction, seed: bytes, n: int) -> np.ndarray:
+@lru_cache(maxsize=4)  # the parts of one round have few sizes, and a row of each comes from every member
+def _places(ratio: Fraction, seed: bytes, n: int) -> np.ndarray:
     kept = _kept(ratio, n)
     edge = np.arange(kept + 1) * n // max(1, kept)
     width_M = np.diff(edge).astype(np.uint64)
@@ -56,9 +56,9 @@ def places(ratio: Fraction, seed: bytes, n: int) -> np.ndarray:
 def _encode(ratio: Fraction, values: Codec, seed: bytes, x: Tensor) -> bytes:
     x = check_input(x)
     refuse(largest_of(x))
-    return values.encode(taken(x, places(ratio, seed, x.numel())))
+    return values.encode(taken(x, _places(ratio, seed, x.numel())))
 
 
 def _open_wire(ratio: Fraction, values: Codec, seed: bytes, wire: Buffer, n: int) -> Placed:
-    place_M = places(ratio, seed, n)
+    place_M = _places(ratio, seed, n)
     return Placed(place_M, values.decode(wire, len(place_M)))
