@@ -31,7 +31,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def test_a_killed_peer_and_a_late_one_end_with_everybody_else_on_the_same_bits(tmp_path: Path):
-    """Three peers, one killed mid-round, a fourth joins late: one JSON object, exit status 0, no process left."""
+    """Three peers, the founder killed mid-round, a fourth invited by another: one JSON object, no process left."""
     done = atoll(
         "demo", "--peers", "3", "--rounds", "6", "--chaos", "--json", "--dir", tmp_path, *SMALL, timeout_s=150
     )

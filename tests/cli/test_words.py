@@ -34,6 +34,7 @@ from atoll.wire.ticket import issue
         (["plot"], 2, "E-PLOT-01"),
         (["simulate", "weather"], 2, "E-ARG-09"),
         (["demo", "--peers", "99"], 2, "E-ARG-07"),
+        (["demo", "--peers", "2", "--chaos"], 2, "E-ARG-11"),
     ],
 )
 def test_trouble_has_a_code_an_exit_status_and_a_next_command(

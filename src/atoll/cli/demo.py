@@ -22,7 +22,7 @@ def demo(
     rounds: Annotated[int | None, Parameter(help="Training rounds. Default: as the demo's recipe has it.")] = None,
     seed: Annotated[int, Parameter(help="Of the first weights and of the order of the data.")] = 0,
     chaos: Annotated[
-        bool, Parameter(negative="", help="Kill one peer mid-round and let another join late.")
+        bool, Parameter(negative="", help="Kill the founder mid-round and let a new peer join late.")
     ] = False,
     solo: Annotated[bool, Parameter(negative="", help="Also train one peer alone, for comparison.")] = False,
     dir: Annotated[
@@ -54,8 +54,7 @@ def demo(
             rmtree(folder, ignore_errors=True)
         raise
     if dir is None and screen.swarm is not None:
-        screen.swarm.tidy()
-        outcome.record = folder
+        screen.swarm.tidy(outcome)
     figures = outcome.figures
     if json:
         say_json(

@@ -58,6 +58,13 @@ class DemoSettings:
                 cause="they all share this computer",
                 fix="atoll demo --peers 4",
             )
+        if self.chaos and self.peers < 3:
+            raise UsageError(
+                "E-ARG-11",
+                f"with --chaos a demo needs at least 3 peers, not {self.peers}",
+                cause="more than half must be left to agree when one is killed",
+                fix="atoll demo --chaos --peers 3",
+            )
 
 
 @dataclass
@@ -118,20 +125,20 @@ class Demo:
         start = await ask_soon(founder.folder, "evaluate")
         self.on_change(f"before training: validation loss {start['loss']:.3f}")
         if s.chaos:
-            await self._chaos(ticket)
+            await self._chaos()
         await self._until(lambda: all(c.progress.over for c in self.children if c.here))
         wall_s = time.monotonic() - began
-        finished = [c for c in self.children if c.here]
-        end = await ask_soon(founder.folder, "evaluate")
+        finished, teller = [c for c in self.children if c.here], self.teller
+        end = await ask_soon(teller.folder, "evaluate")
         sample = ""
-        if founder.progress.unit == "tokens":
+        if teller.progress.unit == "tokens":
             wish = {"prompt": PROMPT, "count": SAMPLE_BYTES, "seed": s.seed}
-            sample = (await ask_soon(founder.folder, "sample", **wish))["text"]
-        model = await ask_soon(founder.folder, "export", path=str((self.folder / "model.safetensors").absolute()))
+            sample = (await ask_soon(teller.folder, "sample", **wish))["text"]
+        model = await ask_soon(teller.folder, "export", path=str((self.folder / "model.safetensors").absolute()))
         totals = [await ask_soon(c.folder, "status") for c in finished]
         sent = sum(t["bytes_out"] for t in totals) + sum(c.progress.bytes_out for c in self.children if c.gone)
         hashes = {t["state"] for t in totals}
-        p = founder.progress
+        p = teller.progress
         figures = {
             "val_loss_start": start["loss"],
             "val_loss_end": end["loss"],
@@ -150,7 +157,7 @@ class Demo:
             figures["val_loss_solo"] = await self._solo()
         bar = self._bar(start["loss"], p.trained)
         reached = bool(figures["state_hashes_equal"]) and end["loss"] <= bar
-        return Outcome(figures, sample, p.unit, Path(model["path"]), founder.folder, bar, reached)
+        return Outcome(figures, sample, p.unit, Path(model["path"]), teller.folder, bar, reached)
 
     def _bar(self, start: float, rounds: int) -> float:
         """The validation loss that this demo must reach."""
@@ -158,19 +165,20 @@ class Demo:
             return LOSS_BAR
         return start * (SHARE_BAR if rounds >= SHORT_ROUNDS else 1.0)
 
-    async def _chaos(self, ticket: str) -> None:
-        """Kill one peer in the middle of a round; when the others have gone on without it, let a new one in."""
-        founder, victim = self.children[0], self.children[-1]
-        rounds = max(2, founder.progress.rounds)
-        await self._until(lambda: founder.progress.trained >= max(1, rounds // 4))
+    async def _chaos(self) -> None:
+        """Kill the founder in the middle of a round: no server has to stay up. Then let a new peer in."""
+        victim, witness = self.children[0], self.children[1]
+        rounds = max(2, victim.progress.rounds)
+        await self._until(lambda: witness.progress.trained >= max(1, rounds // 4))
         await self._until(lambda: 0 < victim.progress.step < victim.progress.inner_steps)
-        at = founder.progress.trained + 1
+        at = witness.progress.trained + 1
         victim.process.send_signal(signal.SIGKILL)
-        self.on_change(f"! {victim.name} was killed (SIGKILL) in the middle of round {at}")
-        await self._until(lambda: founder.progress.trained >= min(rounds - 1, at + 1))
+        self.on_change(f"! {victim.name}, the founder, was killed (SIGKILL) in the middle of round {at}")
+        await self._until(lambda: witness.progress.trained >= min(rounds - 1, at + 1))
+        invitation = await ask_soon(witness.folder, "invite")
         late = f"peer-{len(self.children) + 1}"
-        self.on_change(f"{late} joins late, with the same ticket")
-        await self._start(late, ["join", ticket])
+        self.on_change(f"{late} joins late, invited by {witness.name}")
+        await self._start(late, ["join", invitation["ticket"]])
 
     async def _solo(self) -> float:
         """One peer alone: the same number of steps, batch and schedule, plain AdamW, nothing to average with.
@@ -187,6 +195,11 @@ class Demo:
     # ---- numbers -------------------------------------------------------------------------------------------
 
     @property
+    def teller(self) -> Child:
+        """The first that is still there, of those who were there from the beginning; it speaks for all."""
+        return next((c for c in self.children if c.here), self.children[0])
+
+    @property
     def shown(self) -> Progress:
         """Whoever is furthest speaks for the swarm."""
         here = [c.progress for c in self.children if c.here] or [c.progress for c in self.children]
@@ -199,8 +212,7 @@ class Demo:
     @property
     def data_parallel(self) -> int:
         """What all peers together would have sent: one ring all-reduce of fp32 gradients per step."""
-        p = self.children[0].progress if self.children else Progress()
-        return p.bytes_data_parallel_all
+        return max((c.progress.bytes_data_parallel_all for c in self.children), default=0)
 
     def _sets(self) -> list[str]:
         s = self.settings
@@ -261,8 +273,8 @@ class Demo:
         self._change(self._line(child, entry))
 
     def _line(self, child: Child, entry: dict[str, Any]) -> str:
-        """What is worth a line above the picture; the founder speaks for all."""
-        if child is not self.children[0] or child.progress.over:
+        """What is worth a line above the picture; one speaks for all."""
+        if child is not self.teller or child.progress.over:
             return ""
         name = child.progress.name_of
         match entry["fact"]:
@@ -309,11 +321,10 @@ class Demo:
             fix=f"look into {child.folder}",
         )
 
-    def tidy(self) -> None:
-        """Keep the model and the founder's record; a swarm's folders hold 200 MB that nobody needs any more."""
-        record = self.children[0].folder / "facts.jsonl"
-        if record.exists():
-            shutil.copy(record, self.folder / "facts.jsonl")
+    def tidy(self, outcome: Outcome) -> None:
+        """Keep the model and one record; a swarm's folders hold 200 MB that nobody needs any more."""
+        shutil.copy(outcome.record / "facts.jsonl", self.folder / "facts.jsonl")
+        outcome.record = self.folder
         for child in self.children:
             shutil.rmtree(child.folder, ignore_errors=True)
 
