@@ -10,7 +10,6 @@ import pytest
 
 from atoll.policy import plan as plans
 from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.reduce.run import Reduce
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
 from atoll.sim.world import World
 
@@ -59,9 +58,3 @@ def test_a_part_counted_without_its_proof_is_noticed(monkeypatch: pytest.MonkeyP
     """Mutant: an owner combines whatever bytes arrive, whether they are the ones committed to or not."""
     monkeypatch.setattr("atoll.protocol.reduce.run.merkle_holds", lambda *proof: True)
     assert "holds" in caught("liars", range(3, 9), rounds=4)
-
-
-def test_an_answer_said_before_a_restart_is_not_given_anew(monkeypatch: pytest.MonkeyPatch):
-    """Mutant: an owner that restarted answers for its part again, with other contributors."""
-    monkeypatch.setattr(Reduce, "_said_name", lambda self, part: f"said/{self.plan.round}/x/{part}")
-    assert "two answers" in caught("churn", range(1, 60), peers=5, rounds=15)
