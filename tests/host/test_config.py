@@ -73,7 +73,9 @@ def test_names_from_elsewhere_are_answered_with_ours():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("train.lr=fast", "train.lr"),
+        ("train.lr=fast", "train.lr: expected a number, got text"),
+        ("train.batch=2.5", "expected a whole number, got a number"),
+        ("network.listen_addresses=everywhere", "expected a list, got text"),
         ("train.batch=0", "train.batch"),
         ("sync.compression_level=4", "sync.compression_level"),
         ("run.trust=none", "run.trust"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -268,15 +268,20 @@ NOT_YET: dict[str, str] = {  # key -> why another value than the default is refu
 }
 
 
+IN_WORDS = {"float": "a number", "int": "a whole number", "str": "text", "bool": "true or false", "array": "a list"}
+
+
 def decode_config(tree: Mapping[str, Any]) -> Config:
     """The config of this tree (as tomllib reads it). UsageError that names the key and what to write instead."""
-    for path, _ in _leaves(tree):
+    for path in _leaves(tree):
         _check_known(path)
     try:
         config = msgspec.convert(_in_seconds(tree), Config)
     except msgspec.ValidationError as why:
         text, _, at = str(why).partition(" - at `$.")
         key = at.rstrip("`").split("[")[0]
+        for theirs, ours in IN_WORDS.items():
+            text = text.replace(f"`{theirs}`", ours).replace(f"`{theirs} | null`", ours)
         told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}"
         raise UsageError("E-CFG-02", told, fix=ABOUT.get(key, "docs/config.md has every key")) from None
     _check_made(config)
@@ -367,41 +372,43 @@ def _check_sense(config: Config) -> None:
 # ---- small words -------------------------------------------------------------------------------------------
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    sections = set(Config.__struct_fields__)
-    for name, value in tree.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, Mapping) and (not prefix and name in sections):
-            yield from _leaves(value, f"{path}.")
+def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted path of every value."""
+    for section, value in tree.items():
+        table = _as_table(value)
+        if table is None:
+            yield section
         else:
-            yield path, value
+            yield from (f"{section}.{name}" for name in table)
 
 
 def _in_seconds(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Durations may be written as text with a unit."""
     out: dict[str, Any] = {}
-    for section, values in tree.items():
-        if not isinstance(values, Mapping):
-            out[section] = values
+    for section, owner in _sections():
+        table = _as_table(tree.get(section, {}))
+        if table is None:
+            out[section] = tree[section]
             continue
-        out[section] = {}
-        hints = get_type_hints(type(getattr(Config(), section)), include_extras=True)
-        for name, value in values.items():
-            if isinstance(value, str) and _is_duration(hints[name]):
-                try:
-                    value = parse_duration_s(value)
-                except ValueError as why:
-                    key = f"{section}.{name}"
-                    raise UsageError("E-CFG-02", f"{key}: {why}", fix=ABOUT[key]) from None
-            out[section][name] = value
+        hints = get_type_hints(owner, include_extras=True)
+        out[section] = {k: _seconds(f"{section}.{k}", v, hints[k]) for k, v in table.items()}
     return out
+
+
+def _seconds(key: str, value: object, hint: object) -> object:
+    if not isinstance(value, str) or not _is_duration(hint):
+        return value
+    try:
+        return parse_duration_s(value)
+    except ValueError as why:
+        raise UsageError("E-CFG-02", f"{key}: {why}", fix=ABOUT[key]) from None
 
 
 def _is_duration(hint: Any) -> bool:
     return any(isinstance(m, Meta) and m.extra == DURATION for m in get_args(hint)[1:])
 
 
-def toml_text(value: Any) -> str:
+def toml_text(value: object) -> str:
     """A value as one writes it in the file."""
     match value:
         case bool():
@@ -409,9 +416,7 @@ def toml_text(value: Any) -> str:
         case str():
             return f'"{value}"'
         case tuple():
-            return "[" + ", ".join(toml_text(v) for v in value) + "]"
-        case float() if value == int(value):
-            return f"{value:.1f}"
+            return "[" + ", ".join(toml_text(v) for v in cast("tuple[object, ...]", value)) + "]"
         case _:
             return str(value)
 
@@ -461,9 +466,14 @@ def reference() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sections() -> list[tuple[str, type]]:
+def _sections() -> list[tuple[str, type[Section]]]:
     return [(name, type(getattr(Config(), name))) for name in Config.__struct_fields__]
 
 
-def _first_line(owner: type) -> str:
+def _as_table(value: object) -> Mapping[str, Any] | None:
+    """A section of the file, or None for a plain value."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
+
+
+def _first_line(owner: type[Section]) -> str:
     return (owner.__doc__ or "").strip().split("\n")[0]
