@@ -143,3 +143,8 @@ def test_an_impossible_recipe_is_refused_in_words():
 def test_a_recipe_cannot_change_under_anybodys_hands():
     with pytest.raises(AttributeError):
         diloco().outer.lr = 2.0
+
+
+def test_answers_may_not_be_compressed_by_bytes_that_differ_between_machines():
+    with pytest.raises(ValueError, match="cannot carry answers"):
+        diloco(down="int8+zstd:3")

@@ -33,7 +33,7 @@ from atoll.host.attached import Attach, Closed, Farewell, Over, Told, ToUser, Tr
 from atoll.host.shared import Mailbox, anonymous
 from atoll.host.trainer import LENGTH, Cancel, Carried, Train, Trained, WriteX
 from atoll.learn.layout import flatten, layout_of, unflatten
-from atoll.learn.recipes import Recipe
+from atoll.learn.recipes import Recipe, own_loop
 
 T = TypeVar("T")
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -290,7 +290,9 @@ def found(
     `inner_steps` optimizer steps make a round; `rounds=0` goes on until everybody leaves; training begins when
     `start_peers` are there. The outer step is Nesterov(outer_lr, outer_momentum), see docs/config.md.
     """
-    recipe = attached_recipe(inner_steps, rounds, outer_lr, outer_momentum, up, down)
+    recipe = own_loop(
+        rounds=rounds, inner_steps=inner_steps, outer_lr=outer_lr, outer_momentum=outer_momentum, up=up, down=down
+    )
     return Run(
         folder=Path(folder),
         recipe=recipe,
@@ -300,31 +302,6 @@ def found(
         name=name,
         listen=listen,
         announce=announce,
-    )
-
-
-def attached_recipe(
-    inner_steps: int, rounds: int, outer_lr: float, outer_momentum: float, up: str, down: str
-) -> Recipe:
-    """DiLoCo around a loop that has its own model, data and inner optimizer."""
-    from atoll.learn.codec import codec_named
-    from atoll.learn.inner import AdamW
-    from atoll.learn.outer import Nesterov
-    from atoll.learn.recipes import Coding, Schedule
-
-    for codec in (up, down):
-        codec_named(codec)
-    return Recipe(
-        model="attached",
-        seed=0,
-        batch=1,
-        seq_len=1,
-        inner=AdamW(lr=1.0, warmup_steps=0, total_steps=1),  # never used: the loop brings its own
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
-        coding=Coding(up=up, down=down),
-        statistic="mean",
-        outer=Nesterov(lr=outer_lr, momentum=outer_momentum),
-        merge="replace",
     )
 
 

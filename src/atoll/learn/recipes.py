@@ -64,8 +64,7 @@ def diloco(
     The paper's outer step (0.7, 0.9) wants hundreds of rounds; with 30–50 it leaves +11.9 % loss where
     (1.0, 0.5–0.6) leaves +8 %. So the momentum follows the number of rounds unless it is given.
     """
-    for name in (up, down):
-        codec_named(name)
+    _check_codecs(up, down)
     if model not in MODELS:  # better said here than in every trainer
         raise ValueError(f"no built-in model is called {model!r}; there are {', '.join(MODELS)}")
     if min(rounds, inner_steps, batch, seq_len) < 1:
@@ -85,6 +84,42 @@ def diloco(
         outer=Nesterov(lr=outer_lr, momentum=outer_momentum),
         merge="replace",
     )
+
+
+def own_loop(
+    *,
+    rounds: int,
+    inner_steps: int,
+    outer_lr: float = 1.0,
+    outer_momentum: float = 0.6,
+    up: str = "int8",
+    down: str = "int8",
+) -> Recipe:
+    """DiLoCo rounds around somebody's own training loop, which brings model, data and inner optimizer."""
+    _check_codecs(up, down)
+    if inner_steps < 1:
+        raise ValueError("inner_steps must be at least 1")
+    return Recipe(
+        model="attached",
+        seed=0,
+        batch=1,
+        seq_len=1,
+        inner=AdamW(lr=1.0, warmup_steps=0, total_steps=1),  # never used: the loop has its own
+        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        coding=Coding(up=up, down=down),
+        statistic="mean",
+        outer=Nesterov(lr=outer_lr, momentum=outer_momentum),
+        merge="replace",
+    )
+
+
+def _check_codecs(up: str, down: str) -> None:
+    codec_named(up)
+    if not codec_named(down).same_everywhere:
+        raise ValueError(
+            f"{down!r} cannot carry answers: its bytes may differ between owners' machines; "
+            "name a codec without zstd, lz4 or snappy for the way down"
+        )
 
 
 def demo_recipe() -> Recipe:
