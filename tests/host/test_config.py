@@ -188,6 +188,16 @@ def test_a_codec_or_model_that_does_not_exist_is_named():
             recipe_of(load_config(None, (wrong,), {}))
 
 
+def test_a_codec_takes_the_ratio_and_the_level_that_it_leaves_open():
+    """A number in the codec's own name wins; a number that no codec asks for is an error."""
+    sets = ("sync.up=topk+int8+zstd", "sync.compression_ratio=0.05", "sync.compression_level=9")
+    assert recipe_of(load_config(None, sets, {})).coding.up == "topk:0.05+int8+zstd:9"
+    named = load_config(None, ("sync.up=topk:0.2+int8+zstd",), {})
+    assert recipe_of(named).coding.up == "topk:0.2+int8+zstd:3"
+    assert "topk+int8" in trouble("sync.compression_ratio=0.05").fix
+    assert "zstd" in trouble("sync.compression_level=5", "sync.up=topk").fix
+
+
 def test_data_is_looked_for_beside_the_file(tmp_path: Path):
     (tmp_path / "corpus.txt").write_text("x" * 10)
     config = load_config(None, ("data.source=corpus.txt",), {})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
-from atoll.node.config import CHANGE_OF_SCHEDULE, Config, decode_config
+from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, decode_config
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 
@@ -60,8 +60,8 @@ def recipe_of(config: Config) -> Recipe:
         "outer_lr": train.outer_lr,
         "outer_momentum": train.outer_momentum,
         "seed": train.seed,
-        "up": sync.up,
-        "down": sync.down,
+        "up": _with_numbers(sync.up, sync),
+        "down": _with_numbers(sync.down, sync),
     }
     given = {k: v for k, v in wanted.items() if v is not None}
     try:
@@ -76,6 +76,15 @@ def recipe_of(config: Config) -> Recipe:
     if sync.error_feedback is not None:
         recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
     return recipe
+
+
+def _with_numbers(codec: str | None, sync: Sync) -> str | None:
+    """A codec's name with the ratio and the level that it leaves open."""
+    if codec is None:
+        return None
+    ratio = f"{sync.compression_ratio:.6f}".rstrip("0").rstrip(".")
+    numbers = {"topk": f"topk:{ratio}", "randk": f"randk:{ratio}", "zstd": f"zstd:{sync.compression_level}"}
+    return "+".join(numbers.get(stage, stage) for stage in codec.split("+"))
 
 
 def settings_of(config: Config, recipe: Recipe) -> RunSettings:

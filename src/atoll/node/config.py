@@ -191,15 +191,14 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "train.seed": "Of the first weights and of the order of the data.",
     "train.adaptive_batching": "Let the batch follow the measured speed. Not yet: keep false.",
     "sync.up": (
-        'Codec from a member to the owner of a part: "fp32", "int8", "2bit", … Strong ones need error feedback.'
+        'Codec from a member to the owner of a part: "fp32", "int8", "2bit", "topk+int8+zstd", …; see '
+        "specs/codecs.md. Strong ones need error feedback."
     ),
-    "sync.down": 'Codec of the answer to everybody. "2bit" adds an error that nothing feeds back.',
+    "sync.down": "Codec of the answer to everybody. What is lost here is lost: nothing feeds it back.",
     "sync.error_feedback": "Share of what a codec lost that the next update makes good.",
     "sync.pipeline_depth": "Pieces of an update on their way at once. Not yet: the transport decides; keep 3.",
-    "sync.compression_ratio": "Share of values that a top-k codec keeps. Not yet: there is none; keep 0.1.",
-    "sync.compression_level": (
-        "Effort of a byte codec after the tensor codec: 3, 5 or 9. Not yet: there is none; keep 3."
-    ),
+    "sync.compression_ratio": 'Share of values that "topk" and "randk" keep, unless the codec says it ("topk:0.05").',
+    "sync.compression_level": 'Effort of "zstd", unless the codec says it ("zstd:9"): 3, 5 or 9.',
     "consensus.protocol": (
         '"bft": two phases of signed votes, a rotating proposer, and the quorum that run.trust asks for. '
         '"raft" and "snow": not yet.'
@@ -261,8 +260,6 @@ REPLACED = {  # names people know from elsewhere, and what to write here
 NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
     "train.adaptive_batching": "batches do not follow the measured speed yet",
     "sync.pipeline_depth": "the transport decides how many pieces are on their way",
-    "sync.compression_ratio": 'there is no top-k codec; sync.up = "2bit" is the strongest one',
-    "sync.compression_level": "no byte codec follows the tensor codec",
     "network.enable_nat_traversal": "give an address that others can dial: network.announce_addresses",
     "network.enable_relay": "give an address that others can dial: network.announce_addresses",
 }
@@ -355,6 +352,18 @@ def _check_sense(config: Config) -> None:
             f'run.byzantine_tolerance = {tolerance:g} does not fit run.trust = "{run.trust}"',
             fix=f'write run.trust = "{"community" if tolerance > 0 else "private"}"',
         )
+    used = f"{config.sync.up or ''}+{config.sync.down or ''}"
+    for key, words, like in (
+        ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),
+        ("sync.compression_level", ("zstd",), "int8+zstd"),
+    ):
+        value = getattr(config.sync, key.removeprefix("sync."))
+        if value != default_of(key) and not any(word in used.split("+") for word in words):
+            raise UsageError(
+                "E-CFG-10",
+                f"{key} = {value} changes nothing: no codec of this run asks for it",
+                fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
+            )
     for small, large, low, high in (
         ("run.min_peers", "run.start_peers", run.min_peers, run.start_peers),
         ("run.first_train", "run.train_max", run.first_train, run.train_max),
