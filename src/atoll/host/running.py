@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door, neighbours
 from atoll.host.config import data_of, recipe_of, settings_of
@@ -269,7 +269,8 @@ def _end_when_broken(host: Any, leave: Callable[..., None]) -> None:
     """A peer that broke a promise to itself ends near the cause instead of running on as half a peer."""
 
     def broken(why: BaseException | None, what: str) -> None:
-        if why is not None and not isinstance(why, OSError):
+        # what the network or a peer did costs a connection, never the process
+        if why is not None and not isinstance(why, OSError | PeerFault | AtollError):
             text = f"{type(why).__name__}: {why}" if str(why) else type(why).__name__
             log.error("this peer broke: %s", what, exc_info=why)
             leave(

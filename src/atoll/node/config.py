@@ -197,8 +197,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "sync.down": "Codec of the answer to everybody. What is lost here is lost: nothing feeds it back.",
     "sync.error_feedback": "Share of what a codec lost that the next update makes good.",
     "sync.pipeline_depth": "Pieces of an update on their way at once. Not yet: the transport decides; keep 3.",
-    "sync.compression_ratio": 'Share of values that "topk" and "randk" keep, unless the codec says it ("topk:0.05").',
-    "sync.compression_level": 'Effort of "zstd", unless the codec says it ("zstd:9"): 3, 5 or 9.',
+    "sync.compression_ratio": 'Share of values that "topk" and "randk" keep, unless it is named: "topk:0.05".',
+    "sync.compression_level": 'Effort of "zstd", unless it is named ("zstd:9"): 3, 5 or 9.',
     "consensus.protocol": (
         '"bft": two phases of signed votes, a rotating proposer, and the quorum that run.trust asks for. '
         '"raft" and "snow": not yet.'
