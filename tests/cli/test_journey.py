@@ -77,7 +77,7 @@ def test_a_run_that_is_over_leaves_the_model_in_the_folder(tmp_path: Path):
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
-    """The other voter is frozen, so the farewell that needs its vote cannot be agreed on; the second signal ends."""
+    """The other voter is frozen, so a farewell that needs its vote cannot be agreed on; a second signal ends."""
     a, b = tmp_path / "a", tmp_path / "b"
     with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *SMALL)) as running:
         ada = running[0]
