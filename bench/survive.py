@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from processes import Swarm
+from real_swarm import Swarm
 
 import atoll
 
