@@ -47,9 +47,7 @@ class Notary:
             raise PeerFault(nobody, f"a {kind.__name__} that {signed.signer} did not sign", signed.body)
         return statement
 
-    def certificate_holds(
-        self, certificate: Certificate, vote_keys: dict[PeerId, bytes], quorum: int
-    ) -> bool:
+    def certificate_holds(self, certificate: Certificate, vote_keys: dict[PeerId, bytes], quorum: int) -> bool:
         """True if a quorum of distinct voters signed exactly this vote. Never raises."""
         voters = {peer for peer, _ in certificate.votes}
         if len(voters) != len(certificate.votes) or len(voters) < quorum or not voters <= vote_keys.keys():
