@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 
+from msgspec.structs import replace
+
 from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_PER_VERTEX_MAX, WORDS_MAX
@@ -81,6 +83,29 @@ def write_body(
         metrics=_metrics([c for c, _ in chosen.values()]),
         trained=parent.trained + bool(ground.owners),
         epoch=parent.epoch,
+    )
+
+
+def write_recovery(
+    parent: Body, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds
+) -> Body:
+    """The body that begins a new epoch: the same state, and only those voters that are still here."""
+    members = tuple(replace(m, standing="away") if m.votes and m.peer not in here else m for m in parent.members)
+    return replace(
+        parent,
+        run=run,
+        round=parent.round + 1,
+        attempt=0,
+        parent=head,
+        time_s=max(run_time, parent.time_s),
+        proposer=me,
+        parts=(),
+        commits=(),
+        reports=(),
+        members=members,
+        metrics=Metrics(0.0, 0, 0),
+        epoch=parent.epoch + 1,
+        settings=b"",
     )
 
 

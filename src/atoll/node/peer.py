@@ -28,8 +28,6 @@ from atoll.base.limits import (
     EARLY_ROUNDS,
     HELD_BYTES_MAX,
     PEERS_MAX,
-    REPORTS_BYTES_MAX,
-    REPORTS_PER_VERTEX_MAX,
     ROUNDS_KEPT,
 )
 from atoll.base.machine import (
@@ -56,11 +54,12 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier
-from atoll.node.body import Ground, open_report
+from atoll.node.body import Ground, write_recovery
 from atoll.node.jobs import ReadVertices, Restore
+from atoll.node.reports import ReportPool
 from atoll.node.round import Fault, Round, RoundClosed, StateMissing
 from atoll.node.settings import RunSettings, decode_settings
-from atoll.policy.members import RECENT, Recent, Reported, admissible, suspicions_needed
+from atoll.policy.members import Reported, suspicions_needed
 from atoll.policy.plan import RoundPlan, plan_round
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
@@ -73,7 +72,7 @@ from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, 
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
 from atoll.wire.messages.statements import Invite, Join, Leave, Ready, Signed, Statement, Suspect
-from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
+from atoll.wire.messages.vertex import Body, Member, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
@@ -166,7 +165,7 @@ class Peer:
         self.restored_round = -1  # the round whose state is being fetched or restored
         self.serve = Serve()
         self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
-        self.pool: dict[tuple[str, PeerId, str], Signed] = {}
+        self.pool: ReportPool | None = None  # as soon as there is a history
         self.said: dict[str, bytes] = {}
         self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
         self.early: deque[Early] = deque()
@@ -272,6 +271,7 @@ class Peer:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
         self.settings = decode_settings(decode_body(vertex.body).settings)
         self.history = History(vertex, self.notary, self._voters_of, self.settings.recovery)
+        self.pool = ReportPool(self.notary, self.history, self.settings.open_to_all)
         s = self.settings.round
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         self.genesis = vertex
@@ -314,8 +314,8 @@ class Peer:
 
     def _begin_round(self, now: Seconds) -> list[Effect]:
         """The round after the state that I hold."""
-        history = self.history
-        assert history is not None
+        history, pool = self.history, self.pool
+        assert history is not None and pool is not None
         parent, head = history.bodies.get(self.at), history.ids.get(self.at)
         if parent is None or head is None:
             return self._regain("my state is older than the vertices in memory")
@@ -324,30 +324,19 @@ class Peer:
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self._fact(fact)]
         plan = plan_round(head, parent, self.settings.round)
-        ground = self._ground(plan, parent)
+        ground = self._ground(plan, parent, pool)
         kept = self.said.get(f"said/{plan.round}/agreement")
         proposers = tuple(plan.proposer(k) for k in range(len(plan.committee)))
         agreement = Agreement(self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, proposers, kept)
         self._drop_old_parts(plan.round)
         held = self.held.setdefault(plan.round, {})
         gone = self.heartbeat.gone
-        self.round = Round(ground, self.notary, agreement, gone, self._reports, held, self.said)
+        self.round = Round(ground, self.notary, agreement, gone, pool.chosen, held, self.said)
         effects = self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
         return effects + self._replay_early(now)
-
-    def _reports(self) -> list[Signed]:
-        """What a proposer may put into a vertex: as many reports as fit."""
-        chosen: list[Signed] = []
-        size = 0
-        for signed in self.pool.values():
-            size += len(signed.body) + len(signed.signature)
-            if len(chosen) == REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
-                break
-            chosen.append(signed)
-        return chosen
 
     def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
         current = self.round  # a round may close inside its own first event
@@ -366,20 +355,15 @@ class Peer:
             kept[r] = self.held[r]
         self.held = kept
 
-    def _ground(self, plan: RoundPlan, parent: Body) -> Ground:
-        history = self.history
-        assert history is not None
+    def _ground(self, plan: RoundPlan, parent: Body, pool: ReportPool) -> Ground:
         trainers = tuple(m.peer for m in plan.trainers)
-        needed = (
-            self.settings.min_peers if parent.trained else max(self.settings.start_peers, self.settings.min_peers)
-        )
-        owners = (
-            butterfly_owners(trainers, plan.head, self.settings.update_bytes) if len(trainers) >= needed else ()
-        )
-        recent = Recent(history.recent_states(RECENT))
+        s = self.settings
+        needed = s.min_peers if parent.trained else max(s.start_peers, s.min_peers)
+        owners = butterfly_owners(trainers, plan.head, s.update_bytes) if len(trainers) >= needed else ()
+        recent = pool.recent()
 
         def judge(reported: Reported, as_proposer: bool) -> str | None:
-            return self._judge_report(reported, parent, recent, parent.time_s if as_proposer else None)
+            return pool.judge(reported, parent, recent, parent.time_s if as_proposer else None)
 
         return Ground(plan, parent, owners, judge)
 
@@ -419,13 +403,13 @@ class Peer:
 
     def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds) -> list[Effect]:
         """The history grows by one, if this vertex is the next and its certificate holds."""
-        history = self.history
-        assert history is not None
+        history, pool = self.history, self.pool
+        assert history is not None and pool is not None
         before = history.head_body
         body = history.append(vertex, who)
         if body is None:
             return []
-        self._drop_settled_reports(body)
+        pool.settle(body)
         changed = self._membership_change(before, body)
         effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex)), *self._learn_identities(body)]
         return effects + ([*changed, *self._follow_members(now)] if changed else [])
@@ -686,29 +670,14 @@ class Peer:
             raise ValueError(f"{len(here)} of {quorum} needed voters are here: the run can go on by itself")
         if not any(m.peer == self.me for m in here):
             raise ValueError("this peer has no vote in the last agreed membership")
-        kept = {m.peer for m in here}
-        members = tuple(replace(m, standing="away") if m.votes and m.peer not in kept else m for m in body.members)
-        after = replace(
-            body,
-            run=self.run,
-            round=body.round + 1,
-            attempt=0,
-            parent=history.head_id,
-            time_s=max(self._run_time(now), body.time_s),
-            proposer=self.me,
-            parts=(),
-            commits=(),
-            reports=(),
-            members=members,
-            metrics=Metrics(0.0, 0, 0),
-            epoch=body.epoch + 1,
-            settings=b"",
+        after = write_recovery(
+            body, history.head_id, self.run, self.me, {m.peer for m in here}, self._run_time(now)
         )
         raw = encode(after)
         vertex = Vertex(raw, None, sign(recovery_bytes(self.run, raw)))
         effects = self._learn_vertex(vertex, self.me, now)
         news = Vertices((vertex,), after.round)
-        effects += [Send(m.peer, news) for m in members if m.present and m.peer != self.me]
+        effects += [Send(m.peer, news) for m in after.members if m.present and m.peer != self.me]
         effects += self._from_round(self._learned(after.round, vertex, now), now)
         return [self._to_local(e) for e in effects]
 
@@ -731,38 +700,26 @@ class Peer:
 
     def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
-        history = self.history
-        assert history is not None
-        keys = {m.peer: m.vote_key for m in history.head_body.members if m.present}
-        reported = open_report(self.notary, signed, keys.get(signed.signer))
-        if reported is None:
+        assert self.history is not None and self.pool is not None
+        pooled = self.pool.add(signed, self._run_time(now))
+        if pooled is None:
             return []
-        recent = Recent(history.recent_states(RECENT))
-        wrong = self._judge_report(reported, history.head_body, recent, self._run_time(now))
-        if wrong is not None:
-            return self._turn_down(sender, reported, wrong)
-        key = _report_key(reported)
-        if key in self.pool and self.pool[key].body == signed.body:
-            return []
-        fresh = key not in self.pool
-        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX:
-            return []
-        self.pool[key] = signed
+        by, statement = pooled.reported.by, pooled.reported.statement
+        if pooled.wrong is not None:
+            return self._turn_down(sender, pooled.reported, pooled.wrong)
         effects: list[Effect] = []
-        if isinstance(reported.statement, Suspect) and reported.by != self.me:
-            self.heartbeat.accuse(reported.statement.peer, reported.by, now)
-        if isinstance(reported.statement, Leave):
-            self.heartbeat.refused.add(reported.by)
-        told_by_all = isinstance(reported.statement, Suspect)  # each accuser says it to everybody itself
-        if sender == signed.signer and sender != self.me and fresh and not told_by_all:
-            voters = [m.peer for m in history.head_body.members if m.votes and m.peer not in (self.me, sender)]
+        if isinstance(statement, Suspect) and by != self.me:
+            self.heartbeat.accuse(statement.peer, by, now)
+        if isinstance(statement, Leave):
+            self.heartbeat.refused.add(by)
+        told_by_all = isinstance(statement, Suspect)  # each accuser says it to everybody itself
+        if sender == signed.signer and sender != self.me and pooled.fresh and not told_by_all:
+            members = self.history.head_body.members
+            voters = [m.peer for m in members if m.votes and m.peer not in (self.me, sender)]
             effects += [Send(p, MemberReport(signed)) for p in voters]
         if self.round is not None:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
         return effects
-
-    def _judge_report(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
-        return admissible(reported, parent, recent, self.run, self.settings.open_to_all, wall_s)
 
     def _turn_down(self, sender: PeerId, reported: Reported, why: str) -> list[Effect]:
         if not isinstance(reported.statement, Join) or sender != reported.by:
@@ -770,20 +727,6 @@ class Peer:
         if why == "it is a member already" or why.startswith("it was written too long ago"):
             return []  # not a refusal: it will see so in the next vertices
         return [Send(sender, JoinRefused("E-JOIN-01", f"your join was refused: {why}", "atoll join NEW_TICKET"))]
-
-    def _drop_settled_reports(self, body: Body) -> None:
-        """What a vertex carried, or what no longer fits the membership, leaves the pool."""
-        history = self.history
-        assert history is not None
-        carried = {s.body for s in body.reports}
-        recent = Recent(history.recent_states(RECENT))
-        keys = {m.peer: m.vote_key for m in body.members if m.present}
-        for key, signed in list(self.pool.items()):
-            reported = open_report(self.notary, signed, keys.get(signed.signer))
-            stale = reported is None or self._judge_report(reported, body, recent, None) is not None
-            done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
-            if stale or done:  # a carried Join or Leave that had to wait for its turn stays
-                del self.pool[key]
 
     # ---- heartbeats, links, time ---------------------------------------------------------------------------
 
@@ -816,7 +759,8 @@ class Peer:
                 case Suspected(peer=peer, why=why):
                     out += self._suspect(peer, why, now)
                 case Returned(peer=peer):
-                    self.pool.pop(("Suspect", self.me, peer), None)
+                    if self.pool is not None:
+                        self.pool.withdraw_suspicion(self.me, peer)
                 case _:
                     continue
             if self.round is not None:
@@ -876,13 +820,3 @@ class Peer:
     def _fact(self, fact: Fact) -> Report:
         """Facts outside a round carry the round whose state I hold."""
         return Report(replace(fact, round=self.at) if fact.round == -1 else fact)
-
-
-def _report_key(reported: Reported) -> tuple[str, PeerId, str]:
-    statement = reported.statement
-    target = ""
-    if isinstance(statement, Suspect):
-        target = statement.peer
-    elif isinstance(statement, Invite):
-        target = statement.ticket.hex()
-    return type(statement).__name__, reported.by, target

@@ -1,0 +1,102 @@
+"""Member reports on their way into a vertex: joins, readiness, farewells, suspicions, invitations.
+
+The pool remembers one report per kind, signer and target, only while it may stand in the next vertex, and never
+more than a vertex can carry. Judging is `policy/members.py`'s; whether a report was carried is the vertex's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.node.body import open_report
+from atoll.policy.members import RECENT, Recent, Reported, admissible
+from atoll.protocol.dag.history import History
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Invite, Signed, Suspect
+from atoll.wire.messages.vertex import Body
+
+Key = tuple[str, PeerId, str]
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A report that was believed, and whether it was news."""
+
+    reported: Reported
+    fresh: bool  # the first of its kind from this signer
+    wrong: str | None = None  # why it may not stand in the next vertex, in words for its sender
+
+
+class ReportPool:
+    def __init__(self, notary: Notary, history: History, open_to_all: bool) -> None:
+        self.notary, self.history, self.open_to_all = notary, history, open_to_all
+        self.pool: dict[Key, Signed] = {}
+
+    def __len__(self) -> int:
+        return len(self.pool)
+
+    def add(self, signed: Signed, run_time: Seconds) -> Pooled | None:
+        """Remember a report. None if its signature does not hold, it is known already, or the pool is full."""
+        head = self.history.head_body
+        reported = self._open(signed, head)
+        if reported is None:
+            return None
+        wrong = self.judge(reported, head, self.recent(), run_time)
+        if wrong is not None:
+            return Pooled(reported, fresh=False, wrong=wrong)
+        key = _key(reported)
+        fresh = key not in self.pool
+        if not fresh and self.pool[key].body == signed.body:
+            return None
+        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX:
+            return None
+        self.pool[key] = signed
+        return Pooled(reported, fresh)
+
+    def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
+        """The accused was heard again."""
+        self.pool.pop(("Suspect", by, peer), None)
+
+    def chosen(self) -> list[Signed]:
+        """What a proposer may put into a vertex: as many reports as fit."""
+        chosen: list[Signed] = []
+        size = 0
+        for signed in self.pool.values():
+            size += len(signed.body) + len(signed.signature)
+            if len(chosen) == REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
+                break
+            chosen.append(signed)
+        return chosen
+
+    def settle(self, body: Body) -> None:
+        """What a vertex carried, or what no longer fits the membership, leaves the pool."""
+        carried = {s.body for s in body.reports}
+        recent = self.recent()
+        for key, signed in list(self.pool.items()):
+            reported = self._open(signed, body)
+            stale = reported is None or self.judge(reported, body, recent, None) is not None
+            done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
+            if stale or done:  # a carried Join or Leave that had to wait for its turn stays
+                del self.pool[key]
+
+    def judge(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
+        return admissible(reported, parent, recent, self.notary.run, self.open_to_all, wall_s)
+
+    def recent(self) -> Recent:
+        return Recent(self.history.recent_states(RECENT))
+
+    def _open(self, signed: Signed, body: Body) -> Reported | None:
+        keys = {m.peer: m.vote_key for m in body.members if m.present}
+        return open_report(self.notary, signed, keys.get(signed.signer))
+
+
+def _key(reported: Reported) -> Key:
+    statement = reported.statement
+    target = ""
+    if isinstance(statement, Suspect):
+        target = statement.peer
+    elif isinstance(statement, Invite):
+        target = statement.ticket.hex()
+    return type(statement).__name__, reported.by, target
