@@ -133,3 +133,21 @@ def test_what_may_not_stand_in_a_vertex(by: str, statement, why: str):
     parent = body(member("a"), member("b"), member("x", "observer"))
     told = admissible(Reported(PeerId(by), statement), parent, RECENTLY, RUN, open_to_all=True, wall_s=0.0)
     assert told is not None and why in told
+
+
+def test_a_voter_that_moved_house_stays_a_voter():
+    """The same session key at another address: only the address changes, nobody votes less."""
+    parent = body(*(member(p) for p in "abcd"))
+    moved = Join(PeerId("b"), b"b", b"", ("/ip4/10.0.0.9/tcp/1",), "trainer", "b", HEAD, b"")
+    assert admissible(Reported(PeerId("b"), moved), parent, RECENTLY, RUN, False, 0.0) is None
+    members, _ = after(parent, Reported(PeerId("b"), moved))
+    assert members[PeerId("b")].addresses == ("/ip4/10.0.0.9/tcp/1",)
+    assert voters(members) == "abcd"
+
+
+def test_the_last_voter_with_a_new_session_key_stays_a_voter():
+    """Were it made an observer, nobody could ever let it, or anybody, in again."""
+    parent = body(member("a"), member("b", "observer"))
+    renewed = Join(PeerId("a"), b"another key", b"", (), "trainer", "a", HEAD, b"")
+    members, _ = after(parent, Reported(PeerId("a"), renewed))
+    assert voters(members) == "a" and members[PeerId("a")].vote_key == b"another key"

@@ -627,7 +627,8 @@ class Peer:
             return []
         mine = next((m for m in history.head_body.members if m.peer == self.me), None)
         statement: Statement
-        if mine is None or mine.standing == "away" or mine.vote_key != self.notary.signer.vote_key:
+        moved = mine is not None and bool(self.wish.addresses) and mine.addresses != self.wish.addresses
+        if mine is None or mine.standing == "away" or mine.vote_key != self.notary.signer.vote_key or moved:
             w, signer = self.wish, self.notary.signer
             role = "observer" if w.role == "observer" else "trainer"
             statement = Join(

@@ -108,7 +108,7 @@ def _may_join(
         return "it was written too long ago; ask again"
     before = members.get(by)
     if before is not None and before.vote_key == join.vote_key and before.standing != "away":
-        return "it is a member already"
+        return "it is a member already" if before.addresses == join.addresses else None
     if before is not None and before.identity != reported.identity:
         return "its keys are not those that this peer id joined with"
     if before is not None and before.role == join.role:
@@ -200,12 +200,17 @@ def _let_in(
     members: list[Member], tickets: list[TicketUse], join: Join, identity: Digest, round: int, budget: int
 ) -> tuple[list[Member], list[TicketUse], int]:
     before = next((m for m in members if m.peer == join.peer), None)
-    if before is not None and before.votes:
+    if before is not None and before.present and before.vote_key == join.vote_key:
+        moved = replace(before, addresses=join.addresses, name=join.name)  # reachable elsewhere now, else the same
+        return [moved if m.peer == join.peer else m for m in members], tickets, budget
+    alone = before is not None and before.votes and sum(m.votes for m in members) == 1
+    if before is not None and before.votes and not alone:
         if budget < 1:
             return members, tickets, budget  # it asks again for the next vertex
         budget -= 1  # a restarted voter steps back to observer: the quorum changes
+    standing = "member" if alone else "observer"  # the last voter stays one, or nobody could let it in again
     fresh = Member(
-        join.peer, join.vote_key, join.addresses, join.role, "observer", round, 0.0, join.name, identity=identity
+        join.peer, join.vote_key, join.addresses, join.role, standing, round, 0.0, join.name, identity=identity
     )
     members = [fresh if m.peer == join.peer else m for m in members] if before else [*members, fresh]
     if before is None:
