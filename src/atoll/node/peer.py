@@ -59,7 +59,7 @@ from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
 from atoll.node.round import Fault, Round, RoundClosed, StateMissing
 from atoll.node.settings import RunSettings, decode_settings
-from atoll.policy.members import Reported, suspicions_needed
+from atoll.policy.members import RECENT, Reported, suspicions_needed
 from atoll.policy.plan import RoundPlan, plan_round
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
@@ -641,12 +641,17 @@ class Peer:
                 history.head_id,
                 w.admission,
             )
-        elif mine.standing == "observer" and mine.role == "trainer" and self.at == history.head:
-            statement = Ready(history.head_id, history.head_body.state)
+        elif mine.standing == "observer" and mine.role == "trainer" and self.at in history.ids and self._is_near():
+            statement = Ready(history.ids[self.at], history.bodies[self.at].state)  # rounds may outrun my disk
         else:
             return []
         self.asked_to_join_at = now
         return self._tell_members(self.notary.sign(statement), now)
+
+    def _is_near(self) -> bool:
+        """My state is the head's or follows close behind; what is left comes with the next rounds."""
+        assert self.history is not None
+        return self.history.head - self.at <= RECENT // 4
 
     def farewell(self, why: str, now: Seconds) -> list[Effect]:
         """I am leaving on purpose: say so to everybody, so that nobody waits."""

@@ -20,7 +20,7 @@ from atoll.wire.messages.statements import AnyStatement, Commit, Invite, Join, L
 from atoll.wire.messages.vertex import Body, Member, TicketUse
 from atoll.wire.ticket import redeemed_ticket, redemption_holds
 
-RECENT = 8  # rounds for which a Join or Ready that names a vertex stays good
+RECENT = 32  # rounds for which a Join or Ready that names a vertex stays good; rounds may take milliseconds
 
 
 @dataclass(frozen=True)
