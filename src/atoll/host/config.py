@@ -126,6 +126,8 @@ def data_of(config: Config, beside: Path | None) -> str:
 
 def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
     """A tuned recipe with some of its numbers replaced; its schedule follows its length."""
+    from atoll.learn.recipes import fitting_seq_len
+
     schedule = replace(recipe.schedule, **{k: given[k] for k in ("rounds", "inner_steps") if k in given})
     steps = schedule.rounds * schedule.inner_steps
     inner = replace(
@@ -140,8 +142,9 @@ def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
         momentum=given.get("outer_momentum", recipe.outer.momentum),
     )
     coding = replace(recipe.coding, **{k: given[k] for k in ("up", "down") if k in given})
-    rest = {k: given[k] for k in ("batch", "seq_len", "seed") if k in given}
-    rest |= {"model": model} if model else {}
+    rest = {k: given[k] for k in ("batch", "seed") if k in given}
+    rest["model"] = model or recipe.model
+    rest["seq_len"] = fitting_seq_len(rest["model"], given.get("seq_len"))
     return replace(recipe, schedule=schedule, inner=inner, outer=outer, coding=coding, **rest)
 
 

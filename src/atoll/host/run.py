@@ -278,7 +278,7 @@ class PeerHost:
         try:
             answer: Event = Done(job, await self.island.do(work))
         except AtollError as why:
-            answer = Failed(job, why.what)
+            answer = Failed(job, f"{why.what}: {why.cause}" if why.cause else why.what)
         except PeerFault as fault:
             answer = Failed(job, fault.what)
         except OSError as why:

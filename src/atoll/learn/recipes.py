@@ -13,8 +13,10 @@ import msgspec
 from atoll.learn.codec import codec_named
 from atoll.learn.inner import AdamW
 from atoll.learn.merge import Merge
-from atoll.learn.models import MODELS
+from atoll.learn.models import GPT_SIZES, MODELS
 from atoll.learn.outer import Nesterov
+
+SEQ_LEN = 64  # tokens per sample where nobody says: enough to learn words from bytes
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -51,7 +53,7 @@ def diloco(
     rounds: int = 30,
     inner_steps: int = 50,
     batch: int = 4,
-    seq_len: int = 64,
+    seq_len: int | None = None,
     lr: float = 4e-3,
     outer_lr: float = 1.0,
     outer_momentum: float | None = None,
@@ -67,6 +69,7 @@ def diloco(
     _check_codecs(up, down)
     if model not in MODELS:  # better said here than in every trainer
         raise ValueError(f"no built-in model is called {model!r}; there are {', '.join(MODELS)}")
+    seq_len = fitting_seq_len(model, seq_len)
     if min(rounds, inner_steps, batch, seq_len) < 1:
         raise ValueError("rounds, inner_steps, batch and seq_len must all be at least 1")
     if outer_momentum is None:
@@ -84,6 +87,16 @@ def diloco(
         outer=Nesterov(lr=outer_lr, momentum=outer_momentum),
         merge="replace",
     )
+
+
+def fitting_seq_len(model: str, seq_len: int | None) -> int:
+    """Tokens per sample: what was asked for if the model can read so many, else SEQ_LEN or what it can."""
+    longest = GPT_SIZES[model].seq_len if model in GPT_SIZES else SEQ_LEN
+    if seq_len is None:
+        return min(SEQ_LEN, longest)
+    if model in GPT_SIZES and seq_len > longest:
+        raise ValueError(f"{model} reads at most {longest} tokens at once, seq_len is {seq_len}")
+    return seq_len
 
 
 def own_loop(
