@@ -27,7 +27,7 @@ check: $(READY)
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/basedpyright
 
-# full seed and fuzz counts; about an hour on two cores
+# full seed and fuzz counts; some hours on two cores
 long: $(READY)
 	ATOLL_FUZZ=100000 $(PY) -m pytest -m long --timeout=3600
 

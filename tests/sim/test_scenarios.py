@@ -106,7 +106,7 @@ def test_hundreds_of_seeds(name: str, block: int):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(2000, 2010))
+@pytest.mark.parametrize("seed", range(2000, 2200))
 def test_the_full_churn(seed: int):
     """24 peers, 50 rounds."""
     run_scenario("churn", seed)
