@@ -23,7 +23,11 @@ def join(
     dir: Dir = None,
     name: Name = "",
     role: Annotated[
-        Literal["trainer", "observer"], Parameter(help="An observer holds the model and does not train or vote.")
+        Literal["trainer", "client", "observer"],
+        Parameter(
+            help="A client trains but nobody can dial it: it owns nothing and has no vote. An observer only holds "
+            "the model."
+        ),
     ] = "trainer",
     listen: Listen = [],  # noqa: B006  # cyclopts reads it, nobody changes it
     announce: Announce = [],  # noqa: B006

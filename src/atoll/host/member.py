@@ -203,10 +203,12 @@ async def _open(
     on_fact: Callable[[Fact], None],
     trainer: AttachedTrainer | None = None,
 ) -> PeerHost:
-    island = Island(store, threads, trains=wish.role == "trainer", trainer=trainer)
+    island = Island(store, threads, trains=wish.role != "observer", trainer=trainer)
     host = PeerHost(
         store, identity, signer, run, wish, island, genesis=genesis, bootstrap=bootstrap, on_fact=on_fact
     )
+    if wish.role == "client":
+        listening = Listening((), ())  # it only dials out
     asked = list(listening.listen)
     last = as_last_time(asked, store.kept().get("listening", b"").decode().split())
     try:

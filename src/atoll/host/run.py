@@ -370,7 +370,7 @@ class PeerHost:
         """The data set from this disk if it is the very same, else as a blob from the members."""
         learning = self.island.learning
         assert learning is not None
-        if self.wish.role != "trainer":
+        if self.wish.role == "observer":
             return
         if self.island.attached:
             return self.island.equip(ATTACHED)

@@ -356,10 +356,9 @@ class Peer:
         self.held = kept
 
     def _ground(self, plan: RoundPlan, parent: Body, pool: ReportPool) -> Ground:
-        trainers = tuple(m.peer for m in plan.trainers)
-        s = self.settings
+        voters, s = plan.voters, self.settings
         needed = s.min_peers if parent.trained else max(s.start_peers, s.min_peers)
-        owners = butterfly_owners(trainers, plan.head, s.update_bytes) if len(trainers) >= needed else ()
+        owners = butterfly_owners(voters, plan.head, s.update_bytes) if len(voters) >= needed else ()
         recent = pool.recent()
 
         def judge(reported: Reported, as_proposer: bool) -> str | None:
@@ -443,15 +442,23 @@ class Peer:
         """Connections and heartbeats follow the agreed membership."""
         assert self.history is not None
         body = self.history.head_body
-        present = tuple(m.peer for m in body.members if m.present)
+        reach = {self.me, *self._within_reach()}
+        present = tuple(m.peer for m in body.members if m.present and m.peer in reach)
         voters = sum(m.votes for m in body.members)
         self.heartbeat.accusers_needed = suspicions_needed(voters, self.settings.round.quorum)
         self.heartbeat.watch(present, now)
         effects: list[Effect] = [
-            Contact(m.peer, m.addresses) for m in body.members if m.present and m.peer != self.me
+            Contact(m.peer, m.addresses) for m in body.members if m.peer in present and m.peer != self.me
         ]
         effects += [Forget(m.peer) for m in body.members if not m.present and m.peer != self.me]
         return effects
+
+    def _within_reach(self) -> list[PeerId]:
+        """Members that I can have a connection to: all that are present, but clients cannot dial each other."""
+        assert self.history is not None
+        members = [m for m in self.history.head_body.members if m.present]
+        client = any(m.peer == self.me and m.role == "client" for m in members) or self.wish.role == "client"
+        return [m.peer for m in members if m.peer != self.me and not (client and m.role == "client")]
 
     # ---- messages of rounds --------------------------------------------------------------------------------
 
@@ -585,7 +592,7 @@ class Peer:
         assert history is not None
         self.restored_round = history.head
         body = history.head_body
-        sources = [m.peer for m in body.members if m.present and m.peer != self.me]
+        sources = self._within_reach()
         if not sources:
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
         self.fetch = Fetch(body.state, sources)
@@ -594,7 +601,7 @@ class Peer:
     def want(self, blob: Digest, now: Seconds) -> list[Effect]:
         """Fetch a blob from the members; `Fetched` says when it is here."""
         assert self.history is not None
-        sources = [m.peer for m in self.history.head_body.members if m.present and m.peer != self.me]
+        sources = self._within_reach()
         fetch = self.wanted[blob] = Fetch(blob, sources)
         return fetch.handle(Start({}), now)
 
@@ -630,7 +637,7 @@ class Peer:
         moved = mine is not None and bool(self.wish.addresses) and mine.addresses != self.wish.addresses
         if mine is None or mine.standing == "away" or mine.vote_key != self.notary.signer.vote_key or moved:
             w, signer = self.wish, self.notary.signer
-            role = "observer" if w.role == "observer" else "trainer"
+            role = w.role if w.role in ("observer", "client") else "trainer"
             statement = Join(
                 self.me,
                 signer.vote_key,
@@ -641,7 +648,7 @@ class Peer:
                 history.head_id,
                 w.admission,
             )
-        elif mine.standing == "observer" and mine.role == "trainer" and self.at in history.ids and self._is_near():
+        elif mine.standing == "observer" and mine.role != "observer" and self.at in history.ids and self._is_near():
             statement = Ready(history.ids[self.at], history.bodies[self.at].state)  # rounds may outrun my disk
         else:
             return []
@@ -695,8 +702,7 @@ class Peer:
     def _tell_members(self, signed: Signed, now: Seconds) -> list[Effect]:
         assert self.history is not None
         message = MemberReport(signed)
-        present = [m.peer for m in self.history.head_body.members if m.present and m.peer != self.me]
-        sends: list[Effect] = [Send(p, message) for p in present]
+        sends: list[Effect] = [Send(p, message) for p in self._within_reach()]
         return sends + self._pool_report(self.me, signed, now)
 
     def _hear_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
@@ -800,7 +806,7 @@ class Peer:
         self.hinted.clear()
         effects: list[Effect] = [SetTimer("beat", now)]
         if self.history is not None:
-            peers = [m.peer for m in self.history.head_body.members if m.present and m.peer != self.me]
+            peers = self._within_reach()
             effects += [Send(p, WantVertices(self.history.head + 1)) for p in peers[:4]]
         return effects
 

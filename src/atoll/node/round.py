@@ -441,19 +441,21 @@ class Round:
 
     def _may_weigh(self, peer: PeerId, commit: Commit) -> bool:
         member = self.plan.by_peer.get(peer)
-        if member is None or not member.votes:
+        if member is None or not member.trains:
             return False
         return commit.weight == (0 if member.standing == "new" or commit.parts == 0 else commit.samples)
 
     def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
         """(who hears my commitment, whose commitment I hear).
 
-        Everybody in a small swarm. In a large one a commitment goes to owners and voters, who need it, and those
-        of first owners go to everybody, since nobody reveals a part to an owner that has not committed.
+        Everybody in a small swarm, but that clients cannot hear each other. In a large one a commitment goes to
+        owners and voters, who need it, and those of first owners go to everybody, since nobody reveals a part to
+        an owner that has not committed.
         """
         trainers = tuple(m.peer for m in self.plan.trainers)
         if len(trainers) <= COMMITTEE_MAX:
-            return trainers, trainers
+            heard = self.plan.voters if self.me not in self.plan.voters else trainers
+            return heard, heard
         first = {owners[0] for owners in self.ground.owners}
         concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
         hearers = trainers if self.me in first else tuple(sorted(concerned))
@@ -594,10 +596,10 @@ class Round:
         return effects + self._propose_if_ready(now)
 
     def _want(self, trial: Trial, missing: Sequence[Answered]) -> list[Effect]:
-        """Ask the proposer and, in case it is gone, a contributor: both hold the combined bytes."""
+        """Ask the proposer and, in case it is gone, another voter: both hold the combined bytes."""
         effects: list[Effect] = []
         for answered in missing:
-            sources = dict.fromkeys([trial.body.proposer, *answered.contributors, *self.plan.committee])
+            sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
             alive = [p for p in sources if p != self.me and not self.gone(p)]
             for peer in alive[:2]:
                 wish = WantPart(self.plan.round, trial.body.attempt, self.plan.trace, answered.digest)
@@ -770,14 +772,14 @@ class Round:
         listed = [set(a.contributors) for a in answers]
         counted = set[PeerId]().union(*listed)
         partly = counted - counted.intersection(*listed)
-        voters = {m.peer for m in self.plan.members if m.votes}
+        trainers = {m.peer for m in self.plan.trainers}
         closed = RoundClosed(
             vertex=self.final,
             body=body,
             id=vertex_id(self.final.body),
             counted=tuple(sorted(counted)),
             partly=tuple(sorted(partly)),
-            missing=() if self.assembling else tuple(sorted(voters - counted)),
+            missing=() if self.assembling else tuple(sorted(trainers - counted)),
             parts_missing=sum(s is None for s in body.parts),
         )
         timers = ("nudge", f"train/{self.attempt}", f"agree/{self.attempt}")

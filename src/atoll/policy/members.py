@@ -71,7 +71,7 @@ def admissible(
         case Join():
             return _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s)
         case Ready(vertex, state):
-            if mine is None or mine.standing != "observer" or mine.role != "trainer":
+            if mine is None or mine.standing != "observer" or mine.role == "observer":
                 return "only an observing trainer can become ready"
             return None if recent.states.get(vertex) == state else "its state is not the one agreed on"
         case Leave(why=why):
@@ -176,8 +176,8 @@ def next_members(
             if not changes_quorum or (budget > 0 and _voters_left(parent, members, m.peer) > 0):
                 budget -= changes_quorum
                 m = replace(m, standing="away")
-        elif m.peer in ready and m.standing == "observer" and budget > 0:
-            budget -= 1
+        elif m.peer in ready and m.standing == "observer" and (budget > 0 or m.role == "client"):
+            budget -= m.role == "trainer"
             m = replace(m, standing="new", missed=0)
         members.append(m)
     tickets = list(parent.tickets)
@@ -193,7 +193,7 @@ def next_members(
 
 
 def _missed(member: Member, counted: bool) -> int:
-    return 0 if counted or not member.votes else min(member.missed + 1, 1_000_000)
+    return 0 if counted or not member.trains else min(member.missed + 1, 1_000_000)
 
 
 def _let_in(

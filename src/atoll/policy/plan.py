@@ -78,13 +78,18 @@ class RoundPlan:
 
     @cached_property
     def trainers(self) -> tuple[Member, ...]:
-        """Members that may contribute and own parts."""
-        return tuple(m for m in self.members if m.votes)
+        """Members that may contribute."""
+        return tuple(m for m in self.members if m.trains)
+
+    @cached_property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Members that can be dialled by all: they own parts and vote."""
+        return tuple(m.peer for m in self.members if m.votes)
 
     @cached_property
     def committee(self) -> tuple[PeerId, ...]:
         """Who votes: everybody, or COMMITTEE_MAX drawn from the head's id above that size."""
-        voters = [m.peer for m in self.members if m.votes]
+        voters = list(self.voters)
         if len(voters) > COMMITTEE_MAX:
             voters = shuffled(self.head, "committee", voters)[:COMMITTEE_MAX]
         return tuple(sorted(voters))

@@ -58,6 +58,7 @@ class Answered(Statement, frozen=True):
 
 
 Stage = Literal["prepare", "commit"]
+Role = Literal["trainer", "client", "observer"]  # a client trains, but nobody can dial it: no part, no vote
 
 
 class Proposed(Statement, frozen=True):
@@ -104,7 +105,7 @@ class Join(Statement, frozen=True):
     vote_key: bytes
     certificate: bytes
     addresses: tuple[str, ...]
-    role: Literal["trainer", "observer"]
+    role: Role
     name: str
     after: Digest  # the vertex that I saw last: a join is good for a few rounds, not for ever
     admission: bytes  # proof that a ticket was redeemed; empty where the run is open or I am a returning member

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.wire.messages.statements import Certificate, Signed
+from atoll.wire.messages.statements import Certificate, Role, Signed
 
 Standing = Literal["observer", "new", "member", "away"]
 
@@ -26,7 +26,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     peer: PeerId
     vote_key: bytes
     addresses: tuple[str, ...]
-    role: Literal["trainer", "observer"]
+    role: Role
     standing: Standing
     since: int  # round whose vertex admitted it
     step_s: float  # seconds per inner step as it last reported; 0 = not yet known
@@ -37,6 +37,11 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     @property
     def votes(self) -> bool:
         return self.standing in ("new", "member") and self.role == "trainer"
+
+    @property
+    def trains(self) -> bool:
+        """May contribute updates: those who vote, and clients, whom nobody can dial."""
+        return self.standing in ("new", "member") and self.role != "observer"
 
     @property
     def present(self) -> bool:
