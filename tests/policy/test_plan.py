@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
@@ -63,3 +64,13 @@ def test_one_member_that_calls_itself_slow_stretches_the_plan_within_reason():
     )
     usual = plan_round(HEAD, fast, RoundSettings()).train_s
     assert usual < plan_round(HEAD, with_slow, RoundSettings()).train_s <= 3 * usual
+
+
+def test_a_voter_whose_clock_is_off_owns_nothing_until_it_is_right_again():
+    """It still votes and contributes; only if every clock is off do they all own again."""
+    right = body(4)
+    wrong = replace(right, members=(replace(right.members[0], offset_s=-1.0), *right.members[1:]))
+    plan = plan_round(HEAD, wrong, RoundSettings())
+    assert plan.owners == ("p001", "p002", "p003") and "p000" in plan.committee
+    hopeless = replace(right, members=tuple(replace(m, offset_s=9.0) for m in right.members))
+    assert plan_round(HEAD, hopeless, RoundSettings()).owners == plan.voters

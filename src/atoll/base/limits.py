@@ -28,4 +28,5 @@ REPORTS_BYTES_MAX = MIB // 4  # of those together, so that a proposal fits a con
 WORDS_MAX = 200  # characters of a reason that somebody gives
 ADDRESSES_MAX = 8  # multiaddrs announced by one peer
 ADDRESS_BYTES_MAX = 256  # one multiaddr
+CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so and owns nothing
 TICKET_CHARACTERS_MAX = 600  # fits a QR code that a phone reads from a terminal

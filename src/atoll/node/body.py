@@ -172,7 +172,12 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
 
 def commit_flaw(commit: Commit) -> str | None:
     """What no honest peer says: numbers that break sums for everybody, or words that fill the vertex."""
-    if not (isfinite(commit.loss) and isfinite(commit.step_s) and abs(commit.loss) < NUMBER_MAX):
+    if not (
+        isfinite(commit.loss)
+        and isfinite(commit.step_s)
+        and isfinite(commit.offset_s)
+        and abs(commit.loss) < NUMBER_MAX
+    ):
         return "holds a number that is not one"
     if not (
         0 <= commit.steps < NUMBER_MAX and 0 <= commit.samples < NUMBER_MAX and 0 <= commit.step_s < NUMBER_MAX

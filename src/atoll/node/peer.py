@@ -331,7 +331,7 @@ class Peer:
         self._drop_old_parts(plan.round)
         held = self.held.setdefault(plan.round, {})
         gone = self.heartbeat.gone
-        self.round = Round(ground, self.notary, agreement, gone, pool.chosen, held, self.said)
+        self.round = Round(ground, self.notary, agreement, gone, pool.chosen, held, self.said, self._offset_s)
         effects = self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
@@ -356,9 +356,9 @@ class Peer:
         self.held = kept
 
     def _ground(self, plan: RoundPlan, parent: Body, pool: ReportPool) -> Ground:
-        voters, s = plan.voters, self.settings
+        s = self.settings
         needed = s.min_peers if parent.trained else max(s.start_peers, s.min_peers)
-        owners = butterfly_owners(voters, plan.head, s.update_bytes) if len(voters) >= needed else ()
+        owners = butterfly_owners(plan.owners, plan.head, s.update_bytes) if len(plan.voters) >= needed else ()
         recent = pool.recent()
 
         def judge(reported: Reported, as_proposer: bool) -> str | None:
@@ -819,6 +819,9 @@ class Peer:
         if name.startswith("fetch/"):
             return self._to_fetch(event, now)
         return self._to_round(event, now)
+
+    def _offset_s(self) -> Seconds:
+        return self.heartbeat.offset_s
 
     def _run_time(self, now: Seconds) -> Seconds:
         return now + self.heartbeat.offset_s

@@ -184,11 +184,13 @@ class Round:
         reports: Callable[[], Sequence[Signed]],
         held: dict[Digest, Payload],
         said: dict[str, bytes],
+        offset_s: Callable[[], Seconds] = lambda: 0.0,
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.agreement, self.gone, self.reports = agreement, gone, reports
         self.held = held  # combined parts by digest, of this and recent rounds
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
+        self.offset_s = offset_s  # of my clock from run time
         self.assembling = not ground.owners
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.hearers, self.speakers = self._audience()
@@ -401,7 +403,18 @@ class Round:
         t, root = self.trained, merkle_root(tuple(p.digest for p in self.encoded))
         # a newcomer's first update is shared and checked like any other, but moves nothing yet
         weight = 0 if self.plan.by_peer[self.me].standing == "new" else t.samples
-        return Commit(round, attempt, root, len(self.encoded), t.steps, t.samples, t.loss, t.step_s, weight)
+        return Commit(
+            round=round,
+            attempt=attempt,
+            root=root,
+            parts=len(self.encoded),
+            steps=t.steps,
+            samples=t.samples,
+            loss=t.loss,
+            step_s=t.step_s,
+            weight=weight,
+            offset_s=self.offset_s(),
+        )
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))

@@ -18,7 +18,7 @@ import msgspec
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import COMMITTEE_MAX
+from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX
 from atoll.wire.messages.vertex import Body, Member
 
 QuorumRule = Literal["majority", "two-thirds"]
@@ -85,6 +85,12 @@ class RoundPlan:
     def voters(self) -> tuple[PeerId, ...]:
         """Members that can be dialled by all: they own parts and vote."""
         return tuple(m.peer for m in self.members if m.votes)
+
+    @cached_property
+    def owners(self) -> tuple[PeerId, ...]:
+        """Voters that may own parts: those whose clocks are near run time, or all if none is."""
+        near = tuple(m.peer for m in self.members if m.votes and abs(m.offset_s) <= CLOCK_BOUND_S)
+        return near or self.voters
 
     @cached_property
     def committee(self) -> tuple[PeerId, ...]:

@@ -16,13 +16,13 @@ from typing import Literal
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import PeerId, Seconds
+from atoll.base.limits import CLOCK_BOUND_S
 from atoll.base.machine import Effect, Fact, LinkDown, LinkUp, Received, Report, Send
 from atoll.wire.messages.membership import Beat, BeatBack
 
 WATCH_ALL_UP_TO = 8  # members; up to here everybody watches everybody
 WATCHED = 4  # peers that each one watches above that size: load per peer stays constant
 SAMPLES = 8  # clock exchanges remembered per peer; the one with the smallest round trip counts
-CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so
 
 
 class Suspected(Fact, frozen=True, kw_only=True):

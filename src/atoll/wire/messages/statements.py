@@ -43,6 +43,7 @@ class Commit(Statement, frozen=True):
     step_s: float  # seconds per inner step, for the next plan
     weight: int  # how much this update counts in the mean: its samples, or 0 for a newcomer
     why: str = ""  # of a pass, in plain words
+    offset_s: float = 0.0  # of my clock from run time; beyond CLOCK_BOUND_S I shall own nothing
 
 
 class Answered(Statement, frozen=True):

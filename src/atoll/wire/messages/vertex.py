@@ -32,6 +32,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     step_s: float  # seconds per inner step as it last reported; 0 = not yet known
     name: str
     missed: int = 0  # rounds in a row without a counted update
+    offset_s: float = 0.0  # of its clock from run time, as it last committed to
     identity: Digest = ZERO_DIGEST  # of the long-lived keys: a forged ML-DSA key cannot take their place
 
     @property
