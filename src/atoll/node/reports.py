@@ -33,6 +33,7 @@ class ReportPool:
     def __init__(self, notary: Notary, history: History, open_to_all: bool) -> None:
         self.notary, self.history, self.open_to_all = notary, history, open_to_all
         self.pool: dict[Key, Signed] = {}
+        self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
     def __len__(self) -> int:
         return len(self.pool)
@@ -40,7 +41,7 @@ class ReportPool:
     def add(self, signed: Signed, run_time: Seconds) -> Pooled | None:
         """Remember a report. None if its signature does not hold, it is known already, or the pool is full."""
         head = self.history.head_body
-        reported = self._open(signed, head)
+        reported = open_report(self.notary, signed, _vote_keys(head).get(signed.signer))
         if reported is None:
             return None
         wrong = self.judge(reported, head, self.recent(), run_time)
@@ -73,9 +74,9 @@ class ReportPool:
     def settle(self, body: Body) -> None:
         """What a vertex carried, or what no longer fits the membership, leaves the pool."""
         carried = {s.body for s in body.reports}
-        recent = self.recent()
+        recent, keys = self.recent(), _vote_keys(body)
         for key, signed in list(self.pool.items()):
-            reported = self._open(signed, body)
+            reported = open_report(self.notary, signed, keys.get(signed.signer))
             stale = reported is None or self.judge(reported, body, recent, None) is not None
             done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
@@ -85,11 +86,14 @@ class ReportPool:
         return admissible(reported, parent, recent, self.notary.run, self.open_to_all, wall_s)
 
     def recent(self) -> Recent:
-        return Recent(self.history.recent_states(RECENT))
+        head = self.history.head
+        if self._recent[0] != head:
+            self._recent = (head, Recent(self.history.recent_states(RECENT)))
+        return self._recent[1]
 
-    def _open(self, signed: Signed, body: Body) -> Reported | None:
-        keys = {m.peer: m.vote_key for m in body.members if m.present}
-        return open_report(self.notary, signed, keys.get(signed.signer))
+
+def _vote_keys(body: Body) -> dict[PeerId, bytes]:
+    return {m.peer: m.vote_key for m in body.members if m.present}
 
 
 def _key(reported: Reported) -> Key:
