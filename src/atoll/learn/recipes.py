@@ -1,7 +1,7 @@
 """Recipes: which six pieces one training run is made of, as plain values that travel in genesis.
 
 A recipe names the model, the work of a round and the pieces INNER, SCHEDULE, CODEC, REDUCER, OUTER, MERGE
-(ARCHITECTURE, "one loop, six pieces"). Every number has a reason or the measurement it comes from.
+(inner, schedule, codec, reducer, outer, merge). Every number has a reason or the measurement it comes from.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Recent:
 
 
 def changes_max(voters: int) -> int:
-    """How many voters may come or go per vertex: floor((n - 1) / 3), so that quorums overlap, but never none at all."""
+    """How many voters may come or go per vertex: floor((n - 1) / 3), so that quorums overlap, but at least one."""
     return max(1, (voters - 1) // 3)
 
 
