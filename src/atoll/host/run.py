@@ -283,6 +283,9 @@ class PeerHost:
             answer = Failed(job, fault.what)
         except OSError as why:
             answer = Failed(job, f"the disk or the system refused: {why}")
+        except Exception as why:  # an unanswered ask would stop the machine for ever
+            log.exception("the work for %s failed", job)
+            answer = Failed(job, str(why) or type(why).__name__)
         self.handle(answer)
 
     # ---- the network ---------------------------------------------------------------------------------------
