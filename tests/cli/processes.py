@@ -65,7 +65,11 @@ class Peer:
                 return fact
         until = time.monotonic() + PATIENCE_S
         while True:
-            fact = self._news.get(timeout=max(0.0, until - time.monotonic()))
+            try:
+                fact = self._news.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                lately = "\n".join(map(str, self.facts[-30:]))
+                raise AssertionError(f"not within {PATIENCE_S:.0f} s; told lately:\n{lately}") from None
             assert fact is not None, f"the process ended: {self.words()}"
             self.facts.append(fact)
             if condition(fact):

@@ -171,6 +171,7 @@ class Peer:
         self.early: deque[Early] = deque()
         self.early_of: Counter[PeerId] = Counter()
         self.early_bytes = 0
+        self.unheard: dict[PeerId, int] = {}  # the newest round of which words of this peer were dropped
         self.hinted: dict[PeerId, Seconds] = {}
         self.asked_to_join_at: Seconds = -1e9
         self.linked: set[PeerId] = set()
@@ -336,7 +337,7 @@ class Peer:
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
-        return effects + self._replay_early(now)
+        return effects + self._replay_early(now) + self._ask_unheard()
 
     def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
         current = self.round  # a round may close inside its own first event
@@ -471,6 +472,8 @@ class Peer:
         if message.round >= current:
             if message.round <= max(current, self._head() + 1) + EARLY_ROUNDS:
                 self._remember_early(event)
+            else:
+                self._note_unheard(event)
             return []
         if isinstance(message, PartBytes):
             return []
@@ -483,8 +486,23 @@ class Peer:
         answer = PartBytes(wish.round, wish.attempt, wish.trace, wish.digest)
         return [Send(sender, answer, Lane.BULK, payload)]
 
+    def _note_unheard(self, event: Received) -> None:
+        """Too early and too much to remember: when that round begins here, the sender is asked to say it again."""
+        assert isinstance(event.message, RoundMessage)
+        if event.sender in self.unheard or len(self.unheard) < PEERS_MAX:
+            self.unheard[event.sender] = max(event.message.round, self.unheard.get(event.sender, 0))
+
+    def _ask_unheard(self) -> list[Effect]:
+        if self.round is None:
+            return []
+        round = self.round.plan.round
+        asked = [peer for peer, newest in self.unheard.items() if newest == round]
+        self.unheard = {peer: newest for peer, newest in self.unheard.items() if newest > round}
+        return self.round.ask_again(asked)
+
     def _remember_early(self, event: Received) -> None:
         if self.early_of[event.sender] >= EARLY_PER_SENDER_MAX:
+            self._note_unheard(event)
             return
         size = event.payload.size_bytes if event.payload is not None else 0
         self.early.append(Early(event, size))
@@ -494,6 +512,7 @@ class Peer:
             oldest = self.early.popleft()
             self.early_of[oldest.event.sender] -= 1
             self.early_bytes -= oldest.size_bytes
+            self._note_unheard(oldest.event)
 
     def _replay_early(self, now: Seconds) -> list[Effect]:
         if self.round is None or not self.early:

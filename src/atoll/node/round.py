@@ -56,6 +56,7 @@ from atoll.wire.messages.round import (
     Contribution,
     PartBytes,
     Propose,
+    Repeat,
     RoundMessage,
     TimedOut,
     Voted,
@@ -195,6 +196,8 @@ class Round:
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.hearers, self.speakers = self._audience()
         self.attempt = 0
+        self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
+        self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.trained: Trained | None = None
         self.encoded: tuple[Payload, ...] | None = None
@@ -256,6 +259,9 @@ class Round:
         match message:
             case Committed():
                 return self._hear_commit(message.statement, now) + self._answer_commit(sender, message)
+            case Contribution() | Answer() if message.attempt > self.attempt:
+                self.too_early.add(sender)
+                return []
             case Contribution():
                 if message.attempt != self.attempt:
                     return []
@@ -270,6 +276,8 @@ class Round:
                 return self._take_part(digest, event.payload, now)
             case Propose() | Voted() | TimedOut():
                 return self.agreement.receive(sender, message)
+            case Repeat():
+                return self._repeat_to(sender, now)
             case _:
                 return []
 
@@ -318,16 +326,20 @@ class Round:
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
         times = self.plan.times(self.attempt)
         self.sharing, self.view = False, None
+        self.repeated_to = set()
         self._forget_old_parts()
         self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
         # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
         settled = {m.peer for m in self.plan.trainers if m.standing == "member"}
-        self.awaited = ({*self.speakers, self.me} & settled) - self._commits().of.keys()
+        mine = {self.me} if self.trains else set[PeerId]()
+        self.awaited = (set(self.speakers) & settled | mine) - self._commits().of.keys()
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
             SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S),
         ]
+        effects += self.ask_again(self.too_early)
+        self.too_early = set()
         if self.assembling:
             return effects
         present = tuple(m.peer for m in self.plan.members if m.present)
@@ -719,8 +731,20 @@ class Round:
             effects += self.reduce.look_again(now)
         return self._spread(effects + self._propose_if_ready(now) + self._skip_gone_proposer(), now)
 
+    def ask_again(self, peers: Iterable[PeerId]) -> list[Effect]:
+        """These peers were ahead of me, and I dropped what they said: ask for it."""
+        ask = Repeat(self.plan.round, self.attempt, self.plan.trace)
+        return [Send(peer, ask) for peer in sorted(peers)]
+
+    def _repeat_to(self, peer: PeerId, now: Seconds) -> list[Effect]:
+        """Once per attempt: the words are many bytes, and asking is cheap."""
+        if peer in self.repeated_to or peer not in self.ground.vote_key_of:
+            return []
+        self.repeated_to.add(peer)
+        return self.greet(peer, now)
+
     def greet(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        """A connection came back: repeat to this peer what it may have missed."""
+        """This peer was not with us for a while: repeat to it what it may have missed."""
         if self.closed or self.final is not None:
             return []
         effects: list[Effect] = []

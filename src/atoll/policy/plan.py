@@ -88,9 +88,14 @@ class RoundPlan:
 
     @cached_property
     def owners(self) -> tuple[PeerId, ...]:
-        """Voters that may own parts: those whose clocks are near run time, or all if none is."""
-        near = tuple(m.peer for m in self.members if m.votes and abs(m.offset_s) <= CLOCK_BOUND_S)
-        return near or self.voters
+        """Voters that may own parts: settled ones whose clocks are near run time, as far as there are such.
+
+        A newcomer is not waited for in its first round, so nobody may have to wait for its answer either.
+        """
+        voting = [m for m in self.members if m.votes]
+        settled = [m for m in voting if m.standing == "member"] or voting
+        near = tuple(m.peer for m in settled if abs(m.offset_s) <= CLOCK_BOUND_S)
+        return near or tuple(m.peer for m in settled)
 
     @cached_property
     def committee(self) -> tuple[PeerId, ...]:

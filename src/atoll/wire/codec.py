@@ -25,6 +25,7 @@ from atoll.wire.messages.round import (
     Contribution,
     PartBytes,
     Propose,
+    Repeat,
     TimedOut,
     Voted,
     WantPart,
@@ -40,6 +41,7 @@ AnyMessage = (
     | PartBytes
     | Propose
     | Voted
+    | Repeat
     | TimedOut
     | WantVertices
     | Vertices

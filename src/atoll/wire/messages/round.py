@@ -53,6 +53,12 @@ class PartBytes(RoundMessage, frozen=True):
     digest: Digest
 
 
+class Repeat(RoundMessage, frozen=True):
+    """I came late to this round and dropped words of yours: say again what you told me in it."""
+
+    phase: ClassVar[str] = "share"
+
+
 class Propose(RoundMessage, frozen=True):
     phase: ClassVar[str] = "agree"
     statement: Signed  # Proposed
