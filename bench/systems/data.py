@@ -1,0 +1,55 @@
+"""N(0, 1) vectors that anybody can make again, a stretch at a time, and what a mean of them should have been.
+
+Each stretch has a seed of its own, so the exact mean is computed without holding anybody else's vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STRETCH = 2**18  # values; small, so that checking leaves no trace in the memory that is measured
+
+
+def stretches(values: int) -> list[slice]:
+    return [slice(at, min(at + STRETCH, values)) for at in range(0, values, STRETCH)]
+
+
+def drawn(round: int, rank: int, index: int, values: int) -> Tensor:
+    """(values,) of N(0, 1) in fp32: stretch `index` of what peer `rank` brings to a round."""
+    seed = int.from_bytes(hashlib.blake2b(f"{round}/{rank}/{index}".encode(), digest_size=8).digest()) >> 1
+    return torch.randn(values, generator=torch.Generator().manual_seed(seed))
+
+
+def fill(x: Tensor, round: int, rank: int) -> None:
+    for index, where in enumerate(stretches(len(x))):
+        x[where] = drawn(round, rank, index, where.stop - where.start)
+
+
+@dataclass(frozen=True)
+class Errors:
+    square_sum: float  # of (result − exact mean) over `values`
+    max: float
+    values: int  # that were looked at
+    digest: str  # of the whole result: equal digests, equal bits
+
+
+def errors(x: Tensor, round: int, rank: int, peers: int) -> Errors:
+    """Compare every n-th stretch of a result with the exact mean in fp64: n peers together look at each once."""
+    square_sum, worst, values = 0.0, 0.0, 0
+    for index, where in enumerate(stretches(len(x))):
+        if index % peers != rank:
+            continue
+        size = where.stop - where.start
+        mean = torch.zeros(size, dtype=torch.float64)
+        for each in range(peers):
+            mean += drawn(round, each, index, size)
+        off = x[where].double().sub_(mean.div_(peers)).abs_()
+        square_sum += float(off.square().sum())
+        worst = max(worst, float(off.max())) if not off.isnan().any() else math.nan
+        values += size
+    return Errors(square_sum, worst, values, hashlib.blake2b(x.numpy(), digest_size=16).hexdigest())
