@@ -8,7 +8,7 @@ import pytest
 
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.machine import Done, Failed
-from atoll.host.run import PeerHost
+from atoll.host.driver import Driver
 
 
 class Worker:
@@ -22,7 +22,7 @@ class Worker:
 
 
 def answers(trouble: Exception | None) -> list[Done | Failed]:
-    host, heard = PeerHost.__new__(PeerHost), []
+    host, heard = Driver.__new__(Driver), []
     host.island, host.handle = Worker(trouble), heard.append
     asyncio.run(host._answer("job", "work"))
     return heard

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -201,7 +202,8 @@ def _ended() -> TrainerFailed:
 
 
 async def _main(fd: int, memory: int) -> None:
-    from atoll.host.member import Invitation, Listening, found_run, holds_run, join_run, resume_run
+    from atoll.host.learning import found
+    from atoll.host.member import Invitation, Listening, found_run, holds_run, join_run, resume_run, training
 
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
@@ -215,21 +217,19 @@ async def _main(fd: int, memory: int) -> None:
         _watch(fact, trainer, over, trouble)
 
     hearing = asyncio.create_task(trainer.hear())
-    listening = Listening(wish.listen, wish.announce)
+    listening, make = Listening(wish.listen, wish.announce), training(1, watch, trainer)
     folder = Path(wish.folder)
     try:
         if wish.ticket:
-            host = await join_run(folder, wish.ticket, "trainer", wish.name, listening, 1, watch, trainer)
+            host = await join_run(folder, wish.ticket, "trainer", wish.name, listening, make)
             ticket = wish.ticket
         elif holds_run(folder):
-            host = await resume_run(folder, wish.name, listening, 1, watch, trainer)
+            host = await resume_run(folder, wish.name, listening, make)
             ticket = host.ticket_text() or ""
         else:
             beginning, settings = _beginning(wish, trainer.read_x())
-            invitation = Invitation()
-            host, made = await found_run(
-                folder, beginning, settings, wish.name, listening, invitation, 1, watch, trainer
-            )
+            founding, invitation = partial(found, beginning), Invitation()
+            host, made = await found_run(folder, founding, settings, wish.name, listening, invitation, make)
             ticket = made.text
     except AtollError as why:
         trainer.say(Trouble(why.code, why.what, why.cause, why.fix))

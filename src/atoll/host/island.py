@@ -27,7 +27,7 @@ from atoll.host.attached import AttachedTrainer
 from atoll.host.learning import ATTACHED, Learning
 from atoll.host.store import Store
 from atoll.host.trainer import Beat, Evaluated, Trainer, TrainerFailed, TrainerSpec
-from atoll.keys.digest import digest
+from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import codec_named
 from atoll.learn.combine import combine
 from atoll.learn.data import cursor_after
@@ -119,6 +119,9 @@ class Island:
                 return await loop.run_in_executor(self._arithmetic, self._restore, work)
             case _:
                 return await loop.run_in_executor(self._disk, self._blob_work, work)
+
+    def name_of(self, message: object, payload: Buffer) -> Digest:
+        return digest(payload)
 
     async def evaluate(self, samples: int = 512) -> Evaluated:
         """Validation loss of the head."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,8 +19,9 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.host.attached import AttachedTrainer
 from atoll.host.clock import Clock
+from atoll.host.driver import Driver, Self
 from atoll.host.island import Island
-from atoll.host.learning import Beginning, found
+from atoll.host.learning import Founded
 from atoll.host.reach import as_last_time, dialable, with_ports
 from atoll.host.run import PeerHost
 from atoll.host.store import Store
@@ -29,7 +31,7 @@ from atoll.node.peer import Wish
 from atoll.node.settings import RunSettings
 from atoll.protocol.dag.history import genesis_digest
 from atoll.wire.codec import decode_vertex, encode
-from atoll.wire.messages.vertex import TicketUse, Vertex
+from atoll.wire.messages.vertex import TicketUse
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 
 SESSION_DAYS = 90  # a session key is renewed by joining again
@@ -50,19 +52,50 @@ class Invitation:
     lasts_s: Seconds = 7 * 86400.0
 
 
+class Founding(Protocol):
+    """Genesis of a new run, and the blobs that it names."""
+
+    def __call__(
+        self,
+        settings: RunSettings,
+        founder: PeerId,
+        vote_key: bytes,
+        identity: Digest,
+        name: str,
+        addresses: tuple[str, ...],
+        tickets: tuple[TicketUse, ...],
+        now: Seconds,
+    ) -> Founded: ...
+
+
+Host = TypeVar("Host", bound=Driver)
+Make = Callable[[Self], Host]  # what kind of peer it is: one that trains, or one that only reduces
+
+
+def training(
+    threads: int, on_fact: Callable[[Fact], None], trainer: AttachedTrainer | None = None
+) -> Callable[[Self], PeerHost]:
+    """The usual kind."""
+
+    def make(me: Self) -> PeerHost:
+        island = Island(me.store, threads, trains=me.wish.role != "observer", trainer=trainer)
+        return PeerHost(me, island, on_fact=on_fact)
+
+    return make
+
+
 async def found_run(
     folder: Path,
-    beginning: Beginning,
+    founding: Founding,
     settings: RunSettings,
     name: str,
     listening: Listening,
     invitation: Invitation,
-    threads: int,
-    on_fact: Callable[[Fact], None],
-    trainer: AttachedTrainer | None = None,
-) -> tuple[PeerHost, Ticket]:
+    make: Make[Host],
+    durable: bool = True,
+) -> tuple[Host, Ticket]:
     """A new run with this peer as its only member, listening, not yet started; and a ticket for the others."""
-    store = Store(folder)
+    store = Store(folder, durable)
     if "genesis" in store.kept():
         store.close()
         raise UsageError(
@@ -82,25 +115,14 @@ async def found_run(
     settings = msgspec.structs.replace(settings, recovery=public)
     listening = replace(listening, listen=tuple(with_ports(listening.listen)))
     addresses = listening.announce or dialable(list(listening.listen))
-    founded = found(beginning, settings, identity.peer, vote_key, digest(public), name, addresses, (use,), now)
+    founded = founding(settings, identity.peer, vote_key, digest(public), name, addresses, (use,), now)
     run = genesis_digest(founded.genesis)
     signer = _certify(store, identity, run, session_key)
     store.put_blob(founded.state)
     store.put_blob(founded.data)
     store.keep([("run", run), ("genesis", encode(founded.genesis))])
-    host = await _open(
-        store,
-        identity,
-        signer,
-        run,
-        founded.genesis,
-        (),
-        Wish("trainer", name),
-        listening,
-        threads,
-        on_fact,
-        trainer,
-    )
+    me = Self(store, identity, signer, run, Wish("trainer", name), founded.genesis)
+    host = await _open(me, listening, make)
     ticket = issue(
         identity,
         genesis=run,
@@ -120,14 +142,13 @@ async def join_run(
     role: str,
     name: str,
     listening: Listening,
-    threads: int,
-    on_fact: Callable[[Fact], None],
-    trainer: AttachedTrainer | None = None,
-) -> PeerHost:
+    make: Make[Host],
+    durable: bool = True,
+) -> Host:
     """A peer that will join the ticket's run. Raises with the ticket's own error if it is no good."""
     ticket = parse(ticket_text)
     ticket.verify(Clock().now())
-    store = Store(folder)
+    store = Store(folder, durable)
     held = store.kept().get("run")
     if held is not None and held != ticket.genesis:
         store.close()
@@ -142,19 +163,10 @@ async def join_run(
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
     bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     wish = Wish(role, name, (), ticket.redeem(identity.peer))
-    return await _open(
-        store, identity, signer, ticket.genesis, None, bootstrap, wish, listening, threads, on_fact, trainer
-    )
+    return await _open(Self(store, identity, signer, ticket.genesis, wish, None, bootstrap), listening, make)
 
 
-async def resume_run(
-    folder: Path,
-    name: str,
-    listening: Listening,
-    threads: int,
-    on_fact: Callable[[Fact], None],
-    trainer: AttachedTrainer | None = None,
-) -> PeerHost:
+async def resume_run(folder: Path, name: str, listening: Listening, make: Make[Host]) -> Host:
     """The peer that this folder holds, as it was; under another name, if one is given."""
     store = Store(folder)
     kept = store.kept()
@@ -177,7 +189,7 @@ async def resume_run(
         wish = replace(wish, admission=ticket.redeem(identity.peer))
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
-    return await _open(store, identity, signer, run, genesis, bootstrap, wish, listening, threads, on_fact, trainer)
+    return await _open(Self(store, identity, signer, run, wish, genesis, bootstrap), listening, make)
 
 
 def holds_run(folder: Path) -> bool:
@@ -190,23 +202,8 @@ def holds_run(folder: Path) -> bool:
     return held
 
 
-async def _open(
-    store: Store,
-    identity: Identity,
-    signer: SessionSigner,
-    run: Digest,
-    genesis: Vertex | None,
-    bootstrap: tuple[tuple[str, PeerId], ...],
-    wish: Wish,
-    listening: Listening,
-    threads: int,
-    on_fact: Callable[[Fact], None],
-    trainer: AttachedTrainer | None = None,
-) -> PeerHost:
-    island = Island(store, threads, trains=wish.role != "observer", trainer=trainer)
-    host = PeerHost(
-        store, identity, signer, run, wish, island, genesis=genesis, bootstrap=bootstrap, on_fact=on_fact
-    )
+async def _open(me: Self, listening: Listening, make: Make[Host]) -> Host:
+    store, wish, host = me.store, me.wish, make(me)
     if wish.role == "client":
         listening = Listening((), ())  # it only dials out
     asked = list(listening.listen)

@@ -1,213 +1,39 @@
-"""Drives one peer in the real world: carries out the effects that its machine asks for, in order.
+"""A peer that learns: the driver, and beside it genesis read, the data set found, the model exported.
 
-Promises: a Keep is on disk before any later Send leaves; an Ask is answered exactly once; what the network brings
-is decoded and hashed here and nowhere else; nothing runs on after `stop`. Decides nothing: whatever depends on
-the protocol is asked of the machine.
+Never decides anything: what is learned is said by genesis and by the vertices.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, UsageError
-from atoll.base.ids import Digest, PeerId, Seconds, short
-from atoll.base.machine import (
-    Ask,
-    Contact,
-    Done,
-    Effect,
-    Event,
-    Fact,
-    Failed,
-    Forget,
-    Keep,
-    LinkDown,
-    LinkUp,
-    Message,
-    Payload,
-    Received,
-    Report,
-    Send,
-    SetTimer,
-    Start,
-    TimerFired,
-    Woke,
-)
-from atoll.host.clock import Clock
+from atoll.base.errors import UsageError
+from atoll.base.ids import Digest
+from atoll.base.machine import Fact
+from atoll.host.driver import Driver, Self
 from atoll.host.island import Island
 from atoll.host.learning import ATTACHED, decode_learning
-from atoll.host.libp2p import Libp2pSecurity
-from atoll.host.links import Links
-from atoll.host.reach import dialable
-from atoll.host.record import Progress, entry_of
-from atoll.host.store import Record, Store, write_durably
+from atoll.host.store import write_durably
 from atoll.host.trainer import Beat
-from atoll.keys.digest import digest
-from atoll.keys.identity import (
-    Identity,
-    PublicIdentity,
-    SessionSigner,
-    SessionVerifier,
-    public_bytes,
-    public_from_bytes,
-    signature_bytes,
-)
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.models import task_of
-from atoll.node.peer import CaughtUp, GenesisKnown, MembershipChanged, Peer, Wish
-from atoll.node.round import RoundClosed
-from atoll.policy.plan import quorum
+from atoll.node.peer import CaughtUp, GenesisKnown
 from atoll.protocol.transfer.fetch import Fetched
-from atoll.wire.codec import decode_message, encode
-from atoll.wire.messages.statements import Invite
-from atoll.wire.messages.vertex import Vertex
-from atoll.wire.ticket import parse
-
-log = logging.getLogger(__name__)
-
-PULSE_S = 0.5  # how often the driver looks whether it was asleep
-SLEPT_S = 3.0  # a pulse this late means the computer was suspended or the process stopped
-DIAL_AGAIN_S = 2.0
-HASH_ON_LOOP_BYTES = 4 * 2**20  # larger payloads are hashed on a thread: 4 MiB take one millisecond
 
 
-class PeerHost:
-    """One peer of one run, on this computer."""
+class PeerHost(Driver):
+    """A member that trains, or watches training."""
 
-    def __init__(
-        self,
-        store: Store,
-        identity: Identity,
-        signer: SessionSigner,
-        run: Digest,
-        wish: Wish,
-        island: Island,
-        *,
-        genesis: Vertex | None = None,
-        bootstrap: tuple[tuple[str, PeerId | None], ...] = (),
-        on_fact: Callable[[Fact], None] = lambda fact: None,
-    ) -> None:
-        self.store, self.identity, self.signer = store, identity, signer
-        self.folder, self.me = store.folder, identity.peer
-        self.run_id, self.wish, self.bootstrap = run, wish, bootstrap
-        self.island = island
-        known = tuple(p for _, p in bootstrap if p is not None)
-        self.machine = Peer(run, signer, SessionVerifier(), wish, genesis, known)
-        self.clock = Clock()
-        self.record = Record(self.folder / "facts.jsonl")
-        self.progress = Progress.of(self.record.tail())
-        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None  # every line of the record
-        self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
-        self.listeners: list[Callable[[Fact], None]] = [self._record, self._react_to_fact, on_fact]
-        self.island.on_beat = self._stepped
-        self.stopped = asyncio.Event()
-        self._round_closed = asyncio.Event()
-        self.bound: list[str] = []
-        self.addresses: tuple[str, ...] = ()
-        self._bytes_before = (self.progress.bytes_out, self.progress.bytes_in)  # of its life before
-        self._timers: dict[str, tuple[Seconds, asyncio.TimerHandle]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._unkept: list[tuple[str, bytes | None]] = []
-        self._last: tuple[Message, bytes] | None = None  # a broadcast is encoded once
-        self._closing = False
+    island: Island
 
-    # ---- life ----------------------------------------------------------------------------------------------
+    def __init__(self, me: Self, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
+        super().__init__(me, island, on_fact=on_fact)
+        island.on_beat = self._stepped
 
-    async def listen(self, addresses: list[str], announce: tuple[str, ...] = ()) -> None:
-        """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
-        security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
-        self.links = Links(self.me, security, self._on_link, self._on_message, on_fault=self._on_fault)
-        self.bound = await self.links.listen(addresses)
-        self.addresses = announce or dialable(self.bound)
-        self.machine.wish = replace(self.wish, addresses=self.addresses)
-
-    def start(self) -> None:
-        """Wake the machine with what it kept; from now on events drive it."""
-        self._pulse_at = self.clock.now()
-        self.handle(Start(self.store.kept()))
-        for address, peer in self.bootstrap:
-            self._spawn(self._dial(address, peer))
-        self._spawn(self._pulse())
-
-    async def stop(self, why: str = "stopped by its owner", farewell: bool = True) -> None:
-        """Leave in good order: say farewell, let the last words out, end every task and the trainer."""
-        if self._closing:
-            return
-        if farewell:
-            self._carry_out_all(self.machine.farewell(why, self.clock.now()))
-            await asyncio.sleep(0)  # the words are queued; Links.close lets them leave
-        self._closing = True
-        for _, handle in self._timers.values():
-            handle.cancel()
-        await self.links.close()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.island.close()
-        self.record.close()
-        self.store.close()
-        self.stopped.set()
-
-    async def leave(self, why: str, patience_s: Seconds) -> bool:
-        """Say farewell, and stay while the others cannot agree on it without my vote. False if time ran out."""
-        until = self.clock.now() + patience_s
-        self._carry_out_all(self.machine.farewell(why, self.clock.now()))
+    def _hurry(self) -> None:
         self.island.trainer.cancel()  # nobody waits for the rest of my steps
-        while self._needed():
-            if self.clock.now() >= until:
-                return False
-            await self.next_round(until - self.clock.now())
-        return True
-
-    def _needed(self) -> bool:
-        """True while the other voters that I can hear lack exactly my vote for a certificate."""
-        history = self.machine.history
-        if history is None or self.machine.over:
-            return False
-        voters = [m.peer for m in history.head_body.members if m.votes]
-        others = [p for p in voters if p != self.me and not self.machine.heartbeat.gone(p)]
-        enough = quorum(len(voters), self.machine.settings.round.quorum) if voters else 0
-        return self.me in voters and bool(others) and len(others) == enough - 1
-
-    # ---- what its owner asks for ---------------------------------------------------------------------------
-
-    def invite(self, statement: Invite) -> None:
-        """Put an invitation, or its end, before the members; the next vertex holds it."""
-        self._carry_out_all(self.machine.invite(statement, self.clock.now()))
-
-    def recover(self) -> None:
-        """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
-        if self.machine.settings.recovery != public_bytes(self.identity.public):
-            raise RefusedError(
-                "E-RUN-07",
-                "only the run's recovery identity can start over, and this peer is another one",
-                cause="genesis names the founder, unless the founder chose somebody else",
-                fix="atoll recover in the founder's folder",
-            )
-        sign = lambda data: signature_bytes(self.identity.sign(data))  # noqa: E731  # handed on once
-        try:
-            self._carry_out_all(self.machine.recover(sign, self.clock.now()))
-        except ValueError as why:
-            raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
-
-    def ticket_text(self) -> str | None:
-        """The ticket that founded or admitted this peer, while it can still be used."""
-        text = self.store.kept().get("ticket", b"").decode()
-        return text if text and parse(text).expires_wall_s > self.clock.now() else None
-
-    async def next_round(self, timeout_s: Seconds) -> None:
-        """Until a round was closed, or the time."""
-        try:
-            async with asyncio.timeout(max(0.0, timeout_s)):
-                await self._round_closed.wait()
-        except TimeoutError:
-            return
 
     async def export(self, path: Path | None = None) -> Path:
         """The agreed model as a safetensors file that any program reads."""
@@ -218,143 +44,6 @@ class PeerHost:
         except OSError as why:
             raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
         return path
-
-    # ---- events in, effects out ----------------------------------------------------------------------------
-
-    def handle(self, event: Event) -> None:
-        if not self._closing:
-            self._carry_out_all(self.machine.handle(event, self.clock.now()))
-
-    def _carry_out_all(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Keep(name, blob):
-                    self._unkept.append((name, blob))
-                case Send():
-                    self._flush()
-                    self._send(effect)
-                case Ask(job, work):
-                    self._flush()
-                    self._spawn(self._answer(job, work))
-                case SetTimer(name, at):
-                    self._set_timer(name, at)
-                case Contact(peer, addresses):
-                    self.links.contact(peer, addresses)
-                case Forget(peer):
-                    self.links.forget(peer)
-                case Report(fact):
-                    for listener in self.listeners:
-                        listener(fact)
-        self._flush()
-
-    def _flush(self) -> None:
-        """Everything kept so far becomes durable, in one commit, before the next word leaves."""
-        if self._unkept:
-            self.store.keep(self._unkept)
-            self._unkept.clear()
-
-    def _send(self, send: Send) -> None:
-        if self._last is None or self._last[0] is not send.message:
-            self._last = (send.message, encode(send.message))
-        data = self._last[1]
-        payload = send.payload.data if send.payload is not None else None
-        self.links.send(send.to, data, send.lane, payload)
-
-    def _set_timer(self, name: str, at: Seconds | None) -> None:
-        old = self._timers.pop(name, None)
-        if old is not None:
-            old[1].cancel()
-        if at is None:
-            return
-        loop = asyncio.get_running_loop()
-        handle = loop.call_at(self.clock.monotonic_at(at), self._fire, name)
-        self._timers[name] = (at, handle)
-
-    def _fire(self, name: str) -> None:
-        self._timers.pop(name, None)
-        self.handle(TimerFired(name))
-
-    async def _answer(self, job: str, work: object) -> None:
-        try:
-            answer: Event = Done(job, await self.island.do(work))
-        except AtollError as why:
-            answer = Failed(job, f"{why.what}: {why.cause}" if why.cause else why.what)
-        except PeerFault as fault:
-            answer = Failed(job, fault.what)
-        except OSError as why:
-            answer = Failed(job, f"the disk or the system refused: {why}")
-        except Exception as why:  # an unanswered ask would stop the machine for ever
-            log.exception("the work for %s failed", job)
-            answer = Failed(job, str(why) or type(why).__name__)
-        self.handle(answer)
-
-    # ---- the network ---------------------------------------------------------------------------------------
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes on sockets since this peer exists, handshakes and encryption included."""
-        return self._bytes_before[0] + self.links.traffic()[0]
-
-    @property
-    def bytes_in(self) -> int:
-        return self._bytes_before[1] + self.links.traffic()[1]
-
-    def _identity_of(self, peer: PeerId) -> PublicIdentity | None:
-        """The long-lived keys that a member joined with: nobody takes its place with other ones."""
-        public = self.machine.identities.get(peer)
-        return public_from_bytes(public) if public is not None else None
-
-    def _on_link(self, event: LinkUp | LinkDown) -> None:
-        self.handle(event)
-
-    def _on_message(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
-        try:
-            message = decode_message(data, sender)
-        except PeerFault as fault:
-            self._on_fault(fault)
-            self.links.forget(sender)
-            return
-        if payload is not None and len(payload) > HASH_ON_LOOP_BYTES:
-            self._spawn(self._hash_then_handle(sender, message, payload))
-            return
-        parcel = None if payload is None else Payload(digest(payload), len(payload), payload)
-        self.handle(Received(sender, message, parcel))
-
-    async def _hash_then_handle(self, sender: PeerId, message: Message, payload: memoryview) -> None:
-        name = await asyncio.to_thread(digest, payload)
-        self.handle(Received(sender, message, Payload(name, len(payload), payload)))
-
-    def _on_fault(self, fault: PeerFault) -> None:
-        log.warning("%s broke the protocol: %s", short(fault.who), fault.what)
-
-    async def _dial(self, address: str, peer: PeerId | None) -> None:
-        """Reach a bootstrap address, for as long as nobody at all is linked."""
-        while not self._closing and not self.machine.linked:
-            try:
-                await self.links.dial(address, peer)
-                return
-            except NetworkError as why:
-                log.info("cannot reach %s yet: %s", address, why.what)
-                self._tell(
-                    {"at": round(self.clock.now(), 3), "fact": "Unreachable", "phase": "join", "address": address}
-                    | {"why": why.what},
-                    durable=False,
-                )
-                await asyncio.sleep(DIAL_AGAIN_S)
-
-    async def _pulse(self) -> None:
-        """Notice that this computer slept, or that this process was stopped: what is pending is stale."""
-        while True:
-            await asyncio.sleep(PULSE_S)
-            now = self.clock.now()
-            late = now - self._pulse_at - PULSE_S
-            self._pulse_at = now
-            if late > SLEPT_S:
-                for name, (at, _) in list(self._timers.items()):
-                    self._set_timer(name, at)  # the loop's clock may have stood still
-                self.handle(Woke(late))
-
-    # ---- facts ---------------------------------------------------------------------------------------------
 
     def _react_to_fact(self, fact: Fact) -> None:
         match fact:
@@ -394,26 +83,6 @@ class PeerHost:
         link.symlink_to(self.store.blob_path(blob).relative_to(self.folder))  # the folder may be moved
         self.island.equip(str(link))
 
-    def _record(self, fact: Fact) -> None:
-        entry = entry_of(fact, self.clock.now())
-        if entry is None:
-            return
-        if isinstance(fact, RoundClosed):
-            entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
-            self._round_closed.set()
-            self._round_closed = asyncio.Event()
-        elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
-            standings = [(m["peer"], m["standing"]) for m in self.progress.members]
-            if standings == [(m.peer, m.standing) for m in fact.members]:
-                return  # only speeds were reported: every round does that
-        self._tell(entry)
-
-    def _tell(self, entry: dict[str, Any], durable: bool = True) -> None:
-        if durable:
-            self.record.write(entry)
-        self.progress.see(entry)
-        self.on_entry(entry)
-
     def _tell_learning(self) -> None:
         """What this host knows beside the machine's facts: genesis decoded as far as islands read it."""
         learning = self.island.learning
@@ -438,14 +107,3 @@ class PeerHost:
         """A sign of life from the trainer: worth showing, not worth keeping."""
         entry = {"at": round(self.clock.now(), 3), "fact": "Stepped", "phase": "train", "steps": beat.steps}
         self._tell(entry | {"loss": round(beat.loss, 4), "step_s": round(beat.step_s, 5)}, durable=False)
-
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (broken := task.exception()) is not None:
-            log.error("a task of this peer failed", exc_info=broken)
-            self.on_broken(broken)

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,8 +69,8 @@ class Shell(Protocol):
 
 async def run_up(start: Start, shell: Shell) -> int:
     """Found a run in the folder, or go on with the one it holds."""
-    from atoll.host.learning import built_in
-    from atoll.host.member import Invitation, found_run, holds_run, resume_run
+    from atoll.host.learning import built_in, found
+    from atoll.host.member import Invitation, found_run, holds_run, resume_run, training
 
     listening, threads, name = _ready(start)
     if holds_run(start.folder):
@@ -77,14 +78,13 @@ async def run_up(start: Start, shell: Shell) -> int:
             shell.notice(
                 f"{start.folder} holds a run already; it goes on as it was founded, {start.file} is not read"
             )
-        host = await resume_run(start.folder, start.name, listening, threads, _ignore)
+        host = await resume_run(start.folder, start.name, listening, training(threads, _ignore))
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     recipe = recipe_of(start.config)
     settings, data = settings_of(start.config, recipe), data_of(start.config, start.file)
     try:
-        host, ticket = await found_run(
-            start.folder, built_in(recipe, data), settings, name, listening, Invitation(), threads, _ignore
-        )
+        founding, make = partial(found, built_in(recipe, data)), training(threads, _ignore)
+        host, ticket = await found_run(start.folder, founding, settings, name, listening, Invitation(), make)
     except ValueError as why:
         raise UsageError(
             "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/config.md"
@@ -94,12 +94,12 @@ async def run_up(start: Start, shell: Shell) -> int:
 
 async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, ...], shell: Shell) -> int:
     """Join the ticket's run, or go on in a folder that belongs to it."""
-    from atoll.host.member import join_run
+    from atoll.host.member import join_run, training
 
     for address in bootstrap:
         endpoint_of(address)
     listening, threads, name = _ready(start)
-    host = await join_run(start.folder, ticket, role, name, listening, threads, _ignore)
+    host = await join_run(start.folder, ticket, role, name, listening, training(threads, _ignore))
     host.bootstrap += tuple((address, None) for address in bootstrap)
     return await _run(host, None, start, shell)
 

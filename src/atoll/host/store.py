@@ -36,13 +36,15 @@ TAIL_BYTES = 4 * 2**20  # of the record read at start: about a thousand rounds
 class Store:
     """One peer's folder. Used by one process at a time; a second one is told so."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, durable: bool = True) -> None:
+        """`durable=False` is for peers that never come back: nothing is synced, a crash loses the folder."""
+        self.folder, self._durable = folder, durable
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
         self._database = sqlite3.connect(folder / "kept.sqlite", isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=FULL")  # WAL with FULL syncs at every commit
+        # WAL with FULL syncs at every commit
+        self._database.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
         self._database.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
 
@@ -98,8 +100,10 @@ class Store:
         manifest = manifest_of(data)
         name = blob_id(manifest)
         path = self._path(name)
-        if not path.exists():
+        if not path.exists() and self._durable:
             write_durably(path, data)
+        elif not path.exists():
+            path.write_bytes(data)
         self._remember(name, manifest)
         return name
 
