@@ -186,6 +186,7 @@ def candidates(
     nests = [near, fanned(near, seed)] if len(peers) <= FULL_MESH_MAX else [fanned(near, seed)]
     nested = [nest for nest in dict.fromkeys(nests) if any(isinstance(item, tuple) for item in nest)]
     found = [star(peers, seed, weights), butterfly(peers, seed, weights)]
+    found += [star(peers, seed, weights, 16), butterfly(peers, seed, weights, 4)]
     found += [hierarchical(nest, seed, weights, pieces) for nest in nested for pieces in (1, 4)]
     found += [tree(peers, seed, weights, pieces) for pieces in (4, 16)]
     if len(peers) <= FULL_MESH_MAX:
