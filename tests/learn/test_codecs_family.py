@@ -16,7 +16,7 @@ from atoll.learn.codec.blocks import BLOCK, SPAN
 from atoll.learn.codec.changed import PAGE
 from atoll.learn.codec.dct import SIDE, SQUARE, VALUE_BITS, WAVE_BITS, WAVE_KI
 from atoll.learn.codec.places import decode_places, encode_places, places_bytes
-from atoll.learn.codec.squeeze import PACKED, pays
+from atoll.learn.codec.squeeze import METHODS, pays
 from atoll.learn.codec.top_k import CHUNK
 
 
@@ -392,20 +392,55 @@ def test_a_compressor_is_used_where_it_shrinks_and_costs_a_byte_where_not(method
     codec = codec_named(f"fp32+{method}")
     zeros, noise = torch.zeros(100_000), gaussian(100_000)
     assert len(codec.encode(zeros)) < 20_000 and torch.equal(through(codec.name, zeros), zeros)
-    wire = codec_named(f"2bit+{method}", Known(pays=lambda bytes_in, bytes_out: False)).encode(zeros)
-    assert wire == b"\0" + CODECS["2bit"].encode(zeros)
+    fast = Known(link_bytes_s=1e12)
+    assert codec_named(f"2bit+{method}", fast).encode(zeros) == b"\0" + CODECS["2bit"].encode(zeros)
     assert len(codec_named(f"fp16+{method}").encode(noise)) <= 200_001
 
 
 def test_whether_compressing_pays_depends_on_the_link():
-    """Ten per cent less at 500 MB/s: worth it on 10 MB/s, not on 1 GB/s; never when nothing is saved."""
-    assert pays(10**6, 9 * 10**5, 500e6, 10e6)
-    assert not pays(10**6, 9 * 10**5, 500e6, 1e9)
-    assert not pays(10**6, 10**6, 500e6, 1e6)
-    asked = []
-    worth = Known(pays=lambda *sizes: bool(asked.append(sizes)))
-    wire = codec_named("int8+zstd", worth).encode(torch.zeros(10**6))
-    assert wire[0] == 0 and asked[0][0] == 65536 and len(asked) == 1  # a sample was enough to decide
+    """Ten per cent less at 0.5 GB/s each way: worth it on 10 MB/s, not on 1 GB/s; never when nothing is saved."""
+    assert pays(0.9, 0.5, 0.5, 10e6)
+    assert not pays(0.9, 0.5, 0.5, 1e9)
+    assert not pays(1.0, 0.5, 0.5, 1e6)
+
+
+@given(
+    ratio=st.floats(0.01, 1),
+    encode_gb_s=st.floats(0.01, 100),
+    decode_gb_s=st.floats(0.01, 100),
+    link_bytes_s=st.floats(1e3, 1e11),
+)
+def test_what_pays_on_a_link_pays_on_every_slower_one(ratio, encode_gb_s, decode_gb_s, link_bytes_s):
+    """And better compression or a faster processor never make it pay less."""
+    if pays(ratio, encode_gb_s, decode_gb_s, link_bytes_s):
+        assert pays(ratio, encode_gb_s, decode_gb_s, link_bytes_s / 2)
+        assert pays(ratio / 2, 2 * encode_gb_s, 2 * decode_gb_s, link_bytes_s)
+
+
+def test_auto_takes_the_strongest_on_a_slow_link_and_nothing_on_a_fast_one():
+    """The same vector over four links; the receiver knows none of them and reads all four wires."""
+    x = gaussian(200_000) * (gaussian(200_000, seed=1) > 1.0)
+    receiver, sizes, codes = codec_named("int8+auto"), [], []
+    for link_bytes_s in (1e5, 5e6, 120e6, 10e9):
+        wire = codec_named("int8+auto", Known(link_bytes_s=link_bytes_s)).encode(x)
+        assert torch.equal(receiver.decode(wire, len(x)), through("int8", x))
+        sizes.append(len(wire))
+        codes.append(wire[0])
+    assert codes[:2] == [METHODS["zstd:9"].code] * 2 and codes[2] == METHODS["lz4"].code and codes[3] == 0
+    assert sizes == sorted(sizes) and sizes[0] < sizes[2] < sizes[3]
+
+
+def test_a_named_compressor_is_not_another_one():
+    """A wire that lz4 packed is a fault where zstd was agreed on, and fine where the sender may choose."""
+    wire = codec_named("int8+lz4").encode(torch.zeros(1000))
+    assert wire[0] == METHODS["lz4"].code and not codec_named("int8+auto").decode(wire, 1000).any()
+    with pytest.raises(PeerFault, match="no wire of 1000 values"):
+        codec_named("int8+zstd").decode(wire, 1000)
+
+
+def test_a_link_that_carries_nothing_is_refused():
+    with pytest.raises(ValueError, match="a link carries 0"):
+        codec_named("int8+auto", Known(link_bytes_s=0.0))
 
 
 @pytest.mark.parametrize("method", ["zstd:3", "lz4", "snappy"])
@@ -420,7 +455,7 @@ def test_a_bomb_is_a_fault_before_it_goes_off(method):
     most = CODECS["int8"].wire_bytes(n)
     tracemalloc.start()
     for declared in (0, most - 1, most, most + 1, 64 << 20, 2**32 - 1):
-        wire = bytes([PACKED]) + declared.to_bytes(4, "little") + bytes(bomb)
+        wire = bytes([METHODS[method].code]) + declared.to_bytes(4, "little") + bytes(bomb)
         for tried in (wire, wire[: most - 100]):
             with pytest.raises(PeerFault):
                 codec.decode(tried, n)

@@ -1,14 +1,17 @@
-"""The part owner's work: decode what members sent for one part, average it, encode the answer once.
+"""The way back: what members sent for one part becomes one mean that all of them hold.
 
-The order of rows is the caller's and is kept; every operation is elementwise, rounds once and runs on the
-CPU, so any two owners given the same rows answer with the same bytes.
+`combine` is the part owner's work: decode, average, encode the answer once. `combine_remembering` lets the owner
+keep what its answers left out, and make it good in the next ones. `gather` needs no owner: everybody decodes
+everybody. The order of rows is the caller's and is kept; every operation is elementwise, rounds once and runs on
+the CPU, so any two that are given the same rows get the same bits. Beside the rows and the answer an owner holds
+a few spans, however large the part is, unless the answer's codec has to see all of it (`Codec.spanwise`).
 Never raises for a row: one that does not decode is named by index, and the others count without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,19 +19,87 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec import Codec
-from atoll.learn.codec.blocks import SPAN, Opened, spans_of
+from atoll.learn.codec.blocks import SPAN, spans_of
 
 WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; above it a weight is a lie
 
 
 class Combined(NamedTuple):
-    wire: bytes | None  # the weighted mean, encoded; None if no row had any weight
+    wire: Buffer | None  # the weighted mean, encoded; None if no row had any weight
     counted: tuple[int, ...]  # indices of the rows that are in it (a row of weight 0 adds nothing, but is in it)
     faults: tuple[tuple[int, str], ...]  # (index, what was wrong) of the rows left out
 
 
+class Gathered(NamedTuple):
+    mean_N: Tensor | None  # the weighted mean as fp32; None if no row had any weight
+    counted: tuple[int, ...]
+    faults: tuple[tuple[int, str], ...]
+
+
+class _Rows(NamedTuple):
+    """The rows that decode."""
+
+    opened: list[tuple[int, Any]]  # (weight, opened wire)
+    counted: tuple[int, ...]
+    faults: tuple[tuple[int, str], ...]
+
+    @property
+    def total(self) -> int:
+        return sum(weight for weight, _ in self.opened)
+
+
 def combine(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec, reply: Codec) -> Combined:
     """Weighted mean of n values over (weight, wire) rows, encoded with `reply`."""
+    kept = _opened(rows, n, codec)
+    wire = reply.encode_spans(n, _means(kept, n, codec)) if kept.total else None
+    return Combined(wire, kept.counted, kept.faults)
+
+
+def combine_remembering(
+    rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec, reply: Codec, memory_N: Tensor | None, beta: float
+) -> tuple[Combined, Tensor | None]:
+    """The same under error feedback of the owner: e = beta * memory + mean; wire = C(e); memory' = e - C^-1(wire).
+
+    DoubleSqueeze (Tang et al. 2019, 1905.05957, algorithm 1). The memory (n,) is the owner's alone, so nobody can
+    recompute its answer, and what it holds is lost when another owner takes over: only where owners are trusted.
+    Without any weight there is no answer, and the memory stays what it was. `memory_N` is left alone.
+    """
+    kept = _opened(rows, n, codec)
+    if kept.total == 0:
+        return Combined(None, kept.counted, kept.faults), memory_N
+    left_N, value_S = torch.empty(n), torch.empty(min(n, SPAN))
+
+    def wanted() -> Iterator[Tensor]:
+        for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n, codec), strict=True):
+            e_S = left_N[lo:hi].copy_(mean_S)
+            if memory_N is not None:
+                e_S.add_(memory_N[lo:hi] * beta)
+            yield e_S
+
+    wire = reply.encode_spans(n, wanted())
+    answer = reply.open_wire(wire, n)
+    for lo, hi in spans_of(n):
+        reply.decode_span(answer, lo, value_S[: hi - lo])
+        left_N[lo:hi].sub_(value_S[: hi - lo])
+    return Combined(wire, kept.counted, kept.faults), left_N
+
+
+def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Gathered:
+    """The weighted mean itself, where every member has every row: no answer, so no second loss.
+
+    Members get the same bits from the same rows in the same order; which rows those are is for them to agree on.
+    Costs a member everybody's wire instead of one answer.
+    """
+    kept = _opened(rows, n, codec)
+    mean_N = None
+    if kept.total:
+        mean_N = torch.empty(n)
+        for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n, codec), strict=True):
+            mean_N[lo:hi] = mean_S
+    return Gathered(mean_N, kept.counted, kept.faults)
+
+
+def _opened(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> _Rows:
     counted, faults, kept = [], [], []
     for index, (weight, wire) in enumerate(rows):
         try:
@@ -38,20 +109,18 @@ def combine(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec, reply: Cod
             counted.append(index)
         except PeerFault as fault:
             faults.append((index, fault.what))
-    if sum(weight for weight, _ in kept) == 0:
-        return Combined(None, tuple(counted), tuple(faults))
-    return Combined(reply.encode(_mean(kept, n, codec)), tuple(counted), tuple(faults))
+    return _Rows(kept, tuple(counted), tuple(faults))
 
 
-def _mean(rows: list[tuple[int, Opened]], n: int, codec: Codec) -> Tensor:
-    """(n,): sum over rows, in order, of value * (weight / total), span by span so that it stays in the cache."""
-    total = sum(weight for weight, _ in rows)
-    mean_N, value_S = torch.zeros(n), torch.empty(min(n, SPAN))
+def _means(rows: _Rows, n: int, codec: Codec) -> Iterator[Tensor]:
+    """Sum over rows, in order, of value * (weight / total); span by span, each good until the next is asked for."""
+    total = rows.total
+    sum_S, value_S = torch.empty(min(n, SPAN)), torch.empty(min(n, SPAN))
     for lo, hi in spans_of(n):
-        sum_S, into_S = mean_N[lo:hi], value_S[: hi - lo]
-        for weight, opened in rows:
+        mean_S, into_S = sum_S[: hi - lo].zero_(), value_S[: hi - lo]
+        for weight, opened in rows.opened:
             if weight:
                 codec.decode_span(opened, lo, into_S)
                 into_S.mul_(weight / total)  # the quotient of two ints is correctly rounded in Python
-                sum_S.add_(into_S)
-    return mean_N
+                mean_S.add_(into_S)
+        yield mean_S

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from atoll.learn.codec import codec_named
+from atoll.learn.codec import check_name, codec_named
 from atoll.learn.inner import AdamW
 from atoll.learn.merge import Merge
 from atoll.learn.models import GPT_SIZES, MODELS
@@ -127,7 +127,7 @@ def own_loop(
 
 
 def _check_codecs(up: str, down: str) -> None:
-    codec_named(up)
+    check_name(up)
     if not codec_named(down).same_everywhere:
         raise ValueError(
             f"{down!r} cannot carry answers: its bytes may differ between owners' machines; "

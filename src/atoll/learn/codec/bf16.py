@@ -6,6 +6,8 @@ weighted and added without meeting a denormal number or an infinity.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,14 +18,14 @@ from atoll.learn.codec.blocks import (
     SPAN,
     VALUE_MAX,
     Opened,
-    check_input,
     check_length,
     largest_of,
+    new_wire,
     refuse,
     spans_of,
     tensor_over,
 )
-from atoll.learn.codec.core import Codec
+from atoll.learn.codec.core import Codec, whole
 
 _MAGNITUDE = np.uint16(0x7FFF)
 _LEAST, _MOST = np.uint16((127 - 80) << 7), np.uint16((127 + 60) << 7)  # bits of 2^-80 and 2^60
@@ -33,18 +35,18 @@ def _wire_bytes(n: int) -> int:
     return 2 * n
 
 
-def _encode(x: Tensor) -> bytes:
-    x = check_input(x)
-    largest = largest_of(x)
-    refuse(largest)
-    if largest > VALUE_MAX:
-        x = x.clamp(-VALUE_MAX, VALUE_MAX)
-    bits_N = x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-    work = np.empty(min(len(bits_N), SPAN), np.uint16)
-    for lo, hi in spans_of(x.numel()):
-        magnitude_S = np.bitwise_and(bits_N[lo:hi], _MAGNITUDE, out=work[: hi - lo])
-        bits_N[lo:hi] *= magnitude_S >= _LEAST
-    return bits_N.tobytes()
+def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
+    if n == 0:
+        return b""
+    wire, work = new_wire(_wire_bytes(n)), np.empty(min(n, SPAN), np.uint16)
+    values = tensor_over(wire, torch.bfloat16)
+    for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
+        largest = largest_of(x_S)
+        refuse(largest)
+        values[lo:hi] = x_S if largest <= VALUE_MAX else x_S.clamp(-VALUE_MAX, VALUE_MAX)
+        bits_S = values[lo:hi].view(torch.int16).numpy().view(np.uint16)
+        bits_S *= np.bitwise_and(bits_S, _MAGNITUDE, out=work[: hi - lo]) >= _LEAST
+    return wire
 
 
 def _open_wire(wire: Buffer, n: int) -> Opened:
@@ -63,4 +65,4 @@ def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
     out_S.copy_(opened.codes[lo : lo + out_S.numel()])
 
 
-BF16 = Codec("bf16", _wire_bytes, _encode, _open_wire, _decode_span)
+BF16 = Codec("bf16", _wire_bytes, whole(_encode_spans), _open_wire, _decode_span, spanwise=_encode_spans)

@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from typing import Any
+
+from torch import empty
 
 from atoll.learn.codec.bf16 import BF16
 from atoll.learn.codec.changed import changed
@@ -22,26 +25,29 @@ from atoll.learn.codec.fp16 import FP16
 from atoll.learn.codec.fp32 import FP32
 from atoll.learn.codec.int4 import INT4
 from atoll.learn.codec.int8 import INT8
+from atoll.learn.codec.low_rank import RANK_MAX, low_rank
+from atoll.learn.codec.places import GAPS
 from atoll.learn.codec.random_k import random_k
 from atoll.learn.codec.sign import SIGN
 from atoll.learn.codec.sparse import sparse
-from atoll.learn.codec.squeeze import METHODS, squeezed
+from atoll.learn.codec.squeeze import AUTO, METHODS, squeezed
 from atoll.learn.codec.top_k import top_k
 from atoll.learn.codec.two_bit import TWO_BIT
 from atoll.learn.codec.two_means import TWO_MEANS
 
 CODECS = {codec.name: codec for codec in (FP32, FP16, BF16, INT8, INT4, E3M0, TWO_BIT, TWO_MEANS, SIGN)}
 
-# what stands before them: (the ratio behind the colon, the codec inside, what both sides know) -> codec
-WRAPS: dict[str, Callable[[Fraction, Codec, Known], Codec]] = {
+# what stands before them: (what its name says behind the colon, the codec inside, what both sides know) -> codec
+WRAPS: dict[str, Callable[[Any, Codec, Known], Codec]] = {
     "topk": lambda ratio, inner, known: top_k(ratio, inner),
+    "topk-rice": lambda ratio, inner, known: top_k(ratio, inner, GAPS),
     "randk": lambda ratio, inner, known: random_k(ratio, inner, known.seed),
-    "sparse": lambda ratio, inner, known: sparse(inner),
-    "dct": lambda ratio, inner, known: dct(inner),
-    "delta": lambda ratio, inner, known: delta(inner, known.reference_N),
-    "changed": lambda ratio, inner, known: changed(inner, known.sizes),
+    "lowrank": lambda rank, inner, known: low_rank(rank, inner, known.shapes, known.reference_N),
+    "sparse": lambda nothing, inner, known: sparse(inner),
+    "dct": lambda nothing, inner, known: dct(inner),
+    "delta": lambda nothing, inner, known: delta(inner, known.reference_N),
+    "changed": lambda nothing, inner, known: changed(inner, known.sizes),
 }
-RATIO = {"topk": Fraction(1, 10), "randk": Fraction(1, 10)}  # what they keep unless the name says otherwise
 
 NICKNAMES = {
     "sparseloco": "topk:64/4096+2means",  # 2508.15706: 0.16 bit per value; with error feedback 0.95
@@ -49,8 +55,10 @@ NICKNAMES = {
     "zstd": "zstd:3",
 }
 
+COMPRESSORS = (*METHODS, AUTO)
 STAGES_MAX = 6  # a longer chain compresses nothing more
 RATIO_FORM = re.compile(r"(?:0\.\d{1,6}|\d{1,4}/[1-9]\d{0,3}|1)", re.ASCII)
+RANK_FORM = re.compile(r"[1-9]\d?", re.ASCII)
 RATIO_MIN = Fraction(1, 256)  # below it places cost more than the values they name
 
 
@@ -64,25 +72,48 @@ def codec_named(name: str, known: Known = NOTHING) -> Codec:
     stages = [stage for word in name.split("+") for stage in NICKNAMES.get(word, word).split("+")]
     if len(stages) > STAGES_MAX:
         raise ValueError(f"{name[:80]!r} chains more than {STAGES_MAX} codecs")
-    method = stages.pop() if stages[-1] in METHODS else None
+    method = stages.pop() if stages[-1] in COMPRESSORS else None
     codec = CODECS[stages.pop()] if stages and stages[-1] in CODECS else BF16
     for stage in reversed(stages):
         codec = _wrap(stage)(codec, known)
-    return squeezed(method, codec, known.pays) if method else codec
+    return squeezed(method, codec, known.link_bytes_s) if method else codec
+
+
+def check_name(name: str) -> None:
+    """ValueError if no codec is called that, whatever its peers may come to know."""
+    codec_named(name, Known(seed=b"any", reference_N=empty(0), shapes=()))
 
 
 def _wrap(stage: str) -> Callable[[Codec, Known], Codec]:
-    word, _, argument = stage.partition(":")
-    if stage in CODECS or stage in METHODS:
+    word, colon, argument = stage.partition(":")
+    if stage in CODECS or stage in COMPRESSORS:
         raise ValueError(f"{stage} stands in the wrong place; a chain is like topk:0.1+int8+zstd:3")
-    if word not in WRAPS or (argument and word not in RATIO):
-        names = ", ".join([*CODECS, *WRAPS, *METHODS, *NICKNAMES])
+    if word not in WRAPS or (colon and word not in ARGUMENTS):
+        names = ", ".join([*CODECS, *WRAPS, *COMPRESSORS, *NICKNAMES])
         raise ValueError(f"no codec is called {stage[:40]!r}; there are {names}")
-    return partial(WRAPS[word], _ratio(stage, argument) if argument else RATIO.get(word, Fraction(1)))
+    if word not in ARGUMENTS:
+        return partial(WRAPS[word], None)
+    read, default = ARGUMENTS[word]
+    return partial(WRAPS[word], read(argument, stage) if colon else default)
 
 
-def _ratio(stage: str, argument: str) -> Fraction:
-    ratio = Fraction(argument) if RATIO_FORM.fullmatch(argument) else Fraction(0)
+def _ratio(text: str, stage: str) -> Fraction:
+    ratio = Fraction(text) if RATIO_FORM.fullmatch(text) else Fraction(0)
     if not RATIO_MIN <= ratio <= 1:
         raise ValueError(f"{stage[:40]!r} keeps no share between 1/256 and 1, such as 0.1 or 64/4096")
     return ratio
+
+
+def _rank(text: str, stage: str) -> int:
+    if not RANK_FORM.fullmatch(text) or int(text) > RANK_MAX:
+        raise ValueError(f"{stage[:40]!r} names no rank between 1 and {RANK_MAX}, such as lowrank:4")
+    return int(text)
+
+
+# what may stand behind the colon: (how to read it, what holds where nothing stands there)
+ARGUMENTS: dict[str, tuple[Callable[[str, str], Any], Any]] = {
+    "topk": (_ratio, Fraction(1, 10)),
+    "topk-rice": (_ratio, Fraction(1, 10)),
+    "randk": (_ratio, Fraction(1, 10)),
+    "lowrank": (_rank, 4),
+}

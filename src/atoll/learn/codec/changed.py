@@ -62,7 +62,7 @@ def _is_changed(x: Tensor) -> bool:
     return math.sqrt(int((grid * grid).sum())) / GRID * largest > THRESHOLD
 
 
-def _encode(values: Codec, sizes: tuple[int, ...] | None, x: Tensor) -> bytes:
+def _encode(values: Codec, sizes: tuple[int, ...] | None, x: Tensor) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
     edges = _edges(sizes, x.numel())

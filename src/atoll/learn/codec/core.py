@@ -1,54 +1,86 @@
 """What a codec is, and what sender and receiver may know beside its name.
 
-A codec is a value: five functions and three facts. Wrapping codecs (`top_k`, `dct`, `zstd` …) take a codec and
+A codec is a value: a few functions and three facts. Wrapping codecs (`top_k`, `dct`, `zstd` …) take a codec and
 give a codec, so everything that holds for one holds for a chain of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, empty
 
 from atoll.keys.digest import Buffer
-from atoll.learn.codec.blocks import spans_of
+from atoll.learn.codec.blocks import check_input, spans_of
+
+EncodeSpans = Callable[[int, Iterable[Tensor]], Buffer]
 
 
 @dataclass(frozen=True)
 class Codec:
     name: str
     wire_bytes: Callable[[int], int]  # n values -> length of their wire; the longest one if not `fixed`
-    encode: Callable[[Tensor], bytes]  # (n,) fp32 -> wire; ValueError if a value is not finite
+    encode: Callable[[Tensor], Buffer]
+    """(n,) fp32 -> wire; ValueError if a value is not finite. The wire may be the vector's own memory (`fp32`), so
+    whoever changes the vector afterwards changes the wire."""
     open_wire: Callable[[Buffer, int], Any]  # PeerFault unless encode could have made the wire for n
     decode_span: Callable[[Any, int, Tensor], None]
     """(opened, lo, out): write values lo … lo + len(out). lo is a multiple of SPAN."""
     fixed: bool = True  # every wire for n has the same length
     same_everywhere: bool = True
     """All machines encode alike. False where a library's version decides: such an answer cannot be compared."""
+    spanwise: EncodeSpans | None = None  # see encode_spans; None where a codec must see the whole vector first
+
+    def encode_spans(self, n: int, spans: Iterable[Tensor]) -> Buffer:
+        """The wire of n values that come span by span, in order, each good until the next is asked for.
+
+        The same bytes as `encode`. Codecs that look at one span at a time never hold the vector.
+        """
+        if self.spanwise is not None:
+            return self.spanwise(n, spans)
+        x = empty(n)
+        for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
+            x[lo:hi] = x_S
+        return self.encode(x)
 
     def decode(self, wire: Buffer, n: int) -> Tensor:
         """Wire -> (n,) fp32, bit-identical everywhere. PeerFault if the wire is not one for n values."""
-        opened, out_N = self.open_wire(wire, n), empty(n)
-        for lo, hi in spans_of(n):
-            self.decode_span(opened, lo, out_N[lo:hi])
+        out_N = empty(n)
+        self.decode_into(wire, out_N)
         return out_N
 
+    def decode_into(self, wire: Buffer, out_N: Tensor) -> None:
+        """The same into memory that is there already: one fp32 vector on the CPU, without gaps."""
+        opened = self.open_wire(wire, len(out_N))
+        for lo, hi in spans_of(len(out_N)):
+            self.decode_span(opened, lo, out_N[lo:hi])
 
-def smaller(bytes_in: int, bytes_out: int) -> bool:
-    return bytes_out < bytes_in
+
+def whole(spanwise: EncodeSpans) -> Callable[[Tensor], Buffer]:
+    """`encode` of a codec that works span by span."""
+
+    def encode(x: Tensor) -> Buffer:
+        x = check_input(x)
+        return spanwise(len(x), (x[lo:hi] for lo, hi in spans_of(len(x))))
+
+    return encode
 
 
 @dataclass(frozen=True)
 class Known:
-    """What both sides of a wire hold already. Most codecs need none of it."""
+    """What both sides of a wire hold already, and what the sender knows of its link. Most codecs need none of it.
 
-    seed: bytes | None = None  # `randk`: the same for all members, another in every round (the last vertex's id)
-    reference_N: Tensor | None = None  # `delta`: the vector the receiver holds
+    `learn/update.py` fills it in from what all members of a round agreed on.
+    """
+
+    seed: bytes | None = None  # `randk`: the same for all members, another in every round and part
+    reference_N: Tensor | None = None  # `delta`: the vector the receiver holds; `lowrank` starts its search there
     sizes: tuple[int, ...] | None = None  # `changed`: values per tensor of this vector
-    pays: Callable[[int, int], bool] = field(default=smaller)
-    """Byte codecs at the sender: (bytes in, bytes out) -> worth sending packed? See `squeeze.pays`."""
+    shapes: tuple[tuple[int, int], ...] | None = None  # `lowrank`: (rows, columns) of every piece of this vector
+    link_bytes_s: float | None = None
+    """Compressors at the sender: what the link carries. None: send packed whatever shrinks. See `squeeze.pays`."""
 
 
 NOTHING = Known()

@@ -47,7 +47,7 @@ def _filled(n: int) -> int:
     return -(-n // SQUARE) * SQUARE
 
 
-def _encode(coefficients: Codec, x: Tensor) -> bytes:
+def _encode(coefficients: Codec, x: Tensor) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
     out_N = torch.zeros(_filled(x.numel()))

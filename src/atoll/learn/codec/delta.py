@@ -38,7 +38,7 @@ def delta(difference: Codec, reference_N: Tensor | None) -> Codec:
     )
 
 
-def _encode(difference: Codec, reference_N: Tensor, name: bytes, x: Tensor) -> bytes:
+def _encode(difference: Codec, reference_N: Tensor, name: bytes, x: Tensor) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
     _check_sizes(reference_N, x.numel())

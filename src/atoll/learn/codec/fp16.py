@@ -5,6 +5,8 @@ OpenDiLoCo's wire (2407.07852). Small pseudo-gradients get lost below 6e-8: bf16
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -12,14 +14,14 @@ from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import (
     Opened,
-    check_input,
     check_length,
     largest_of,
+    new_wire,
     refuse,
     spans_of,
     tensor_over,
 )
-from atoll.learn.codec.core import Codec
+from atoll.learn.codec.core import Codec, whole
 
 LARGEST = 65504.0
 _MAGNITUDE, _LARGEST_BITS = 0x7FFF, 0x7BFF
@@ -29,13 +31,16 @@ def _wire_bytes(n: int) -> int:
     return 2 * n
 
 
-def _encode(x: Tensor) -> bytes:
-    x = check_input(x)
-    largest = largest_of(x)
-    refuse(largest)
-    if largest > LARGEST:
-        x = x.clamp(-LARGEST, LARGEST)
-    return x.to(torch.float16).numpy().tobytes()
+def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
+    if n == 0:
+        return b""
+    wire = new_wire(_wire_bytes(n))
+    values = tensor_over(wire, torch.float16)
+    for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
+        largest = largest_of(x_S)
+        refuse(largest)
+        values[lo:hi] = x_S if largest <= LARGEST else x_S.clamp(-LARGEST, LARGEST)
+    return wire
 
 
 def _open_wire(wire: Buffer, n: int) -> Opened:
@@ -51,4 +56,4 @@ def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
     out_S.copy_(opened.codes[lo : lo + out_S.numel()])
 
 
-FP16 = Codec("fp16", _wire_bytes, _encode, _open_wire, _decode_span)
+FP16 = Codec("fp16", _wire_bytes, whole(_encode_spans), _open_wire, _decode_span, spanwise=_encode_spans)

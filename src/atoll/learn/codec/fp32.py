@@ -1,6 +1,11 @@
-"""fp32: the values themselves, little-endian. Lossless; for small runs, references and closing averages."""
+"""fp32: the values themselves, little-endian. Lossless; for small runs, references and closing averages.
+
+A vector's wire is its own memory, read-only and without a copy, unless a value had to be cut.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -13,6 +18,7 @@ from atoll.learn.codec.blocks import (
     check_input,
     check_length,
     largest_of,
+    new_wire,
     refuse,
     spans_of,
     tensor_over,
@@ -24,13 +30,26 @@ def _wire_bytes(n: int) -> int:
     return 4 * n
 
 
-def _encode(x: Tensor) -> bytes:
+def _encode(x: Tensor) -> Buffer:
     x = check_input(x)
+    if len(x) == 0:
+        return b""
     largest = largest_of(x)
     refuse(largest)
     if largest > VALUE_MAX:
         x = x.clamp(-VALUE_MAX, VALUE_MAX)
-    return x.numpy().tobytes()
+    return memoryview(x.numpy()).cast("B").toreadonly()
+
+
+def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
+    if n == 0:
+        return b""
+    wire = new_wire(_wire_bytes(n))
+    values = tensor_over(wire, torch.float32)
+    for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
+        refuse(largest_of(x_S))
+        torch.clamp(x_S, -VALUE_MAX, VALUE_MAX, out=values[lo:hi])
+    return wire
 
 
 def _open_wire(wire: Buffer, n: int) -> Opened:
@@ -46,4 +65,4 @@ def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
     out_S.copy_(opened.codes[lo : lo + out_S.numel()])
 
 
-FP32 = Codec("fp32", _wire_bytes, _encode, _open_wire, _decode_span)
+FP32 = Codec("fp32", _wire_bytes, _encode, _open_wire, _decode_span, spanwise=_encode_spans)

@@ -7,6 +7,8 @@ Wire: all steps (2 bytes each), then all bytes. 8.0625 bits per value.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,6 @@ from atoll.learn.codec.blocks import (
     Opened,
     as_blocks,
     blocks_of,
-    check_input,
     check_length,
     checked_scales,
     new_wire,
@@ -30,7 +31,7 @@ from atoll.learn.codec.blocks import (
     tensor_over,
     times_scales,
 )
-from atoll.learn.codec.core import Codec
+from atoll.learn.codec.core import Codec, whole
 
 ONE_127TH = float(torch.tensor(1 / 127, dtype=torch.float32))  # a factor, since devices divide differently
 UNCLIPPED_MAX = 127 * SCALE_MAX  # up to here no step is cut down to SCALE_MAX
@@ -40,15 +41,13 @@ def _wire_bytes(n: int) -> int:
     return SCALE_BYTES * blocks_of(n) + n
 
 
-def _encode(x: Tensor) -> bytes:
-    x = check_input(x)
-    n = x.numel()
+def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
     if n == 0:
         return b""
     wire, work = new_wire(_wire_bytes(n)), scratch(n)
     steps, codes = _halves(wire, n)
-    for lo, hi in spans_of(n):
-        x_BK = as_blocks(x[lo:hi])
+    for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
+        x_BK = as_blocks(x_S)
         largest_B = torch.maximum(x_BK.amax(1), -x_BK.amin(1))
         largest = float(largest_B.max())
         refuse(largest)
@@ -81,4 +80,4 @@ def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:
     return tensor_over(view[:cut], torch.int16), tensor_over(view[cut:], torch.int8)
 
 
-INT8 = Codec("int8", _wire_bytes, _encode, _open_wire, _decode_span)
+INT8 = Codec("int8", _wire_bytes, whole(_encode_spans), _open_wire, _decode_span, spanwise=_encode_spans)

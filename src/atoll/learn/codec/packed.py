@@ -8,7 +8,7 @@ the last byte are zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,6 @@ from atoll.learn.codec.blocks import (
     Opened,
     as_blocks,
     blocks_of,
-    check_input,
     check_length,
     checked_scales,
     new_wire,
@@ -36,7 +35,7 @@ from atoll.learn.codec.blocks import (
     tensor_over,
     times_scales,
 )
-from atoll.learn.codec.core import Codec
+from atoll.learn.codec.core import Codec, whole
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,14 @@ def packed_codec(name: str, rule: Rule) -> Codec:
     table = np.array([[rule.levels[byte >> shift & mask] for shift in shifts] for byte in range(256)], np.float32)
     never = [code for code, level in enumerate(rule.levels) if level != level]
     assert never in ([], [8])
+    spanwise = partial(_encode_spans, rule)
     return Codec(
         name,
         partial(_wire_bytes, rule.per_byte),
-        partial(_encode, rule),
+        whole(spanwise),
         partial(_open_wire, rule, bool(never)),
         partial(_decode_span, rule.per_byte, table),
+        spanwise=spanwise,
     )
 
 
@@ -83,15 +84,14 @@ def _wire_bytes(per_byte: int, n: int) -> int:
     return SCALE_BYTES * blocks_of(n) + -(-n // per_byte)
 
 
-def _encode(rule: Rule, x: Tensor) -> bytes:
-    x = check_input(x)
-    n, per_byte = x.numel(), rule.per_byte
+def _encode_spans(rule: Rule, n: int, spans: Iterable[Tensor]) -> Buffer:
+    per_byte = rule.per_byte
     if n == 0:
         return b""
     wire, work = new_wire(_wire_bytes(per_byte, n)), scratch(n)
     scales, packed = _halves(wire, n)
-    for lo, hi in spans_of(n):
-        x_BK = as_blocks(x[lo:hi])
+    for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
+        x_BK = as_blocks(x_S)
         magnitude_BK = torch.abs(x_BK, out=work[: len(x_BK)])
         largest_B = magnitude_BK.amax(1)
         refuse(float(largest_B.max()))

@@ -2,13 +2,14 @@
 
 Elias-Fano coding (Elias 1974): the low bits of every place as they are; of the high bits, which grow slowly,
 only by how much they grew, in unary. 64 of 4096 cost 8.0 bits each. Rice-coded gaps, the same idea on
-differences, cost 7.5, but their length depends on the data; packed numbers of a chunk cost 12.
+differences (Rice 1979), cost 7.5, of a length that depends on the data; packed numbers of a chunk cost 12.
 Also here: what decoding does with places and values. Hostile places are faults before they are used; opening the
 densest wire takes 36 bytes per agreed value for a moment, and 8 or 12 as long as it is open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,22 @@ from atoll.keys.digest import Buffer
 
 LOW_BITS_MAX = 8  # eight low parts then fit one 64-bit word; a sparser choice than 1 in 256 costs a little more
 _LANES = np.arange(8, dtype=np.uint64)
+FORM_FAULT = "the places of values are not in the agreed form"
+ORDER_FAULT = "the places of values do not increase, or leave the vector"
+
+
+class Form(NamedTuple):
+    """How places become bytes."""
+
+    most_bytes: Callable[[int, int], int]  # (n, m) -> length for m places below n; the longest if not `fixed`
+    encode: Callable[[np.ndarray, int], bytes]  # (places: int64, increasing, below n; n) -> bytes
+    decode: Callable[[Buffer, int, int], np.ndarray]
+    """(bytes, n, m) -> (m,) int64. PeerFault unless these are the bytes of m increasing places below n. The length
+    was compared with `most_bytes`."""
+    fixed: bool
+
+
+# ---- Elias-Fano: the places themselves -----------------------------------------------------------------------
 
 
 def _low_bits(n: int, m: int) -> int:
@@ -41,39 +58,106 @@ def places_bytes(n: int, m: int) -> int:
 
 
 def encode_places(place_M: np.ndarray, n: int) -> bytes:
-    """place_M: int64, increasing, below n."""
     m = len(place_M)
     if m == 0:
         return b""
-    low_bits, low_bytes, unary_bits = _sizes(n, m)
-    low_M8 = np.zeros(-(-m // 8) * 8, np.uint64)
-    low_M8[:m] = place_M & (1 << low_bits) - 1
-    word_W = np.bitwise_or.reduce(low_M8.reshape(-1, 8) << (_LANES * np.uint64(low_bits)), axis=1)
-    low = word_W.view(np.uint8).reshape(-1, 8)[:, :low_bits].tobytes()[:low_bytes]
+    low_bits, _, unary_bits = _sizes(n, m)
     unary = np.zeros(unary_bits, np.uint8)
     unary[(place_M >> low_bits) + np.arange(m)] = 1
-    return low + np.packbits(unary, bitorder="little").tobytes()
+    return _lows_packed(place_M, low_bits) + np.packbits(unary, bitorder="little").tobytes()
 
 
 def decode_places(data: Buffer, n: int, m: int) -> np.ndarray:
-    """(m,) int64. PeerFault unless these are the bytes of m increasing places below n. The length was checked."""
     if m == 0:
         return np.empty(0, np.int64)
     low_bits, low_bytes, unary_bits = _sizes(n, m)
     whole = np.frombuffer(data, np.uint8)
+    low_M = _lows(whole[:low_bytes], low_bits, m)
+    one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
+    if len(one_M) != m or one_M[-1] >= unary_bits:
+        raise PeerFault("", FORM_FAULT)
+    place_M = (one_M - np.arange(m) << low_bits) | low_M
+    if place_M[-1] >= n or not bool((place_M[1:] > place_M[:-1]).all()):
+        raise PeerFault("", ORDER_FAULT)
+    return place_M
+
+
+# ---- Rice: how many values lie between one place and the next ----------------------------------------------------
+
+
+def _gap_bits(n: int, m: int) -> int:
+    """The cheapest split of gaps between random places: the low bits are log2(0.69 n / m), rounded (Rice 1979)."""
+    return min(LOW_BITS_MAX, max(0, (98 * n // (100 * m)).bit_length() - 1))
+
+
+def gaps_bytes(n: int, m: int) -> int:
+    """The longest: what is rounded off every gap is at least what is rounded off their sum."""
+    if m == 0:
+        return 0
+    low_bits = _gap_bits(n, m)
+    return -(-m * low_bits // 8) + -(-(m + (n - m >> low_bits)) // 8)
+
+
+def encode_gaps(place_M: np.ndarray, n: int) -> bytes:
+    m = len(place_M)
+    if m == 0:
+        return b""
+    low_bits = _gap_bits(n, m)
+    gap_M = np.diff(place_M, prepend=-1) - 1
+    end_M = np.cumsum((gap_M >> low_bits) + 1)
+    unary = np.zeros(end_M[-1], np.uint8)
+    unary[end_M - 1] = 1
+    return _lows_packed(gap_M, low_bits) + np.packbits(unary, bitorder="little").tobytes()
+
+
+def decode_gaps(data: Buffer, n: int, m: int) -> np.ndarray:
+    if m == 0:
+        if len(data):
+            raise PeerFault("", FORM_FAULT)
+        return np.empty(0, np.int64)
+    low_bits = _gap_bits(n, m)
+    low_bytes = -(-m * low_bits // 8)
+    whole = np.frombuffer(data, np.uint8)
+    if len(whole) <= low_bytes:
+        raise PeerFault("", FORM_FAULT)
+    low_M = _lows(whole[:low_bytes], low_bits, m)
+    one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
+    if len(one_M) != m or one_M[-1] // 8 + 1 != len(whole) - low_bytes:
+        raise PeerFault("", FORM_FAULT)
+    high_M = np.diff(one_M, prepend=-1) - 1
+    place_M = np.cumsum((high_M << low_bits | low_M) + 1) - 1
+    if place_M[-1] >= n:
+        raise PeerFault("", ORDER_FAULT)
+    return place_M
+
+
+# ---- both ----------------------------------------------------------------------------------------------------
+
+
+def _lows_packed(number_M: np.ndarray, low_bits: int) -> bytes:
+    """The low bits of every number, side by side, filled up to a byte."""
+    m = len(number_M)
+    low_M8 = np.zeros(-(-m // 8) * 8, np.uint64)
+    low_M8[:m] = number_M & (1 << low_bits) - 1
+    word_W = np.bitwise_or.reduce(low_M8.reshape(-1, 8) << (_LANES * np.uint64(low_bits)), axis=1)
+    return word_W.view(np.uint8).reshape(-1, 8)[:, :low_bits].tobytes()[: -(-m * low_bits // 8)]
+
+
+def _lows(data: np.ndarray, low_bits: int, m: int) -> np.ndarray:
+    """The same back, (m,) int64. PeerFault if bits that fill up the last byte are not zero."""
     low_WB = np.zeros((-(-m // 8), 8), np.uint8)
     padded = np.zeros(len(low_WB) * low_bits, np.uint8)
-    padded[:low_bytes] = whole[:low_bytes]
+    padded[: len(data)] = data
     low_WB[:, :low_bits] = padded.reshape(len(low_WB), low_bits)
     word_W1 = low_WB.view(np.uint64)
     low_M8 = (word_W1 >> (_LANES * np.uint64(low_bits)) & np.uint64((1 << low_bits) - 1)).reshape(-1)
-    one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
-    if len(one_M) != m or one_M[-1] >= unary_bits or low_M8[m:].any():
-        raise PeerFault("", "the places of values are not in the agreed form")
-    place_M = (one_M - np.arange(m) << low_bits) | low_M8[:m].view(np.int64)
-    if place_M[-1] >= n or not bool((place_M[1:] > place_M[:-1]).all()):
-        raise PeerFault("", "the places of values do not increase, or leave the vector")
-    return place_M
+    if low_M8[m:].any():
+        raise PeerFault("", FORM_FAULT)
+    return low_M8[:m].view(np.int64)
+
+
+PLACES = Form(places_bytes, encode_places, decode_places, True)
+GAPS = Form(gaps_bytes, encode_gaps, decode_gaps, False)
 
 
 class Placed(NamedTuple):

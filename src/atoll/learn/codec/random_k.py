@@ -53,7 +53,7 @@ def _places(ratio: Fraction, seed: bytes, n: int) -> np.ndarray:
     return edge[:-1] + (drawn_M * width_M >> np.uint64(32)).astype(np.int64)
 
 
-def _encode(ratio: Fraction, values: Codec, seed: bytes, x: Tensor) -> bytes:
+def _encode(ratio: Fraction, values: Codec, seed: bytes, x: Tensor) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
     return values.encode(taken(x, _places(ratio, seed, x.numel())))

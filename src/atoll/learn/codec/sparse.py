@@ -43,7 +43,7 @@ def _most_bytes(values: Codec, n: int) -> int:
     return -(-_words(n) // 8) + WORD_BYTES * _words(n) + values.wire_bytes(n)
 
 
-def _encode(values: Codec, x: Tensor) -> bytes:
+def _encode(values: Codec, x: Tensor) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
     bits = np.zeros(_words(x.numel()) * WORD, np.uint8)

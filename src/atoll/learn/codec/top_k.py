@@ -2,7 +2,8 @@
 
 `topk:0.1` keeps a tenth, `topk:64/4096` SparseLoCo's 64 per chunk (2508.15706); ties go to the earlier value.
 The rest decodes to zero, so it needs error feedback, and many rounds: a value is sent about once per 1/ratio.
-Wire: the places of all kept values, chunk by chunk (`places`), then the wire of the kept values.
+Wire: the places of all kept values, chunk by chunk (`places`), then the wire of the kept values. `topk-rice` sends
+gaps instead of places: some 4 % fewer bytes in all, of a length that depends on the data.
 """
 
 from __future__ import annotations
@@ -15,23 +16,27 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
-from atoll.learn.codec.blocks import SPAN, check_input, check_length, largest_of, refuse, spans_of
+from atoll.learn.codec.blocks import SPAN, check_input, largest_of, refuse, spans_of
 from atoll.learn.codec.core import Codec
-from atoll.learn.codec.places import Placed, decode_places, encode_places, places_bytes, scatter_span, taken
+from atoll.learn.codec.places import PLACES, Form, Placed, scatter_span, taken
 
 CHUNK = 4096  # small enough to spread the choice over the model, large enough for the largest to stand out
 assert SPAN % CHUNK == 0
 
 
-def top_k(ratio: Fraction, values: Codec) -> Codec:
+def top_k(ratio: Fraction, values: Codec, form: Form = PLACES) -> Codec:
+    if not (form.fixed or values.fixed):
+        raise ValueError(
+            f"nobody could tell where places end and values begin: {values.name} varies in length, too"
+        )
     per_chunk = max(1, round(ratio * CHUNK))
     return Codec(
-        f"topk:{per_chunk}/{CHUNK}+{values.name}",
-        partial(_wire_bytes, per_chunk, values),
-        partial(_encode, per_chunk, values),
-        partial(_open_wire, per_chunk, values),
+        f"{'topk' if form is PLACES else 'topk-rice'}:{per_chunk}/{CHUNK}+{values.name}",
+        partial(_wire_bytes, per_chunk, values, form),
+        partial(_encode, per_chunk, values, form),
+        partial(_open_wire, per_chunk, values, form),
         scatter_span,
-        values.fixed,
+        values.fixed and form.fixed,
         values.same_everywhere,
     )
 
@@ -41,12 +46,12 @@ def _kept(per_chunk: int, n: int) -> int:
     return n // CHUNK * per_chunk + -(-(n % CHUNK) * per_chunk // CHUNK)
 
 
-def _wire_bytes(per_chunk: int, values: Codec, n: int) -> int:
+def _wire_bytes(per_chunk: int, values: Codec, form: Form, n: int) -> int:
     kept = _kept(per_chunk, n)
-    return places_bytes(n, kept) + values.wire_bytes(kept)
+    return form.most_bytes(n, kept) + values.wire_bytes(kept)
 
 
-def _encode(per_chunk: int, values: Codec, x: Tensor) -> bytes:
+def _encode(per_chunk: int, values: Codec, form: Form, x: Tensor) -> Buffer:
     x = check_input(x)
     n = x.numel()
     refuse(largest_of(x))
@@ -58,7 +63,7 @@ def _encode(per_chunk: int, values: Codec, x: Tensor) -> bytes:
         if whole < hi:
             pieces.append(whole + _largest(x[whole:hi], _kept(per_chunk, hi - whole), hi - whole))
     place_M = np.concatenate(pieces)
-    return encode_places(place_M, n) + values.encode(taken(x, place_M))
+    return form.encode(place_M, n) + values.encode(taken(x, place_M))
 
 
 def _largest(x_S: Tensor, k: int, chunk: int) -> np.ndarray:
@@ -74,13 +79,16 @@ def _largest(x_S: Tensor, k: int, chunk: int) -> np.ndarray:
     return np.flatnonzero(chosen_CK)
 
 
-def _open_wire(per_chunk: int, values: Codec, wire: Buffer, n: int) -> Placed:
-    kept = _kept(per_chunk, n)
-    cut = places_bytes(n, kept)
-    if values.fixed or len(wire) < cut:
-        check_length(wire, cut + values.wire_bytes(kept))
-    view = memoryview(wire)
-    place_M = decode_places(view[:cut], n, kept)
+def _open_wire(per_chunk: int, values: Codec, form: Form, wire: Buffer, n: int) -> Placed:
+    kept, view = _kept(per_chunk, n), memoryview(wire)
+    most = form.most_bytes(n, kept)
+    if form.fixed:
+        cut = most
+    else:
+        cut = len(view) - values.wire_bytes(kept)
+    if not 0 <= cut <= min(most, len(view)):
+        raise PeerFault("", f"{len(view)} bytes are no wire of {kept} of {n} values")
+    place_M = form.decode(view[:cut], n, kept)
     last = n // CHUNK * per_chunk
     chunk_CK = place_M[:last].reshape(-1, per_chunk)
     start_C = np.arange(len(chunk_CK)) * CHUNK

@@ -8,6 +8,8 @@ Wire: all magnitudes (2 bytes each, smaller first), then the codes, four to a by
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,6 @@ from atoll.learn.codec.blocks import (
     SCALE_MIN,
     SPAN,
     Opened,
-    check_input,
     check_length,
     checked_scales,
     new_wire,
@@ -26,7 +27,7 @@ from atoll.learn.codec.blocks import (
     spans_of,
     tensor_over,
 )
-from atoll.learn.codec.core import Codec
+from atoll.learn.codec.core import Codec, whole
 from atoll.learn.codec.packed import side_by_side
 
 GROUP = 64  # values under one pair of magnitudes: SparseLoCo's k of a chunk of 4096
@@ -46,16 +47,14 @@ def _wire_bytes(n: int) -> int:
     return PAIR_BYTES * _groups_of(n) + -(-n // PER_BYTE)
 
 
-def _encode(x: Tensor) -> bytes:
-    x = check_input(x)
-    n = x.numel()
+def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
     if n == 0:
         return b""
     wire = new_wire(_wire_bytes(n))
     pairs_G2, packed = _halves(wire, n)
-    for lo, hi in spans_of(n):
+    for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
         size = hi - lo
-        x_GK = torch.cat([x[lo:hi], x.new_zeros(-size % GROUP)]).view(-1, GROUP)
+        x_GK = torch.cat([x_S, x_S.new_zeros(-size % GROUP)]).view(-1, GROUP)
         magnitude_GK = x_GK.abs()
         largest_G = magnitude_GK.amax(1)
         refuse(float(largest_G.max()))
@@ -107,4 +106,4 @@ def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:
     return tensor_over(view[:cut], torch.int16).view(-1, 2), tensor_over(view[cut:], torch.uint8)
 
 
-TWO_MEANS = Codec("2means", _wire_bytes, _encode, _open_wire, _decode_span)
+TWO_MEANS = Codec("2means", _wire_bytes, whole(_encode_spans), _open_wire, _decode_span, spanwise=_encode_spans)
