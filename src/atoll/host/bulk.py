@@ -23,6 +23,7 @@ import numpy as np
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Seconds
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
+from atoll.host.cap import Cap
 from atoll.host.session import Opener, Sealer
 from atoll.host.tcp import Wire
 from atoll.keys.seal import TAG_BYTES
@@ -37,7 +38,7 @@ TURN_BYTES = MIB  # written before others on the loop get their turn: about a mi
 PEEK_BYTES = 4096  # read when no head is known yet: a small message whole, never much of a slab to move
 RESTARTS_MAX = 3  # of one frame whose connection broke
 ABANDONED_MAX = 256  # frame numbers whose late slabs are thrown away; forgotten ones only cost memory until swept
-STALLED_S = 30.0  # a frame without progress for so long gives its memory back
+STALLED_S = 30.0  # a frame without a byte for so long gives its memory back
 
 
 class _Outgoing:
@@ -280,6 +281,12 @@ class BulkLane:
             self._deliver(frame.message, None if payload_bytes == NO_PAYLOAD else frame.payload)
         return True
 
+    def touch(self, head: bytes) -> None:
+        """A part of this record is here: through a thin uplink one record alone may take longer than STALLED_S."""
+        *_, number = HEAD.unpack(head)
+        if frame := self._incoming.get(number):
+            frame.touched = self._loop.time()
+
     def sweep(self, now: Seconds) -> None:
         """Give back the memory of frames that stopped arriving."""
         for number in [n for n, frame in self._incoming.items() if frame.touched < now - STALLED_S]:
@@ -306,13 +313,14 @@ class BulkLane:
 class BulkChannel:
     """One connection of the lane: seals records into a socket, opens records out of it."""
 
-    def __init__(self, wire: Wire, lane: BulkLane, sealer: Sealer, opener: Opener) -> None:
+    def __init__(self, wire: Wire, lane: BulkLane, cap: Cap, sealer: Sealer, opener: Opener) -> None:
         self.wire = wire
         self.frame: _Outgoing | None = None  # short frame that only this connection carries
-        self._lane, self._sealer, self._opener = lane, sealer, opener
+        self._lane, self._cap, self._sealer, self._opener = lane, cap, sealer, opener
         self._loop = asyncio.get_running_loop()
         # free for the next record whenever the wire is not paused: nothing written is unsent then
         self._outbox = memoryview(np.empty(HEAD.size + BODY_MAX + TAG_BYTES, np.uint8))
+        self._sealed = self._outbox[:0]  # of it, what the cap has not let out yet
         self._inbox = memoryview(np.empty(HEAD.size + BODY_MAX + TAG_BYTES + HEAD.size, np.uint8))
         self._got = 0
         self._want = PEEK_BYTES
@@ -323,19 +331,30 @@ class BulkChannel:
         self.wire.guarded(self._pump)
 
     def _pump(self) -> None:
-        """Seal and write until the kernel is full, nothing is left, or it is the others' turn."""
+        """Seal and write until the kernel or the cap is full, nothing is left, or it is the others' turn."""
         self._pump_scheduled = False
         left = TURN_BYTES
-        while self.wire.clear and left > 0 and (record := self._lane.record_for(self)):
-            head, body = record
-            size = HEAD.size + len(body) + TAG_BYTES
-            self._outbox[: HEAD.size] = head
-            self._sealer.seal_into(body, self._outbox[HEAD.size : size], head)
-            self.wire.write(self._outbox[:size])
+        while self.wire.clear and left > 0 and (self._sealed or self._seal()):
+            size = self._cap.ask(len(self._sealed), self.pump)
+            if size == 0:
+                return
+            self.wire.write(self._sealed[:size])
+            self._sealed = self._sealed[size:]
             left -= size
         if left <= 0 and not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self.pump)
+
+    def _seal(self) -> bool:
+        """The next record stands in the outbox. False: there is none."""
+        record = self._lane.record_for(self)
+        if record is None:
+            return False
+        head, body = record
+        self._sealed = self._outbox[: HEAD.size + len(body) + TAG_BYTES]
+        self._sealed[: HEAD.size] = head
+        self._sealer.seal_into(body, self._sealed[HEAD.size :], head)
+        return True
 
     def feed(self, data: bytes) -> None:
         """Bytes that came right behind the handshake."""
@@ -379,6 +398,7 @@ class BulkChannel:
         if self._got >= HEAD.size:
             head = bytes(self._inbox[: HEAD.size])
             self._want = HEAD.size + _judged(head) + TAG_BYTES + HEAD.size
+            self._lane.touch(head)
 
     def writable(self) -> None:
         self._pump()

@@ -84,7 +84,7 @@ class Worker(Protocol):
 
 
 @dataclass(frozen=True)
-class Self:
+class Seat:
     """Everything that makes a process this member of this run."""
 
     store: Store
@@ -99,7 +99,7 @@ class Self:
 class Driver:
     """One peer of one run, on this computer; `island` does its slow work."""
 
-    def __init__(self, me: Self, island: Worker, *, on_fact: Callable[[Fact], None] = lambda fact: None) -> None:
+    def __init__(self, me: Seat, island: Worker, *, on_fact: Callable[[Fact], None] = lambda fact: None) -> None:
         self.store, self.identity, self.signer = me.store, me.identity, me.signer
         self.folder, self.me = me.store.folder, me.identity.peer
         self.run_id, self.wish, self.bootstrap = me.run, me.wish, me.bootstrap

@@ -25,25 +25,27 @@ from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Payload
 from atoll.host.attached import AttachedTrainer
 from atoll.host.learning import ATTACHED, Learning
-from atoll.host.store import Store
+from atoll.host.store import Store, stored
 from atoll.host.trainer import Beat, Evaluated, Trainer, TrainerFailed, TrainerSpec
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.codec import codec_named
+from atoll.learn.codec import Codec, codec_named
 from atoll.learn.combine import combine
 from atoll.learn.data import cursor_after
 from atoll.learn.layout import check_same
 from atoll.learn.state import SharedState, advance, export_model, state_bytes, state_from_bytes
-from atoll.learn.update import Update, encode_update, memory_bytes, memory_from_bytes, part_bounds, settle
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, ReadVertices, Restore, Train, Trained
-from atoll.protocol.reduce.work import Combine, Combined
-from atoll.protocol.transfer.work import (
-    BlobOpened,
-    CloseBlob,
-    OpenBlob,
-    ReadChunk,
-    ReadManifest,
-    StoreChunk,
+from atoll.learn.update import (
+    Common,
+    Update,
+    encode_update,
+    memory_bytes,
+    memory_from_bytes,
+    part_bounds,
+    part_codec,
+    part_codecs,
+    settle,
 )
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
+from atoll.protocol.reduce.work import Combine, Combined
 
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
 STATES_KEPT_S = 60.0  # older ones stay on disk for laggards this long, which a download of the head has to fit
@@ -84,6 +86,7 @@ class Island:
         self.memory_F: Tensor | None = None
         self.inner = b""
         self.update: Update | None = None
+        self.up: tuple[Codec, ...] = ()  # what it was encoded with
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
         self._equipped = asyncio.Event()
@@ -118,7 +121,7 @@ class Island:
             case Restore():
                 return await loop.run_in_executor(self._arithmetic, self._restore, work)
             case _:
-                return await loop.run_in_executor(self._disk, self._blob_work, work)
+                return await loop.run_in_executor(self._disk, stored, self.store, work)
 
     def name_of(self, message: object, payload: Buffer) -> Digest:
         return digest(payload)
@@ -239,15 +242,22 @@ class Island:
         recipe = self._learning.recipe
         bounds = part_bounds(len(self.head.anchor_F), work.parts)
         x_F = self.trainer.read_x()
-        codec = codec_named(recipe.coding.up)
-        self.update = encode_update(self.head.anchor_F, x_F, self.memory_F, bounds, codec, recipe.coding.beta)
+        self.up = part_codecs(recipe.coding.up, self._common(work.round), bounds)
+        self.update = encode_update(self.head.anchor_F, x_F, self.memory_F, bounds, self.up, recipe.coding.beta)
         return Encoded(tuple(_payload(wire) for wire in self.update.wires))
+
+    def _common(self, round: int) -> Common:
+        assert self.head is not None and self.head_name is not None
+        learning = self._learning
+        return Common(round, self.head, self.head_name, learning.layout, learning.recipe.outer.momentum)
 
     def _combine(self, work: Combine) -> Combined:
         coding, floats = self._learning.recipe.coding, self._learning.layout.floats
-        lo, hi = part_bounds(floats, work.parts)[work.part]
+        bounds = part_bounds(floats, work.parts)
+        lo, hi = bounds[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        done = combine(rows, hi - lo, codec_named(coding.up), codec_named(coding.down))
+        up = part_codec(coding.up, self._common(work.round), bounds, work.part)
+        done = combine(rows, hi - lo, up, codec_named(coding.down))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return Combined(None if done.wire is None else _payload(done.wire), counted, faulty)
@@ -311,9 +321,8 @@ class Island:
         update, self.update = self.update, None
         if work.counted is None or update is None:
             return False
-        codec = codec_named(self._learning.recipe.coding.up)
         loop = asyncio.get_running_loop()
-        self.memory_F = await loop.run_in_executor(self._arithmetic, settle, update, work.counted, codec)
+        self.memory_F = await loop.run_in_executor(self._arithmetic, settle, update, work.counted, self.up)
         return True
 
     def _restore(self, work: Restore) -> bool:
@@ -376,25 +385,8 @@ class Island:
 
     # ---- blobs ---------------------------------------------------------------------------------------------
 
-    def _blob_work(self, work: Any) -> Any:
-        match work:
-            case ReadVertices():
-                return self.store.vertices_from(work.first, work.bytes_max)
-            case OpenBlob():
-                return BlobOpened(self.store.open_blob(work.blob, work.manifest))
-            case StoreChunk():
-                return self.store.store_chunk(work.blob, work.index, work.payload.data)
-            case CloseBlob():
-                return self.store.finish_blob(work.blob)
-            case ReadManifest():
-                return self.store.manifest(work.blob)
-            case ReadChunk():
-                return self.store.read_chunk(work.blob, work.index)
-            case _:
-                raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
 
-
-def _payload(wire: bytes) -> Payload:
+def _payload(wire: Buffer) -> Payload:
     return Payload(digest(wire), len(wire), wire)
 
 

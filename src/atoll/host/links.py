@@ -22,6 +22,7 @@ from atoll.base.ids import PeerId, Seconds, short
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB, PEERS_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.host.bulk import BulkChannel, BulkLane, BulkLimits, Intake
+from atoll.host.cap import Cap
 from atoll.host.control import Control, Word
 from atoll.host.dialling import Outcome, Refusal, cannot_dial, cannot_listen, dial_any, endpoint_of, endpoints_of
 from atoll.host.memory import Reused
@@ -57,6 +58,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     bulk_queue_bytes: int = 1024 * MIB  # keep above one whole update; counts payloads that the caller still holds
     receive_bytes: int = 4 * (BULK_FRAME_MAX + CONTROL_FRAME_MAX)  # one peer's incomplete frames
     receive_total_bytes: int = 4096 * MIB  # all peers' incomplete frames; beyond it reading waits
+    upload_bytes_s: int = 0  # on all links together, 0: no cap; bulk waits for it, control messages only count
     handshake_s: Seconds = 10.0  # three round trips and two signatures, on a bad day
 
 
@@ -119,6 +121,7 @@ class Links:
         self._guests: dict[Control, None] = {}  # oldest first
         self._memory = Reused()
         self._allocate = allocate or self._memory  # payloads are decrypted right into what this returns
+        self._cap = Cap(self._settings.upload_bytes_s)
         self._intake = Intake(self._settings.receive_total_bytes)
         self._servers: list[asyncio.Server] = []
         self._wires: set[Wire] = set()
@@ -241,6 +244,7 @@ class Links:
             wire.abort()
         if self._wires:
             await asyncio.wait([wire.closed for wire in self._wires])
+        self._cap.close()
         for server in self._servers:
             await server.wait_closed()
         self._links.clear()
@@ -308,7 +312,7 @@ class Links:
         )
 
     def _wire(self, control: Control) -> Wire:
-        wire = Wire(control)
+        wire = Wire(control, self._cap.count)
         self._wires.add(wire)
         wire.closed.add_done_callback(lambda _: self._wires.discard(wire))
         return wire
@@ -488,7 +492,7 @@ class Links:
         if link is None or link.control is None or len(link.bulk.channels) >= self._bulk_connections_max():
             raise ConnectionAbortedError("a bulk connection without a link, perhaps no longer")
         sealer, opener, rest = control.session.boxes()
-        channel = BulkChannel(control.wire, link.bulk, sealer, opener)
+        channel = BulkChannel(control.wire, link.bulk, self._cap, sealer, opener)
         control.hand_over(channel)
         link.bulk.attach(channel)
         channel.feed(rest)

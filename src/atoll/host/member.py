@@ -19,7 +19,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.host.attached import AttachedTrainer
 from atoll.host.clock import Clock
-from atoll.host.driver import Driver, Self
+from atoll.host.driver import Driver, Seat
 from atoll.host.island import Island
 from atoll.host.learning import Founded
 from atoll.host.reach import as_last_time, dialable, with_ports
@@ -69,15 +69,15 @@ class Founding(Protocol):
 
 
 Host = TypeVar("Host", bound=Driver)
-Make = Callable[[Self], Host]  # what kind of peer it is: one that trains, or one that only reduces
+Make = Callable[[Seat], Host]  # what kind of peer it is: one that trains, or one that only reduces
 
 
 def training(
     threads: int, on_fact: Callable[[Fact], None], trainer: AttachedTrainer | None = None
-) -> Callable[[Self], PeerHost]:
+) -> Callable[[Seat], PeerHost]:
     """The usual kind."""
 
-    def make(me: Self) -> PeerHost:
+    def make(me: Seat) -> PeerHost:
         island = Island(me.store, threads, trains=me.wish.role != "observer", trainer=trainer)
         return PeerHost(me, island, on_fact=on_fact)
 
@@ -121,7 +121,7 @@ async def found_run(
     store.put_blob(founded.state)
     store.put_blob(founded.data)
     store.keep([("run", run), ("genesis", encode(founded.genesis))])
-    me = Self(store, identity, signer, run, Wish("trainer", name), founded.genesis)
+    me = Seat(store, identity, signer, run, Wish("trainer", name), founded.genesis)
     host = await _open(me, listening, make)
     ticket = issue(
         identity,
@@ -163,7 +163,7 @@ async def join_run(
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
     bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     wish = Wish(role, name, (), ticket.redeem(identity.peer))
-    return await _open(Self(store, identity, signer, ticket.genesis, wish, None, bootstrap), listening, make)
+    return await _open(Seat(store, identity, signer, ticket.genesis, wish, None, bootstrap), listening, make)
 
 
 async def resume_run(folder: Path, name: str, listening: Listening, make: Make[Host]) -> Host:
@@ -189,7 +189,7 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
         wish = replace(wish, admission=ticket.redeem(identity.peer))
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
-    return await _open(Self(store, identity, signer, run, wish, genesis, bootstrap), listening, make)
+    return await _open(Seat(store, identity, signer, run, wish, genesis, bootstrap), listening, make)
 
 
 def holds_run(folder: Path) -> bool:
@@ -202,7 +202,7 @@ def holds_run(folder: Path) -> bool:
     return held
 
 
-async def _open(me: Self, listening: Listening, make: Make[Host]) -> Host:
+async def _open(me: Seat, listening: Listening, make: Make[Host]) -> Host:
     store, wish, host = me.store, me.wish, make(me)
     if wish.role == "client":
         listening = Listening((), ())  # it only dials out

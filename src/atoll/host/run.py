@@ -12,7 +12,7 @@ from pathlib import Path
 from atoll.base.errors import UsageError
 from atoll.base.ids import Digest
 from atoll.base.machine import Fact
-from atoll.host.driver import Driver, Self
+from atoll.host.driver import Driver, Seat
 from atoll.host.island import Island
 from atoll.host.learning import ATTACHED, decode_learning
 from atoll.host.store import write_durably
@@ -28,7 +28,7 @@ class PeerHost(Driver):
 
     island: Island
 
-    def __init__(self, me: Self, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
+    def __init__(self, me: Seat, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
         super().__init__(me, island, on_fact=on_fact)
         island.on_beat = self._stepped
 

@@ -27,6 +27,8 @@ from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
+from atoll.node.jobs import ReadVertices
+from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, ReadChunk, ReadManifest, StoreChunk
 
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
@@ -229,6 +231,25 @@ class Store:
                 fix="atoll status, or choose another folder with --dir",
             ) from None
         return handle
+
+
+def stored(store: Store, work: Any) -> Any:
+    """The answer to work that concerns only what is kept."""
+    match work:
+        case ReadVertices():
+            return store.vertices_from(work.first, work.bytes_max)
+        case OpenBlob():
+            return BlobOpened(store.open_blob(work.blob, work.manifest))
+        case StoreChunk():
+            return store.store_chunk(work.blob, work.index, work.payload.data)
+        case CloseBlob():
+            return store.finish_blob(work.blob)
+        case ReadManifest():
+            return store.manifest(work.blob)
+        case ReadChunk():
+            return store.read_chunk(work.blob, work.index)
+        case _:
+            raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
 
 
 def write_durably(path: Path, data: Buffer, mode: int = 0o644) -> None:

@@ -109,8 +109,9 @@ class Channel(Protocol):
 class Wire(asyncio.BufferedProtocol):
     """One TCP connection."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, count: Callable[[int], None] = lambda written_bytes: None) -> None:
         self.channel = channel
+        self._count = count  # is told of every byte given to the socket
         self.received_bytes = 0
         self.paused = False  # some written bytes are not with the kernel yet
         self.closed = asyncio.get_running_loop().create_future()
@@ -123,6 +124,7 @@ class Wire(asyncio.BufferedProtocol):
     def write(self, data: bytes | memoryview) -> None:
         assert self._transport is not None
         self._written_bytes += len(data)
+        self._count(len(data))
         self._transport.write(data)
 
     @property

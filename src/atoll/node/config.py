@@ -107,6 +107,7 @@ class Network(Section, frozen=True):
 
     listen_addresses: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce_addresses: tuple[str, ...] = ()
+    upload_bytes_s: Whole = 0
     enable_nat_traversal: bool = False
     enable_relay: bool = False
 
@@ -218,6 +219,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "network.announce_addresses": (
         "What others are told to dial where it is not what we listen on: behind a router or a port mapping."
+    ),
+    "network.upload_bytes_s": (
+        "Bytes a second that this peer sends at most, to all others together; 0: no cap. 2500000 leaves half of a "
+        "40 Mbit/s uplink free. Votes and heartbeats count but never wait; keep it high enough for an update to "
+        "leave well within consensus.timeout."
     ),
     "network.enable_nat_traversal": "Punch holes through routers. Not yet: keep false.",
     "network.enable_relay": "Reach and be reached through other members. Not yet: keep false.",

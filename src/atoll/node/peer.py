@@ -358,8 +358,12 @@ class Peer:
 
     def _ground(self, plan: RoundPlan, parent: Body, pool: ReportPool) -> Ground:
         s = self.settings
-        needed = s.min_peers if parent.trained else max(s.start_peers, s.min_peers)
-        owners = butterfly_owners(plan.owners, plan.head, s.update_bytes) if len(plan.voters) >= needed else ()
+        if parent.trained:
+            enough = len(plan.voters) >= s.min_peers
+        else:  # the first round shall count everybody it was waited for, and a newcomer's update moves nothing
+            settled = sum(m.votes and m.standing == "member" for m in plan.members)
+            enough = settled >= max(s.start_peers, s.min_peers)
+        owners = butterfly_owners(plan.owners, plan.head, s.update_bytes) if enough else ()
         recent = pool.recent()
 
         def judge(reported: Reported, as_proposer: bool) -> str | None:

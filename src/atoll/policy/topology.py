@@ -154,9 +154,10 @@ def predict(
     but occupies nothing. What becomes ready together goes to the peers behind the sender in their order, so that
     not all besiege one owner at a time: what fair sharing between connections comes to.
 
-    Limits: combining and codecs take no time, a combined row is as large as a single one; nothing is lost; congestion control is in `pair_bytes_s` or nowhere;
-    a link that waits for a slower one before it counts as free for others, so times are a little low; the time
-    is that of living, honest peers. O(peers x parts x log) time. Peers of the topology must be those of `links`.
+    Limits: combining and codecs take no time, and a combined row is as large as a single one; nothing is lost;
+    congestion control is in `pair_bytes_s` or nowhere; a link that waits for a slower one before it counts as free
+    for others, so times are a little low; everybody is alive and honest. Takes O(peers x parts x log) time; the
+    topology's peers must be those of `links`.
     """
     net = _Net(links)
     n, parts = len(links.peers), topology.parts

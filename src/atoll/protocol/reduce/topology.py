@@ -58,6 +58,14 @@ class Topology:
         return not any(part.parents for part in self.parts)
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A few peers that reduce among themselves: what they get is theirs alone."""
+
+    peers: tuple[PeerId, ...]
+    topology: Topology
+
+
 # ---- the topologies ------------------------------------------------------------------------------------------
 
 
@@ -152,7 +160,7 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
 
 def pairs(
     peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1
-) -> tuple[Topology, ...]:
+) -> tuple[Pair, ...]:
     """Gossip: groups of two, each a butterfly of its own. There is no common result, so there is no one topology.
 
     A new seed draws new pairs; the variance between peers shrinks by a constant factor per round (Boyd et al.
@@ -167,7 +175,7 @@ def pairs(
     groups += [free[i : i + 2] for i in range(0, len(free) - 1, 2)]
     if len(free) % 2:
         groups[-1:] = [[*groups[-1], free[-1]]] if groups else [free]
-    return tuple(butterfly(tuple(group), seed, weights, pieces) for group in groups)
+    return tuple(Pair(tuple(group), butterfly(group, seed, weights, pieces)) for group in groups)
 
 
 def candidates(

@@ -1,0 +1,390 @@
+"""All-reduce as a library: encrypted, elastic, and told exactly who is in the result.
+
+    group = atoll.reduce.found(peers=4)           # prints nothing; hand group.ticket to the others
+    group = atoll.reduce.join(ticket)             # in every other process, anywhere
+    done = group.all_reduce([tensor, ...])        # the mean, in place; done.contributors says over whom
+
+Every call is one agreed round of the same protocol that trains models (`node/round.py`), so members may die at any
+moment, and newcomers join with the ticket between calls. All members make the same calls in the same order, with
+tensors of the same sizes. Promises: all members hold the same bits after a call, or the call fails and says why.
+Never averages silently over fewer members than it reports. Runs in a background thread of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+from torch import Tensor
+
+from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.limits import MIB
+from atoll.base.machine import Event, Fact, Received
+from atoll.host import driver
+from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Part, Reduced, fused, unfused
+from atoll.host.learning import Founded
+from atoll.host.member import Invitation, Listening, found_run, join_run
+from atoll.keys.digest import blob_id, manifest_of
+from atoll.learn.codec import codec_named
+from atoll.node.peer import GenesisKnown, Refused
+from atoll.node.round import RoundClosed
+from atoll.node.settings import RunSettings, encode_settings
+from atoll.policy.plan import RoundSettings
+from atoll.wire.codec import decode_statement, encode
+from atoll.wire.messages.round import Committed
+from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
+
+T = TypeVar("T")
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
+SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that nobody holds more than this twice
+PIECE_BYTES = 8 * MIB  # of a part: while one is combined the next ones are on their way
+VERTICES_KEPT = 64  # for members that were away
+MEET_S = 120.0  # for all founding peers to be there
+
+
+class Group:
+    """This process's seat in a group. Made by `found` and `join`; thread-safe; close it when done."""
+
+    def __init__(self, opening: Coroutine[Any, Any, tuple[GroupHost, str]]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="atoll-group", daemon=True)
+        self._thread.start()
+        self._closed = False
+        try:
+            self._host, self.ticket = self._run(opening)
+        except BaseException:
+            self._stop_loop()
+            raise
+        atexit.register(self.close)
+
+    @property
+    def me(self) -> PeerId:
+        return self._host.me
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """The members that take part, by the last agreed vertex."""
+        return self._run(self._host.members())
+
+    def wait_for_peers(self, count: int, timeout_s: Seconds = MEET_S) -> None:
+        """Until so many members are there. RunFailedError if they are not in time."""
+        self._run(self._host.meet(count, timeout_s))
+
+    def all_reduce(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        *,
+        weight: int = 1,
+        codec: str | None = None,
+        timeout_s: Seconds | None = None,
+    ) -> Reduced:
+        """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time.
+
+        `codec` (default: the group's) must be the same at all members; see specs/codecs.md.
+        """
+        return self.all_reduce_async(tensors, weight=weight, codec=codec).wait(timeout_s)
+
+    def all_reduce_async(
+        self, tensors: Tensor | Sequence[Tensor], *, weight: int = 1, codec: str | None = None
+    ) -> Work:
+        """The same without waiting; the tensors are not to be touched until `wait` has returned."""
+        if self._closed:
+            raise UsageError("E-RED-01", "this group was closed", fix="found or join a group again")
+        if weight < 1:
+            raise UsageError("E-RED-02", f"a weight of {weight}", fix="give a positive whole number of samples")
+        codec_name = codec_named(codec).name if codec else self._host.island.terms.codec
+        given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        for tensor in given:
+            if not tensor.is_floating_point():
+                raise UsageError("E-RED-02", f"a tensor of {tensor.dtype}", fix="reduce floating-point tensors")
+        flat_N = fused(given)
+        step = SLICE_BYTES // flat_N.element_size()
+        slices = [flat_N[at : at + step] for at in range(0, max(1, len(flat_N)), step)]
+        calls = [Call(piece, weight, codec_name) for piece in slices]
+        self._loop.call_soon_threadsafe(self._host.call, calls)
+        return Work(self, given, flat_N, calls)
+
+    def close(self) -> None:
+        """Say farewell and end. Harmless the second time; also done when Python exits."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._run(self._host.stop())
+        self._stop_loop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def trouble(self) -> str:
+        """Why nothing happens, as far as this member knows."""
+        return self._run(self._host.trouble())
+
+
+class Work:
+    """An all-reduce that is under way."""
+
+    def __init__(self, group: Group, tensors: Sequence[Tensor], flat_N: Tensor, calls: Sequence[Call]) -> None:
+        self._group, self._tensors, self._flat_N, self._calls = group, tensors, flat_N, calls
+        self._done: Reduced | None = None
+
+    def done(self) -> bool:
+        return all(call.future.done() for call in self._calls)
+
+    def wait(self, timeout_s: Seconds | None = None) -> Reduced:
+        """Until the mean is in the tensors. RunFailedError if it is not within `timeout_s`, where one is given."""
+        if self._done is None:
+            try:
+                results = [call.future.result(timeout_s) for call in self._calls]
+            except FutureTimeoutError:
+                raise RunFailedError(
+                    "E-RED-03",
+                    f"the all-reduce was not agreed within {timeout_s} s",
+                    cause=self._group.trouble(),
+                    fix="wait again with work.wait(), or close the group and found a new one",
+                ) from None
+            unfused(self._flat_N, self._tensors)
+            self._done = _joined(results, [len(call.flat_N) for call in self._calls])
+        return self._done
+
+
+def found(
+    *,
+    peers: int = 1,
+    codec: str = "fp32",
+    way_back: str = "",
+    topology: str = "butterfly",
+    timeout_s: Seconds = 60.0,
+    silence_s: Seconds = 6.0,
+    name: str = "",
+    listen: tuple[str, ...] = LOOPBACK,
+    announce: tuple[str, ...] = (),
+) -> Group:
+    """A new group with this process as its first member; the first all-reduce begins when `peers` are there.
+
+    `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. A member whose
+    user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone.
+    Raises UsageError for settings that cannot be.
+    """
+    for named in (codec, way_back or codec):
+        codec_named(named)
+    terms = GroupTerms(codec, way_back, timeout_s)
+    rounds = RoundSettings(
+        inner_steps=1,
+        first_train_s=FOREVER_S,
+        train_max_s=FOREVER_S,
+        owner_s=max(6.0, silence_s),
+        suspect_s=silence_s,
+        beat_s=min(2.0, silence_s / 3),
+    )
+    settings = RunSettings(name="group", start_peers=peers, round=rounds, learning=msgspec.msgpack.encode(terms))
+
+    async def opening() -> tuple[GroupHost, str]:
+        folder = Path(tempfile.mkdtemp(prefix="atoll-group-"))
+        host, ticket = await found_run(
+            folder,
+            _genesis,
+            settings,
+            name,
+            Listening(listen, announce),
+            Invitation(),
+            GroupHost,
+            durable=False,
+        )
+        host.start()
+        return host, ticket.text
+
+    return Group(opening())
+
+
+def join(
+    ticket: str, *, name: str = "", listen: tuple[str, ...] = LOOPBACK, announce: tuple[str, ...] = ()
+) -> Group:
+    """Take a seat in the ticket's group; returns when this member is let in. Raises the ticket's own error."""
+
+    async def opening() -> tuple[GroupHost, str]:
+        folder = Path(tempfile.mkdtemp(prefix="atoll-group-"))
+        host = await join_run(
+            folder, ticket, "trainer", name, Listening(listen, announce), GroupHost, durable=False
+        )
+        host.start()
+        await host.seated(MEET_S)
+        return host, ticket
+
+    return Group(opening())
+
+
+class GroupHost(driver.Driver):
+    """The member behind a `Group`; lives in its loop."""
+
+    island: GroupIsland
+
+    def __init__(self, seat: driver.Seat) -> None:
+        super().__init__(seat, GroupIsland(seat.store))
+        self.listeners = [self._react_to_fact]  # no record: nobody plots a group
+        self._refused: AtollError | None = None
+        self._news = asyncio.Event()
+
+    def call(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            self.island.call(call)
+
+    def handle(self, event: Event) -> None:
+        super().handle(event)
+        match event:
+            case Received(message=Committed(round=round)) if round == self._round():
+                self.island.others_wait()
+            case _:
+                pass
+
+    async def members(self) -> tuple[PeerId, ...]:
+        history = self.machine.history
+        return tuple(m.peer for m in history.head_body.members if m.votes) if history is not None else ()
+
+    async def meet(self, count: int, timeout_s: Seconds) -> None:
+        await self._until(lambda: self._voters() >= count, timeout_s, f"{count} members are here")
+
+    async def seated(self, timeout_s: Seconds) -> None:
+        """Until the others let me in and I hold what they agreed on."""
+        await self._until(self._is_seated, timeout_s, "the others let this member in")
+
+    async def trouble(self) -> str:
+        round = self.machine.round
+        if round is None:
+            return "this member is still catching up with the group"
+        names = {m.peer: m.name or m.peer for m in round.plan.members}
+        silent = [names[p] for p in round.plan.voters if p != self.me and self.machine.heartbeat.gone(p)]
+        if round.assembling:
+            return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
+        if len(silent) > round.plan.tolerated:
+            return f"too few members are left to agree: {', '.join(silent)} cannot be heard"
+        awaited = [names[p] for p in round.awaited if p != self.me and not self.machine.heartbeat.gone(p)]
+        if awaited:
+            return f"these members have not called yet: {', '.join(awaited)}"
+        return "parts are still on their way"
+
+    async def stop(self, why: str = "the group was closed", farewell: bool = True) -> None:
+        await super().stop(why, farewell)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _react_to_fact(self, fact: Fact) -> None:
+        match fact:
+            case GenesisKnown():
+                self.island.terms = msgspec.msgpack.decode(fact.settings.learning, type=GroupTerms)
+            case RoundClosed():
+                self.store.keep([(f"vertex/{fact.round - VERTICES_KEPT}", None)])
+                if fact.body.parts:
+                    self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)))
+            case Refused():
+                self._refused = RefusedError(fact.code, fact.what, fix=fact.fix)
+            case _:
+                pass
+        self._news.set()
+
+    async def _until(self, holds: Callable[[], bool], timeout_s: Seconds, what: str) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    if self._refused is not None:
+                        raise self._refused
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise NetworkError(
+                "E-RED-07",
+                f"after {timeout_s:.0f} s it is still not true that {what}",
+                cause=await self.trouble(),
+                fix="see that the other processes run and that their addresses can be reached from here",
+            ) from None
+
+    def _is_seated(self) -> bool:
+        history = self.machine.history
+        votes = history is not None and any(m.peer == self.me and m.votes for m in history.head_body.members)
+        return votes and self.machine.round is not None
+
+    def _voters(self) -> int:
+        history = self.machine.history
+        return sum(m.votes for m in history.head_body.members) if history is not None else 0
+
+    def _round(self) -> int:
+        return self.machine.round.plan.round if self.machine.round is not None else -1
+
+
+def _genesis(
+    settings: RunSettings,
+    founder: PeerId,
+    vote_key: bytes,
+    identity: Digest,
+    name: str,
+    addresses: tuple[str, ...],
+    tickets: tuple[TicketUse, ...],
+    now: Seconds,
+) -> Founded:
+    """A group begins with an empty state: its members bring their tensors with them."""
+    state = b"atoll/group/1"
+    member = Member(founder, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=identity)
+    body = Body(
+        run=ZERO_DIGEST,
+        round=-1,
+        attempt=0,
+        parent=ZERO_DIGEST,
+        time_s=now,
+        proposer=founder,
+        parts=(),
+        state=blob_id(manifest_of(state)),
+        commits=(),
+        members=(member,),
+        tickets=tickets,
+        reports=(),
+        metrics=Metrics(0.0, 0, 0),
+        settings=encode_settings(settings),
+    )
+    return Founded(Vertex(encode(body), None), state, b"")
+
+
+def _reduced(fact: RoundClosed, cuts: Cuts) -> Reduced:
+    named: list[tuple[PeerId, ...]] = []
+    for signed in fact.body.parts:
+        answered = decode_statement(signed.body, signed.signer) if signed is not None else None
+        named.append(answered.contributors if isinstance(answered, Answered) else ())
+    parts = tuple(zip(cuts, named, strict=True)) if cuts else ()
+    return Reduced(fact.round, fact.counted, fact.partly, fact.missing, parts)
+
+
+def _joined(results: Sequence[Reduced], lengths: Sequence[int]) -> Reduced:
+    """What the slices of one call did together."""
+    if len(results) == 1:
+        return results[0]
+    parts: list[Part] = []
+    for at, result in zip(accumulate(lengths, initial=0), results, strict=False):
+        parts += [((at + lo, at + hi), names) for (lo, hi), names in result.parts]
+    everywhere = set(results[0].contributors) - set(results[0].partly)
+    for result in results:
+        everywhere &= set(result.contributors) - set(result.partly)
+    contributors = {peer for result in results for peer in result.contributors}
+    missing = {peer for result in results for peer in result.missing} - contributors
+    partly = contributors - everywhere
+    return Reduced(results[-1].round, *(tuple(sorted(s)) for s in (contributors, partly, missing)), tuple(parts))

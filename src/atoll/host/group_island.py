@@ -1,0 +1,264 @@
+"""The island of a peer that only reduces: its tensors are whatever its user hands in, call by call.
+
+Stands where a trainer stands in a run that learns: a round "trains" when the user calls, its update is the tensors
+themselves, its state is the name of what was agreed. So an all-reduce is a round: agreed, elastic, encrypted.
+Promises: tensors of a call change only once its round is agreed, and then to the same bits at every member; a
+member whose user does not call for `timeout_s` while others wait passes, and says so.
+Never keeps tensors between calls, never writes them to disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from torch import Tensor
+
+from atoll.base.errors import RunFailedError
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
+from atoll.base.machine import Message, Payload
+from atoll.host.store import Store, stored
+from atoll.keys.digest import Buffer, digest
+from atoll.learn.codec import Codec, codec_named
+from atoll.learn.codec.blocks import BLOCK
+from atoll.learn.combine import combine
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
+from atoll.protocol.reduce.work import Combine, Combined
+from atoll.wire.messages.round import Answer, Contribution, PartBytes
+
+STATES_KEPT = 4  # names of agreed states, for members that join while the next ones are agreed
+Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
+Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
+
+
+class GroupTerms(msgspec.Struct, frozen=True):
+    """What genesis of a group fixes for its members' islands."""
+
+    codec: str = "fp32"
+    way_back: str = ""  # codec of the combined parts; empty: the same one
+    timeout_s: Seconds = 60.0
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What an all-reduce did. Peers are ids, in order."""
+
+    round: int
+    contributors: tuple[PeerId, ...]  # in at least one part of the mean
+    partly: tuple[PeerId, ...]  # of those, the ones missing from some part
+    missing: tuple[PeerId, ...]  # members that are in no part
+    parts: tuple[Part, ...]
+    """A slice that nobody answered for names nobody, and keeps this member's own values."""
+
+    @property
+    def complete(self) -> bool:
+        """Every value is the mean over all contributors."""
+        return not self.partly and all(names for (lo, hi), names in self.parts if hi > lo)
+
+
+@dataclass
+class Call:
+    """One slice of one all-reduce: `flat_N` is read while it is under way, and overwritten when it is agreed."""
+
+    flat_N: Tensor  # (N,) fp32 on the CPU
+    weight: int
+    codec: str
+    future: Future[Reduced] = field(default_factory=Future[Reduced])
+    cuts: Cuts = ()
+
+
+class GroupIsland:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.terms = GroupTerms()
+        self.shares: Callable[[int], Sequence[int]] = lambda parts: (1,) * parts  # relative sizes of the parts
+        self.calls: deque[Call] = deque()
+        self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
+        self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
+        self._states: deque[Digest] = deque(maxlen=STATES_KEPT)
+        self._changed = asyncio.Event()  # there is a call, or it is time to pass
+        self._waited_for: asyncio.TimerHandle | None = None
+        self._overdue = False
+        self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
+
+    # ---- what the group's owner does -----------------------------------------------------------------------
+
+    def call(self, call: Call) -> None:
+        self.calls.append(call)
+        self._changed.set()
+
+    def others_wait(self) -> None:
+        """Somebody committed to a round that my user has not called for yet."""
+        if self.calls or self._waited_for is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._waited_for = loop.call_later(self.terms.timeout_s, self._pass)
+
+    def closed(self, done: Reduced) -> None:
+        """The round was agreed, and its values are in the tensors if something was encoded for it."""
+        self._others_are_served()
+        mine = self._mine(done.round)
+        if mine is None:
+            return  # it went on without me: the call, if there is one, is for the next round
+        self.current = None
+        self.calls.popleft()
+        if not mine.future.done():
+            mine.future.set_result(done)
+
+    def cuts_of(self, round: int) -> Cuts:
+        """Where the parts of this round's call lie; nothing if nothing was encoded for it."""
+        mine = self._mine(round)
+        return mine.cuts if mine is not None else ()
+
+    # ---- what the driver asks for --------------------------------------------------------------------------
+
+    async def do(self, work: Any) -> Any:
+        match work:
+            case Train():
+                return await self._train()
+            case Encode():
+                return await self._off_loop(self._encode, work)
+            case Combine():
+                return await self._off_loop(self._combine, work)
+            case Advance():
+                return self._advance(work)
+            case Adopt():
+                return await self._off_loop(self._adopt, work)
+            case Restore():
+                return self.store.has_blob(work.state)
+            case _:
+                return stored(self.store, work)
+
+    def name_of(self, message: Message, payload: Buffer) -> Digest:
+        """Parts are named by a fast hash: members of a group trust each other, and the link authenticates bytes."""
+        quick = isinstance(message, Contribution | Answer | PartBytes)
+        return _quick_name(payload) if quick else digest(payload)
+
+    async def close(self) -> None:
+        self._others_are_served()
+        for call in self.calls:
+            if not call.future.done():
+                call.future.set_exception(
+                    RunFailedError("E-RED-04", "the group was closed before this all-reduce was agreed")
+                )
+        self._arithmetic.shutdown(wait=True, cancel_futures=True)
+
+    # ---- the work ------------------------------------------------------------------------------------------
+
+    async def _train(self) -> Trained:
+        while not self.calls and not self._overdue:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self.calls:
+            raise RunFailedError("E-RED-06", f"its user did not call for {self.terms.timeout_s:.0f} s")
+        return Trained(1, self.calls[0].weight, 0.0, 0.0)
+
+    def _encode(self, work: Encode) -> Encoded:
+        call = self.calls[0]
+        call.cuts = cuts(len(call.flat_N), self.shares(work.parts))
+        codec = codec_named(call.codec)
+        payloads = tuple(_payload(codec.encode(call.flat_N[lo:hi])) for lo, hi in call.cuts)
+        self.current = work.round, call
+        return Encoded(payloads)
+
+    def _combine(self, work: Combine) -> Combined:
+        call = self._mine(work.round)
+        if call is None:
+            raise RunFailedError("E-RED-06", "its user has not called")
+        lo, hi = call.cuts[work.part]
+        rows = [(row.weight, row.payload.data) for row in work.rows]
+        done = combine(rows, hi - lo, codec_named(call.codec), self._way_back(call))
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        faulty = tuple(work.rows[i].peer for i, _ in done.faults)
+        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty)
+
+    def _advance(self, work: Advance) -> Advanced:
+        """The state is the names of the agreed parts: enough for every member to see that it holds the same."""
+        names = [ABSENT if p is None else p.digest for p in work.parts]
+        state = self.store.put_blob(work.before + b"".join(names))
+        self._agreed[state] = work.parts
+        self._states.append(state)
+        return Advanced(state)
+
+    def _adopt(self, work: Adopt) -> None:
+        parts, self._agreed = self._agreed.get(work.state), {}
+        self.store.drop_blobs({*self._states, work.state})
+        call = self._mine(work.round)
+        if call is None or parts is None:
+            return
+        codec = self._way_back(call)
+        for payload, (lo, hi) in zip(parts, call.cuts, strict=True):
+            if payload is not None:
+                codec.decode_into(payload.data, call.flat_N[lo:hi])
+
+    def _way_back(self, call: Call) -> Codec:
+        return codec_named(self.terms.way_back or call.codec)
+
+    # ---- small words ---------------------------------------------------------------------------------------
+
+    def _mine(self, round: int) -> Call | None:
+        return self.current[1] if self.current is not None and self.current[0] == round else None
+
+    def _pass(self) -> None:
+        self._overdue = True
+        self._changed.set()
+
+    def _others_are_served(self) -> None:
+        self._overdue = False
+        if self._waited_for is not None:
+            self._waited_for.cancel()
+            self._waited_for = None
+
+    async def _off_loop(self, work: Callable[[Any], Any], argument: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._arithmetic, work, argument)
+
+
+ABSENT = Digest(bytes(DIGEST_BYTES))
+
+
+def cuts(values: int, shares: Sequence[int]) -> Cuts:
+    """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs; small ones may be empty."""
+    blocks, total, seen, edges = -(-values // BLOCK), sum(shares), 0, [0]
+    for share in shares:
+        seen += share
+        edges.append(min(values, blocks * seen // total * BLOCK))
+    return tuple(pairwise(edges))
+
+
+def _payload(wire: Buffer) -> Payload:
+    return Payload(_quick_name(wire), memoryview(wire).nbytes, wire)
+
+
+def _quick_name(data: Buffer) -> Digest:
+    return Digest(xxhash.xxh3_128_digest(data).ljust(DIGEST_BYTES, b"\0"))
+
+
+def fused(tensors: Sequence[Tensor]) -> Tensor:
+    """(N,) fp32 on the CPU: the one tensor's own memory if it already is such a vector, else a copy."""
+    if len(tensors) == 1:
+        only = tensors[0].detach()
+        if only.dtype == torch.float32 and only.device.type == "cpu" and only.is_contiguous():
+            return only.view(-1)
+    flat_N, at = torch.empty(sum(t.numel() for t in tensors)), 0
+    for tensor in tensors:
+        flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1))
+        at += tensor.numel()
+    return flat_N
+
+
+def unfused(flat_N: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write the vector back, each tensor in its own dtype and on its own device."""
+    at = 0
+    for tensor in tensors:
+        piece = flat_N[at : at + tensor.numel()]
+        at += tensor.numel()
+        if piece.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(piece.view(tensor.shape))
