@@ -1,4 +1,4 @@
-"""Codecs that build on what a round's members hold alike: members encode, owners decode, all from their own copies."""
+"""Codecs that build on what members of a round hold alike: one encodes, owners decode, each from its own copy."""
 
 import pytest
 import torch
@@ -157,7 +157,7 @@ def test_changed_leaves_out_tensors_that_did_not_move_across_part_borders():
 @given(rows=st.integers(1, 40), columns=st.integers(1, 400), before=st.integers(0, 700), parts=st.integers(1, 9))
 @settings(max_examples=60, deadline=None)
 def test_every_part_of_any_layout_is_covered_by_its_pieces(rows, columns, before, parts):
-    """A vector, a matrix and a convolution, cut anywhere: low-rank codecs of the parts take exactly their values."""
+    """A vector, a matrix and a convolution, cut anywhere: the codecs of the parts take exactly their values."""
     n = before + rows * columns + 2 * 3 * 3 * rows
     slots = (
         *((Slot("bias", "parameter", (before,), "float32", 0),) if before else ()),
@@ -185,7 +185,7 @@ def test_a_recipe_may_name_them_for_the_way_up(name):
 @pytest.mark.parametrize("name", ["randk:0.1", "delta+int8", "lowrank:4", "int8+auto"])
 def test_a_recipe_may_not_name_them_for_the_way_down(name):
     """An answer must not depend on what only some hold, or on a library's version."""
-    with pytest.raises(ValueError, match="needs|cannot carry answers"):
+    with pytest.raises(ValueError, match=r"needs|cannot carry answers"):
         diloco(down=name)
 
 
