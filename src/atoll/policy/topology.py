@@ -146,9 +146,9 @@ def predict(
 ) -> Prediction:
     """Cost of one reduce of a dense update of `update_bytes`; rows are `up_ratio`, answers `down_ratio` as large.
 
-    A schedule of all transfers in the α-β model (Hockney 1994; for collectives Thakur, Rabenseifner & Gropp 2005,
-    section 3; Chan, Heimlich, Purkayastha & van de Geijn 2007, section 3), with per-message overhead o as in LogP
-    (Culler et al. 1993). A row may leave when all rows below it have arrived, answers when the owner has all rows.
+    A schedule of all transfers in the α-β model (Hockney 1994; for collectives Thakur, Rabenseifner & Gropp 2005
+    and Chan, Heimlich, Purkayastha & van de Geijn 2007), with per-message overhead o as in LogP (Culler et al.
+    1993). A row may leave when all rows below it have arrived, answers when the owner has all rows.
     A transfer crosses up to four links: sender's uplink, connection, link between regions, receiver's downlink;
     each works off its bytes first come, first served, and begins with the first byte (cut-through); latency delays
     but occupies nothing. What becomes ready together goes to the peers behind the sender in their order, so that
@@ -275,7 +275,7 @@ def clusters_by_latency(links: Links, gap: float = GAP, near_s: Seconds = NEAR_S
     """Groups whose members are near each other, groups of groups and so on; flat if nobody stands apart.
 
     Complete linkage (the distance of two groups is the largest latency between them, either way), by chains of
-    nearest neighbours in O(n²) (Müllner 2011, section 2; Murtagh 1983). Merged groups melt into one, but for one
+    nearest neighbours in O(n²) (Murtagh 1983; Müllner 2011). Merged groups melt into one, but for one
     whose inside is `gap` times as near as the merge: that one stays a group. Ties go to the peer listed first.
     """
     n = len(links.peers)

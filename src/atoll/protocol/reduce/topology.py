@@ -90,8 +90,8 @@ def star(
 def butterfly(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1) -> Topology:
     """Everybody owns a part, up to PARTS_MAX owners, and sends directly: reduce-scatter, then all-gather.
 
-    Up to PARTS_MAX equal peers each send 2 (n - 1) / n updates, the least possible (Patarasuk & Yuan 2009,
-    theorem 1). With `weights` the parts balance the uplinks (`_shares`), and beyond PARTS_MAX the fastest own.
+    Up to PARTS_MAX equal peers each send 2 (n - 1) / n updates, the least possible (Patarasuk & Yuan 2009).
+    With `weights` the parts balance the uplinks (`_shares`), and beyond PARTS_MAX the fastest own.
     """
     order = _fastest(_carriers(peers, seed, weights), weights)
     owners = order[:PARTS_MAX]
@@ -163,8 +163,9 @@ def pairs(
 ) -> tuple[Pair, ...]:
     """Gossip: groups of two, each a butterfly of its own. There is no common result, so there is no one topology.
 
-    A new seed draws new pairs; the variance between peers shrinks by a constant factor per round (Boyd et al.
-    2006, theorem 3). One left over makes a group of three; clients are paired with peers that can carry.
+    A new seed draws new pairs, which leave (n - 2) / (2 n - 2) of the variance between n peers in expectation: two
+    centred values drawn without replacement have E[((a + b) / 2)²] = σ² / 2 · (1 - 1 / (n - 1)) (compare Boyd et
+    al. 2006). One left over makes a group of three; clients are paired with peers that can carry.
     """
     able = _carriers(peers, seed, weights)
     carried = _clients(peers, able)

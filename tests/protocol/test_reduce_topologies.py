@@ -1,0 +1,393 @@
+"""Every topology brings every row to its owner once, and costs what the textbook says."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import MIB, OWNERS_PER_PART, PART_BYTES_MAX, PARTS_MAX
+from atoll.protocol.reduce.topology import (
+    FAN,
+    Cluster,
+    Part,
+    Topology,
+    butterfly,
+    candidates,
+    counts,
+    fanned,
+    fitting,
+    hierarchical,
+    members,
+    pairs,
+    ring,
+    star,
+    tree,
+    validate,
+)
+
+SEED = b"head"
+
+
+def names(count: int) -> tuple[PeerId, ...]:
+    return tuple(PeerId(f"p{i}") for i in range(count))
+
+
+class Reduced:
+    """What really moves when the parts of a topology are reduced, hop by hop: rows are lists of contributors."""
+
+    def __init__(self, topology: Topology, peers: tuple[PeerId, ...]) -> None:
+        self.sent: Counter[PeerId] = Counter()  # in shares
+        self.received: Counter[PeerId] = Counter()
+        self.messages: Counter[PeerId] = Counter()
+        self.crossings: list[Counter[tuple[PeerId, PeerId]]] = []  # per part, rows on their way up
+        self.combined: list[list[PeerId]] = []
+        self.answered: list[Counter[PeerId]] = []
+        for part in topology.parts:
+            self._reduce(part, peers)
+        self.total = sum(part.share for part in topology.parts)
+
+    def _reduce(self, part: Part, peers: tuple[PeerId, ...]) -> None:
+        rows = {p: [p] for p in peers}
+        waits_for = Counter(part.parent(p) for p in peers)
+        ready = [p for p in peers if not waits_for[p]]
+        crossed: Counter[tuple[PeerId, PeerId]] = Counter()
+        for peer in ready:  # grows: whoever has heard all its children goes next
+            parent = part.parent(peer)
+            if parent is not None:
+                self._send(peer, parent, part)
+                crossed[peer, parent] += 1
+                rows[parent] += rows.pop(peer)
+                waits_for[parent] -= 1
+                if not waits_for[parent]:
+                    ready.append(parent)
+        self.combined.append(sorted(rows[part.owners[0]]))
+        self.crossings.append(crossed)
+        answered: Counter[PeerId] = Counter({part.owners[0]: 1})
+        for peer in reversed(ready):  # owner first, leaves last
+            parent = part.parent(peer)
+            if parent is not None:
+                assert answered[parent] == 1
+                answered[peer] += 1
+                self._send(parent, peer, part)
+        self.answered.append(answered)
+
+    def _send(self, sender: PeerId, receiver: PeerId, part: Part) -> None:
+        self.messages[sender] += 1
+        self.sent[sender] += part.share
+        self.received[receiver] += part.share
+
+
+def halves(peers: tuple[PeerId, ...]) -> Cluster:
+    return peers[: len(peers) // 2], peers[len(peers) // 2 :]
+
+
+@st.composite
+def swarms(draw: st.DrawFn) -> tuple[tuple[PeerId, ...], dict[PeerId, float] | None]:
+    """1 to 64 peers, and upload rates of which some may be zero: clients."""
+    peers = names(draw(st.integers(1, 64)))
+    if draw(st.booleans()):
+        return peers, None
+    rate = st.one_of(st.just(0.0), st.floats(0.01, 1000))
+    rates = draw(st.lists(rate, min_size=len(peers), max_size=len(peers)))
+    rates[draw(st.integers(0, len(peers) - 1))] = 1.0
+    return peers, dict(zip(peers, rates, strict=True))
+
+
+@st.composite
+def nestings(draw: st.DrawFn) -> Cluster:
+    """Clusters of clusters of peers, some empty."""
+    left = list(names(draw(st.integers(1, 40))))
+
+    def some(depth: int) -> Cluster:
+        items: list[PeerId | Cluster] = []
+        for _ in range(draw(st.integers(0, 5))):
+            items += [some(depth - 1)] if depth and draw(st.booleans()) else [left.pop()] if left else []
+        return tuple(items)
+
+    return (*some(2), *left)
+
+
+def assert_exactly_once(topology: Topology, peers: tuple[PeerId, ...]) -> Reduced:
+    assert validate(topology, peers) is None
+    done = Reduced(topology, peers)
+    assert all(combined == sorted(peers) for combined in done.combined)
+    assert all(answered == Counter(peers) for answered in done.answered)
+    return done
+
+
+@settings(deadline=None, max_examples=40)
+@given(swarms(), st.binary(max_size=4), st.integers(1, 3), st.integers(1, 4))
+def test_every_row_reaches_every_owner_once_and_every_answer_everybody_once(swarm, seed, pieces, arity):
+    """Rows are carried hop by hop; counts, worked out without carrying anything, must agree with what moved."""
+    peers, weights = swarm
+    for topology in (
+        star(peers, seed, weights, pieces),
+        ring(peers, seed, weights, pieces),
+        tree(peers, seed, weights, pieces, arity),
+        butterfly(peers, seed, weights, pieces),
+        hierarchical(halves(peers), seed, weights, pieces),
+        hierarchical(fanned(peers, seed, 3), seed, weights, pieces),
+    ):
+        done = assert_exactly_once(topology, peers)
+        count = counts(topology, peers)
+        assert done.sent == done.received
+        assert count.messages_max == max(done.messages[p] for p in peers)
+        assert count.messages_mean == pytest.approx(sum(done.messages.values()) / len(peers))
+        assert count.sent_max == pytest.approx(max(done.sent[p] for p in peers) / done.total)
+        assert count.sent_mean == pytest.approx(2 * (len(peers) - 1) / len(peers))
+
+
+@settings(deadline=None)
+@given(nestings(), st.binary(max_size=4))
+def test_any_nesting_of_clusters_reaches_everybody(clusters, seed):
+    peers = members(clusters)
+    assert_exactly_once(hierarchical(clusters, seed), peers)
+    assert sorted(members(fanned(clusters, seed, 2))) == sorted(peers)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 64), st.binary(max_size=4))
+def test_ring_and_butterfly_send_as_little_as_possible_and_a_star_burdens_its_server(n, seed):
+    """2 (n - 1) / n updates per peer (Patarasuk & Yuan 2009); above PARTS_MAX a butterfly's owners send more."""
+    peers, least = names(n), 2 * (n - 1) / n
+    assert counts(ring(peers, seed), peers).sent_max == pytest.approx(least)
+    owners = min(n, PARTS_MAX)
+    flat = counts(butterfly(peers, seed), peers)
+    assert flat.sent_max == pytest.approx((owners - 1) / owners + (n - 1) / owners)
+    assert flat.sent_max == pytest.approx(least) or n > PARTS_MAX
+    served = Reduced(star(peers, seed, server=peers[-1]), peers)
+    assert served.sent[peers[-1]] + served.received[peers[-1]] == 2 * (n - 1)
+    assert n == 1 or max(served.sent[p] + served.received[p] for p in peers[:-1]) == 2
+
+
+@settings(deadline=None)
+@given(swarms(), st.binary(max_size=4))
+def test_clients_own_nothing_and_nobody_hands_them_a_row(swarm, seed):
+    peers, weights = swarm
+    able = {p for p in peers if weights is None or weights[p] > 0}
+    for topology in candidates(peers, seed, weights, halves(peers)):
+        for part in topology.parts:
+            assert able.issuperset(part.owners)
+            assert able.issuperset(part.parents.values())
+            assert len(part.owners) == min(OWNERS_PER_PART, len(able))
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=3, max_size=PARTS_MAX), st.data())
+def test_no_other_cut_of_the_update_would_free_the_busiest_uplink_sooner(rates, data):
+    """The butterfly's shares against drawn ones; a peer sends 1 + (n - 2) of its share."""
+    n, peers = len(rates), names(len(rates))
+    weights = dict(zip(peers, rates, strict=True))
+    mine: Counter[PeerId] = Counter()
+    for part in butterfly(peers, SEED, weights).parts:
+        mine[part.owners[0]] += part.share
+    other = dict(zip(peers, data.draw(st.lists(st.floats(0.001, 1), min_size=n, max_size=n)), strict=True))
+
+    def busy_s(shares: dict[PeerId, float] | Counter[PeerId]) -> float:
+        total = sum(shares.values())
+        return max((1 + (n - 2) * shares[p] / total) / weights[p] for p in peers)
+
+    assert busy_s(mine) <= busy_s(other) * 1.02 + 1e-9  # shares are rounded to 4096ths
+    ordered = sorted(peers, key=lambda p: weights[p])
+    assert all(mine[slow] <= mine[fast] for slow, fast in pairwise(ordered))
+
+
+def test_equal_uplinks_get_equal_shares_and_a_thin_one_nothing():
+    peers = names(4)
+    assert {part.share for part in butterfly(peers, SEED, dict.fromkeys(peers, 7.0)).parts} == {1}
+    thin = butterfly(peers, SEED, {p: 1.0 if p == "p0" else 100.0 for p in peers})
+    assert {part.owners[0] for part in thin.parts} == set(peers) - {"p0"}
+
+
+def test_above_the_limit_of_parts_the_fastest_own():
+    peers = names(40)
+    rates = {p: 10.0 if i % 2 else 1.0 for i, p in enumerate(peers)}
+    owners = {part.owners[0] for part in butterfly(peers, SEED, rates).parts}
+    assert len(owners) == PARTS_MAX
+    assert all(rates[p] == 10.0 for p in owners)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.binary(max_size=4), st.integers(1, 3))
+def test_a_link_between_clusters_carries_each_part_once(sizes, seed, pieces):
+    """With k clusters k - 1 rows leave their cluster per part, however many members there are."""
+    peers = names(sum(sizes))
+    home = [c for c, size in enumerate(sizes) for _ in range(size)]
+    where = dict(zip(peers, home, strict=True))
+    clusters = tuple(tuple(p for p in peers if where[p] == c) for c in range(len(sizes)))
+    for crossed in Reduced(hierarchical(clusters, seed, pieces=pieces), peers).crossings:
+        assert sum(n for (a, b), n in crossed.items() if where[a] != where[b]) == len(sizes) - 1
+
+
+def test_nested_clusters_cross_each_level_once():
+    """Two continents of two sites of three: one row per part crosses the ocean, two more go between sites."""
+    peers = names(12)
+    sites = [peers[i : i + 3] for i in range(0, 12, 3)]
+    topology = hierarchical(((sites[0], sites[1]), (sites[2], sites[3])), SEED)
+    site = {p: i // 3 for i, p in enumerate(peers)}
+    for crossed in Reduced(topology, peers).crossings:
+        between = [(site[a], site[b]) for a, b in crossed if site[a] != site[b]]
+        assert len(between) == 3
+        assert sum(a // 2 != b // 2 for a, b in between) == 1
+
+
+@given(st.integers(1, 10), st.integers(1, 10), st.binary(max_size=4))
+def test_members_of_a_cluster_take_turns_as_its_head(a, b, seed):
+    peers = names(a + b)
+    topology = hierarchical((peers[:a], peers[a:]), seed)
+    for cluster in (peers[:a], peers[a:]):
+        led = Counter(dict.fromkeys(cluster, 0))
+        for part in topology.parts:
+            outside = [p for p in cluster if part.parent(p) not in cluster]
+            assert len(outside) == 1  # the head: everybody else hands its row to somebody here
+            led[outside[0]] += 1
+        if len(cluster) > 1:
+            assert max(led.values()) - min(led.values()) <= 2
+
+
+def test_a_slow_uplink_heads_its_cluster_less_often():
+    peers = names(8)
+    slow = PeerId("p1")
+    topology = hierarchical(halves(peers), SEED, {p: 1.0 if p == slow else 4.0 for p in peers}, pieces=4)
+    busy = Reduced(topology, peers)
+    assert busy.sent[slow] < min(busy.sent[p] for p in peers if p != slow)
+
+
+def test_a_swarm_of_5000_keeps_messages_and_bytes_per_peer_bounded():
+    """The hierarchy: 4 hops, some 60 messages, below 4 updates. A butterfly's owners would send 313 updates."""
+    peers = names(5000)
+    count = counts(hierarchical(fanned(peers, SEED), SEED), peers)
+    assert count.hops == 4
+    assert count.messages_max <= 4 * PARTS_MAX + PARTS_MAX
+    assert count.sent_max < 4
+    assert counts(tree(peers, SEED), peers).messages_max == 3
+    assert counts(butterfly(peers, SEED), peers).sent_max > 300
+
+
+@given(st.integers(1, 300), st.integers(2, FAN), st.binary(max_size=4))
+def test_groups_stay_within_their_fan_and_need_no_more_levels_than_that_takes(n, fan, seed):
+    def levels(cluster: Cluster) -> int:
+        assert len(cluster) <= fan
+        return 1 + max((levels(item) for item in cluster if isinstance(item, tuple)), default=0)
+
+    grouped = fanned(names(n), seed, fan)
+    assert sorted(members(grouped)) == sorted(names(n))
+    assert n <= fan ** levels(grouped)
+    assert n == 1 or fan ** (levels(grouped) - 1) < n
+
+
+@settings(deadline=None)
+@given(swarms(), st.binary(max_size=4))
+def test_pairs_hold_everybody_once_and_somebody_who_can_carry(swarm, seed):
+    peers, weights = swarm
+    clients = {p for p in peers if weights is not None and not weights[p] > 0}
+    groups = pairs(peers, seed, weights)
+    assert Counter(p for group in groups for p in group.peers) == Counter(peers)
+    for group in groups:
+        assert not clients.issuperset(group.peers)
+        assert_exactly_once(group.topology, group.peers)
+
+
+def test_one_round_of_pairs_leaves_as_much_variance_as_the_formula_says():
+    """Eight values, mean 0, over 400 drawn pairings: (n - 2) / (2 n - 2) = 3/7 of the variance is left."""
+    peers = names(8)
+    value = dict(zip(peers, (-9.0, -4.0, -1.0, 0.0, 1.0, 2.0, 3.0, 8.0), strict=True))
+    before, after = sum(v * v for v in value.values()), 0.0
+    for seed in range(400):
+        for group in pairs(peers, seed.to_bytes(2, "big")):
+            after += sum(value[p] for p in group.peers) ** 2 / len(group.peers)
+    assert after / 400 / before == pytest.approx(3 / 7, rel=0.05)
+
+
+def test_pairs_of_an_odd_swarm_are_twos_and_one_three_and_change_with_the_seed():
+    peers = names(7)
+    groups = pairs(peers, SEED)
+    assert sorted(len(group.peers) for group in groups) == [2, 2, 3]
+    assert all({part.owners[0] for part in group.topology.parts} == set(group.peers) for group in groups)
+    assert pairs(peers, SEED) == pairs(peers, SEED) != pairs(peers, b"another head")
+
+
+@settings(deadline=None, max_examples=20)
+@given(swarms())
+def test_the_same_agreed_inputs_give_the_same_topologies(swarm):
+    peers, weights = swarm
+    first, again = (candidates(peers, SEED, weights, halves(peers)) for _ in range(2))
+    assert first == again
+    if len(peers) > 8:
+        assert ring(peers, SEED) != ring(peers, b"another head")
+
+
+def test_who_takes_over_is_who_already_holds_the_most():
+    """A ring of 5: the last before the owner has everybody's rows but the owner's own."""
+    peers = names(5)
+    for part in ring(peers, SEED).parts:
+        assert part.parent(part.owners[1]) == part.owners[0]
+        assert len(_below(part, part.owners[1], peers)) == len(peers) - 1
+    for part in hierarchical(halves(peers), SEED).parts:
+        assert len(_below(part, part.owners[1], peers)) > 1
+
+
+def test_an_update_that_frames_could_not_carry_is_cut_finer():
+    peers = names(4)
+    for update_bytes in (0, 1, 400 * MIB, 3000 * MIB):
+        for topology in candidates(peers, SEED, {p: float(i) for i, p in enumerate(peers)}, None, update_bytes):
+            total = sum(part.share for part in topology.parts)
+            assert all(update_bytes * part.share <= PART_BYTES_MAX * total for part in topology.parts)
+    assert fitting(star(peers, SEED), 48 * MIB) == star(peers, SEED)
+
+
+a, b, c, d = names(4)
+GOOD = Part((a, b), 1, {c: b})
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (replace(GOOD, share=0), "share"),
+        (replace(GOOD, owners=()), "different owners"),
+        (replace(GOOD, owners=(a, a)), "different owners"),
+        (replace(GOOD, owners=(a, b, c, d)), "different owners"),
+        (replace(GOOD, owners=(PeerId("stranger"),)), "no peer"),
+        (replace(GOOD, parents={c: PeerId("stranger")}), "no peer"),
+        (replace(GOOD, parents={PeerId("stranger"): b}), "no peer"),
+        (replace(GOOD, parents={a: b}), "by its owner"),
+        (replace(GOOD, parents={c: a}), "not listed"),
+        (replace(GOOD, parents={b: c, c: d, d: b}), "circle"),
+        (replace(GOOD, parents={b: b}), "circle"),
+    ],
+)
+def test_what_is_wrong_with_a_topology_is_said(part, why):
+    assert validate(Topology("mine", (GOOD,)), (a, b, c, d)) is None
+    assert why in (validate(Topology("mine", (GOOD, part)), (a, b, c, d)) or "")
+
+
+def test_a_topology_without_parts_is_none():
+    assert validate(Topology("mine", ()), (a, b)) == "it has no parts"
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        lambda: butterfly((a, b), SEED, {a: 0.0}),
+        lambda: star((), SEED),
+        lambda: star((a, b), SEED, server=c),
+        lambda: star((a, b), SEED, {a: 1.0}, server=b),
+        lambda: ring((a, b), SEED, pieces=0),
+        lambda: tree((a, b), SEED, arity=0),
+        lambda: fanned((a, b), SEED, fan=1),
+    ],
+)
+def test_the_impossible_is_refused_with_what_to_change(wish):
+    with pytest.raises(ValueError, match=r"needs|cannot"):
+        wish()
+
+
+def _below(part: Part, peer: PeerId, peers: tuple[PeerId, ...]) -> set[PeerId]:
+    """Whose rows this peer holds when it hands its own on."""
+    found = {peer}
+    for _ in peers:
+        found |= {p for p in peers if part.parent(p) in found}
+    return found
