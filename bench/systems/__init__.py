@@ -28,24 +28,35 @@ class Task:
     codec: str
     topology: str
     folder: str  # of the group; empty at first
+    losses: int = 0  # peers that may die: 0 lets a system insist on everybody
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a system says about an all-reduce that ended."""
+
+    count: int  # peers in the mean
+    contributors: tuple[str, ...] | None = None  # who, if it names them
+    partly: tuple[str, ...] = ()  # who is in some parts of the mean only, if it says so
 
 
 class System(Protocol):
-    """One peer of a group. Errors of the system come out as they are; a mean over fewer peers is one."""
+    """One peer of a group. Errors of the system come out as they are."""
 
     x: torch.Tensor  # (values,) fp32, written by the bench before each `average`, read after it
+    me: str  # how the others name this peer, from `enter` on
 
     def __init__(self, task: Task) -> None: ...
 
     def invite(self) -> str:
-        """Rank 0 only: makes what the others need to find the group and says where it is."""
+        """Where to find the group. Rank 0 is asked first and makes it; later anybody may be asked."""
         ...
 
     def enter(self, invitation: str) -> None:
-        """Every rank: come together. May return before the others are there."""
+        """Come together. May return before the others are there."""
         ...
 
-    def average(self) -> None:
+    def average(self) -> Done:
         """Turn `x` into the mean of everybody's `x`, in place; returns when `x` holds it."""
         ...
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import atoll.reduce
-
-from systems import Task, vector
+from systems import Done, Task, vector
 
 PATIENCE_S = 60.0
 
@@ -13,20 +12,24 @@ class Atoll:
     def __init__(self, task: Task) -> None:
         self.task, self.x = task, vector(task)
 
+        self.group: atoll.reduce.Group | None = None
+
     def invite(self) -> str:
-        self.group = atoll.reduce.found(
-            peers=self.task.peers, codec=self.task.codec, topology=self.task.topology, timeout_s=PATIENCE_S
-        )
+        if self.group is None:
+            self.group = atoll.reduce.found(
+                peers=self.task.peers, codec=self.task.codec, topology=self.task.topology, timeout_s=PATIENCE_S
+            )
         return self.group.ticket
 
     def enter(self, invitation: str) -> None:
-        if self.task.rank != 0:
+        if self.group is None:
             self.group = atoll.reduce.join(invitation)
+        self.me = str(self.group.me)
 
-    def average(self) -> None:
+    def average(self) -> Done:
         done = self.group.all_reduce([self.x])
-        if done.missing or done.partly or len(done.contributors) != self.task.peers:
-            raise RuntimeError(f"atoll averaged {len(done.contributors)} of {self.task.peers}: {done}")
+        named = tuple(str(peer) for peer in done.contributors)
+        return Done(len(named), named, tuple(str(peer) for peer in done.partly))
 
     def leave(self) -> None:
         self.group.close()

@@ -31,6 +31,10 @@ class CrewError(RuntimeError):
     """A process did not do what it was told."""
 
 
+class Silence(CrewError):
+    """A process said nothing for longer than it may."""
+
+
 class Process:
     """One process with a line in each direction."""
 
@@ -65,7 +69,7 @@ class Process:
         try:
             answer = self.answers.get(timeout=patience_s)
         except queue.Empty:
-            raise CrewError(f"{self.name}: no answer in {patience_s:.0f} s") from None
+            raise Silence(f"{self.name}: no answer in {patience_s:.0f} s") from None
         if "error" in answer:
             raise CrewError(f"{self.name}: {answer['error']}\n{self.trace()}".rstrip())
         return answer

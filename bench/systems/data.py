@@ -30,6 +30,10 @@ def fill(x: Tensor, round: int, rank: int) -> None:
         x[where] = drawn(round, rank, index, where.stop - where.start)
 
 
+def digest(x: Tensor) -> str:
+    return hashlib.blake2b(x.numpy(), digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True)
 class Errors:
     square_sum: float  # of (result − exact mean) over `values`
@@ -52,4 +56,4 @@ def errors(x: Tensor, round: int, rank: int, peers: int) -> Errors:
         square_sum += float(off.square().sum())
         worst = max(worst, float(off.max())) if not off.isnan().any() else math.nan
         values += size
-    return Errors(square_sum, worst, values, hashlib.blake2b(x.numpy(), digest_size=16).hexdigest())
+    return Errors(square_sum, worst, values, digest(x))

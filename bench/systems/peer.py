@@ -2,11 +2,13 @@
 
     python -m systems.peer TASK          (in the folder bench/; TASK is JSON)
 
-    invite                  -> where         rank 0 only
-    enter where             -> here
+    invite                  -> where
+    enter where             -> me
     fill round              -> filled        fresh numbers
-    average at              -> ended         starts at this time of the monotonic clock, which all processes share
+    average at              -> ended, done   starts at this time of the monotonic clock, which all processes share
     check round             -> errors
+    paint slot trial        -> painted       a pattern that tells of whom a mean is made
+    recognise trial         -> seen, digest
 
 Whatever goes wrong is answered as `error` and ends the process, and so does the end of its standard input.
 """
@@ -17,13 +19,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+import traceback
 from dataclasses import asdict
 from typing import Any, TextIO
 
 import torch
 
-from systems import System, Task, data, made
+from systems import System, Task, data, made, patterns
 
 
 class Desk:
@@ -39,7 +41,7 @@ class Desk:
 
     def enter(self, where: str) -> dict[str, Any]:
         self.system.enter(where)
-        return {"here": self.task.rank}
+        return {"me": self.system.me}
 
     def fill(self, round: int) -> dict[str, Any]:
         data.fill(self.system.x, round, self.task.rank)
@@ -47,28 +49,22 @@ class Desk:
 
     def average(self, at: float) -> dict[str, Any]:
         time.sleep(max(0.0, at - time.monotonic()))
-        self.system.average()
-        return {"ended": time.monotonic()}
+        done = self.system.average()
+        ended = time.monotonic()
+        if (done.count < self.task.peers or done.partly) and not self.task.losses:
+            raise RuntimeError(f"only {done.count} of {self.task.peers} were averaged: {done}")
+        return {"ended": ended, "done": asdict(done)}
 
     def check(self, round: int) -> dict[str, Any]:
         return {"errors": asdict(data.errors(self.system.x, round, self.task.rank, self.task.peers))}
 
+    def paint(self, slot: int, trial: int) -> dict[str, Any]:
+        patterns.paint(self.system.x, slot, trial)
+        return {"painted": slot}
 
-def listen(desk: Callable[[], Any], answers: TextIO) -> None:
-    """Do each word of standard input at the desk and write what it returns."""
-
-    def answer(word: dict[str, Any]) -> None:
-        print(json.dumps(word), file=answers, flush=True)
-
-    try:
-        opened = desk()
-        answer({"ready": os.getpid()})
-        for line in sys.stdin:
-            word = json.loads(line)
-            answer(getattr(opened, word.pop("do"))(**word))
-    except Exception as trouble:
-        answer({"error": f"{type(trouble).__name__}: {trouble}"})
-        raise
+    def recognise(self, trial: int) -> dict[str, Any]:
+        seen = patterns.recognise(self.system.x, self.task.peers, trial, self.task.codec)
+        return {"seen": asdict(seen), "digest": data.digest(self.system.x)}
 
 
 def own_answers() -> TextIO:
@@ -79,16 +75,22 @@ def own_answers() -> TextIO:
 
 
 def main() -> None:
-    task = Task(**json.loads(sys.argv[1]))
     answers = own_answers()
-    desk: list[Desk] = []
 
-    def opened() -> Desk:
-        desk.append(Desk(task))
-        return desk[0]
+    def answer(word: dict[str, Any]) -> None:
+        print(json.dumps(word), file=answers, flush=True)
 
-    listen(opened, answers)
-    desk[0].system.leave()
+    try:
+        desk = Desk(Task(**json.loads(sys.argv[1])))
+        answer({"ready": os.getpid()})
+        for line in sys.stdin:
+            word = json.loads(line)
+            answer(getattr(desk, word.pop("do"))(**word))
+        desk.system.leave()
+    except Exception as trouble:
+        answer({"error": f"{type(trouble).__name__}: {trouble}"})
+        traceback.print_exc()
+    sys.stderr.flush()
     os._exit(0)  # some systems leave threads behind that would wait for ever
 
 

@@ -1,0 +1,280 @@
+"""What a death in the middle of an all-reduce costs, and whether the survivors tell the truth about it.
+
+    python bench/kill.py [--peers 4] [--megabytes 100] [--kill 1] [--trials 100] [--codec fp32] [--topology auto]
+                         [--system atoll|torchft|hivemind] [--seed 4012] [--quick] [--json]
+
+A trial: an undisturbed all-reduce is timed; in the next one `--kill` peers get SIGKILL at a random moment of the
+time that the undisturbed one took. Fresh processes, started before they were needed, then join in place of the dead
+and warm up. The vectors are patterns by which a result shows of whom each value is the mean (systems/patterns.py),
+so what survivors report is compared with what the numbers say.
+
+    recovery_s      the disturbed all-reduce minus the undisturbed one, slowest survivor
+    hangs           trials in which a survivor had no result after 60 s
+    failures        trials in which a survivor got an error instead of a result, or a newcomer could not join
+    disagreements   trials after which two survivors held different bits
+    wrong_reports   trials in which the named contributors do not explain the numbers
+    kept, partly    dead peers that the survivors named as counted in full, or in some parts
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+from operator import and_, or_
+from typing import Any
+
+from allreduce import MB, available, enter_own_network, note, surroundings, versions
+from systems import Task
+from systems.crew import START_S, CrewError, Process, Silence, start
+from systems.patterns import CODEC_TOLERANCE, TOLERANCES, subset_means
+
+HANG_S = 60.0
+TRIALS, QUICK_TRIALS = 100, 8
+MEGABYTES, QUICK_MEGABYTES = 100.0, 20.0
+LEAD_S = 0.02  # from saying when to start until then
+WARM_UP = -1  # the number of a trial whose result nobody looks at
+WARM_UPS_MAX = 5  # all-reduces until a newcomer must be among the contributors
+SPARES = 10  # times those killed per trial: started together, while nothing is timed
+NEWS_TRIALS = 10  # between two lines of progress
+ANCHORED = {"torchft"}  # rank 0 holds what the group cannot lose, so it is never killed
+
+
+@dataclass
+class Trial:
+    """One line of the record."""
+
+    killed: list[int]  # slots
+    killed_after_s: float = 0.0  # from the start of the all-reduce
+    undisturbed_s: float = 0.0
+    disturbed_s: float = 0.0
+    hang: bool = False
+    failure: str = ""
+    disagreement: bool = False
+    wrong_reports: list[str] = field(default_factory=list)  # one survivor's report and what the numbers say
+    kept: int = 0
+    partly: int = 0
+
+
+class Swarm:
+    """The peers by slot; a slot outlives the process in it."""
+
+    def __init__(self, system: str, peers: int, values: int, kill: int, codec: str, topology: str) -> None:
+        self.system, self.peers, self.values, self.kill = system, peers, values, kill
+        self.codec, self.topology = codec, topology
+        self.started = 0
+        self.slots: list[Process] = []
+        self.names: list[str] = []  # how each slot's peer is called in reports
+        self.spares: list[Process] = []
+
+    def open(self) -> None:
+        self.slots = self._start(self.peers)
+        where = self.slots[0].ask("invite")["where"]
+        for process in self.slots:
+            process.tell("enter", where=where)
+        self.names = [process.hear()["me"] for process in self.slots]
+        self._warm_up()
+
+    def replace(self, dead: list[int]) -> None:
+        """Fresh peers take the places of the dead; returns when an all-reduce had everybody."""
+        if len(self.spares) < len(dead):
+            self.spares += self._start(SPARES * self.kill)
+        where = next(process for slot, process in enumerate(self.slots) if slot not in dead).ask("invite")["where"]
+        for slot in dead:
+            self.slots[slot].bury()
+            self.slots[slot] = self.spares.pop()
+            self.slots[slot].tell("enter", where=where)
+        for slot in dead:
+            self.names[slot] = self.slots[slot].hear()["me"]
+        self._warm_up()
+
+    def all_reduce(
+        self, trial: int, victims: Sequence[int] = (), after_s: float = 0.0
+    ) -> tuple[float, dict[int, dict[str, Any]]]:
+        """Seconds until the slowest survivor had its result, and what each said. CrewError if one has none."""
+        for slot, process in enumerate(self.slots):
+            process.tell("paint", slot=slot, trial=trial)
+        for process in self.slots:
+            process.hear()
+        at = time.monotonic() + LEAD_S
+        for process in self.slots:
+            process.tell("average", at=at)
+        if victims:
+            time.sleep(max(0.0, at + after_s - time.monotonic()))
+        for slot in victims:
+            self.slots[slot].kill()
+        heard = {
+            slot: process.hear(max(0.0, at + HANG_S - time.monotonic()))
+            for slot, process in enumerate(self.slots)
+            if slot not in victims
+        }
+        return max(each["ended"] for each in heard.values()) - at, {
+            slot: each["done"] for slot, each in heard.items()
+        }
+
+    def recognise(self, trial: int, slots: Sequence[int]) -> dict[int, dict[str, Any]]:
+        for slot in slots:
+            self.slots[slot].tell("recognise", trial=trial)
+        return {slot: self.slots[slot].hear() for slot in slots}
+
+    def _warm_up(self) -> None:
+        for _ in range(WARM_UPS_MAX):
+            _, said = self.all_reduce(WARM_UP)
+            if all(done["count"] == self.peers for done in said.values()):
+                return
+        raise CrewError(f"{WARM_UPS_MAX} all-reduces after joining, somebody was still missing: {said}")
+
+    def _start(self, count: int) -> list[Process]:
+        processes = []
+        for _ in range(count):
+            rank, self.started = self.started, self.started + 1
+            processes.append(
+                start(Task(self.system, rank, self.peers, self.values, self.codec, self.topology, "", self.kill))
+            )
+        for process in processes:
+            process.hear(START_S)
+        return processes
+
+    def end(self) -> None:
+        """Without good-byes: a hung group would not hear them."""
+        for process in (*self.slots, *self.spares):
+            process.bury()
+        self.slots, self.spares = [], []
+
+
+def one_trial(swarm: Swarm, trial: int, dice: random.Random) -> Trial:
+    """Time, kill, judge, replace. After a hang or a failure the whole swarm starts anew."""
+    killable = range(1 if swarm.system in ANCHORED else 0, swarm.peers)
+    record = Trial(killed=sorted(dice.sample(killable, swarm.kill)))
+    moment = dice.random()
+    try:
+        record.undisturbed_s, said = swarm.all_reduce(2 * trial)
+        if any(done["count"] < swarm.peers for done in said.values()):
+            raise CrewError(f"somebody was missing before anybody was killed: {said}")
+        record.killed_after_s = moment * record.undisturbed_s
+        record.disturbed_s, said = swarm.all_reduce(2 * trial + 1, record.killed, record.killed_after_s)
+        judge(swarm.names, said, swarm.recognise(2 * trial + 1, list(said)), record)
+        swarm.replace(record.killed)
+    except CrewError as trouble:
+        record.hang, record.failure = isinstance(trouble, Silence), str(trouble)
+        note(f"trial {trial}: {trouble}")
+        swarm.end()
+        swarm.open()
+    return record
+
+
+def judge(names: list[str], said: dict[int, Any], seen: dict[int, Any], record: Trial) -> None:
+    """Compare the survivors with each other, and each one's report with its numbers."""
+    record.disagreement = len({each["digest"] for each in seen.values()}) > 1
+    for slot, done in said.items():
+        if not explains(done, seen[slot]["seen"], names):
+            record.wrong_reports.append(
+                f"{names[slot]} of {names} said {done}, its numbers say {seen[slot]['seen']}"
+            )
+    dead = {names[slot] for slot in record.killed}
+    for done in list(said.values())[:1]:
+        record.partly = len(dead & set(done["partly"]))
+        record.kept = len(dead & set(done["contributors"] or ()) - set(done["partly"]))
+
+
+def explains(done: dict[str, Any], seen: dict[str, Any], names: list[str]) -> bool:
+    """Whether every value is a mean of those who were named: always of the full ones, somewhere of each partial one.
+
+    A system that only counts its contributors is taken at its count.
+    """
+    subsets = {mask for _, mask in seen["runs"]}
+    if seen["unexplained"] or not subsets:
+        return False
+    if done["contributors"] is None:
+        return {mask.bit_count() for mask in subsets} == {done["count"]}
+    by_name = {name: 1 << slot for slot, name in enumerate(names)}
+    partly = sum(by_name[name] for name in done["partly"])
+    full = sum(by_name[name] for name in done["contributors"] if name not in done["partly"])
+    return reduce(and_, subsets) == full and reduce(or_, subsets) == full | partly
+
+
+def figures(trials: list[Trial]) -> dict[str, Any]:
+    ended = [t for t in trials if not t.hang and not t.failure]
+    found: dict[str, Any] = {
+        "trials": len(trials),
+        "hangs": sum(t.hang for t in trials),
+        "failures": sum(bool(t.failure) and not t.hang for t in trials),
+        "disagreements": sum(t.disagreement for t in trials),
+        "wrong_reports": sum(bool(t.wrong_reports) for t in trials),
+        "kept": sum(t.kept for t in trials),
+        "partly": sum(t.partly for t in trials),
+    }
+    if ended:
+        recovery_s = sorted(t.disturbed_s - t.undisturbed_s for t in ended)
+        found |= {
+            "recovery_s_median": round(statistics.median(recovery_s), 3),
+            "recovery_s_p90": round(recovery_s[int(0.9 * (len(recovery_s) - 1))], 3),
+            "recovery_s_max": round(recovery_s[-1], 3),
+            "undisturbed_s_median": round(statistics.median(t.undisturbed_s for t in ended), 3),
+        }
+    return found
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--system", default="atoll", choices=["atoll", "torchft", "hivemind"])
+    asked.add_argument("--peers", type=int, default=4)
+    asked.add_argument("--megabytes", type=float, help=f"{MEGABYTES:g}, with --quick {QUICK_MEGABYTES:g}")
+    asked.add_argument("--kill", type=int, default=1)
+    asked.add_argument("--trials", type=int, help=f"{TRIALS}, with --quick {QUICK_TRIALS}")
+    asked.add_argument("--codec", default="fp32")
+    asked.add_argument("--topology", default="auto")
+    asked.add_argument("--seed", type=int, default=4012, help="of who is killed when")
+    asked.add_argument("--quick", action="store_true", help="about a minute on two cores")
+    asked.add_argument("--json", action="store_true", help="one object, with every trial, instead of a table")
+    options = asked.parse_args()
+    trials = options.trials or (QUICK_TRIALS if options.quick else TRIALS)
+    megabytes = options.megabytes or (QUICK_MEGABYTES if options.quick else MEGABYTES)
+    if not 0 < options.kill < options.peers - (options.system in ANCHORED):
+        raise ValueError(
+            f"of {options.peers} peers {options.kill} cannot be killed and leave survivors; raise --peers"
+        )
+    subset_means(options.peers, TOLERANCES.get(options.codec, CODEC_TOLERANCE))  # before anything is started
+    network = enter_own_network(sys.argv)
+    if options.system not in available([options.system]):
+        return
+    values = round(megabytes * MB / 4)
+    swarm = Swarm(options.system, options.peers, values, options.kill, options.codec, options.topology)
+    dice, done = random.Random(options.seed), []
+    try:
+        swarm.open()
+        for trial in range(trials):
+            done.append(one_trial(swarm, trial, dice))
+            if (trial + 1) % NEWS_TRIALS == 0:
+                note(f"{figures(done)}")
+    finally:
+        swarm.end()
+    settings = {
+        "system": options.system,
+        "peers": options.peers,
+        "megabytes": megabytes,
+        "kill": options.kill,
+        "codec": options.codec,
+        "topology": options.topology,
+        "seed": options.seed,
+        "network": network,
+    }
+    if options.json:
+        report = {"bench": "kill", "settings": settings | surroundings(), "figures": figures(done)}
+        print(json.dumps(report | {"trials": [asdict(each) for each in done], "versions": versions()}))
+        return
+    for name, figure in figures(done).items():
+        print(f"{name:22}{figure}")
+    for each in done:
+        for line in each.wrong_reports:
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
