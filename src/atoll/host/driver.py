@@ -39,7 +39,7 @@ from atoll.base.machine import (
 )
 from atoll.host.clock import Clock
 from atoll.host.libp2p import Libp2pSecurity
-from atoll.host.links import Links
+from atoll.host.links import Links, LinkSettings
 from atoll.host.reach import dialable
 from atoll.host.record import Progress, entry_of
 from atoll.host.store import Record, Store
@@ -125,10 +125,13 @@ class Driver:
 
     # ---- life ----------------------------------------------------------------------------------------------
 
-    async def listen(self, addresses: list[str], announce: tuple[str, ...] = ()) -> None:
+    async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
         """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
         security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
-        self.links = Links(self.me, security, self._on_link, self._on_message, on_fault=self._on_fault)
+        settings = LinkSettings(upload_bytes_s=upload_bytes_s)
+        self.links = Links(
+            self.me, security, self._on_link, self._on_message, on_fault=self._on_fault, settings=settings
+        )
         self.bound = await self.links.listen(addresses)
         self.addresses = announce or dialable(self.bound)
         self.machine.wish = replace(self.wish, addresses=self.addresses)

@@ -40,10 +40,11 @@ RENEW_S = 86400.0  # a session that ends within a day is renewed at start
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a peer can be reached. `announce` replaces what was bound, for whoever sits behind a router."""
+    """How a peer is on the network. `announce` replaces what was bound, for whoever sits behind a router."""
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
+    upload_bytes_s: int = 0  # what it sends at most; 0: no cap
 
 
 @dataclass(frozen=True)
@@ -205,16 +206,16 @@ def holds_run(folder: Path) -> bool:
 async def _open(me: Seat, listening: Listening, make: Make[Host]) -> Host:
     store, wish, host = me.store, me.wish, make(me)
     if wish.role == "client":
-        listening = Listening((), ())  # it only dials out
+        listening = replace(listening, listen=(), announce=())  # it only dials out
     asked = list(listening.listen)
     last = as_last_time(asked, store.kept().get("listening", b"").decode().split())
     try:
-        await host.listen(last, listening.announce)
+        await host.listen(last, listening.announce, listening.upload_bytes_s)
     except NetworkError:
         if last == asked:
             raise
         await host.links.close()  # somebody else has the port now
-        await host.listen(asked, listening.announce)
+        await host.listen(asked, listening.announce, listening.upload_bytes_s)
     bound = " ".join(host.bound).encode()
     store.keep([("listening", bound), ("name", wish.name.encode()), ("role", wish.role.encode())])
     return host

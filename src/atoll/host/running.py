@@ -112,7 +112,11 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     from atoll.host.trainer import threads_per_trainer
 
     network = start.config.network
-    listening = Listening(start.listen or network.listen_addresses, start.announce or network.announce_addresses)
+    listening = Listening(
+        start.listen or network.listen_addresses,
+        start.announce or network.announce_addresses,
+        network.upload_bytes_s,
+    )
     for address in (*listening.listen, *listening.announce):
         endpoint_of(address)  # a slip is told before anything of the run exists
     start.folder.mkdir(parents=True, exist_ok=True)
