@@ -33,6 +33,7 @@ def tensor_digest(x: torch.Tensor) -> str:
 
 CHAINS = (
     "topk:0.1+int8",
+    "topk-rice:0.1+int8",
     "sparseloco",
     "randk:0.1+int8",
     "sparse+int4",
@@ -59,6 +60,7 @@ def golden() -> dict[str, str]:
         for reply in replies(name, codec):
             answer = combine(rows, N, codec, family[reply]).wire
             found[f"{name} combine {reply}"] = digest(answer).hex()[:16]
+    found |= factors()
     found["state"] = two_rounds()
     return found
 
@@ -72,6 +74,19 @@ def replies(name: str, codec: Codec) -> list[str]:
 
 def mostly_zero(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.abs() > 7e-4, x, 0.0)
+
+
+def factors() -> dict[str, str]:
+    """What receivers do with low-rank wires. Only senders multiply matrices, so these factors are made up."""
+    known = Known(shapes=((1, 300), (500, 700), (249_703 // 251, 251), (1, 249_703 % 251)))
+    codec, inner = codec_named("lowrank:4+int8", known), CODECS["int8"]
+    sent = 300 + 4 * (500 + 700) + 4 * (249_703 // 251 + 251) + 249_703 % 251
+    wires = [inner.encode(numbers(seed, sent)) for seed in range(3)]
+    answer = combine([(seed + 1, wire) for seed, wire in enumerate(wires)], N, codec, inner).wire
+    return {
+        "lowrank:4+int8 decode": tensor_digest(codec.decode(wires[0], N)),
+        "lowrank:4+int8 combine int8": digest(answer).hex()[:16],
+    }
 
 
 def two_rounds() -> str:

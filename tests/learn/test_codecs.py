@@ -24,16 +24,28 @@ CHAINS = (
         "demo",
         "dct+topk:0.1",
     ),
+    *("topk-rice:0.1+int8", "lowrank:2", "lowrank:2+int8", "int8+auto", "lowrank:1+topk-rice:0.5+fp16+auto"),
     *("delta+int8", "changed+int8", "fp32+zstd", "int8+zstd:5", "2bit+zstd:9", "int4+lz4", "2bit+snappy"),
     *("sparse+int8+zstd", "changed+topk:0.1+2bit+lz4", "delta+sparse+fp16", "delta+dct+topk:0.1+int8+zstd:3"),
 )
-CHANGES_MOST = ("dct+topk", "demo", "randk")  # a value may be lost altogether, until error feedback brings it
+CHANGES_MOST = (
+    "dct+topk",
+    "demo",
+    "randk",
+    "topk-rice:0.5",
+)  # a value may be lost altogether, until error feedback brings it
 every_name = pytest.mark.parametrize("name", [*CODECS, *CHAINS])
 
 
 def made(name: str, n: int) -> Codec:
     """The codec of that name for vectors of n values, with all it may want to know."""
-    return codec_named(name, Known(seed=b"round 4012", reference_N=gaussian(n, 1e-6, 5)))
+    known = Known(seed=b"round 4012", reference_N=gaussian(n, 1e-6, 5), shapes=matrix_of(n))
+    return codec_named(name, known)
+
+
+def matrix_of(n: int) -> tuple[tuple[int, int], ...]:
+    """The shapes that low-rank codecs are told of: as many rows of 64 as there are, and what is left."""
+    return tuple(shape for shape in ((n // 64, 64), (1, n % 64)) if shape[0] * shape[1])
 
 
 def gaussian(n: int, magnitude: float, seed: int) -> torch.Tensor:
@@ -216,12 +228,12 @@ def test_error_feedback_delivers_everything_in_the_end(name):
     n, delta = 5000, gaussian(5000, 1e-3, 1)
     memory, delivered = None, torch.zeros(n)
     for round_index in range(40):
-        known = Known(seed=bytes([round_index]), reference_N=torch.zeros(n))
+        known = Known(seed=bytes([round_index]), reference_N=torch.zeros(n), shapes=matrix_of(n))
         codec = codec_named(name, known)
         wire, memory = pack(codec, delta, memory, 1.0)
         delivered += codec.decode(wire, n)
     assert torch.allclose(delivered + memory, 40 * delta, atol=1e-6)
-    few = any(word in name for word in ("topk", "randk", "sparseloco", "demo"))  # these need more rounds
+    few = any(word in name for word in ("topk", "randk", "sparseloco", "demo", "lowrank"))  # these need more rounds
     assert float((delivered / 40 - delta).norm() / delta.norm()) < (0.7 if few else 0.15)
 
 
@@ -230,6 +242,28 @@ def test_without_feedback_nothing_is_remembered():
     codec, delta = CODECS["2bit"], gaussian(500, 1e-3, 1)
     first, memory = pack(codec, delta, None, 0.0)
     assert pack(codec, delta, memory, 0.0)[0] == first
+
+
+@pytest.mark.parametrize(
+    "name", ["fp32", "fp16", "bf16", "int8", "int4", "e3m0", "2bit", "2means", "sign", "topk+int8"]
+)
+@given(n=lengths, magnitude=magnitudes, seed=st.integers(0, 2**31))
+@settings(max_examples=15, deadline=None)
+def test_span_by_span_gives_the_same_bytes(name, n, magnitude, seed):
+    """Every span comes in the same piece of memory, which is overwritten as soon as the next one is asked for."""
+    codec, x, span = codec_named(name), gaussian(n, magnitude, seed), torch.empty(min(n, SPAN))
+    spans = (span[: min(SPAN, n - lo)].copy_(x[lo : lo + SPAN]) for lo in range(0, n, SPAN))
+    assert codec.encode_spans(n, spans) == codec.encode(x)
+
+
+def test_fp32_travels_and_arrives_without_a_copy():
+    """The wire lies where the vector lies, and cannot be written through; decoding fills memory that was there."""
+    x, out = gaussian(1000, 1.0, 0), torch.empty(1000)
+    wire = CODECS["fp32"].encode(x)
+    assert isinstance(wire, memoryview) and wire.readonly
+    assert np.frombuffer(wire, np.float32).ctypes.data == x.data_ptr()
+    CODECS["fp32"].decode_into(wire, out)
+    assert torch.equal(out, x)
 
 
 def test_an_unknown_codec_names_those_that_exist():

@@ -15,7 +15,7 @@ from atoll.learn.codec import CODECS, Known, chain, codec_named
 from atoll.learn.codec.blocks import BLOCK, SPAN
 from atoll.learn.codec.changed import PAGE
 from atoll.learn.codec.dct import SIDE, SQUARE, VALUE_BITS, WAVE_BITS, WAVE_KI
-from atoll.learn.codec.places import decode_places, encode_places, places_bytes
+from atoll.learn.codec.places import GAPS, PLACES, encode_places, places_bytes
 from atoll.learn.codec.squeeze import METHODS, pays
 from atoll.learn.codec.top_k import CHUNK
 
@@ -178,30 +178,80 @@ def test_topk_gives_ties_to_the_earlier_value():
     assert decoded.nonzero()[:, 0].tolist() == [*range(100, 228, 2), *range(4096, 4160)]
 
 
+both_forms = pytest.mark.parametrize("form", [PLACES, GAPS], ids=["places", "gaps"])
+
+
+@both_forms
 @given(n=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 99))
 @settings(max_examples=80, deadline=None)
-def test_places_take_the_announced_bytes_and_come_back(n, share, seed):
+def test_places_take_the_announced_bytes_and_come_back(form, n, share, seed):
     m = max(1, int(share * n))
     place_M = np.sort(np.random.default_rng(seed).permutation(n)[:m])
-    data = encode_places(place_M, n)
-    assert len(data) == places_bytes(n, m)
-    assert np.array_equal(decode_places(data, n, m), place_M)
+    data = form.encode(place_M, n)
+    assert len(data) == form.most_bytes(n, m) if form.fixed else len(data) <= form.most_bytes(n, m)
+    assert np.array_equal(form.decode(data, n, m), place_M)
 
 
+@pytest.mark.parametrize("place_M", [[0], [2999], [0, 2999], [*range(2990, 3000)], [*range(10)]])
+def test_gaps_stay_within_their_announced_bytes_wherever_the_places_are(place_M):
+    """All at the end, all at the beginning, as far apart as can be: what is rounded off never adds up to more."""
+    data = GAPS.encode(np.array(place_M), 3000)
+    assert len(data) <= GAPS.most_bytes(3000, len(place_M))
+    assert GAPS.decode(data, 3000, len(place_M)).tolist() == place_M
+
+
+@both_forms
 @given(data=st.data(), n=st.integers(1, 200), m=st.integers(1, 40))
 @settings(max_examples=300, deadline=None)
-def test_places_have_one_spelling(data, n, m):
+def test_places_have_one_spelling(form, data, n, m):
     """Whatever bytes are accepted, encoding what they mean gives the same bytes."""
     m = min(n, m)
-    size = places_bytes(n, m)
-    wire = bytearray(encode_places(np.arange(m) * (n // m), n))
+    wire = bytearray(form.encode(np.arange(m) * (n // m), n))
     for _ in range(data.draw(st.integers(0, 3))):
-        wire[data.draw(st.integers(0, size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        wire[data.draw(st.integers(0, len(wire) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    change = 0 if form.fixed else data.draw(st.integers(-2, 2))
+    wire = wire[:change] if change < 0 else wire + bytes(change)
     try:
-        place_M = decode_places(bytes(wire), n, m)
+        place_M = form.decode(bytes(wire), n, m)
     except PeerFault:
         return
-    assert encode_places(place_M, n) == wire and bool((np.diff(place_M) > 0).all()) and place_M[-1] < n
+    assert form.encode(place_M, n) == wire and bool((np.diff(place_M) > 0).all()) and 0 <= place_M[-1] < n
+
+
+def plain_gaps(data: bytes, n: int, m: int) -> list[int]:
+    """Gaps as specs/codecs.md says, in plain Python."""
+    low = min(8, max(0, (98 * n // (100 * m)).bit_length() - 1))
+    cut = -(-m * low // 8)
+    lows, unary = int.from_bytes(data[:cut], "little"), int.from_bytes(data[cut:], "little")
+    places, before, bit = [], -1, 0
+    for j in range(m):
+        high = 0
+        while not unary >> bit & 1:
+            high, bit = high + 1, bit + 1
+        bit += 1
+        before += (high << low | lows >> j * low & (1 << low) - 1) + 1
+        places.append(before)
+    return places
+
+
+@given(n=st.integers(1, 900), share=st.floats(0, 1), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_the_specification_alone_suffices_to_read_gaps(n, share, seed):
+    m = max(1, int(share * n))
+    place_M = np.sort(np.random.default_rng(seed).permutation(n)[:m])
+    assert plain_gaps(GAPS.encode(place_M, n), n, m) == place_M.tolist()
+
+
+def test_rice_takes_half_a_bit_off_every_place():
+    """Of random places, at SparseLoCo's share and at a tenth; the values come back as with `topk`."""
+    x = gaussian(4096 * 64)
+    for ratio, saved in (("64/4096", 0.4), ("0.1", 0.4)):
+        plain, rice = codec_named(f"topk:{ratio}+int8"), codec_named(f"topk-rice:{ratio}+int8")
+        kept = len(x) * Fraction(ratio)
+        assert 8 * (len(plain.encode(x)) - len(rice.encode(x))) / kept > saved
+        assert torch.equal(rice.decode(rice.encode(x), len(x)), plain.decode(plain.encode(x), len(x)))
+    with pytest.raises(ValueError, match="nobody could tell where places end"):
+        codec_named("topk-rice+sparse+int8")
 
 
 def plain_places(data: bytes, n: int, m: int) -> list[int]:
@@ -381,6 +431,95 @@ def test_changed_without_sizes_looks_at_pages():
         codec_named("changed+fp32", Known(sizes=(1, 2))).encode(x)
     with pytest.raises(PeerFault, match="unused bits"):
         codec_named("changed+fp32").decode(bytes([2]), 10)
+
+
+# --- factors ---
+
+
+def matrix(rows: int, columns: int, rank: int, seed: int = 0) -> torch.Tensor:
+    """A random matrix of this rank, as the vector that it travels as."""
+    return (
+        gaussian(rows * rank, seed=seed).view(rows, rank) @ gaussian(rank * columns, seed=seed + 1).view(rank, -1)
+    ).view(-1)
+
+
+def in_shapes(*shapes: tuple[int, int], near: torch.Tensor | None = None) -> Known:
+    return Known(shapes=shapes, reference_N=near)
+
+
+@given(rows=st.integers(20, 90), columns=st.integers(20, 90), rank=st.integers(1, 4), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_a_matrix_of_low_rank_comes_back_from_its_factors(rows, columns, rank, seed):
+    x = matrix(rows, columns, rank, seed)
+    decoded = through("lowrank:4+fp32", x, in_shapes((rows, columns)))
+    assert float((decoded - x).norm()) <= 1e-4 * float(x.norm())
+
+
+def test_factors_cost_what_they_hold_and_vectors_travel_as_they_are():
+    """A 300 x 200 matrix at rank 4 between two vectors, and a matrix too small to gain: 2000 values and 150."""
+    shapes = ((1, 50), (300, 200), (1, 70), (5, 6))
+    n = sum(rows * columns for rows, columns in shapes)
+    x = torch.cat([gaussian(50), matrix(300, 200, 2), gaussian(70), gaussian(30)])
+    codec = codec_named("lowrank:4+fp32", in_shapes(*shapes))
+    assert codec.wire_bytes(n) == 4 * (50 + 4 * 500 + 70 + 30) == len(codec.encode(x))
+    decoded = codec.decode(codec.encode(x), n)
+    assert torch.equal(decoded[:50], x[:50]) and torch.equal(decoded[-100:], x[-100:])
+    with pytest.raises(ValueError, match="in a vector of 10"):
+        codec.encode(torch.zeros(10))
+
+
+def test_factors_are_nearly_the_best_there_are():
+    """Eckart and Young 1936: no matrix of that rank is closer than the largest singular values make it."""
+    x = matrix(120, 100, 30) + 0.3 * gaussian(12_000, seed=9)
+    values = torch.linalg.svdvals(x.view(120, 100))
+    best = float(values[8:].norm())
+    error = float((through("lowrank:8+fp32", x, in_shapes((120, 100))) - x).norm())
+    assert best * (1 - 1e-5) <= error < 1.1 * best
+
+
+def test_a_start_from_what_was_expected_finds_directions_that_a_single_pass_would_not():
+    """The paper's warm start: the reference holds the right rows, the update is noise around them."""
+    signal = matrix(200, 150, 4)
+    x = signal * 0.2 + gaussian(30_000, seed=5) * 0.3
+    known = in_shapes((200, 150), near=signal)
+    best = float(torch.linalg.svdvals(x.view(200, 150))[4:].norm())
+    assert float((through("lowrank:4+fp32", x, known) - x).norm()) < 1.01 * best
+
+
+@given(seed=st.integers(0, 99), rows=st.integers(3, 50), columns=st.integers(3, 3000), rank=st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_factors_multiply_in_plain_order(seed, rows, columns, rank):
+    """numpy, one rank after another, rounding each product and each sum: the same bits, across spans of any cut."""
+    x = gaussian(rows * columns, 1e-3, seed)
+    codec = codec_named(f"lowrank:{rank}+fp32", in_shapes((rows, columns)))
+    wire = codec.encode(x)
+    if len(wire) == 4 * len(x):
+        assert torch.equal(codec.decode(wire, len(x)), x)  # factors would not have been smaller
+        return
+    factors = np.frombuffer(wire, np.float32)
+    p, q = factors[: rank * rows].reshape(rank, rows), factors[rank * rows :].reshape(rank, columns)
+    expected = np.multiply.outer(p[0], q[0])
+    for k in range(1, rank):
+        expected = expected + np.multiply.outer(p[k], q[k])
+    assert np.array_equal(codec.decode(wire, len(x)).numpy(), expected.reshape(-1))
+
+
+def test_a_strangers_factors_cannot_overflow():
+    """Every factor at its ceiling is a large finite vector; one beyond it is a fault."""
+    shapes, n = in_shapes((64, 64)), 4096
+    codec = codec_named("lowrank:8+fp32", shapes)
+    count = codec.wire_bytes(n) // 4
+    most = codec.decode(CODECS["fp32"].encode(torch.full((count,), 2.0**40)), n)
+    assert bool((most == 2.0**60).all())
+    with pytest.raises(PeerFault, match="a factor of the matrix at 0 is too large"):
+        codec.decode(CODECS["fp32"].encode(torch.full((count,), 2.0**41)), n)
+
+
+def test_factors_are_no_answer_to_compare():
+    """Products of matrices differ between processors, so two owners need not find the same ones."""
+    assert not codec_named("lowrank:2+int8", in_shapes((64, 64))).same_everywhere
+    with pytest.raises(ValueError, match="lowrank needs the matrices"):
+        codec_named("lowrank:2+int8")
 
 
 # --- compressors ---

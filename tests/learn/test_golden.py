@@ -52,6 +52,10 @@ GOLDEN = {
     "topk:0.1+int8 decode": "de1825c2fc16cd91",
     "topk:0.1+int8 combine topk:0.1+int8": "d9d9a453cc3247c9",
     "topk:0.1+int8 combine int8": "53df06c059e4ccda",
+    "topk-rice:0.1+int8 encode": "cb68ea0d14d35e76",
+    "topk-rice:0.1+int8 decode": "de1825c2fc16cd91",
+    "topk-rice:0.1+int8 combine topk-rice:0.1+int8": "b147d73f4465c343",
+    "topk-rice:0.1+int8 combine int8": "53df06c059e4ccda",
     "sparseloco encode": "4d68fd404a87c7b9",
     "sparseloco decode": "00a41e0e9d598092",
     "sparseloco combine sparseloco": "c45838f197cd6be2",
@@ -82,6 +86,8 @@ GOLDEN = {
     "changed+2bit combine int8": "989d4b6847b6908c",
     "2bit+zstd:3 decode": "b663893ef344f8a6",
     "2bit+zstd:3 combine int8": "989d4b6847b6908c",
+    "lowrank:4+int8 decode": "37cf4a55dcc5274d",
+    "lowrank:4+int8 combine int8": "f13dc2953179f51a",
     "state": "ebd4129198c352ed",
 }
 
