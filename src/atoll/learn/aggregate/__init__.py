@@ -1,0 +1,59 @@
+"""Robust aggregation: one vector out of many, some of which may be lies.
+
+Two engines carry every rule: Gram (distances) and sorted columns (order statistics). Usable alone, with numpy
+arrays and torch tensors, rows as one (n, d) or as a list of d-vectors:
+
+    from atoll.learn.aggregate import trimmed_mean
+    trimmed_mean(updates, f=2, pre=["nnm"])
+
+Never writes into a row, never answers with a NaN, draws nothing at random.
+"""
+
+from atoll.learn.aggregate.gram import Arrivals, Gram, gram_of
+from atoll.learn.aggregate.rules import (
+    RULES,
+    aggregate,
+    bulyan,
+    caf,
+    centred_clipping,
+    coordinate_median,
+    geometric_median,
+    krum,
+    mda,
+    meamed,
+    mean,
+    monna,
+    multi_krum,
+    outliers,
+    scores,
+    trimmed_mean,
+    weighted_mean,
+)
+from atoll.learn.aggregate.weights import arc, bucketing, clip, nnm
+
+__all__ = [
+    "RULES",
+    "Arrivals",
+    "Gram",
+    "aggregate",
+    "arc",
+    "bucketing",
+    "bulyan",
+    "caf",
+    "centred_clipping",
+    "clip",
+    "coordinate_median",
+    "geometric_median",
+    "gram_of",
+    "krum",
+    "mda",
+    "meamed",
+    "mean",
+    "monna",
+    "multi_krum",
+    "nnm",
+    "outliers",
+    "scores",
+    "trimmed_mean",
+    "weighted_mean",
+]

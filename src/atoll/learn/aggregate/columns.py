@@ -1,0 +1,199 @@
+"""The sorted-columns engine: order statistics per coordinate, by a network of elementwise minima and maxima.
+
+n rows of a chunk of columns stay in the cache while Batcher's odd-even merge sort runs over them, row against row.
+Comparators whose result nobody asks for are left out, halves of comparators too: the median of 20 rows needs the
+two middle ranks, a trimmed mean only the sum of those it keeps.
+Reads rows where they lie and never writes into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.learn.aggregate.rows import arithmetic, spans
+
+CHUNK_BYTES = 600_000  # of rows being sorted, in a second-level cache of 1 MiB
+CHUNK_MIN = 4096  # columns: below, the calls cost more than the work
+DEVICE_CHUNK = 2**20  # columns at once on an accelerator
+
+EXACT, DROPPED = "exact", "dropped"  # what is wanted of a rank; any other word: only the sum over all of that word
+
+
+class Step(NamedTuple):
+    maximum: bool
+    left: int
+    right: int
+    into: int  # registers: 0 … n−1 are the rows, never written; above are scratch
+
+
+class Network(NamedTuple):
+    steps: tuple[Step, ...]
+    ranks: tuple[int, ...]  # the register that holds rank i at the end; meaningless where it was dropped
+    registers: int
+
+
+def batcher(n: int) -> list[tuple[int, int]]:
+    """Comparators (low, high) that sort n values: odd-even merge sort (Batcher 1968; Knuth vol. 3, 5.3.4)."""
+    comparators = []
+    size = 1 << (n - 1).bit_length()
+    p = 1
+    while p < size:
+        k = p
+        while k >= 1:
+            for j in range(k % p, size - k, 2 * k):
+                for low in range(j, min(j + k, n - k)):
+                    if low // (2 * p) == (low + k) // (2 * p):
+                        comparators.append((low, low + k))
+            k //= 2
+        p *= 2
+    return comparators
+
+
+@lru_cache(maxsize=64)
+def network(wanted: tuple[str, ...]) -> Network:
+    """The comparators that still matter when of rank i only `wanted[i]` is asked, and where their values live."""
+    n, labels, kept = len(wanted), list(wanted), []
+    for low, high in reversed(batcher(n)):
+        if labels[low] == labels[high] != EXACT:
+            continue  # both dropped, or both in one sum: their order is nobody's business
+        kept.append((low, high, labels[low] != DROPPED, labels[high] != DROPPED))
+        labels[low] = labels[high] = EXACT
+    return _allotted(n, kept[::-1])
+
+
+def _allotted(n: int, comparators: list[tuple[int, int, bool, bool]]) -> Network:
+    wires, free, registers, steps = list(range(n)), [], n, []
+
+    def fresh() -> int:
+        nonlocal registers
+        if free:
+            return free.pop()
+        registers += 1
+        return registers - 1
+
+    for low, high, wants_low, wants_high in comparators:
+        left, right = wires[low], wires[high]
+        if wants_low:
+            # the maximum still needs both inputs; a lone minimum may overwrite one
+            wires[low] = fresh() if wants_high or left < n else left
+            steps.append(Step(False, left, right, wires[low]))
+        if wants_high:
+            wires[high] = right if right >= n else left if left >= n else fresh()
+            steps.append(Step(True, left, right, wires[high]))
+        now = {wires[low] if wants_low else -1, wires[high] if wants_high else -1}
+        free.extend(register for register in (left, right) if register >= n and register not in now)
+    return Network(tuple(steps), tuple(wires), registers)
+
+
+Finish = Callable[[list[Tensor], Tensor, Tensor], None]  # sorted rows (meaningless where dropped), result, scratch
+
+
+def by_columns(
+    rows: Sequence[Tensor], wanted: tuple[str, ...], finish: Finish, mix: np.ndarray | None = None, chunk: int = 0
+) -> Tensor:
+    """What `finish` makes of the sorted columns, shape (d,), dtype of the rows.
+
+    `mix` (m, n): sort y = mix · x instead, mixed chunk by chunk in the cache. `chunk`: columns at a time, 0 for as
+    many as fit a cache; it changes no bit of an unmixed result.
+    """
+    first, n = rows[0], len(wanted)
+    size, device, working = len(first), first.device, arithmetic(first.dtype)
+    net = network(wanted)
+    if not chunk:
+        fits = CHUNK_BYTES // (working.itemsize * n) // 256 * 256
+        chunk = DEVICE_CHUNK if device.type != "cpu" else min(max(CHUNK_MIN, fits), 16384)
+    chunk = max(1, min(chunk, size))
+    scratch_RC = torch.empty((net.registers - n + 2, chunk), dtype=working, device=device)
+    direct = mix is None and working == first.dtype
+    loaded_NC = None if direct else torch.empty((len(rows), chunk), dtype=working, device=device)
+    mixed_NC = None if mix is None else torch.empty((n, chunk), dtype=working, device=device)
+    mix_MN = None if mix is None else torch.from_numpy(mix).to(device, working)
+    result_D = torch.empty_like(first)
+    for span in spans(size, chunk):
+        width = span.stop - span.start
+        values = [row[span] for row in rows]
+        if loaded_NC is not None:
+            values = [place[:width].copy_(value) for place, value in zip(loaded_NC, values, strict=True)]
+        if mix_MN is not None and mixed_NC is not None and loaded_NC is not None:
+            values = list(torch.mm(mix_MN, loaded_NC[:, :width], out=mixed_NC[:, :width]))
+        scratch = [line[:width] for line in scratch_RC]
+        registers = values + scratch[2:]
+        for maximum, left, right, into in net.steps:
+            (torch.maximum if maximum else torch.minimum)(registers[left], registers[right], out=registers[into])
+        finish([registers[at] for at in net.ranks], scratch[0], scratch[1])
+        result_D[span] = scratch[0]
+    return result_D
+
+
+def median(rows: Sequence[Tensor], mix: np.ndarray | None = None, chunk: int = 0) -> Tensor:
+    """Per coordinate the middle value, or the mean of the two middle ones (torch.median takes the lower one)."""
+    n = len(rows if mix is None else mix)
+    lo, hi = (n - 1) // 2, n // 2
+    wanted = tuple("kept" if rank in (lo, hi) else DROPPED for rank in range(n))
+
+    def middle(ranked: list[Tensor], into: Tensor, _: Tensor) -> None:
+        if lo == hi:
+            into.copy_(ranked[lo])
+        else:
+            torch.mul(ranked[lo], 0.5, out=into)
+            into.add_(ranked[hi] * 0.5)
+
+    return by_columns(rows, wanted, middle, mix, chunk)
+
+
+def trimmed_mean(rows: Sequence[Tensor], trim: int, mix: np.ndarray | None = None, chunk: int = 0) -> Tensor:
+    """Per coordinate the mean without the `trim` lowest and highest; n > 2 trim (Yin et al. 2018, Definition 2)."""
+    n = len(rows if mix is None else mix)
+    assert 0 <= 2 * trim < n
+    kept = range(trim, n - trim)
+    wanted = tuple("kept" if rank in kept else DROPPED for rank in range(n))
+
+    def mean(ranked: list[Tensor], into: Tensor, _: Tensor) -> None:
+        _sum([ranked[rank] for rank in kept], into)
+        into.mul_(1 / len(kept))
+
+    return by_columns(rows, wanted, mean, mix, chunk)
+
+
+def mean_around_median(rows: Sequence[Tensor], keep: int, mix: np.ndarray | None = None, chunk: int = 0) -> Tensor:
+    """Per coordinate the mean of the `keep` values nearest the median; of two equally near the lower one.
+
+    MeaMed (Xie et al. 2018, Definition 4) and the last step of Bulyan (El Mhamdi et al. 2018, section 4). The
+    nearest are `keep` ranks in a row, so they hold exactly one of the ranks r, r + keep, r + 2 keep … for every
+    r < keep: the nearest of these. No window is summed and subtracted from, so that a 1e30 leaves no trace.
+    """
+    n = len(rows if mix is None else mix)
+    assert 1 <= keep <= n
+    lo, hi = (n - 1) // 2, n // 2
+    alone = [rank for rank in range(keep) if rank + keep >= n]  # in every window
+    wanted = ["kept" if rank in alone else EXACT for rank in range(n)]
+    wanted[lo] = wanted[hi] = EXACT
+
+    def mean(ranked: list[Tensor], into: Tensor, far: Tensor) -> None:
+        middle = ranked[lo] if lo == hi else (ranked[lo] * 0.5).add_(ranked[hi] * 0.5)
+        picked = [ranked[rank] for rank in alone]
+        for start in range(keep):
+            if start in alone:
+                continue
+            nearest = ranked[start]
+            for rank in range(start + keep, n, keep):
+                distance = (middle - nearest).abs_()
+                torch.sub(ranked[rank], middle, out=far).abs_()
+                nearest = torch.where(distance <= far, nearest, ranked[rank])
+            picked.append(nearest)
+        _sum(picked, into)
+        into.mul_(1 / keep)
+
+    return by_columns(rows, tuple(wanted), mean, mix, chunk)
+
+
+def _sum(values: list[Tensor], into: Tensor) -> None:
+    into.copy_(values[0])
+    for value in values[1:]:
+        into.add_(value)

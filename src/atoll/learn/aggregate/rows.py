@@ -1,0 +1,123 @@
+"""Rows: what members sent, one d-vector each, read in pieces that fit a cache.
+
+Whatever the caller holds (one (n, d) tensor or array, or a list of d-vectors) becomes a list of views of it.
+Never writes into a row, never copies one whole, never starts a thread of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cmp_to_key
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Vector: TypeAlias = Tensor | np.ndarray
+Rows: TypeAlias = Tensor | np.ndarray | Sequence[Vector]
+
+SCAN = (
+    32768  # values per dot product: torch splits longer ones over threads, and the bits would follow their number
+)
+SUM = (
+    32768  # values of the running weighted sum: 128 KiB of fp32, it and its summand stay in the second-level cache
+)
+
+
+def opened(rows: Rows) -> list[Tensor]:
+    """Views of the n rows, each (d,), all of one floating dtype and on one device. ValueError if they are not."""
+    views = [(row if isinstance(row, Tensor) else torch.from_numpy(np.asarray(row))).detach() for row in rows]
+    if not views:
+        raise ValueError("there are no rows to aggregate")
+    first = views[0]
+    for index, row in enumerate(views):
+        if row.ndim != 1 or not row.is_floating_point():
+            raise ValueError(f"row {index} is {row.dtype} of shape {tuple(row.shape)}; rows are float vectors")
+        if (row.shape, row.dtype, row.device) != (first.shape, first.dtype, first.device):
+            raise ValueError(
+                f"row {index} is {row.dtype} of length {len(row)}, row 0 is {first.dtype} of length {len(first)}; "
+                "all rows must be alike"
+            )
+    return views
+
+
+def spans(size: int, chunk: int) -> Iterator[slice]:
+    return (slice(lo, min(lo + chunk, size)) for lo in range(0, size, chunk))
+
+
+def arithmetic(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to add and compare in: fp64 stays, everything shorter is worked on in fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def squared_norms(rows: Sequence[Tensor]) -> list[float]:
+    """‖x_i‖² per row; not finite exactly if the row is not, or if its squares leave the range of fp64.
+
+    fp32 products, fp64 sum: relative error about 1e-6, enough to order rows and to pick one of middle length.
+    """
+    return [_squared_norm(row) for row in rows]
+
+
+def _squared_norm(row: Tensor) -> float:
+    fast = sum(float(torch.dot(part, part)) for part in _converted(row, arithmetic(row.dtype)))
+    if math.isfinite(fast):
+        return fast
+    return sum(
+        float(torch.dot(part, part)) for part in _converted(row, torch.float64)
+    )  # 1e30 is finite, its square not
+
+
+def _converted(row: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    return (row[span].to(dtype) for span in spans(len(row), SCAN))
+
+
+def content_order(rows: Sequence[Tensor], norms2: Sequence[float]) -> list[int]:
+    """Indices of the rows, shortest first, equals by their values: the same rows whatever order they came in.
+
+    Ties between rows are then broken by what the rows say, and sums have one order and so one set of bits.
+    """
+
+    def compare(i: int, j: int) -> int:
+        if norms2[i] != norms2[j]:
+            return -1 if norms2[i] < norms2[j] else 1
+        for span in spans(len(rows[i]), SCAN):
+            differs = (rows[i][span] != rows[j][span]).nonzero()
+            if len(differs):
+                at = span.start + int(differs[0])
+                return -1 if rows[i][at] < rows[j][at] else 1
+        return 0
+
+    return sorted(range(len(rows)), key=cmp_to_key(compare))
+
+
+def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Σ w_i x_i, shape (d,), dtype of the rows; rows of weight 0 are not read.
+
+    Products and sums round once each, in the order of the rows: the same bits on every machine.
+    """
+    first = rows[0]
+    counted = [(row, weight) for row, weight in zip(rows, weights, strict=True) if weight != 0.0]
+    result_D = torch.zeros_like(first)
+    if not counted:
+        return result_D
+    working = arithmetic(first.dtype)
+    sum_C = torch.empty(min(SUM, len(first)), dtype=working, device=first.device)
+    term_C = torch.empty_like(sum_C)
+    for span in spans(len(first), SUM):
+        size = span.stop - span.start
+        into_C = result_D[span] if working == first.dtype else sum_C[:size]
+        _product(counted[0], span, into_C)
+        for weighted in counted[1:]:
+            into_C += _product(weighted, span, term_C[:size])
+        if into_C.dtype != first.dtype:
+            result_D[span] = into_C
+    return result_D
+
+
+def _product(weighted: tuple[Tensor, float], span: slice, into_C: Tensor) -> Tensor:
+    row, weight = weighted
+    if row.dtype == into_C.dtype:
+        return torch.mul(row[span], weight, out=into_C)
+    return into_C.copy_(row[span]).mul_(weight)  # widened first: a bf16 product would keep 8 bits

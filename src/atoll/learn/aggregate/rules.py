@@ -1,0 +1,351 @@
+"""Robust aggregation rules: one vector out of n, of which up to f may say anything.
+
+Every rule reads rows without touching them, answers in their dtype (arrays for arrays), and gives the same bits for
+the same rows whatever their order. A row with a NaN, an infinity or squares beyond fp64 is taken out first
+and counts as one of the f; so no rule ever answers with a NaN. A bound that the paper asks of n is checked, and the
+error says the n that would do.
+`pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", or nnm, arc, bucketing(size, seed), clip(norm).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.learn.aggregate import columns, weights
+from atoll.learn.aggregate.gram import Square, gram_of, times, with_origin
+from atoll.learn.aggregate.rows import Rows, Vector, content_order, opened, spans, squared_norms, weighted_sum
+from atoll.learn.aggregate.weights import Pre, Solve, Weights
+
+Before: TypeAlias = Sequence[str | Pre]
+
+PRE: dict[str, Pre] = {"nnm": weights.nnm, "arc": weights.arc, "bucketing": weights.bucketing()}
+
+
+class Ready(NamedTuple):
+    """Rows fit to be worked on: finite, in the order of their content."""
+
+    rows: list[Tensor]
+    places: list[int]  # where each stood in what the caller gave
+    norms2: list[float]
+    f: int  # liars that may still be among them
+
+    @property
+    def middle(self) -> int:
+        return len(self.rows) // 2  # the row of median norm
+
+
+def ready(rows: Rows, f: int) -> Ready:
+    views = opened(rows)
+    norms2 = squared_norms(views)
+    finite = [index for index, norm2 in enumerate(norms2) if math.isfinite(norm2)]
+    if not finite:
+        raise ValueError(f"none of the {len(views)} rows is finite")
+    kept, kept2 = [views[index] for index in finite], [norms2[index] for index in finite]
+    order = content_order(kept, kept2)
+    left = max(0, f - (len(views) - len(finite)))
+    return Ready([kept[i] for i in order], [finite[i] for i in order], [kept2[i] for i in order], left)
+
+
+def check(rule: str, n: int, f: int, least: int) -> None:
+    if f < 0:
+        raise ValueError(f"{rule} cannot reckon with {f} liars")
+    if n < least:
+        raise ValueError(
+            f"{rule} needs at least {least} updates to survive {f} liars, got {n}; lower f or wait for more peers"
+        )
+
+
+def majority(f: int) -> int:
+    return 2 * f + 1
+
+
+def krum_least(f: int) -> int:
+    return 2 * f + 3
+
+
+def bulyan_least(f: int) -> int:
+    return 4 * f + 3
+
+
+# averages
+
+
+def mean(rows: Rows, f: int = 0, pre: Before = ()) -> Vector:
+    """Mean of the finite rows, (d,). Survives no liar by itself; with "nnm" before it, f < n / 2."""
+    if pre:
+        return _by_distances(
+            "mean", rows, f, pre, majority, lambda gram, _: weights.evenly(gram, range(gram.origin))
+        )
+    return weighted_mean(rows, [1.0] * len(rows))
+
+
+def weighted_mean(rows: Rows, weights: Sequence[float]) -> Vector:
+    """Σ w_i x_i / Σ w_i over the finite rows, (d,). Whoever sets its own weight sets the answer: cap them before."""
+    views = opened(rows)
+    if len(weights) != len(views):
+        raise ValueError(f"{len(views)} rows and {len(weights)} weights")
+    if not all(0 <= weight < math.inf for weight in weights):
+        raise ValueError("weights are finite and not negative")
+    kept = list(zip(views, map(float, weights), strict=True))
+    result = _mean(kept)
+    if not bool(torch.isfinite(result).all()):  # a row that is not finite always shows here
+        norms2 = squared_norms(views)
+        result = _mean([pair for pair, norm2 in zip(kept, norms2, strict=True) if math.isfinite(norm2)])
+    return _like(rows, result)
+
+
+def _mean(kept: list[tuple[Tensor, float]]) -> Tensor:
+    total = math.fsum(weight for _, weight in kept)
+    if not total > 0:
+        raise ValueError("no finite row has any weight")
+    return weighted_sum([row for row, _ in kept], [weight / total for _, weight in kept])
+
+
+# rules by distance
+
+
+def krum(rows: Rows, f: int, pre: Before = (), neighbours: int | None = None) -> Vector:
+    """The row nearest to its n − f − 2 nearest others (squared distances), (d,); n ≥ 2f + 3 (Blanchard et al. 2017).
+
+    `neighbours` replaces n − f − 2; byzfl counts n − f − 1. Its error does not shrink with n: prefer multi_krum.
+    """
+    return _by_distances("krum", rows, f, pre, krum_least, partial(weights.krum, neighbours=neighbours))
+
+
+def multi_krum(
+    rows: Rows, f: int, pre: Before = (), keep: int | None = None, neighbours: int | None = None
+) -> Vector:
+    """Mean of the `keep` rows of least Krum score, by default n − f, (d,); n ≥ 2f + 3."""
+
+    def solve(gram: weights.Gram, f: int) -> Weights:
+        most = gram.origin - f if keep is None else keep
+        return weights.krum(gram, f, min(most, gram.origin), neighbours)
+
+    if keep is not None and keep < 1:
+        raise ValueError(f"multi_krum keeps at least one row, not {keep}")
+    return _by_distances("multi_krum", rows, f, pre, krum_least, solve)
+
+
+def geometric_median(
+    rows: Rows,
+    f: int = 0,
+    pre: Before = (),
+    steps: int = weights.STEPS,
+    floor: float | None = None,
+    from_origin: bool = False,
+) -> Vector:
+    """The point of least summed distance, (d,); n ≥ 2f + 1 (Pillutla et al. 2022).
+
+    Iterates to the end, which costs nothing beside the one pass over the rows. byzfl's is `steps=3, floor=0.1,
+    from_origin=True`.
+    """
+    solve = partial(weights.geometric_median, steps=steps, floor=floor, from_origin=from_origin)
+    return _by_distances("geometric_median", rows, f, pre, majority, solve)
+
+
+def centred_clipping(
+    rows: Rows,
+    f: int = 0,
+    pre: Before = (),
+    steps: int = 3,
+    radius: float | None = None,
+    start: Vector | None = None,
+) -> Vector:
+    """`steps` times v += mean of (x_i − v) · min(1, radius / ‖x_i − v‖), (d,) (Karimireddy et al. 2021).
+
+    `start` is v before: zero, or last round's answer (pre-aggregations then measure lengths from it too).
+    `radius` None: the median distance to v, in every step. Proven for f < n / 10; n ≥ 2f + 1 is checked.
+    """
+    if radius is not None and not radius > 0:
+        raise ValueError(f"the radius is above 0, not {radius}")
+    origin_D = None if start is None else opened([start])[0]
+    if steps == 1 and not pre:
+        return _clipped_once(rows, f, radius, origin_D)
+    solve = partial(weights.centred_clipping, steps=steps, radius=radius)
+    return _by_distances("centred_clipping", rows, f, pre, majority, solve, origin_D)
+
+
+def _clipped_once(rows: Rows, f: int, radius: float | None, origin_D: Tensor | None) -> Vector:
+    """One step needs the distances to one point only, no Gram matrix."""
+    check("centred_clipping", len(rows), f, majority(f))
+    given = ready(rows, f)
+    away2 = given.norms2 if origin_D is None else [_squared_distance(row, origin_D) for row in given.rows]
+    at_origin = np.append(np.zeros(len(given.rows)), 1.0)
+    return _like(rows, _combined(given, weights.clipping_step(at_origin, np.array(away2), radius), origin_D))
+
+
+def _squared_distance(row_D: Tensor, origin_D: Tensor) -> float:
+    total = 0.0
+    for span in spans(len(row_D), 32768):
+        apart_C = row_D[span].to(torch.float64) - origin_D[span]
+        total += float(torch.dot(apart_C, apart_C))
+    return total
+
+
+def mda(rows: Rows, f: int, pre: Before = ()) -> Vector:
+    """Mean of the n − f rows of least diameter, (d,); n ≥ 2f + 1. Exact; the search may take long for f beyond 20."""
+    return _by_distances("mda", rows, f, pre, majority, weights.mda)
+
+
+def monna(rows: Rows, f: int, own: int, pre: Before = ()) -> Vector:
+    """Mean of the n − f rows nearest to row `own`, the caller's, (d,); n ≥ 2f + 1 (Farhadkhani et al. 2023)."""
+    check("monna", len(rows), f, majority(f))
+    given = ready(rows, f)
+    if own not in given.places:
+        raise ValueError(f"one's own row {own} must be one of the {len(rows)} and finite")
+    solve = partial(weights.monna, own=given.places.index(own))
+    return _like(rows, _solved("monna", given, pre, majority, solve, None))
+
+
+def caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
+    """Covariance-bound agnostic filter, (d,); n ≥ 2f + 1 (Allouah et al. 2025)."""
+    return _by_distances("caf", rows, f, pre, majority, weights.caf)
+
+
+# rules by coordinate
+
+
+def coordinate_median(rows: Rows, f: int = 0, pre: Before = ()) -> Vector:
+    """Per coordinate the median, for even n the mean of the two middle values, (d,); n ≥ 2f + 1 (Yin et al. 2018)."""
+    return _by_columns("coordinate_median", rows, f, pre, lambda views, f, mix: columns.median(views, mix))
+
+
+def trimmed_mean(rows: Rows, f: int, pre: Before = ()) -> Vector:
+    """Per coordinate the mean without the f lowest and the f highest, (d,); n ≥ 2f + 1 (Yin et al. 2018)."""
+    return _by_columns("trimmed_mean", rows, f, pre, columns.trimmed_mean)
+
+
+def meamed(rows: Rows, f: int, pre: Before = ()) -> Vector:
+    """Per coordinate the mean of the n − f values nearest the median, (d,); n ≥ 2f + 1 (Xie et al. 2018)."""
+
+    def around(views: list[Tensor], f: int, mix: Square | None) -> Tensor:
+        n = len(views) if mix is None else len(mix)
+        return columns.mean_around_median(views, n - f, mix)
+
+    return _by_columns("meamed", rows, f, pre, around)
+
+
+def bulyan(rows: Rows, f: int, pre: Before = ()) -> Vector:
+    """n − 2f rows chosen by Krum, then per coordinate the mean of the n − 4f nearest their median, (d,); n ≥ 4f + 3."""
+    check("bulyan", len(rows), f, bulyan_least(f))
+    given = ready(rows, f)
+    gram = gram_of(given.rows, given.middle)
+    mix = None
+    for step in map(_named, pre):
+        gram, mix = _mixed(gram, mix, step, given.f)
+    check(
+        "bulyan after " + " and ".join(map(_name, pre)), gram.origin, given.f, bulyan_least(given.f) if pre else 0
+    )
+    chosen = weights.bulyan_choice(gram, given.f)
+    views = given.rows if mix is not None else [given.rows[index] for index in chosen]
+    keep = len(chosen) - 2 * given.f
+    return _like(rows, columns.mean_around_median(views, keep, None if mix is None else mix[chosen][:, :-1]))
+
+
+# how a rule is carried out
+
+
+def _by_distances(
+    rule: str,
+    rows: Rows,
+    f: int,
+    pre: Before,
+    least: Callable[[int], int],
+    solve: Solve,
+    origin_D: Tensor | None = None,
+) -> Vector:
+    check(rule, len(rows), f, least(f))
+    return _like(rows, _solved(rule, ready(rows, f), pre, least, solve, origin_D))
+
+
+def _solved(
+    rule: str, given: Ready, pre: Before, least: Callable[[int], int], solve: Solve, origin_D: Tensor | None
+) -> Tensor:
+    gram, mix = gram_of(given.rows, given.middle, origin_D), None
+    for step in pre:
+        gram, mix = _mixed(gram, mix, _named(step), given.f)
+        check(f"{rule} after {_name(step)}", gram.origin, given.f, majority(given.f))
+    found = solve(gram, given.f)
+    if mix is not None:
+        found = times(found[None, :], with_origin(mix))[0]
+    return _combined(given, found, origin_D)
+
+
+def _mixed(gram: weights.Gram, mix: Square | None, step: Pre, f: int) -> tuple[weights.Gram, Square]:
+    new = step(gram, f)
+    return gram.mixed(new), new if mix is None else times(new, with_origin(mix))
+
+
+def _combined(given: Ready, found: Weights, origin_D: Tensor | None) -> Tensor:
+    views = given.rows if origin_D is None else [*given.rows, origin_D]
+    return weighted_sum(views, [float(weight) for weight in found[: len(views)]])
+
+
+def _by_columns(
+    rule: str, rows: Rows, f: int, pre: Before, work: Callable[[list[Tensor], int, Square | None], Tensor]
+) -> Vector:
+    check(rule, len(rows), f, majority(f))
+    given, mix = ready(rows, f), None
+    if pre:
+        gram = gram_of(given.rows, given.middle)
+        for step in pre:
+            gram, mix = _mixed(gram, mix, _named(step), given.f)
+            check(f"{rule} after {_name(step)}", gram.origin, given.f, majority(given.f))
+    return _like(rows, work(given.rows, given.f, None if mix is None else mix[:, :-1]))
+
+
+def _named(step: str | Pre) -> Pre:
+    if not isinstance(step, str):
+        return step
+    if step not in PRE:
+        raise ValueError(f"there is no pre-aggregation {step!r}; there are {', '.join(PRE)}")
+    return PRE[step]
+
+
+def _name(step: str | Pre) -> str:
+    return step if isinstance(step, str) else getattr(step, "__name__", "pre-aggregation")
+
+
+def _like(rows: Rows, result: Tensor) -> Vector:
+    first = rows[0]
+    return result if isinstance(first, Tensor) else result.numpy()
+
+
+# one door for all of them
+
+RULES: dict[str, Callable[..., Vector]] = {
+    rule.__name__: rule
+    for rule in (
+        *(mean, weighted_mean, krum, multi_krum, coordinate_median, trimmed_mean, meamed),
+        *(geometric_median, centred_clipping, mda, monna, bulyan, caf),
+    )
+}
+
+
+def aggregate(rule: str, rows: Rows, **settings: object) -> Vector:
+    """The rule of that name: aggregate("trimmed_mean", rows, f=2, pre=["nnm"])."""
+    if rule not in RULES:
+        raise ValueError(f"there is no rule {rule!r}; there are {', '.join(RULES)}")
+    return RULES[rule](rows, **settings)
+
+
+def scores(rows: Rows) -> list[float]:
+    """Robust z-score of every row's distance to the others, n numbers; infinite for a row that is not finite."""
+    given = ready(rows, 0)
+    found = weights.scores(gram_of(given.rows, given.middle))
+    placed = [math.inf] * len(rows)
+    for place, score in zip(given.places, found, strict=True):
+        placed[place] = score
+    return placed
+
+
+def outliers(rows: Rows, threshold: float = 3.5) -> tuple[int, ...]:
+    """Indices of rows too far from the others: score above `threshold` (3.5: Iglewicz and Hoaglin 1993)."""
+    return tuple(index for index, score in enumerate(scores(rows)) if score > threshold)
