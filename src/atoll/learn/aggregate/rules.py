@@ -4,7 +4,7 @@ Every rule reads rows without touching them, answers in their dtype (arrays for 
 the same rows whatever their order. A row with a NaN, an infinity or squares beyond fp64 is taken out first
 and counts as one of the f; so no rule ever answers with a NaN. A bound that the paper asks of n is checked, and the
 error says the n that would do.
-`pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", or nnm, arc, bucketing(size, seed), clip(norm).
+`pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from atoll.learn.aggregate import columns, weights
-from atoll.learn.aggregate.gram import Square, gram_of, times, with_origin
+from atoll.learn.aggregate.gram import Gram, Square, gram_of, times, with_origin
 from atoll.learn.aggregate.rows import Rows, Vector, content_order, opened, spans, squared_norms, weighted_sum
 from atoll.learn.aggregate.weights import Pre, Solve, Weights
 
@@ -87,7 +87,7 @@ def mean(rows: Rows, f: int = 0, pre: Before = ()) -> Vector:
 
 
 def weighted_mean(rows: Rows, weights: Sequence[float]) -> Vector:
-    """Σ w_i x_i / Σ w_i over the finite rows, (d,). Whoever sets its own weight sets the answer: cap them before."""
+    """Σ w_i x_i / Σ w_i over the finite rows, (d,). Who sets its own weight sets the answer: cap them before."""
     views = opened(rows)
     if len(weights) != len(views):
         raise ValueError(f"{len(views)} rows and {len(weights)} weights")
@@ -112,9 +112,10 @@ def _mean(kept: list[tuple[Tensor, float]]) -> Tensor:
 
 
 def krum(rows: Rows, f: int, pre: Before = (), neighbours: int | None = None) -> Vector:
-    """The row nearest to its n − f − 2 nearest others (squared distances), (d,); n ≥ 2f + 3 (Blanchard et al. 2017).
+    """The row of least summed squared distance to its n − f − 2 nearest others, (d,); n ≥ 2f + 3.
 
-    `neighbours` replaces n − f − 2; byzfl counts n − f − 1. Its error does not shrink with n: prefer multi_krum.
+    Blanchard et al. 2017. `neighbours` replaces n − f − 2; byzfl counts n − f − 1. Its error does not shrink with
+    n: prefer multi_krum.
     """
     return _by_distances("krum", rows, f, pre, krum_least, partial(weights.krum, neighbours=neighbours))
 
@@ -124,7 +125,7 @@ def multi_krum(
 ) -> Vector:
     """Mean of the `keep` rows of least Krum score, by default n − f, (d,); n ≥ 2f + 3."""
 
-    def solve(gram: weights.Gram, f: int) -> Weights:
+    def solve(gram: Gram, f: int) -> Weights:
         most = gram.origin - f if keep is None else keep
         return weights.krum(gram, f, min(most, gram.origin), neighbours)
 
@@ -190,7 +191,7 @@ def _squared_distance(row_D: Tensor, origin_D: Tensor) -> float:
 
 
 def mda(rows: Rows, f: int, pre: Before = ()) -> Vector:
-    """Mean of the n − f rows of least diameter, (d,); n ≥ 2f + 1. Exact; the search may take long for f beyond 20."""
+    """Mean of the n − f rows of least diameter, (d,); n ≥ 2f + 1. Exact; may take long for f beyond 20."""
     return _by_distances("mda", rows, f, pre, majority, weights.mda)
 
 
@@ -213,7 +214,7 @@ def caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
 
 
 def coordinate_median(rows: Rows, f: int = 0, pre: Before = ()) -> Vector:
-    """Per coordinate the median, for even n the mean of the two middle values, (d,); n ≥ 2f + 1 (Yin et al. 2018)."""
+    """Per coordinate the median, for even n the mean of the middle two, (d,); n ≥ 2f + 1 (Yin et al. 2018)."""
     return _by_columns("coordinate_median", rows, f, pre, lambda views, f, mix: columns.median(views, mix))
 
 
@@ -233,16 +234,10 @@ def meamed(rows: Rows, f: int, pre: Before = ()) -> Vector:
 
 
 def bulyan(rows: Rows, f: int, pre: Before = ()) -> Vector:
-    """n − 2f rows chosen by Krum, then per coordinate the mean of the n − 4f nearest their median, (d,); n ≥ 4f + 3."""
+    """n − 2f rows by Krum, then per coordinate the mean of the n − 4f nearest their median, (d,); n ≥ 4f + 3."""
     check("bulyan", len(rows), f, bulyan_least(f))
     given = ready(rows, f)
-    gram = gram_of(given.rows, given.middle)
-    mix = None
-    for step in map(_named, pre):
-        gram, mix = _mixed(gram, mix, step, given.f)
-    check(
-        "bulyan after " + " and ".join(map(_name, pre)), gram.origin, given.f, bulyan_least(given.f) if pre else 0
-    )
+    gram, mix = _seen("bulyan", given, pre, bulyan_least)
     chosen = weights.bulyan_choice(gram, given.f)
     views = given.rows if mix is not None else [given.rows[index] for index in chosen]
     keep = len(chosen) - 2 * given.f
@@ -268,19 +263,24 @@ def _by_distances(
 def _solved(
     rule: str, given: Ready, pre: Before, least: Callable[[int], int], solve: Solve, origin_D: Tensor | None
 ) -> Tensor:
-    gram, mix = gram_of(given.rows, given.middle, origin_D), None
-    for step in pre:
-        gram, mix = _mixed(gram, mix, _named(step), given.f)
-        check(f"{rule} after {_name(step)}", gram.origin, given.f, majority(given.f))
+    gram, mix = _seen(rule, given, pre, least, origin_D)
     found = solve(gram, given.f)
     if mix is not None:
         found = times(found[None, :], with_origin(mix))[0]
     return _combined(given, found, origin_D)
 
 
-def _mixed(gram: weights.Gram, mix: Square | None, step: Pre, f: int) -> tuple[weights.Gram, Square]:
-    new = step(gram, f)
-    return gram.mixed(new), new if mix is None else times(new, with_origin(mix))
+def _seen(
+    rule: str, given: Ready, pre: Before, least: Callable[[int], int], origin_D: Tensor | None = None
+) -> tuple[Gram, Square | None]:
+    """What the rule sees: the Gram matrix after all pre-aggregations, and the mixture of rows it stands for."""
+    gram, mix = gram_of(given.rows, given.middle, origin_D), None
+    for step in map(_named, pre):
+        new = step(gram, given.f)
+        if len(new) < gram.origin:
+            check(f"{rule} after grouping {gram.origin} updates", len(new), given.f, least(given.f))
+        gram, mix = gram.mixed(new), new if mix is None else times(new, with_origin(mix))
+    return gram, mix
 
 
 def _combined(given: Ready, found: Weights, origin_D: Tensor | None) -> Tensor:
@@ -292,12 +292,8 @@ def _by_columns(
     rule: str, rows: Rows, f: int, pre: Before, work: Callable[[list[Tensor], int, Square | None], Tensor]
 ) -> Vector:
     check(rule, len(rows), f, majority(f))
-    given, mix = ready(rows, f), None
-    if pre:
-        gram = gram_of(given.rows, given.middle)
-        for step in pre:
-            gram, mix = _mixed(gram, mix, _named(step), given.f)
-            check(f"{rule} after {_name(step)}", gram.origin, given.f, majority(given.f))
+    given = ready(rows, f)
+    mix = _seen(rule, given, pre, majority)[1] if pre else None
     return _like(rows, work(given.rows, given.f, None if mix is None else mix[:, :-1]))
 
 
@@ -307,10 +303,6 @@ def _named(step: str | Pre) -> Pre:
     if step not in PRE:
         raise ValueError(f"there is no pre-aggregation {step!r}; there are {', '.join(PRE)}")
     return PRE[step]
-
-
-def _name(step: str | Pre) -> str:
-    return step if isinstance(step, str) else getattr(step, "__name__", "pre-aggregation")
 
 
 def _like(rows: Rows, result: Tensor) -> Vector:

@@ -1,8 +1,8 @@
 """Distance rules as arithmetic on a Gram matrix: each answers with one weight per row, pre-aggregations with a mix.
 
 Weights and mixtures are over (rows, origin) and sum to 1. Rows must come in an order that follows from their
-content (rules.py sees to it): ties go to the earlier row. Sums of scores are exactly rounded (math.fsum), everything
-else is elementwise and in a fixed order.
+content (rules.py sees to it): ties go to the earlier row. Sums of scores are exactly rounded (math.fsum), all else
+is elementwise and in a fixed order.
 Nothing here knows the dimension; whoever has the Gram matrix of the parts can choose without seeing a vector.
 """
 
