@@ -16,16 +16,31 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Done, Effect, Keep, Payload, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest, merkle_root
-from atoll.protocol.reduce.plan import ReducePlan, butterfly_owners
+from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.run import PartAnswered, PartMissing, Reduce, Reduced, Update
+from atoll.protocol.reduce.topology import Topology, butterfly, hierarchical, ring, star, tree
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer
+from atoll.wire.messages.round import Answer, PartBytes, Repeat, WantPart
 from atoll.wire.messages.statements import Commit
 
 RUN = Digest(bytes(32))
 ANSWER_UNTIL = (6.0, 12.0, 18.0)
+
+
+def topology_named(name: str, names: tuple[PeerId, ...]) -> Topology:
+    clusters = tuple(names[i : i + 3] for i in range(0, len(names), 3))
+    return {
+        "butterfly": lambda: butterfly(names, b"seed"),
+        "ring": lambda: ring(names, b"seed"),
+        "tree": lambda: tree(names, b"seed", pieces=2),
+        "star": lambda: star(names, b"seed"),
+        "hierarchical": lambda: hierarchical((clusters[::2], clusters[1::2]), b"seed"),
+    }[name]()
+
+
+TOPOLOGIES = ["butterfly", "ring", "tree", "star", "hierarchical"]
 
 
 @dataclass
@@ -33,14 +48,15 @@ class Group:
     """`count` members that have all committed. `deliver` is asked about every message: how often it arrives."""
 
     count: int
+    topology: str = "butterfly"
     dead: set[PeerId] = field(default_factory=set)
     now: float = 0.0
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
         notaries = {p: Notary(RUN, VirtualSigner(p), VirtualVerifier()) for p in self.names}
-        owners = butterfly_owners(self.names, b"seed")
-        self.plan = ReducePlan(0, 0, "", owners, self.names, ANSWER_UNTIL[: min(3, self.count)])
+        topology = topology_named(self.topology, self.names)
+        self.plan = ReducePlan(0, 0, "", topology, self.names, ANSWER_UNTIL[: min(3, self.count)])
         self.flying: list[tuple[PeerId, Send]] = []
         self.timers: dict[tuple[PeerId, str], float] = {}
         self.kept: dict[PeerId, dict[str, bytes]] = {p: {} for p in self.names}
@@ -55,8 +71,8 @@ class Group:
         self.machines = {p: self.machine(p) for p in self.names}
 
     def machine(self, p: PeerId) -> Reduce:
-        def awaits(rows) -> bool:
-            return any(q not in rows and q not in self.dead for q in self.names)
+        def awaits(names, among) -> bool:
+            return any(q not in names and q not in self.dead for q in (self.names if among is None else among))
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
         return Reduce(
@@ -81,7 +97,9 @@ class Group:
                     else:
                         self.timers[p, name] = at
                 case Ask(job, Combine() as work):
-                    names = tuple(x for row in work.rows for x in row.payload.data)
+                    assert all(tuple(sorted(row.payload.data)) == row.names for row in work.rows)
+                    assert all(row.weight == len(row.names) for row in work.rows)
+                    names = tuple(sorted(x for row in work.rows for x in row.payload.data))
                     whole = Payload(digest(repr((work.part, names)).encode()), 8, names)
                     done = Done(job, Combined(whole, tuple(r.peer for r in work.rows), ()))
                     self.do(p, self.machines[p].handle(done, self.now))
@@ -94,8 +112,25 @@ class Group:
 
     def deliver(self, index: int, keep: bool = False) -> None:
         sender, send = self.flying[index] if keep else self.flying.pop(index)
-        if send.to not in self.dead:
+        if send.to in self.dead:
+            return
+        machine = self.machines[send.to]
+        if isinstance(send.message, Repeat):
+            self.do(send.to, machine.resend(sender))
+        elif isinstance(send.message, WantPart):
+            held = [h.payload for h in machine.answers.values() if h.payload.digest == send.message.digest]
+            self.flying += [(send.to, Send(sender, PartBytes(0, 0, "", p.digest), payload=p)) for p in held]
+        elif isinstance(send.message, PartBytes):
+            self.do(send.to, machine.take_bytes(send.payload))
+        else:
             self.do(send.to, self.machines[send.to].handle(Received(sender, send.message, send.payload), self.now))
+
+    def dies(self, peer: PeerId) -> None:
+        """And everybody notices at once."""
+        self.dead.add(peer)
+        for p in self.names:
+            if p not in self.dead:
+                self.do(p, self.machines[p].look_again(self.now))
 
     def tick(self) -> None:
         (p, name), at = min(self.timers.items(), key=lambda item: (item[1], item[0]))
@@ -122,10 +157,11 @@ class Group:
                 assert names == self.machines[p].answers[j].answered.contributors
 
 
-def test_everybody_is_counted_once_in_every_part_and_all_hold_the_same():
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_everybody_is_counted_once_in_every_part_and_all_hold_the_same(topology: str):
     """Groups of 1 to 20, nothing lost: no timer is needed."""
     for count in (1, 2, 3, 5, 16, 20):
-        group = Group(count).begin()
+        group = Group(count, topology).begin()
         while group.flying:
             group.deliver(0)
         for p in group.names:
@@ -136,7 +172,7 @@ def test_everybody_is_counted_once_in_every_part_and_all_hold_the_same():
 def test_a_dead_owner_is_answered_for_by_the_next_in_the_plan():
     """Group of 4, the first owner of part 2 is known to be gone: part 2 comes from its second owner, at once."""
     group = Group(4)
-    first, second = group.plan.owners[2][:2]
+    first, second = group.plan.owners(2)[:2]
     group.dead.add(first)
     group.begin().finish()
     for p in set(group.names) - {first}:
@@ -148,7 +184,7 @@ def test_a_dead_owner_is_answered_for_by_the_next_in_the_plan():
 def test_an_owner_that_goes_silent_costs_its_time_and_no_more():
     """Nobody knows that it is gone: the second owner answers after the first one's deadline."""
     group = Group(4).begin()
-    first, second = group.plan.owners[1][:2]
+    first, second = group.plan.owners(1)[:2]
     group.flying = [(s, x) for s, x in group.flying if x.to != first and s != first]
     group.machines[first].handle = lambda event, now: []  # type: ignore[method-assign]  # it hears nothing more
     group.finish()
@@ -160,7 +196,7 @@ def test_an_owner_that_goes_silent_costs_its_time_and_no_more():
 def test_a_part_without_any_owner_is_missing_and_the_others_are_not():
     """All three owners of part 0 of seven are gone: it counts for nobody, and that is said."""
     group = Group(7)
-    group.dead |= set(group.plan.owners[0])
+    group.dead |= set(group.plan.owners(0))
     group.begin().finish()
     for p in set(group.names) - group.dead:
         missing = {f.part for f in group.facts[p] if isinstance(f, PartMissing)}
@@ -183,7 +219,7 @@ def test_bytes_that_were_not_committed_to_are_the_senders_fault():
 def answers_after_restart(forgets: bool) -> list[object]:
     """Its answer for part 0 was kept, and lost on the way; it restarts and is asked again by everybody."""
     group = Group(3).begin()
-    owner = group.plan.owners[0][0]
+    owner = group.plan.owners(0)[0]
     while group.flying:
         sender, send = group.flying[0]
         lost = sender == owner and isinstance(send.message, Answer)
@@ -213,11 +249,37 @@ def test_a_restarted_owner_never_answers_a_second_time():
     assert answers_after_restart(forgets=True) != []
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 7), st.integers(0, 2**32))
-def test_whatever_the_network_does_nobody_is_counted_twice(count: int, seed: int):
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(20))
+def test_survivors_of_any_death_hold_everybody_who_lives_without_any_deadline(topology: str, seed: int):
+    """Up to a third die at random moments and the others notice: every part is answered or nobody can, at once."""
+    draw = random.Random(seed)
+    group = Group(draw.randrange(4, 14), topology).begin()
+    doomed = draw.sample(group.names, len(group.names) // 3)
+    while group.flying or doomed:
+        if doomed and (not group.flying or draw.random() < 0.05):
+            victim = doomed.pop()
+            group.flying = [(s, x) for s, x in group.flying if s != victim or draw.random() < 0.5]
+            group.dies(victim)
+        elif group.flying:
+            group.deliver(draw.randrange(len(group.flying)))
+    group.check()
+    for p in set(group.names) - group.dead:
+        machine = group.machines[p]
+        for j, owners in enumerate(group.plan.owners(j) for j in range(group.plan.parts)):
+            if set(owners) <= group.dead:
+                continue
+            assert j in machine.answers, f"{p} waits for part {j} of the {topology}"
+            living = {q for q in machine.answers[j].answered.contributors if q not in group.dead}
+            late = {q for q in group.names if q not in group.dead} - living
+            assert not late, f"part {j} of the {topology} is without {late}, who live"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 9), st.sampled_from(TOPOLOGIES), st.integers(0, 2**32))
+def test_whatever_the_network_does_nobody_is_counted_twice(count: int, topology: str, seed: int):
     """Messages are lost, doubled, reordered, members die and time passes at any moment."""
-    draw, group = random.Random(seed), Group(count).begin()
+    draw, group = random.Random(seed), Group(count, topology).begin()
     for _ in range(150):
         what = draw.random()
         if what < 0.7 and group.flying:
@@ -225,9 +287,7 @@ def test_whatever_the_network_does_nobody_is_counted_twice(count: int, seed: int
         elif what < 0.8 and group.flying:
             group.flying.pop(draw.randrange(len(group.flying)))
         elif what < 0.84 and len(group.dead) + 1 < count:
-            group.dead.add(draw.choice(group.names))
-            for p in set(group.names) - group.dead:
-                group.do(p, group.machines[p].look_again(group.now))
+            group.dies(draw.choice(group.names))
         elif group.timers:
             group.tick()
         group.check()

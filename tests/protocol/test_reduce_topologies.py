@@ -202,6 +202,18 @@ def test_equal_uplinks_get_equal_shares_and_a_thin_one_nothing():
     assert {part.owners[0] for part in thin.parts} == set(peers) - {"p0"}
 
 
+@given(st.integers(1, 30), st.integers(0, 30), st.integers(1, 4), st.binary(max_size=4))
+def test_in_a_tree_and_a_ring_clients_are_shared_out(able, clients, arity, seed):
+    """The fan that a peer has anyway, and its fair share of clients: one row more per part and client."""
+    peers = names(able + clients)
+    weights = {p: 1.0 for p in peers[:able]}
+    fair = -(-clients // able)
+    busy = Reduced(tree(peers, seed, weights, arity=arity), peers)
+    assert max(busy.sent[p] for p in peers) <= arity + 1 + fair
+    busy = Reduced(ring(peers, seed, weights), peers)
+    assert max(busy.sent[p] for p in peers) <= busy.total * (2 + fair)
+
+
 def test_above_the_limit_of_parts_the_fastest_own():
     peers = names(40)
     rates = {p: 10.0 if i % 2 else 1.0 for i, p in enumerate(peers)}

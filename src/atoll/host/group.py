@@ -200,7 +200,14 @@ def found(
         suspect_s=silence_s,
         beat_s=min(2.0, silence_s / 3),
     )
-    settings = RunSettings(name="group", start_peers=peers, round=rounds, learning=msgspec.msgpack.encode(terms))
+    settings = RunSettings(
+        name="group",
+        start_peers=peers,
+        round=rounds,
+        topology=topology,
+        pieces=max(1, -(-SLICE_BYTES // (max(peers, 2) * PIECE_BYTES))),
+        learning=msgspec.msgpack.encode(terms),
+    )
 
     async def opening() -> tuple[GroupHost, str]:
         folder = Path(tempfile.mkdtemp(prefix="atoll-group-"))

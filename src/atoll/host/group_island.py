@@ -79,7 +79,6 @@ class GroupIsland:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.terms = GroupTerms()
-        self.shares: Callable[[int], Sequence[int]] = lambda parts: (1,) * parts  # relative sizes of the parts
         self.calls: deque[Call] = deque()
         self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
@@ -163,7 +162,7 @@ class GroupIsland:
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
-        call.cuts = cuts(len(call.flat_N), self.shares(work.parts))
+        call.cuts = cuts(len(call.flat_N), work.shares)
         codec = codec_named(call.codec)
         payloads = tuple(_payload(codec.encode(call.flat_N[lo:hi])) for lo, hi in call.cuts)
         self.current = work.round, call
@@ -175,7 +174,8 @@ class GroupIsland:
             raise RunFailedError("E-RED-06", "its user has not called")
         lo, hi = call.cuts[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        done = combine(rows, hi - lo, codec_named(call.codec), self._way_back(call))
+        up = codec_named(call.codec)
+        done = combine(rows, hi - lo, up, up if work.onward else self._way_back(call))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return Combined(None if done.wire is None else _payload(done.wire), counted, faulty)

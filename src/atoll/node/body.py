@@ -20,6 +20,7 @@ from atoll.base.limits import REPORTS_PER_VERTEX_MAX, WORDS_MAX
 from atoll.keys.digest import digest
 from atoll.policy.members import Reported, next_members
 from atoll.policy.plan import RoundPlan
+from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Answered, Commit, Join, Signed, Statement
@@ -35,8 +36,18 @@ class Ground:
 
     plan: RoundPlan
     parent: Body
-    owners: tuple[tuple[PeerId, ...], ...]  # per part; empty in a round that only assembles members
+    topology: Topology | None  # how updates are reduced; None in a round that only assembles members
     admissible: Callable[[Reported, bool], str | None]  # (report, as proposer)
+
+    @cached_property
+    def owners(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Of each part, in the order in which they take over."""
+        return tuple(part.owners for part in self.topology.parts) if self.topology is not None else ()
+
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """Relative sizes of the parts."""
+        return tuple(part.share for part in self.topology.parts) if self.topology is not None else ()
 
     @cached_property
     def vote_key_of(self) -> dict[PeerId, bytes]:

@@ -33,7 +33,11 @@ class Encode(msgspec.Struct, frozen=True):
     """Pseudo-gradient of the live parameters against the anchor, with error feedback -> Encoded."""
 
     round: int
-    parts: int
+    shares: tuple[int, ...]  # relative sizes of the parts that the update is cut into
+
+    @property
+    def parts(self) -> int:
+        return len(self.shares)
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -49,6 +53,7 @@ class Advance(msgspec.Struct, frozen=True):
     steps: int  # inner steps of one worker in this round
     samples: int  # that all contributors learned from
     shards: int  # workers that the data was handed out to
+    shares: tuple[int, ...] = ()  # relative sizes of the parts
 
 
 class Advanced(msgspec.Struct, frozen=True):

@@ -57,14 +57,14 @@ from atoll.keys.signer import Signer, Verifier
 from atoll.node.body import Ground, write_recovery
 from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
-from atoll.node.round import Fault, Round, RoundClosed, StateMissing
+from atoll.node.round import Fault, Round, RoundClosed, ShareBegan, StateMissing
 from atoll.node.settings import RunSettings, decode_settings
+from atoll.node.topology import topology_of
 from atoll.policy.members import RECENT, Reported, suspicions_needed
 from atoll.policy.plan import RoundPlan, plan_round
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
-from atoll.protocol.reduce.plan import butterfly_owners
 from atoll.protocol.transfer.fetch import SERVED_AT_ONCE, Fetch, Fetched, FetchFailed, Serve
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
@@ -345,6 +345,12 @@ class Peer:
             return []
         return current.learn(vertex, self._run_time(now))
 
+    def _drop_adopted_parts(self, share: ShareBegan) -> None:
+        """Everybody works on this round, so everybody holds what came before it: nobody will ask for its parts."""
+        assert self.round is not None
+        if {m.peer for m in self.round.plan.members if m.present} <= set(share.committed):
+            self.held = {share.round: self.round.held}
+
     def _drop_old_parts(self, round: int) -> None:
         """Laggards are served the parts of recent rounds, as many as memory allows."""
         kept: dict[int, dict[Digest, Payload]] = {}
@@ -363,13 +369,13 @@ class Peer:
         else:  # the first round shall count everybody it was waited for, and a newcomer's update moves nothing
             settled = sum(m.votes and m.standing == "member" for m in plan.members)
             enough = settled >= max(s.start_peers, s.min_peers)
-        owners = butterfly_owners(plan.owners, plan.head, s.update_bytes) if enough else ()
+        topology = topology_of(s, plan) if enough else None
         recent = pool.recent()
 
         def judge(reported: Reported, as_proposer: bool) -> str | None:
             return pool.judge(reported, parent, recent, parent.time_s if as_proposer else None)
 
-        return Ground(plan, parent, owners, judge)
+        return Ground(plan, parent, topology, judge)
 
     def _to_round(self, event: Event, now: Seconds) -> list[Effect]:
         if self.round is None:
@@ -387,6 +393,8 @@ class Peer:
             match effect.fact:
                 case RoundClosed():
                     out += self._round_closed(effect.fact, now)
+                case ShareBegan():
+                    self._drop_adopted_parts(effect.fact)
                 case StateMissing():
                     self.round = None
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)

@@ -14,7 +14,7 @@ not list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -54,6 +54,8 @@ from atoll.wire.messages.round import (
     Answer,
     Committed,
     Contribution,
+    Declined,
+    Handed,
     PartBytes,
     Propose,
     Repeat,
@@ -192,7 +194,7 @@ class Round:
         self.held = held  # combined parts by digest, of this and recent rounds
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
         self.offset_s = offset_s  # of my clock from run time
-        self.assembling = not ground.owners
+        self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.hearers, self.speakers = self._audience()
         self.attempt = 0
@@ -259,14 +261,14 @@ class Round:
         match message:
             case Committed():
                 return self._hear_commit(message.statement, now) + self._answer_commit(sender, message)
-            case Contribution() | Answer() if message.attempt > self.attempt:
+            case Contribution() | Handed() | Declined() | Answer() if message.attempt > self.attempt:
                 self.too_early.add(sender)
                 return []
             case Contribution():
                 if message.attempt != self.attempt:
                     return []
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
-            case Answer():
+            case Answer() | Handed() | Declined():
                 if message.attempt != self.attempt or self.reduce is None:
                     return []
                 return self.reduce.handle(event, now)
@@ -340,11 +342,11 @@ class Round:
         ]
         effects += self.ask_again(self.too_early)
         self.too_early = set()
-        if self.assembling:
+        if self.ground.topology is None:
             return effects
         present = tuple(m.peer for m in self.plan.members if m.present)
         plan = ReducePlan(
-            self.plan.round, self.attempt, self.plan.trace, self.ground.owners, present, times.answer_until
+            self.plan.round, self.attempt, self.plan.trace, self.ground.topology, present, times.answer_until
         )
         self.reduce = Reduce(
             self.notary,
@@ -364,7 +366,7 @@ class Round:
             return self._pass(f"its training loss is {trained.loss}", now)
         self.trained = trained
         fact = TrainEnded(steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s)
-        work = Encode(self.plan.round, len(self.ground.owners))
+        work = Encode(self.plan.round, self.ground.shares)
         return [self._report(fact), Ask(f"round/{self.plan.round}/encode", work)]
 
     def _encoded(self, encoded: Encoded, now: Seconds) -> list[Effect]:
@@ -501,9 +503,14 @@ class Round:
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         return [self._report(fact), *self.reduce.handle(Start({}), now)]
 
-    def _awaits(self, rows: Iterable[PeerId]) -> bool:
-        """True while somebody who committed and is not known to be gone is missing from these rows."""
-        missing = self._commits().giving.difference(rows)
+    def _awaits(self, names: Iterable[PeerId], among: Collection[PeerId] | None) -> bool:
+        """True while somebody (of these) who committed and is not known to be gone is not named."""
+        commits = self._commits()
+        expected = commits.giving
+        if among is not None:  # in a large swarm I do not hear the commitments of everybody whose row I hand on
+            trainers = {m.peer for m in self.plan.trainers}
+            expected = {p for p in among if p in commits.giving or (p not in commits.of and p in trainers)}
+        missing = expected.difference(names)
         return any(peer == self.me or not self.gone(peer) for peer in missing)
 
     def _answer_here(self, fact: PartAnswered) -> list[Effect]:
@@ -604,7 +611,15 @@ class Round:
         self.advances[step] = None
         payloads = tuple(self.held[d] if d is not None else None for d in step.parts)
         shards = len(self.plan.trainers)
-        work = Advance(self.plan.round, self.ground.parent.state, payloads, step.steps, step.samples, shards)
+        work = Advance(
+            self.plan.round,
+            self.ground.parent.state,
+            payloads,
+            step.steps,
+            step.samples,
+            shards,
+            self.ground.shares,
+        )
         return [Ask(self._advance_job(step), work)]
 
     def _advance_job(self, step: Step) -> str:
@@ -655,11 +670,13 @@ class Round:
             self.wanted_body = None
             effects = self.agreement.learn_body(bytes(payload.data))
             return effects + (self.agreement.repropose(self.bound) if self.bound is not None else [])
-        wanted = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
-        if payload is None or payload.digest != digest or digest not in wanted:
+        if payload is None or payload.digest != digest:
             return []
+        effects = self.reduce.take_bytes(payload) if self.reduce is not None else []
+        wanted = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
+        if digest not in wanted:
+            return effects
         self.held[digest] = payload
-        effects: list[Effect] = []
         for key, trial in list(self.trials.items()):
             if trial.state is None:
                 effects += self._try(key, trial, now)
@@ -819,6 +836,7 @@ class Round:
             missing=() if self.assembling else tuple(sorted(trainers - counted)),
             parts_missing=sum(s is None for s in body.parts),
         )
+        self.reduce, self.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
         timers = ("nudge", f"train/{self.attempt}", f"agree/{self.attempt}")
         cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]
         return [*cancelled, self._report(closed)]

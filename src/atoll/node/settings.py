@@ -16,6 +16,8 @@ class RunSettings(msgspec.Struct, frozen=True):
     open_to_all: bool = False  # True: nobody needs a ticket
     recovery: bytes = b""  # public identity that may start over when a quorum is gone for good; empty: nobody
     round: RoundSettings = RoundSettings()
+    topology: str = "butterfly"  # how updates are reduced: see specs/topologies.md
+    pieces: int = 1  # each owner's share is cut so fine: while one is combined the next is on its way
     update_bytes: int = 0  # the most that one encoded update can have; large ones are cut into more parts
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
 

@@ -147,9 +147,9 @@ class Island:
     def _combine(self, work: Combine) -> Combined:
         names: list[PeerId] = []
         for row in work.rows:
-            if row.payload.data != (row.peer,):
+            if tuple(sorted(row.payload.data)) != row.names:
                 self.miscounted.append(
-                    f"part {work.part} of round {work.round} holds {row.payload.data} as {row.peer}"
+                    f"part {work.part} of round {work.round} holds {row.payload.data} as {row.names}"
                 )
             names += row.payload.data
         whole = digest(b"".join(row.payload.digest for row in work.rows) + str((work.round, work.part)).encode())

@@ -23,6 +23,8 @@ from atoll.wire.messages.round import (
     Answer,
     Committed,
     Contribution,
+    Declined,
+    Handed,
     PartBytes,
     Propose,
     Repeat,
@@ -42,6 +44,8 @@ AnyMessage = (
     | Propose
     | Voted
     | Repeat
+    | Handed
+    | Declined
     | TimedOut
     | WantVertices
     | Vertices

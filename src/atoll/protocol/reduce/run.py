@@ -1,16 +1,20 @@
 """All-reduce of one attempt of one round: parts go to their owners, come back combined, once, for everybody.
 
-Everyone sends part j of its own update to the first owner of part j; the owner combines what has arrived when
-everybody it expects has spoken, at the latest by its sub-deadline, and answers with the result and the list of
-contributors. A silent owner's part is answered by the next owner in the plan; if none answers in time the part
-is reported missing. Never waits for one peer, never counts anybody twice, never looks into a payload.
+Runs any topology. Everyone sends part j of its own update up the tree of part j: to its parent, or straight to
+the first owner. A parent waits for what is below it and hands on one row for all. The owner combines what has
+arrived when everybody it expects is in it, at the latest by its sub-deadline, and answers with the result and the
+list of contributors; answers go down the same tree. A silent parent is left out: its children send to the owner.
+A silent owner's part is answered by the next owner in the plan; if none answers in time the part is reported
+missing. Never waits for one peer, never counts anybody twice, never looks into a payload.
 
-Reveal follows commitment: I send nothing to an owner that has not committed itself while commitments are open.
+Rows that overlap (a child sent again what its dead parent had handed on already) cannot both be in: the larger
+ones count. Rows combined on the way cannot be held against a commitment, so parents are for members that trust
+each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -37,10 +41,12 @@ from atoll.base.machine import (
 from atoll.keys.digest import merkle_holds, merkle_path
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.work import Combine, Combined, Row
-from atoll.wire.codec import encode
+from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Contribution
+from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Repeat, WantPart
 from atoll.wire.messages.statements import Answered, Commit, Signed
+
+ONWARD = -1  # where an owner's index would stand: for a peer that hands it on
 
 
 class PartAnswered(Fact, frozen=True, kw_only=True):
@@ -90,13 +96,38 @@ class Update:
         return tuple(p.digest for p in self.parts)
 
 
+@dataclass(frozen=True)
+class Held:
+    """A row of this part: one peer's, or several peers' combined on the way."""
+
+    names: frozenset[PeerId]
+    weight: int
+    payload: Payload
+
+
 @dataclass
 class Gather:
-    """What an owner holds of one part that it is in charge of."""
+    """What I hold of one part that I am in charge of, as its owner or on the way to it."""
 
-    owner_index: int
-    rows: dict[PeerId, Payload] = field(default_factory=dict[PeerId, Payload])
+    owner_index: int  # or ONWARD
+    below: frozenset[PeerId] | None = None  # whose rows come through me; None: everybody's
+    rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # by sender
     closed: bool = False  # its rows are being combined, or were
+    done: Held | None = None  # what I hand on
+
+    @property
+    def names(self) -> set[PeerId]:
+        return {name for held in self.rows.values() for name in held.names}
+
+    def chosen(self) -> dict[PeerId, Held]:
+        """Rows that name nobody twice, the largest first."""
+        chosen: dict[PeerId, Held] = {}
+        named: set[PeerId] = set()
+        for sender, held in sorted(self.rows.items(), key=lambda item: (-len(item[1].names), item[0])):
+            if named.isdisjoint(held.names):
+                chosen[sender] = held
+                named |= held.names
+        return {sender: chosen[sender] for sender in sorted(chosen)}
 
 
 @dataclass(frozen=True)
@@ -115,22 +146,32 @@ class Reduce:
         plan: ReducePlan,
         vote_key_of: Callable[[PeerId], bytes | None],
         commit_of: Callable[[PeerId], Commit | None],
-        awaits: Callable[[Iterable[PeerId]], bool],
+        awaits: Callable[[Collection[PeerId], Collection[PeerId] | None], bool],
         gone: Callable[[PeerId], bool],
         said: Container[str] = (),
     ) -> None:
+        """`awaits(names, among)`: may somebody of `among` (None: anybody) still come who is not in `names`?"""
         self.notary, self.plan, self.me = notary, plan, notary.me
         self.vote_key_of, self.commit_of = vote_key_of, commit_of
-        self.awaits, self.gone = awaits, gone  # is somebody missing from these rows who may still come; who is gone
+        self.awaits, self.gone = awaits, gone
         self.update: Update | None = None
         self.gathers: dict[int, Gather] = {}  # parts that I may have to answer for
-        for part, owners in enumerate(plan.owners):
-            if self.me in owners:
+        self.relays: dict[int, Gather] = {}  # parts in which others' rows come through me
+        for part, tree in enumerate(plan.topology.parts):
+            if self.me in tree.owners:
                 # answered before a restart, and the bytes are lost: silence, the next owner answers
                 closed = self._said_name(part) in said
-                self.gathers[part] = Gather(owners.index(self.me), closed=closed)
+                self.gathers[part] = Gather(tree.owners.index(self.me), closed=closed)
+            below = _below(tree.parents, self.me) if self.me != tree.owners[0] else frozenset[PeerId]()
+            if below:
+                self.relays[part] = Gather(ONWARD, below | {self.me})
         self.turn = [0] * plan.parts  # owner index that I currently look to, per part
-        self.sent: set[tuple[int, int]] = set()  # (part, owner index) to which my contribution went
+        self.declined: set[tuple[int, PeerId]] = set()  # (part, who cannot combine it)
+        self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
+        self.asked: set[tuple[int, PeerId]] = set()  # (part, owner) whose answer was to come through who is gone
+        self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
+        self.heard: dict[int, dict[PeerId, Signed]] = {}  # parts that others say they hold the answer of
+        self.fetching: dict[int, PeerId] = {}  # from whom
         self.answers: dict[int, AnswerHeld] = {}
         self.missing: set[int] = set()
         self.started = self.finished = False
@@ -143,14 +184,22 @@ class Reduce:
                 return self._begin(now)
             case Received(sender, Contribution() as message, Payload() as payload):
                 return self._collect(sender, message, payload, now)
+            case Received(sender, Handed() as message, Payload() as payload):
+                return self._collect_handed(sender, message, payload, now)
+            case Received(sender, Declined(part=part)):
+                return self._decline(part, sender, now)
             case Received(sender, Answer() as message, Payload() as payload):
                 return self._learn(sender, message, payload)
+            case Received(sender, Answer() as message):
+                return self._hear_of(sender, message)
             case TimerFired(name) if name == self._timer():
                 return self.look_again(now)
-            case Done(job, Combined() as result) if job.startswith(self._job("")):
-                return self._answer(int(job.rsplit("/", 1)[1]), result)
+            case Done(job, Combined() as result) if job.startswith(self._job("own/")):
+                return self._answer(int(job.rsplit("/", 1)[1]), result, now)
+            case Done(job, Combined() as result) if job.startswith(self._job("on/")):
+                return self._combined_onward(int(job.rsplit("/", 1)[1]), result, now)
             case Failed(job, _) if job.startswith(self._job("")):
-                return []  # I cannot combine: my turn passes, the next owner answers
+                return self._cannot(int(job.rsplit("/", 1)[1]), now)
             case _:
                 return []  # another attempt, or not for this room
 
@@ -161,26 +210,31 @@ class Reduce:
 
     def look_again(self, now: Seconds) -> list[Effect]:
         """Somebody committed, fell silent, or a deadline passed: see what can be sent or closed now."""
-        if not self.started or self.finished:
+        if not self.started:
             return []
         effects: list[Effect] = []
         for part in range(self.plan.parts):
-            if part not in self.answers and part not in self.missing:
-                effects += self._pass_turn(part, now)
+            effects += self._pass_turn(part, now)
+            if part in self.answers:
+                effects += self._show_next_owner(part)
+            elif part not in self.missing:
+                effects += self._fetch_heard(part)
                 effects += self._contribute_part(part)
+                effects += self._hand_on_if_due(part, now)
                 effects += self._close_if_due(part, now)
+                effects += self._ask_past_the_gone(part)
         # only after what is due was done: a word that comes in the instant of a deadline must not push it away
         return [*effects, *self._finish_if_over(), *self._set_timer(now)]
 
     def resend(self, to: PeerId) -> list[Effect]:
-        """This peer came back: give it what it may have missed."""
+        """This peer came back, or came late: give it what it may have missed."""
         effects: list[Effect] = []
         for part, held in self.answers.items():
-            if held.answered.owner_index < len(self.plan.owners[part]) and held.statement.signer == self.me:
+            if self._serves(part, held.statement.signer, to):
                 effects.append(self._answer_to(to, held))
-        for part, index in sorted(self.sent):
-            if self.plan.owners[part][index] == to and part not in self.answers:
-                effects += self._contribution(part, index, to)
+        for part, target in sorted(self.sent):
+            if target == to and part not in self.answers and part not in self.missing:
+                effects += self._row_to(part, to)
         return effects
 
     # ---- sending my parts ----------------------------------------------------------------------------------
@@ -190,76 +244,195 @@ class Reduce:
         return self.look_again(now)
 
     def _pass_turn(self, part: int, now: Seconds) -> list[Effect]:
-        owners = self.plan.owners[part]
+        owners = self.plan.owners(part)
         while self.turn[part] < len(owners):
             index = self.turn[part]
             late = now >= self.plan.answer_until[index]
-            if not late and (owners[index] == self.me or not self.gone(owners[index])):
+            lost = owners[index] != self.me and self.gone(owners[index])
+            if not late and not lost and (part, owners[index]) not in self.declined:
                 break
             self.turn[part] += 1
-        if self.turn[part] == len(owners):
+        if self.turn[part] == len(owners) and part not in self.answers and part not in self.missing:
             self.missing.add(part)
             return [self._report(PartMissing(attempt=self.plan.attempt, part=part))]
         return []
 
     def _contribute_part(self, part: int) -> list[Effect]:
+        """My own row, up the tree; through my own hands if others' rows come through me too."""
         if self.update is None or part in self.missing:
             return []
-        index = self.turn[part]
-        owner = self.plan.owners[part][index]
-        if (part, index) in self.sent:
-            return []
-        self.sent.add((part, index))
-        if owner == self.me:
-            self.gathers[part].rows.setdefault(self.me, self.update.parts[part])
-            return []
-        return self._contribution(part, index, owner)
+        relay = self.relays.get(part)
+        if relay is None or (part, self.me) in self.declined:
+            return self._send_row(part)
+        if not relay.closed:
+            relay.rows.setdefault(self.me, self._my_row(part))
+        return []  # it goes with the others' rows
 
-    def _contribution(self, part: int, index: int, owner: PeerId) -> list[Effect]:
-        assert self.update is not None
+    def _send_row(self, part: int) -> list[Effect]:
+        if part in self.missing:
+            return []
+        target = self._target(part)
+        if (part, target) in self.sent:
+            return []
+        self.sent.add((part, target))
+        if target == self.me:
+            relay = self.relays.get(part)
+            row = relay.done if relay is not None and relay.done is not None else self._my_row(part)
+            self.gathers[part].rows.setdefault(self.me, row)
+            return []
+        return self._row_to(part, target)
+
+    def _row_to(self, part: int, to: PeerId) -> list[Effect]:
+        plan, relay = self.plan, self.relays.get(part)
+        owners = plan.owners(part)
+        index = owners.index(to) if to in owners and self._above(part, self.me) != to else ONWARD
+        if relay is not None and relay.done is not None:
+            done = relay.done
+            names = tuple(sorted(done.names))
+            handed = Handed(plan.round, plan.attempt, plan.trace, part, index, done.weight, names)
+            return [Send(to, handed, Lane.BULK, done.payload)]
+        if self.update is None:
+            return []
         path = merkle_path(self.update.digests, part)
-        plan = self.plan
         message = Contribution(plan.round, plan.attempt, plan.trace, part, index, path, self.update.statement)
-        return [Send(owner, message, Lane.BULK, self.update.parts[part])]
+        return [Send(to, message, Lane.BULK, self.update.parts[part])]
+
+    def _my_row(self, part: int) -> Held:
+        assert self.update is not None
+        commit = self.commit_of(self.me)
+        assert commit is not None
+        return Held(frozenset((self.me,)), commit.weight, self.update.parts[part])
+
+    def _target(self, part: int) -> PeerId:
+        """Whoever hands my row on, or the owner whose turn it is."""
+        above = self._above(part, self.me)
+        return above if above is not None else self._owner_now(part)
+
+    def _above(self, part: int, peer: PeerId) -> PeerId | None:
+        """The nearest above a peer that is there to hand its row on; None: it deals with the owner."""
+        parents = self.plan.topology.parts[part].parents
+        above = parents.get(peer)
+        while above is not None and ((above != self.me and self.gone(above)) or (part, above) in self.declined):
+            above = parents.get(above)
+        return above
+
+    # ---- handing on what comes through me ------------------------------------------------------------------
+
+    def _hand_on_if_due(self, part: int, now: Seconds) -> list[Effect]:
+        relay = self.relays.get(part)
+        if relay is None:
+            return []
+        if relay.closed:
+            return self._send_row(part) if relay.done is not None else []
+        if not relay.rows or (now < self._gather_until(0, 2) and self.awaits(relay.names, relay.below)):
+            return []
+        relay.closed = True
+        return self._combine(part, relay, "on", onward=True)
+
+    def _combined_onward(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
+        relay = self.relays[part]
+        effects = self._name_garbage(part, result)
+        if result.payload is None:
+            return effects + self._cannot(part, now)
+        counted = [relay.rows[sender] for sender in result.counted]
+        names = frozenset(name for held in counted for name in held.names)
+        relay.done = Held(names, sum(held.weight for held in counted), result.payload)
+        relay.rows.clear()
+        return [*effects, *self.look_again(now)]
+
+    def _combine(self, part: int, gather: Gather, job: str, onward: bool = False) -> list[Effect]:
+        chosen = gather.chosen().items()
+        rows = tuple(Row(sender, held.weight, held.payload, tuple(sorted(held.names))) for sender, held in chosen)
+        shares = tuple(tree.share for tree in self.plan.topology.parts)
+        return [Ask(self._job(f"{job}/{part}"), Combine(self.plan.round, part, shares, rows, onward))]
+
+    def _cannot(self, part: int, now: Seconds) -> list[Effect]:
+        """I cannot combine this part: nobody shall wait for me."""
+        plan = self.plan
+        word = Declined(plan.round, plan.attempt, plan.trace, part)
+        told: list[Effect] = [Send(peer, word) for peer in plan.listeners if peer != self.me]
+        return told + self._decline(part, self.me, now)
+
+    def _decline(self, part: int, who: PeerId, now: Seconds) -> list[Effect]:
+        if not 0 <= part < self.plan.parts:
+            raise PeerFault(who, f"declined part {part}, which the plan does not have")
+        self.declined.add((part, who))
+        return self.look_again(now)
 
     # ---- answering for the parts I own ---------------------------------------------------------------------
 
     def _collect(self, sender: PeerId, message: Contribution, payload: Payload, now: Seconds) -> list[Effect]:
         commit = self.commit_of(sender)
-        gather = self.gathers.get(message.part)
-        if commit is None or gather is None or message.owner_index != gather.owner_index or gather.closed:
-            return []  # not committed, not mine, or closed
+        gather = self._gather_for(message.part, message.owner_index)
+        if commit is None or gather is None:
+            return self._answer_already(message.part, sender)  # not committed, not mine, or closed
         if not merkle_holds(commit.root, payload.digest, message.part, self.plan.parts, message.path):
             raise PeerFault(sender, f"part {message.part} is not what it committed to", message.statement.body)
-        gather.rows.setdefault(sender, payload)  # the first word counts
-        return self._close_if_due(message.part, now) if self.started else []
+        return self._take(message.part, gather, sender, Held(frozenset((sender,)), commit.weight, payload), now)
+
+    def _collect_handed(self, sender: PeerId, message: Handed, payload: Payload, now: Seconds) -> list[Effect]:
+        gather = self._gather_for(message.part, message.owner_index)
+        if gather is None:
+            return self._answer_already(message.part, sender)
+        names = frozenset(message.contributors)
+        tree = self.plan.topology.parts[message.part]
+        if len(names) != len(message.contributors) or not names <= _below(tree.parents, sender) | {sender}:
+            raise PeerFault(sender, f"handed on rows of part {message.part} that do not come through it")
+        commits = [self.commit_of(name) for name in names]
+        known = [commit.weight for commit in commits if commit is not None]
+        if message.weight < 0 or (len(known) == len(names) and sum(known) != message.weight):
+            raise PeerFault(sender, f"weighs part {message.part} by {message.weight}, not as its contributors do")
+        return self._take(message.part, gather, sender, Held(names, message.weight, payload), now)
+
+    def _gather_for(self, part: int, owner_index: int) -> Gather | None:
+        gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
+        open_ = gather is not None and not gather.closed and part not in self.answers
+        return gather if open_ and gather.owner_index == owner_index else None
+
+    def _answer_already(self, part: int, to: PeerId) -> list[Effect]:
+        """It turned to me because another owner is gone, and I hold what that one answered."""
+        held = self.answers.get(part)
+        if held is None or held.statement.signer == self.me or not self._serves(part, held.statement.signer, to):
+            return []
+        return [self._answer_to(to, held)]
+
+    def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
+        gather.rows.setdefault(sender, held)  # the first word counts
+        if not self.started:
+            return []
+        return self._hand_on_if_due(part, now) + self._close_if_due(part, now)
 
     def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:
         gather = self.gathers.get(part)
-        if gather is None or gather.closed or part in self.answers or self.turn[part] != gather.owner_index:
+        if gather is None or gather.closed or self.turn[part] != gather.owner_index:
             return []
-        if not gather.rows or (now < self._gather_until(gather.owner_index) and self.awaits(gather.rows)):
+        if part in self.answers or part in self.fetching:
+            return []
+        if not gather.rows or (
+            now < self._gather_until(gather.owner_index, 1) and self.awaits(gather.names, gather.below)
+        ):
             return []
         gather.closed = True
-        rows: list[Row] = []
-        for peer in sorted(gather.rows):
-            commit = self.commit_of(peer)
-            assert commit is not None
-            rows.append(Row(peer, commit.weight, gather.rows[peer]))
-        return [Ask(self._job(str(part)), Combine(self.plan.round, part, self.plan.parts, tuple(rows)))]
+        return self._combine(part, gather, "own")
 
-    def _gather_until(self, owner_index: int) -> Seconds:
-        """An owner gathers for the first two thirds of its window; the rest is for the way back."""
+    def _gather_until(self, owner_index: int, thirds: int) -> Seconds:
+        """An owner gathers for two thirds of its window, who hands on for one third; the rest is for the way."""
         until = self.plan.answer_until
         window = until[1] - until[0] if len(until) > 1 else 6.0
-        return until[owner_index] - window / 3
+        return until[owner_index] - thirds * window / 3
 
-    def _answer(self, part: int, result: Combined) -> list[Effect]:
+    def _name_garbage(self, part: int, result: Combined) -> list[Effect]:
+        return [self._report(Garbage(peer=peer, part=part)) for peer in result.undecodable]
+
+    def _answer(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
         gather, plan = self.gathers[part], self.plan
-        effects: list[Effect] = [self._report(Garbage(peer=peer, part=part)) for peer in result.undecodable]
+        rows = dict(gather.rows)
+        gather.rows.clear()  # an update's worth of memory, wanted for the next parts
+        effects = self._name_garbage(part, result)
         if result.payload is None:
-            return effects
+            return effects + self._cannot(part, now)
         payload = result.payload
+        names = {name for sender in result.counted for name in rows[sender].names}
         answered = Answered(
             plan.round,
             plan.attempt,
@@ -267,17 +440,89 @@ class Reduce:
             gather.owner_index,
             payload.digest,
             payload.size_bytes,
-            tuple(sorted(result.counted)),
+            tuple(sorted(names)),
         )
         held = AnswerHeld(self.notary.sign(answered), answered, payload)
         # durable before it is sent: a restarted owner must never give a second, different answer
         effects.append(Keep(self._said_name(part), encode(answered)))
-        effects += [self._answer_to(peer, held) for peer in plan.listeners if peer != self.me]
         return effects + self._hold(held)
 
     def _answer_to(self, to: PeerId, held: AnswerHeld) -> Send:
         plan = self.plan
         return Send(to, Answer(plan.round, plan.attempt, plan.trace, held.statement), Lane.BULK, held.payload)
+
+    def _pass_down(self, held: AnswerHeld) -> Iterator[Send]:
+        for peer in self.plan.listeners:
+            if self._serves(held.answered.part, held.statement.signer, peer):
+                yield self._answer_to(peer, held)
+
+    def _serves(self, part: int, owner: PeerId, peer: PeerId) -> bool:
+        """I give the answer to those whose rows come through me; the owner in charge, to all without a parent."""
+        if peer in (self.me, owner):
+            return False
+        above = self._above(part, peer)
+        in_charge = self.me in (owner, self._owner_now(part))
+        return above == self.me or (above is None and in_charge)
+
+    def _owner_now(self, part: int) -> PeerId:
+        owners = self.plan.owners(part)
+        return owners[min(self.turn[part], len(owners) - 1)]
+
+    def _ask_past_the_gone(self, part: int) -> list[Effect]:
+        """The answer was to come through somebody who is gone: who is next above shall send it to me."""
+        owner = self._owner_now(part)
+        parent, above = self.plan.topology.parts[part].parents.get(self.me), self._above(part, self.me)
+        source = above or owner
+        if parent in (None, above) or source == self.me or (part, source) in self.asked:
+            return []
+        self.asked.add((part, source))
+        return [Send(source, Repeat(self.plan.round, self.plan.attempt, self.plan.trace))]
+
+    # ---- an owner that died while it answered --------------------------------------------------------------
+
+    def _show_next_owner(self, part: int) -> list[Effect]:
+        """I hold what a dead owner answered: whoever takes over need not wait for my row, and can have it."""
+        held, owner = self.answers[part], self._owner_now(part)
+        if owner in (self.me, held.statement.signer) or (part, owner) in self.shown:
+            return []
+        self.shown.add((part, owner))
+        return [Send(owner, Answer(self.plan.round, self.plan.attempt, self.plan.trace, held.statement))]
+
+    def _hear_of(self, sender: PeerId, message: Answer) -> list[Effect]:
+        signed = message.statement
+        answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
+        if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
+            return []
+        self.check_answer(signed.signer, answered)
+        if answered.part in self.answers:
+            return []
+        self.heard.setdefault(answered.part, {}).setdefault(sender, signed)
+        return self._fetch_heard(answered.part)
+
+    def _fetch_heard(self, part: int) -> list[Effect]:
+        """The bytes of an answer that somebody says it holds, from one of them after the other."""
+        if part in self.fetching and not self.gone(self.fetching[part]):
+            return []
+        self.fetching.pop(part, None)
+        for holder, signed in sorted(self.heard.get(part, {}).items()):
+            if not self.gone(holder):
+                self.fetching[part] = holder
+                answered = decode_statement(signed.body, signed.signer)
+                assert isinstance(answered, Answered)
+                return [
+                    Send(holder, WantPart(self.plan.round, self.plan.attempt, self.plan.trace, answered.digest))
+                ]
+        return []
+
+    def take_bytes(self, payload: Payload) -> list[Effect]:
+        """Combined bytes that came for the asking; not mine if they belong to no answer I heard of."""
+        for part, holder in self.fetching.items():
+            signed = self.heard[part][holder]
+            answered = decode_statement(signed.body, signed.signer)
+            assert isinstance(answered, Answered)
+            if answered.digest == payload.digest and part not in self.answers:
+                return self._hold(AnswerHeld(signed, answered, payload))
+        return []
 
     # ---- what comes back -----------------------------------------------------------------------------------
 
@@ -296,9 +541,9 @@ class Reduce:
     def check_answer(self, owner: PeerId, answered: Answered) -> None:
         """Raise PeerFault unless this owner may say this about this part."""
         part, index = answered.part, answered.owner_index
-        if not (0 <= part < self.plan.parts and 0 <= index < len(self.plan.owners[part])):
+        if not (0 <= part < self.plan.parts and 0 <= index < len(self.plan.owners(part))):
             raise PeerFault(owner, f"answered for part {part} as owner {index}, which the plan does not have")
-        if self.plan.owners[part][index] != owner:
+        if self.plan.owners(part)[index] != owner:
             raise PeerFault(owner, f"answered for part {part}, which it does not own")
         names = answered.contributors
         if not names or list(names) != sorted(set(names)) or not set(names) <= set(self.plan.listeners):
@@ -307,6 +552,7 @@ class Reduce:
     def _hold(self, held: AnswerHeld) -> list[Effect]:
         answered = held.answered
         self.answers[answered.part] = held
+        self.fetching.pop(answered.part, None)
         self.missing.discard(answered.part)  # late, but here: the proposer may still count it
         fact = PartAnswered(
             attempt=answered.attempt,
@@ -316,7 +562,7 @@ class Reduce:
             digest=answered.digest,
             contributors=answered.contributors,
         )
-        return [self._report(fact), *self._finish_if_over()]
+        return [self._report(fact), *self._pass_down(held), *self._finish_if_over()]
 
     def _finish_if_over(self) -> list[Effect]:
         if self.finished or len(self.answers.keys() | self.missing) < self.plan.parts:
@@ -330,7 +576,8 @@ class Reduce:
         """Wake up at the next moment at which time alone can change something."""
         if self.finished or not self.started:
             return []
-        moments = [*self.plan.answer_until, *(self._gather_until(i) for i in range(len(self.plan.answer_until)))]
+        until = self.plan.answer_until
+        moments = [*until, *(self._gather_until(i, 1) for i in range(len(until))), self._gather_until(0, 2)]
         ahead = [m for m in moments if m > now]
         return [SetTimer(self._timer(), min(ahead))] if ahead else []
 
@@ -345,3 +592,17 @@ class Reduce:
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
+
+
+def _below(parents: Mapping[PeerId, PeerId], peer: PeerId) -> frozenset[PeerId]:
+    """Everybody whose rows come through this peer."""
+    children: dict[PeerId, list[PeerId]] = {}
+    for child, parent in parents.items():
+        children.setdefault(parent, []).append(child)
+    below: set[PeerId] = set()
+    look = [peer]
+    while look:
+        new = [child for child in children.get(look.pop(), ()) if child not in below]
+        below.update(new)
+        look += new
+    return frozenset(below)

@@ -9,9 +9,10 @@ from atoll.base.machine import Payload
 
 
 class Row(msgspec.Struct, frozen=True):
-    peer: PeerId
+    peer: PeerId  # who sent it
     weight: int
     payload: Payload
+    names: tuple[PeerId, ...]  # whose updates are in it
 
 
 class Combine(msgspec.Struct, frozen=True):
@@ -19,8 +20,13 @@ class Combine(msgspec.Struct, frozen=True):
 
     round: int
     part: int
-    parts: int
+    shares: tuple[int, ...]  # relative sizes of all parts
     rows: tuple[Row, ...]
+    onward: bool = False  # the result is a row again: encode it as an update, not as an answer
+
+    @property
+    def parts(self) -> int:
+        return len(self.shares)
 
 
 class Combined(msgspec.Struct, frozen=True):

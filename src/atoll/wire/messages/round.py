@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from atoll.base.ids import Digest
+from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Message
 from atoll.wire.messages.statements import Certificate, Signed
 
@@ -29,9 +29,26 @@ class Contribution(RoundMessage, frozen=True):
 
     phase: ClassVar[str] = "share"
     part: int
-    owner_index: int
+    owner_index: int  # -1: for a peer that hands it on
     path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
     statement: Signed  # the Commit, for owners that the broadcast did not reach
+
+
+class Handed(RoundMessage, frozen=True):
+    """Rows of several peers, combined on the way to the owner; the encoded mean is the payload."""
+
+    phase: ClassVar[str] = "share"
+    part: int
+    owner_index: int  # -1: for a peer that hands it on
+    weight: int  # of all of them
+    contributors: tuple[PeerId, ...]
+
+
+class Declined(RoundMessage, frozen=True):
+    """I cannot combine this part: do not wait for me."""
+
+    phase: ClassVar[str] = "share"
+    part: int
 
 
 class Answer(RoundMessage, frozen=True):
