@@ -88,6 +88,21 @@ def test_every_message_costs_its_overhead_at_both_ends():
     assert predict(star(links.peers, SEED), 0, links).seconds == pytest.approx(2 * (0.1 + 2 * 0.003))
 
 
+@pytest.mark.parametrize("far", [0, 1, 2])
+def test_answers_wait_for_the_farthest_row_whoever_sends_it(far):
+    """Four peers around a server, one of them half a second away: half a second there, half a second back."""
+    peers = names(4)
+    latency = [[0.5 if far in (i, j) else 0.1 for j in range(4)] for i in range(4)]
+    links = replace(lan(4), latency_s=latency)
+    assert predict(star(peers, SEED, server=peers[3]), 0, links).seconds == pytest.approx(1.0)
+
+
+def test_rows_wait_for_a_thin_downlink_and_answers_for_a_thin_uplink():
+    """The server receives two updates of 1 MB at 1 MB/s and sends two answers at 4 MB/s."""
+    links = replace(lan(3, 0.0), down_bytes_s=[1e6, inf, inf], up_bytes_s=[4e6, inf, inf])
+    assert predict(star(links.peers, SEED, server=links.peers[0]), 10**6, links).seconds == pytest.approx(2.5)
+
+
 def test_codecs_make_rows_and_answers_smaller():
     links = lan(4, latency_s=0.0)
     topology = star(links.peers, SEED)
@@ -258,6 +273,13 @@ def test_sites_on_two_continents_are_groups_of_groups_and_a_loner_stays_alone():
     links = Links(names(len(where)), [[latency_s(a, b) for b in where] for a in where], rates, rates)
     p = links.peers
     assert clusters_by_latency(links) == (((p[0], p[1]), (p[2], p[3])), ((p[4], p[5]), (p[6], p[7])), p[8])
+
+
+def test_a_long_line_of_peers_is_no_group_of_near_ones():
+    """Twice eight peers 3 ms apart from the next with 15 ms between: those at its ends are no neighbours."""
+    place_ms = [3 * i + (12 if i >= 8 else 0) for i in range(16)]
+    links = replace(lan(16), latency_s=[[abs(a - b) / 1000 for b in place_ms] for a in place_ms])
+    assert sorted(clusters_by_latency(links)) == sorted(links.peers)
 
 
 @given(st.integers(0, 20), st.floats(0, 1))
