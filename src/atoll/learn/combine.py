@@ -79,8 +79,7 @@ def combine_remembering(
     wire = reply.encode_spans(n, wanted())
     answer = reply.open_wire(wire, n)
     for lo, hi in spans_of(n):
-        reply.decode_span(answer, lo, value_S[: hi - lo])
-        left_N[lo:hi].sub_(value_S[: hi - lo])
+        left_N[lo:hi].sub_(reply.read_span(answer, lo, value_S[: hi - lo]))
     return Combined(wire, kept.counted, kept.faults), left_N
 
 
@@ -120,7 +119,7 @@ def _means(rows: _Rows, n: int, codec: Codec) -> Iterator[Tensor]:
         mean_S, into_S = sum_S[: hi - lo].zero_(), value_S[: hi - lo]
         for weight, opened in rows.opened:
             if weight:
-                codec.decode_span(opened, lo, into_S)
-                into_S.mul_(weight / total)  # the quotient of two ints is correctly rounded in Python
+                # the quotient of two ints is correctly rounded in Python
+                torch.mul(codec.read_span(opened, lo, into_S), weight / total, out=into_S)
                 mean_S.add_(into_S)
         yield mean_S

@@ -33,6 +33,9 @@ class Codec:
     """All machines encode alike. False where a library's version decides: such an answer cannot be compared."""
     spanwise: EncodeSpans | None = None  # see encode_spans; None where a codec must see the whole vector first
 
+    at_hand: Callable[[Any, int, int], Tensor] | None = None
+    """(opened, lo, hi): values lo … hi where they lie already, only to be read; None where decoding makes them."""
+
     def encode_spans(self, n: int, spans: Iterable[Tensor]) -> Buffer:
         """The wire of n values that come span by span, in order, each good until the next is asked for.
 
@@ -44,6 +47,13 @@ class Codec:
         for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
             x[lo:hi] = x_S
         return self.encode(x)
+
+    def read_span(self, opened: Any, lo: int, room_S: Tensor) -> Tensor:
+        """Values lo … lo + len(room), only to be read: in `room`, or where they lie already."""
+        if self.at_hand is not None:
+            return self.at_hand(opened, lo, lo + len(room_S))
+        self.decode_span(opened, lo, room_S)
+        return room_S
 
     def decode(self, wire: Buffer, n: int) -> Tensor:
         """Wire -> (n,) fp32, bit-identical everywhere. PeerFault if the wire is not one for n values."""

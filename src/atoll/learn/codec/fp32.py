@@ -1,6 +1,7 @@
 """fp32: the values themselves, little-endian. Lossless; for small runs, references and closing averages.
 
-A vector's wire is its own memory, read-only and without a copy, unless a value had to be cut.
+A vector's wire is its own memory, read-only and without a copy, unless a value had to be cut; whoever only reads
+what arrived reads it where it arrived.
 """
 
 from __future__ import annotations
@@ -65,4 +66,8 @@ def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
     out_S.copy_(opened.codes[lo : lo + out_S.numel()])
 
 
-FP32 = Codec("fp32", _wire_bytes, _encode, _open_wire, _decode_span, spanwise=_encode_spans)
+def _at_hand(opened: Opened, lo: int, hi: int) -> Tensor:
+    return opened.codes[lo:hi]
+
+
+FP32 = Codec("fp32", _wire_bytes, _encode, _open_wire, _decode_span, spanwise=_encode_spans, at_hand=_at_hand)
