@@ -1,7 +1,7 @@
 """All-reduce between processes on this computer: Atoll beside gloo, hivemind, torchft and what TCP itself can do.
 
     python bench/allreduce.py --setup                      once: hivemind and torchft in an environment of the bench
-    python bench/allreduce.py [--peers 4] [--megabytes 100] [--codec fp32,int8] [--topology auto]
+    python bench/allreduce.py [--peers 4] [--megabytes 100] [--codec fp32,int8] [--topology butterfly]
                               [--against gloo,hivemind,torchft] [--repeat 7] [--quick] [--json]
 
 One process per peer, one thread each. Every repetition fills fresh N(0, 1) vectors and runs every system once, in
@@ -27,6 +27,7 @@ import math
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -278,7 +279,7 @@ def main() -> None:
     asked.add_argument("--peers", default="4", help="comma between several")
     asked.add_argument("--megabytes", help=f"10^6 bytes of fp32; {MEGABYTES}, with --quick {QUICK_MEGABYTES}")
     asked.add_argument("--codec", default="fp32", help="atoll's, and those of them that others have")
-    asked.add_argument("--topology", default="auto", help="atoll's")
+    asked.add_argument("--topology", default="butterfly", help="atoll's")
     asked.add_argument("--against", default="gloo,hivemind,torchft")
     asked.add_argument("--repeat", type=int, help=f"{REPEAT}, with --quick {QUICK_REPEAT}")
     asked.add_argument("--quick", action="store_true", help="at most 90 s on two cores")
@@ -289,6 +290,7 @@ def main() -> None:
         set_up()
         return
     network = enter_own_network(sys.argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no peer is left behind
     repeat = options.repeat or (QUICK_REPEAT if options.quick else REPEAT)
     megabytes = options.megabytes or (QUICK_MEGABYTES if options.quick else MEGABYTES)
     systems = available(options.against.split(","))

@@ -1,7 +1,7 @@
 """What a death in the middle of an all-reduce costs, and whether the survivors tell the truth about it.
 
-    python bench/kill.py [--peers 4] [--megabytes 100] [--kill 1] [--trials 100] [--codec fp32] [--topology auto]
-                         [--system atoll|torchft|hivemind] [--seed 4012] [--quick] [--json]
+    python bench/kill.py [--peers 4] [--megabytes 100] [--kill 1] [--trials 100] [--codec fp32] [--quick] [--json]
+                         [--topology butterfly] [--system atoll|torchft|hivemind] [--seed 4012]
 
 A trial: an undisturbed all-reduce is timed; in the next one `--kill` peers get SIGKILL at a random moment of the
 time that the undisturbed one took. Fresh processes, started before they were needed, then join in place of the dead
@@ -21,13 +21,15 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from operator import and_, or_
+from itertools import groupby
+from operator import and_, itemgetter, or_
 from typing import Any
 
 from allreduce import MB, available, enter_own_network, note, surroundings, versions
@@ -39,8 +41,6 @@ HANG_S = 60.0
 TRIALS, QUICK_TRIALS = 100, 8
 MEGABYTES, QUICK_MEGABYTES = 100.0, 20.0
 LEAD_S = 0.02  # from saying when to start until then
-WARM_UP = -1  # the number of a trial whose result nobody looks at
-WARM_UPS_MAX = 5  # all-reduces until a newcomer must be among the contributors
 SPARES = 10  # times those killed per trial: started together, while nothing is timed
 NEWS_TRIALS = 10  # between two lines of progress
 ANCHORED = {"torchft"}  # rank 0 holds what the group cannot lose, so it is never killed
@@ -79,7 +79,9 @@ class Swarm:
         for process in self.slots:
             process.tell("enter", where=where)
         self.names = [process.hear()["me"] for process in self.slots]
-        self._warm_up()
+        self._settle()
+        for process in self.slots:
+            process.hear()
 
     def replace(self, dead: list[int]) -> None:
         """Fresh peers take the places of the dead; returns when an all-reduce had everybody."""
@@ -90,9 +92,11 @@ class Swarm:
             self.slots[slot].bury()
             self.slots[slot] = self.spares.pop()
             self.slots[slot].tell("enter", where=where)
+        self._settle()  # those inside do not wait: some systems let newcomers in with an all-reduce only
         for slot in dead:
             self.names[slot] = self.slots[slot].hear()["me"]
-        self._warm_up()
+        for process in self.slots:
+            process.hear()
 
     def all_reduce(
         self, trial: int, victims: Sequence[int] = (), after_s: float = 0.0
@@ -123,12 +127,9 @@ class Swarm:
             self.slots[slot].tell("recognise", trial=trial)
         return {slot: self.slots[slot].hear() for slot in slots}
 
-    def _warm_up(self) -> None:
-        for _ in range(WARM_UPS_MAX):
-            _, said = self.all_reduce(WARM_UP)
-            if all(done["count"] == self.peers for done in said.values()):
-                return
-        raise CrewError(f"{WARM_UPS_MAX} all-reduces after joining, somebody was still missing: {said}")
+    def _settle(self) -> None:
+        for process in self.slots:
+            process.tell("settle")
 
     def _start(self, count: int) -> list[Process]:
         processes = []
@@ -173,30 +174,58 @@ def judge(names: list[str], said: dict[int, Any], seen: dict[int, Any], record: 
     """Compare the survivors with each other, and each one's report with its numbers."""
     record.disagreement = len({each["digest"] for each in seen.values()}) > 1
     for slot, done in said.items():
-        if not explains(done, seen[slot]["seen"], names):
-            record.wrong_reports.append(
-                f"{names[slot]} of {names} said {done}, its numbers say {seen[slot]['seen']}"
-            )
+        if not explains(done, seen[slot]["seen"], names, slot):
+            record.wrong_reports.append(f"slot {slot} {told(done, names)}; its values {shown(seen[slot]['seen'])}")
     dead = {names[slot] for slot in record.killed}
     for done in list(said.values())[:1]:
         record.partly = len(dead & set(done["partly"]))
         record.kept = len(dead & set(done["contributors"] or ()) - set(done["partly"]))
 
 
-def explains(done: dict[str, Any], seen: dict[str, Any], names: list[str]) -> bool:
-    """Whether every value is a mean of those who were named: always of the full ones, somewhere of each partial one.
+def explains(done: dict[str, Any], seen: dict[str, Any], names: list[str], me: int) -> bool:
+    """Whether the values are means of exactly those who were named.
 
-    A system that only counts its contributors is taken at its count.
+    Of a system that names contributors per part, each part is looked at; a part that names nobody must hold the
+    survivor's own values. One that names them once must have the full ones everywhere and the partial ones
+    somewhere. One that only counts them is taken at its count.
     """
     subsets = {mask for _, mask in seen["runs"]}
     if seen["unexplained"] or not subsets:
         return False
     if done["contributors"] is None:
         return {mask.bit_count() for mask in subsets} == {done["count"]}
-    by_name = {name: 1 << slot for slot, name in enumerate(names)}
-    partly = sum(by_name[name] for name in done["partly"])
-    full = sum(by_name[name] for name in done["contributors"] if name not in done["partly"])
+    bit = {name: 1 << slot for slot, name in enumerate(names)}
+    if done["parts"]:
+        said = [(hi - lo, sum(bit[name] for name in named) or 1 << me) for lo, hi, named in done["parts"]]
+        return merged(said) == merged(seen["runs"])
+    partly = sum(bit[name] for name in done["partly"])
+    full = sum(bit[name] for name in done["contributors"] if name not in done["partly"])
     return reduce(and_, subsets) == full and reduce(or_, subsets) == full | partly
+
+
+def merged(runs: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """(values, mask) with neighbours of the same mask as one."""
+    return [(sum(count for count, _ in group), mask) for mask, group in groupby(runs, key=itemgetter(1))]
+
+
+def told(done: dict[str, Any], names: list[str]) -> str:
+    if done["contributors"] is None:
+        return f"counts {done['count']}"
+
+    def slots(named: Sequence[str]) -> list[int]:
+        return sorted(names.index(name) for name in named)
+
+    parts = [f"{hi - lo} x {slots(named)}" for lo, hi, named in done["parts"]]
+    return f"names {slots(done['contributors'])}, partly {slots(done['partly'])}, parts {', '.join(parts)}"
+
+
+def shown(seen: dict[str, Any]) -> str:
+    """Per run of values the slots that they are the mean of."""
+    runs = [
+        f"{count} x {[slot for slot in range(mask.bit_length()) if mask >> slot & 1]}"
+        for count, mask in seen["runs"]
+    ]
+    return f"are {', '.join(runs)}; {seen['unexplained']} unexplained"
 
 
 def figures(trials: list[Trial]) -> dict[str, Any]:
@@ -229,7 +258,7 @@ def main() -> None:
     asked.add_argument("--kill", type=int, default=1)
     asked.add_argument("--trials", type=int, help=f"{TRIALS}, with --quick {QUICK_TRIALS}")
     asked.add_argument("--codec", default="fp32")
-    asked.add_argument("--topology", default="auto")
+    asked.add_argument("--topology", default="butterfly")
     asked.add_argument("--seed", type=int, default=4012, help="of who is killed when")
     asked.add_argument("--quick", action="store_true", help="about a minute on two cores")
     asked.add_argument("--json", action="store_true", help="one object, with every trial, instead of a table")
@@ -242,6 +271,7 @@ def main() -> None:
         )
     subset_means(options.peers, TOLERANCES.get(options.codec, CODEC_TOLERANCE))  # before anything is started
     network = enter_own_network(sys.argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no peer is left behind
     if options.system not in available([options.system]):
         return
     values = round(megabytes * MB / 4)

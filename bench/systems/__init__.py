@@ -38,6 +38,7 @@ class Done:
     count: int  # peers in the mean
     contributors: tuple[str, ...] | None = None  # who, if it names them
     partly: tuple[str, ...] = ()  # who is in some parts of the mean only, if it says so
+    parts: tuple[tuple[int, int, tuple[str, ...]], ...] = ()  # per [lo, hi) of the values who is in, if it says so
 
 
 class System(Protocol):

@@ -29,7 +29,8 @@ class Atoll:
     def average(self) -> Done:
         done = self.group.all_reduce([self.x])
         named = tuple(str(peer) for peer in done.contributors)
-        return Done(len(named), named, tuple(str(peer) for peer in done.partly))
+        parts = tuple((lo, hi, tuple(str(peer) for peer in names)) for (lo, hi), names in done.parts if hi > lo)
+        return Done(len(named), named, tuple(str(peer) for peer in done.partly), parts)
 
     def leave(self) -> None:
         self.group.close()

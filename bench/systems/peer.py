@@ -6,6 +6,7 @@
     enter where             -> me
     fill round              -> filled        fresh numbers
     average at              -> ended, done   starts at this time of the monotonic clock, which all processes share
+    settle                  -> settled       averages again and again until everybody is in: who just joined, too
     check round             -> errors
     paint slot trial        -> painted       a pattern that tells of whom a mean is made
     recognise trial         -> seen, digest
@@ -26,6 +27,8 @@ from typing import Any, TextIO
 import torch
 
 from systems import System, Task, data, made, patterns
+
+SETTLE_S = 60.0
 
 
 class Desk:
@@ -54,6 +57,13 @@ class Desk:
         if (done.count < self.task.peers or done.partly) and not self.task.losses:
             raise RuntimeError(f"only {done.count} of {self.task.peers} were averaged: {done}")
         return {"ended": ended, "done": asdict(done)}
+
+    def settle(self) -> dict[str, Any]:
+        until = time.monotonic() + SETTLE_S
+        while time.monotonic() < until:
+            if self.system.average().count == self.task.peers:
+                return {"settled": self.task.rank}
+        raise TimeoutError(f"after {SETTLE_S:.0f} s of all-reduces somebody is still missing")
 
     def check(self, round: int) -> dict[str, Any]:
         return {"errors": asdict(data.errors(self.system.x, round, self.task.rank, self.task.peers))}

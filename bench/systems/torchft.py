@@ -42,6 +42,9 @@ class Torchft:
     def enter(self, invitation: str) -> None:
         self.where = invitation
         logging.disable(logging.WARNING)
+        socket.gethostname = lambda: (
+            "localhost"
+        )  # what it serves to newcomers is named by the host, unknown in here
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         port = free_port()
         self.store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
