@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import fsum, inf
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -159,85 +159,114 @@ def predict(
     for others, so times are a little low; everybody is alive and honest. Takes O(peers x parts x log) time; the
     topology's peers must be those of `links`.
     """
-    net = _Net(links)
-    n, parts = len(links.peers), topology.parts
-    index = {peer: i for i, peer in enumerate(links.peers)}
-    total = sum(part.share for part in parts)
-    sizes = [update_bytes * part.share / total for part in parts]
-    ups = [_parents(part, links.peers, index) for part in parts]  # [part][peer]: parent, -1 for the owner
-    downs = [_children(up) for up in ups]
-    missing = [[len(below) for below in down] for down in downs]  # rows still awaited
-    ready = [[0.0] * n for _ in parts]  # when the last of them arrived
-    # (ready, how many parts of the same owner go first, receiver's distance from sender in the list, …)
-    owned: Counter[PeerId] = Counter()
-    piece: list[int] = []
-    for part in parts:
-        piece.append(owned[part.owners[0]])
-        owned[part.owners[0]] += 1
-    queue = [
-        (0.0, piece[j], (up[i] - i) % n, j, i, up[i])
-        for j, up in enumerate(ups)
-        for i in range(n)
-        if not missing[j][i] and up[i] >= 0
-    ]
-    heapify(queue)
-    end = 0.0
-    while queue:
-        begin, _, _, j, sender, receiver = heappop(queue)
-        if ups[j][sender] == receiver:  # a row on its way up
-            arrival = net.transfer(sender, receiver, sizes[j] * up_ratio, begin)
-            ready[j][receiver] = max(ready[j][receiver], arrival)
-            missing[j][receiver] -= 1
-            if missing[j][receiver]:
-                continue
-            parent, arrival = ups[j][receiver], ready[j][receiver]
-            if parent >= 0:
-                heappush(queue, (arrival, piece[j], (parent - receiver) % n, j, receiver, parent))
-                continue
-        else:  # an answer on its way down
-            arrival = net.transfer(sender, receiver, sizes[j] * down_ratio, begin)
-            end = max(end, arrival)
-        for child in downs[j][receiver]:
-            heappush(queue, (arrival, piece[j], (child - receiver) % n, j, receiver, child))
-    assert all(not any(row) for row in missing), "a topology that goes round in a circle was predicted"
-    return Prediction(
-        end, max(net.sent), fsum(net.sent), net.wan, max(net.messages), max((_hops(up) for up in ups), default=0)
-    )
+    schedule = _Schedule(topology.parts, links, update_bytes * up_ratio, update_bytes * down_ratio)
+    seconds = schedule.run()
+    hops = max(_hops(up) for up in schedule.ups)
+    busiest_bytes, busiest = max(schedule.sent), max(schedule.messages)
+    return Prediction(seconds, busiest_bytes, fsum(schedule.sent), schedule.wan, busiest, hops)
 
 
-class _Net:
-    """Links with their queues: when each has worked off what it was given so far."""
+# A transfer on its way: when its first byte comes to the next link, which link that is, what goes first among
+# equals (pieces, then the receiver's distance from the sender in the list), part, sender, receiver, and when its
+# last byte has left the link before.
+_Transfer: TypeAlias = tuple[Seconds, int, int, int, int, int, int, Seconds]
+_UPLINK, _BETWEEN, _DOWNLINK = range(3)
 
-    def __init__(self, links: Links) -> None:
-        n = len(links.peers)
+
+class _Schedule:
+    """All transfers of one reduce, each link with its queue. Peers are numbers here, in the order of the links."""
+
+    def __init__(self, parts: Sequence[PartLike], links: Links, row_bytes: float, answer_bytes: float) -> None:
+        n, total = len(links.peers), sum(part.share for part in parts)
+        index = {peer: i for i, peer in enumerate(links.peers)}
         self.links = links
-        self.up_free, self.down_free = [0.0] * n, [0.0] * n
-        self.shared_free: dict[tuple[str, int, int], Seconds] = {}
+        self.row_bytes = [row_bytes * part.share / total for part in parts]
+        self.answer_bytes = [answer_bytes * part.share / total for part in parts]
+        self.ups = [_parents(part, links.peers, index) for part in parts]  # [part][peer]: parent; owner: -1
+        self.downs = [_children(up) for up in self.ups]
+        self.missing = [[len(below) for below in down] for down in self.downs]  # rows still awaited
+        self.complete = [[0.0] * n for _ in parts]  # when the last of them was there
+        self.piece: list[int] = []  # how many parts of the same owner go first
+        owned: Counter[PeerId] = Counter()
+        for part in parts:
+            self.piece.append(owned[part.owners[0]])
+            owned[part.owners[0]] += 1
+        self.queue: list[_Transfer] = []
+        self.up_free, self.down_free = [0.0] * n, [0.0] * n  # when a link has worked off what it was given
+        self.between_free: dict[tuple[str, int, int], Seconds] = {}
         self.sent, self.messages, self.wan = [0.0] * n, [0] * n, 0.0
 
-    def transfer(self, sender: int, receiver: int, size: float, begin: Seconds) -> Seconds:
-        """When the last byte has arrived, if the first may leave at `begin`."""
-        links = self.links
-        overhead, latency = links.message_s, links.latency_s[sender][receiver]
+    def run(self) -> Seconds:
+        """When the last answer is where it belongs."""
+        for j, up in enumerate(self.ups):
+            for peer, parent in enumerate(up):
+                if parent >= 0 and not self.missing[j][peer]:
+                    self._send(j, peer, parent, 0.0)
+        end = 0.0
+        while self.queue:
+            transfer = heappop(self.queue)
+            _, link, _, _, j, sender, receiver, _ = transfer
+            rising = self.ups[j][sender] == receiver
+            size = self.row_bytes[j] if rising else self.answer_bytes[j]
+            if link != _DOWNLINK:
+                heappush(self.queue, (self._leave if link == _UPLINK else self._cross)(transfer, size))
+                continue
+            arrival = self._arrive(transfer, size)
+            if rising:
+                self._collect(j, receiver, arrival)
+            else:
+                end = max(end, arrival)
+                self._answer(j, receiver, arrival)
+        assert not any(any(row) for row in self.missing), "a topology that goes round in a circle was predicted"
+        return end
+
+    def _send(self, j: int, sender: int, receiver: int, ready: Seconds) -> None:
+        distance = (receiver - sender) % len(self.sent)
+        heappush(self.queue, (ready, _UPLINK, self.piece[j], distance, j, sender, receiver, ready))
+
+    def _collect(self, j: int, peer: int, arrival: Seconds) -> None:
+        self.complete[j][peer] = max(self.complete[j][peer], arrival)
+        self.missing[j][peer] -= 1
+        if self.missing[j][peer]:
+            return
+        parent = self.ups[j][peer]
+        if parent >= 0:
+            self._send(j, peer, parent, self.complete[j][peer])
+        else:
+            self._answer(j, peer, self.complete[j][peer])
+
+    def _answer(self, j: int, peer: int, ready: Seconds) -> None:
+        for child in self.downs[j][peer]:
+            self._send(j, peer, child, ready)
+
+    def _leave(self, transfer: _Transfer, size: float) -> _Transfer:
+        ready, _, piece, distance, j, sender, receiver, _ = transfer
         self.sent[sender] += size
         self.messages[sender] += 1
-        first = max(begin, self.up_free[sender]) + overhead
-        last = self.up_free[sender] = first + size / links.up_bytes_s[sender]
-        if links.pair_bytes_s:
-            last = self._shared(("pair", sender, receiver), links.pair_bytes_s[sender][receiver], size, first, last)
-        if links.regions and (here := links.regions[sender]) != (there := links.regions[receiver]):
-            self.wan += size
-            rate = links.wan_bytes_s.get((here, there), inf)
-            last = self._shared(("wan", here, there), rate, size, first, last)
-        own = max(first + latency, self.down_free[receiver]) + overhead + size / links.down_bytes_s[receiver]
-        self.down_free[receiver] = own
-        return max(last + latency + overhead, own)
+        first = max(ready, self.up_free[sender]) + self.links.message_s
+        last = self.up_free[sender] = first + size / self.links.up_bytes_s[sender]
+        return first, _BETWEEN, piece, distance, j, sender, receiver, last
 
-    def _shared(
-        self, link: tuple[str, int, int], rate: float, size: float, first: Seconds, last: Seconds
-    ) -> Seconds:
-        free = self.shared_free[link] = max(first, self.shared_free.get(link, 0.0)) + size / rate
-        return max(last, free)
+    def _cross(self, transfer: _Transfer, size: float) -> _Transfer:
+        first, _, piece, distance, j, sender, receiver, last = transfer
+        links, shared = self.links, list[tuple[tuple[str, int, int], float]]()
+        if links.pair_bytes_s:
+            shared.append((("pair", sender, receiver), links.pair_bytes_s[sender][receiver]))
+        if links.regions and (way := (links.regions[sender], links.regions[receiver])) and way[0] != way[1]:
+            self.wan += size
+            shared.append((("wan", *way), links.wan_bytes_s.get(way, inf)))
+        for link, rate in shared:
+            self.between_free[link] = max(first, self.between_free.get(link, 0.0)) + size / rate
+            last = max(last, self.between_free[link])
+        latency = links.latency_s[sender][receiver]
+        return first + latency, _DOWNLINK, piece, distance, j, sender, receiver, last + latency
+
+    def _arrive(self, transfer: _Transfer, size: float) -> Seconds:
+        first, _, _, _, _, _, receiver, last = transfer
+        overhead = self.links.message_s
+        begin = max(first, self.down_free[receiver]) + overhead
+        self.down_free[receiver] = begin + size / self.links.down_bytes_s[receiver]
+        return max(last + overhead, self.down_free[receiver])
 
 
 def _parents(part: PartLike, peers: Sequence[PeerId], index: Mapping[PeerId, int]) -> list[int]:
