@@ -81,6 +81,7 @@ class Island:
         self.head: SharedState | None = None
         self.head_name: Digest | None = None
         self.head_vertex: Digest | None = None
+        self.adopted = -1  # the round whose state is the head, or is just becoming it
         self.states: OrderedDict[Digest, SharedState] = OrderedDict()
         self.kept_since: dict[Digest, float] = {}  # states on disk -> when they were put there
         self.memory_F: Tensor | None = None
@@ -113,7 +114,9 @@ class Island:
             case Encode():
                 return await loop.run_in_executor(self._arithmetic, self._encode, work)
             case Combine():
-                return await loop.run_in_executor(self._arithmetic, self._combine, work)
+                if work.round <= self.adopted:
+                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
+                return await loop.run_in_executor(self._arithmetic, self._combine, work, self._common(work.round))
             case Advance():
                 return await loop.run_in_executor(self._arithmetic, self._advance, work)
             case Adopt():
@@ -251,12 +254,12 @@ class Island:
         learning = self._learning
         return Common(round, self.head, self.head_name, learning.layout, learning.recipe.outer.momentum)
 
-    def _combine(self, work: Combine) -> Combined:
+    def _combine(self, work: Combine, common: Common) -> Combined:
         coding, floats = self._learning.recipe.coding, self._learning.layout.floats
         bounds = part_bounds(floats, work.parts)
         lo, hi = bounds[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        up = part_codec(coding.up, self._common(work.round), bounds, work.part)
+        up = part_codec(coding.up, common, bounds, work.part)
         done = combine(rows, hi - lo, up, codec_named(coding.down))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
@@ -283,6 +286,7 @@ class Island:
         return Advanced(name)
 
     async def _adopt(self, work: Adopt) -> None:
+        self.adopted = work.round
         loop = asyncio.get_running_loop()
         after = await loop.run_in_executor(self._arithmetic, self._state, work.state)
         if after is None:
@@ -329,7 +333,7 @@ class Island:
         state = self._state(work.state)
         if state is None:
             return False
-        self.head, self.head_name = state, work.state
+        self.head, self.head_name, self.adopted = state, work.state, work.round
         self._read_private(work.vertex)
         self.update, self.trainer_ready = None, False
         return True
