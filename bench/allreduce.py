@@ -97,6 +97,11 @@ class Row:
             self.wire_bytes.append(wire_bytes)
             self.cpu_s.append(cpu_s)
 
+    def forget(self, round: int) -> None:
+        """The times of this repetition mean nothing: it is done again. Its errors count, they are no less true."""
+        for measured in (self.seconds, self.wire_bytes, self.cpu_s):
+            del measured[round - 1 if round > 0 else 0 :]
+
     def _judge(self, round: int) -> None:
         assert self.crew is not None
         found = [answer["errors"] for answer in self.crew.all("check", round=round)]
@@ -144,7 +149,7 @@ class Row:
         return row
 
 
-def measure(rows: list[Row], repeat: int) -> None:
+def measure(rows: list[Row], repeat: int, watch: probe.Watch) -> None:
     """Run rows of one size beside each other; a row that fails keeps its counted repetitions and says why."""
 
     def carefully(row: Row, work: Any, *arguments: Any) -> None:
@@ -162,8 +167,12 @@ def measure(rows: list[Row], repeat: int) -> None:
             carefully(row, row.gather)
         for round in range(repeat + 1):
             for row in rows:
-                if not row.trouble:
+                while not row.trouble:
+                    stops = watch.stops
                     carefully(row, row.repeat, round)
+                    if watch.stops == stops:
+                        break
+                    row.forget(round)
     finally:
         for row in rows:
             row.end()
@@ -295,11 +304,11 @@ def main() -> None:
     megabytes = options.megabytes or (QUICK_MEGABYTES if options.quick else MEGABYTES)
     systems = available(options.against.split(","))
     codecs, topologies = options.codec.split(","), options.topology.split(",")
-    found = []
+    found, watch = [], probe.Watch()
     for peers in map(int, options.peers.split(",")):
         for size in map(float, megabytes.split(",")):
             rows = planned(systems, codecs, topologies, peers, size)
-            measure(rows, repeat)
+            measure(rows, repeat, watch)
             median = {
                 row.system: statistics.median(row.seconds) for row in rows if row.seconds and row.codec == "fp32"
             }

@@ -13,6 +13,7 @@ so what survivors report is compared with what the numbers say.
     failures        trials in which a survivor got an error instead of a result, or a newcomer could not join
     disagreements   trials after which two survivors held different bits
     wrong_reports   trials in which the named contributors do not explain the numbers
+    stood_still     trials without a time, because this program itself was stopped meanwhile
     kept, partly    dead peers that the survivors named as counted in full, or in some parts
 """
 
@@ -36,6 +37,7 @@ from allreduce import MB, available, enter_own_network, note, surroundings, vers
 from systems import Task
 from systems.crew import START_S, CrewError, Process, Silence, start
 from systems.patterns import CODEC_TOLERANCE, TOLERANCES, subset_means
+from systems.probe import Watch
 
 HANG_S = 60.0
 TRIALS, QUICK_TRIALS = 100, 8
@@ -51,6 +53,7 @@ class Trial:
     """One line of the record."""
 
     killed: list[int]  # slots
+    stood_still: bool = False  # all of us were stopped for a while, so the times mean nothing
     killed_after_s: float = 0.0  # from the start of the all-reduce
     undisturbed_s: float = 0.0
     disturbed_s: float = 0.0
@@ -113,11 +116,7 @@ class Swarm:
             time.sleep(max(0.0, at + after_s - time.monotonic()))
         for slot in victims:
             self.slots[slot].kill()
-        heard = {
-            slot: process.hear(max(0.0, at + HANG_S - time.monotonic()))
-            for slot, process in enumerate(self.slots)
-            if slot not in victims
-        }
+        heard = {slot: process.hear(HANG_S) for slot, process in enumerate(self.slots) if slot not in victims}
         return max(each["ended"] for each in heard.values()) - at, {
             slot: each["done"] for slot, each in heard.items()
         }
@@ -149,17 +148,18 @@ class Swarm:
         self.slots, self.spares = [], []
 
 
-def one_trial(swarm: Swarm, trial: int, dice: random.Random) -> Trial:
+def one_trial(swarm: Swarm, trial: int, dice: random.Random, watch: Watch) -> Trial:
     """Time, kill, judge, replace. After a hang or a failure the whole swarm starts anew."""
     killable = range(1 if swarm.system in ANCHORED else 0, swarm.peers)
     record = Trial(killed=sorted(dice.sample(killable, swarm.kill)))
-    moment = dice.random()
+    moment, stops = dice.random(), watch.stops
     try:
         record.undisturbed_s, said = swarm.all_reduce(2 * trial)
         if any(done["count"] < swarm.peers for done in said.values()):
             raise CrewError(f"somebody was missing before anybody was killed: {said}")
         record.killed_after_s = moment * record.undisturbed_s
         record.disturbed_s, said = swarm.all_reduce(2 * trial + 1, record.killed, record.killed_after_s)
+        record.stood_still = watch.stops != stops
         judge(swarm.names, said, swarm.recognise(2 * trial + 1, list(said)), record)
         swarm.replace(record.killed)
     except CrewError as trouble:
@@ -229,9 +229,10 @@ def shown(seen: dict[str, Any]) -> str:
 
 
 def figures(trials: list[Trial]) -> dict[str, Any]:
-    ended = [t for t in trials if not t.hang and not t.failure]
+    timed = [t for t in trials if not (t.hang or t.failure or t.stood_still)]
     found: dict[str, Any] = {
         "trials": len(trials),
+        "stood_still": sum(t.stood_still for t in trials),
         "hangs": sum(t.hang for t in trials),
         "failures": sum(bool(t.failure) and not t.hang for t in trials),
         "disagreements": sum(t.disagreement for t in trials),
@@ -239,13 +240,13 @@ def figures(trials: list[Trial]) -> dict[str, Any]:
         "kept": sum(t.kept for t in trials),
         "partly": sum(t.partly for t in trials),
     }
-    if ended:
-        recovery_s = sorted(t.disturbed_s - t.undisturbed_s for t in ended)
+    if timed:
+        recovery_s = sorted(t.disturbed_s - t.undisturbed_s for t in timed)
         found |= {
             "recovery_s_median": round(statistics.median(recovery_s), 3),
             "recovery_s_p90": round(recovery_s[int(0.9 * (len(recovery_s) - 1))], 3),
             "recovery_s_max": round(recovery_s[-1], 3),
-            "undisturbed_s_median": round(statistics.median(t.undisturbed_s for t in ended), 3),
+            "undisturbed_s_median": round(statistics.median(t.undisturbed_s for t in timed), 3),
         }
     return found
 
@@ -276,11 +277,11 @@ def main() -> None:
         return
     values = round(megabytes * MB / 4)
     swarm = Swarm(options.system, options.peers, values, options.kill, options.codec, options.topology)
-    dice, done = random.Random(options.seed), []
+    dice, watch, done = random.Random(options.seed), Watch(), []
     try:
         swarm.open()
         for trial in range(trials):
-            done.append(one_trial(swarm, trial, dice))
+            done.append(one_trial(swarm, trial, dice, watch))
             if (trial + 1) % NEWS_TRIALS == 0:
                 note(f"{figures(done)}")
     finally:

@@ -7,6 +7,7 @@ Promises: nobody is waited for without a limit; an answer that says `error`, or 
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
@@ -66,10 +67,13 @@ class Process:
             self.process.stdin.flush()
 
     def hear(self, patience_s: float = WORD_S) -> dict[str, Any]:
-        try:
-            answer = self.answers.get(timeout=patience_s)
-        except queue.Empty:
-            raise Silence(f"{self.name}: no answer in {patience_s:.0f} s") from None
+        """The next answer. Patience is counted in seconds awake: being stopped together is nobody's silence."""
+        for _ in range(max(1, math.ceil(patience_s))):
+            with suppress(queue.Empty):
+                answer = self.answers.get(timeout=1.0)
+                break
+        else:
+            raise Silence(f"{self.name}: no answer in {patience_s:.0f} s")
         if "error" in answer:
             raise CrewError(f"{self.name}: {answer['error']}\n{self.trace()}".rstrip())
         return answer

@@ -5,11 +5,31 @@ Linux only (/proc). A process counts with all its children, because some systems
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+TICK_S, STOP_S = 0.1, 1.0  # a thread that only sleeps is never kept waiting for a second by a busy box
+
+
+class Watch:
+    """Counts how often this process stood still (a suspended computer, a stopped job). Times across it are void."""
+
+    def __init__(self) -> None:
+        self.stops = 0
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    def _tick(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(TICK_S)
+            now = time.monotonic()
+            self.stops += now - last > STOP_S
+            last = now
 
 
 def loopback_bytes() -> int:
