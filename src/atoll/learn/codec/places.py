@@ -124,8 +124,12 @@ def decode_gaps(data: Buffer, n: int, m: int) -> np.ndarray:
     one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
     if len(one_M) != m or one_M[-1] // 8 + 1 != len(whole) - low_bytes:
         raise PeerFault("", FORM_FAULT)
-    high_M = np.diff(one_M, prepend=-1) - 1
-    place_M = np.cumsum((high_M << low_bits | low_M) + 1) - 1
+    place_M = one_M.copy()  # in place from here on: a dense wire is large
+    place_M[1:] -= one_M[:-1] + 1  # zeros before each one
+    place_M <<= low_bits
+    place_M |= low_M
+    place_M[1:] += 1
+    np.cumsum(place_M, out=place_M)
     if place_M[-1] >= n:
         raise PeerFault("", ORDER_FAULT)
     return place_M
