@@ -31,7 +31,17 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Event, Fact, Received
 from atoll.host import driver
-from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Part, Reduced, fused, unfused
+from atoll.host.group_island import (
+    PART_VALUES,
+    Call,
+    Cuts,
+    GroupIsland,
+    GroupTerms,
+    Part,
+    Reduced,
+    fused,
+    unfused,
+)
 from atoll.host.learning import Founded
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.keys.digest import blob_id, manifest_of
@@ -49,7 +59,6 @@ T = TypeVar("T")
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
 SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that nobody holds more than this twice
-PIECE_BYTES = 8 * MIB  # of a part: while one is combined the next ones are on their way
 VERTICES_KEPT = 64  # for members that were away
 MEET_S = 120.0  # for all founding peers to be there
 
@@ -205,7 +214,7 @@ def found(
         start_peers=peers,
         round=rounds,
         topology=topology,
-        pieces=max(1, -(-SLICE_BYTES // (max(peers, 2) * PIECE_BYTES))),
+        pieces=max(1, SLICE_BYTES // (4 * PART_VALUES * max(peers, 2))),
         learning=msgspec.msgpack.encode(terms),
     )
 
@@ -300,6 +309,7 @@ class GroupHost(driver.Driver):
     def _react_to_fact(self, fact: Fact) -> None:
         match fact:
             case GenesisKnown():
+                self.island.pieces = fact.settings.pieces
                 self.island.terms = msgspec.msgpack.decode(fact.settings.learning, type=GroupTerms)
             case RoundClosed():
                 self.store.keep([(f"vertex/{fact.round - VERTICES_KEPT}", None)])

@@ -29,11 +29,13 @@ from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named
 from atoll.learn.codec.blocks import BLOCK
+from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import combine
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.wire.messages.round import Answer, Contribution, PartBytes
 
+PART_VALUES = 2 * 2**20  # of a part: while one is combined the next ones are on their way
 STATES_KEPT = 4  # names of agreed states, for members that join while the next ones are agreed
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
 Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
@@ -79,6 +81,7 @@ class GroupIsland:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.terms = GroupTerms()
+        self.pieces = 1
         self.calls: deque[Call] = deque()
         self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
@@ -162,8 +165,8 @@ class GroupIsland:
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
-        call.cuts = cuts(len(call.flat_N), work.shares)
-        codec = codec_named(call.codec)
+        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces)
+        codec = _codec(call.codec)
         payloads = tuple(_payload(codec.encode(call.flat_N[lo:hi])) for lo, hi in call.cuts)
         self.current = work.round, call
         return Encoded(payloads)
@@ -174,7 +177,7 @@ class GroupIsland:
             raise RunFailedError("E-RED-06", "its user has not called")
         lo, hi = call.cuts[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        up = codec_named(call.codec)
+        up = _codec(call.codec)
         done = combine(rows, hi - lo, up, up if work.onward else self._way_back(call))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
@@ -200,7 +203,7 @@ class GroupIsland:
                 codec.decode_into(payload.data, call.flat_N[lo:hi])
 
     def _way_back(self, call: Call) -> Codec:
-        return codec_named(self.terms.way_back or call.codec)
+        return _codec(self.terms.way_back or call.codec)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
@@ -224,13 +227,26 @@ class GroupIsland:
 ABSENT = Digest(bytes(DIGEST_BYTES))
 
 
-def cuts(values: int, shares: Sequence[int]) -> Cuts:
-    """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs; small ones may be empty."""
-    blocks, total, seen, edges = -(-values // BLOCK), sum(shares), 0, [0]
-    for share in shares:
+def cuts(values: int, shares: Sequence[int], pieces: int = 1) -> Cuts:
+    """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs.
+
+    The parts are `pieces` turns of all owners. Few values fill only the first turn, or a part of it, and the other
+    parts are empty: every part costs each member a message there and back.
+    """
+    owners = len(shares) // pieces
+    used = min(len(shares), max(1, round(values / PART_VALUES)))
+    if used > owners:
+        used = min(len(shares), round(used / owners) * owners)
+    blocks, total, seen, edges = -(-values // BLOCK), sum(shares[:used]), 0, [0]
+    for share in shares[:used]:
         seen += share
         edges.append(min(values, blocks * seen // total * BLOCK))
+    edges += [values] * (len(shares) - used)
     return tuple(pairwise(edges))
+
+
+def _codec(name: str) -> Codec:
+    return TRUSTED_FP32 if name == "fp32" else codec_named(name)
 
 
 def _payload(wire: Buffer) -> Payload:

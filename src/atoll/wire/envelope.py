@@ -7,6 +7,7 @@ stranger is nobody's word.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TypeVar
 
 from atoll.base.errors import PeerFault
@@ -15,6 +16,7 @@ from atoll.keys.signer import Signer, Verifier
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.statements import Certificate, Signed, Statement, Vote
 
+OPENED_MAX = 2048  # a round's answers, commitments and votes, heard on their own and again inside the body
 DOMAIN = b"atoll/statement/1\0"
 
 S = TypeVar("S", bound=Statement)
@@ -26,6 +28,7 @@ class Notary:
     def __init__(self, run: Digest, signer: Signer, verifier: Verifier) -> None:
         self.run, self.signer, self.verifier = run, signer, verifier
         self.me = signer.peer
+        self._opened: OrderedDict[tuple[Signed, bytes], Statement] = OrderedDict()  # the same word comes often
 
     def sign(self, statement: Statement) -> Signed:
         body = encode(statement)
@@ -38,6 +41,8 @@ class Notary:
         the fault of who sent it here.
         """
         nobody = PeerId("")
+        if vote_key is not None and isinstance(known := self._opened.get((signed, vote_key)), kind):
+            return known
         statement = decode_statement(signed.body, nobody)
         if not isinstance(statement, kind):
             raise PeerFault(nobody, f"a {type(statement).__name__} where a {kind.__name__} belongs")
@@ -45,6 +50,9 @@ class Notary:
             raise PeerFault(nobody, f"a {kind.__name__} by {signed.signer}, who has no vote key here")
         if not self.verifier.holds(vote_key, self._signed_bytes(signed.body), signed.signature):
             raise PeerFault(nobody, f"a {kind.__name__} that {signed.signer} did not sign", signed.body)
+        self._opened[signed, vote_key] = statement
+        if len(self._opened) > OPENED_MAX:
+            self._opened.popitem(last=False)
         return statement
 
     def certificate_holds(self, certificate: Certificate, vote_keys: dict[PeerId, bytes], quorum: int) -> bool:

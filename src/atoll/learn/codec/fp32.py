@@ -7,6 +7,7 @@ what arrived reads it where it arrived.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -71,3 +72,12 @@ def _at_hand(opened: Opened, lo: int, hi: int) -> Tensor:
 
 
 FP32 = Codec("fp32", _wire_bytes, _encode, _open_wire, _decode_span, spanwise=_encode_spans, at_hand=_at_hand)
+
+
+def _open_trusted(wire: Buffer, n: int) -> Opened:
+    check_length(wire, _wire_bytes(n))
+    return Opened(torch.empty(0), tensor_over(wire, torch.float32))
+
+
+TRUSTED_FP32 = replace(FP32, open_wire=_open_trusted)
+"""For those who trust who encoded it: values were checked there and are not looked at again (2 passes saved)."""

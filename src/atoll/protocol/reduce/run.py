@@ -204,8 +204,12 @@ class Reduce:
                 return []  # another attempt, or not for this room
 
     def contribute(self, update: Update, now: Seconds) -> list[Effect]:
-        """My update is encoded and committed; before this call only other peers' rows can be gathered."""
+        """My update is encoded and committed; before this call only other peers' rows can be gathered.
+
+        A part of no bytes has nothing to be averaged: nobody sends, owns or waits for it.
+        """
         self.update = update
+        self.missing.update(j for j, payload in enumerate(update.parts) if not payload.size_bytes)
         return self.look_again(now)
 
     def look_again(self, now: Seconds) -> list[Effect]:
@@ -392,6 +396,9 @@ class Reduce:
     def _answer_already(self, part: int, to: PeerId) -> list[Effect]:
         """It turned to me because another owner is gone, and I hold what that one answered."""
         held = self.answers.get(part)
+        if held is None and self.update is not None and not self.update.parts[part].size_bytes:
+            # nothing to be averaged for me, but for others: they called with other tensors
+            return [Send(to, Declined(self.plan.round, self.plan.attempt, self.plan.trace, part))]
         if held is None or held.statement.signer == self.me or not self._serves(part, held.statement.signer, to):
             return []
         return [self._answer_to(to, held)]
