@@ -7,7 +7,7 @@ links exactly as the topology says, and combines nothing (what the planner predi
 by "reduce", the library `atoll.reduce` averages real tensors, agrees on the result and answers for it. Rows of one
 network are interleaved: every repetition runs each once, from a barrier to the last answer at the slowest peer.
 
-    sudo python bench/topology.py [--quick] [--json] [--megabytes 10] [--network equal,apart] [--by links,reduce]
+    sudo python bench/topology.py [--quick] [--json] [--megabytes 5] [--network equal,apart] [--by links,reduce]
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from atoll.policy.topology import Links as AgreedLinks
 from atoll.policy.topology import Prediction, choose, clusters_by_latency, predict
 from atoll.protocol.reduce.topology import Topology, butterfly, candidates, ring, star, tree
 
-MEGABYTES, QUICK_MEGABYTES = 10.0, 4.0  # of one encoded update
-REPEATS, QUICK_REPEATS = 5, 2  # after one to warm up
+MEGABYTES, QUICK_MEGABYTES = 5.0, 4.0  # of one encoded update
+REPEATS, QUICK_REPEATS = 3, 2  # after one to warm up
 QUICK_RATIO = 4.0  # a quick run leaves out what is predicted to take so many times as long as the best
 MBIT = 1e6 / 8  # bytes
 SEED = b"bench/topology"
@@ -105,6 +105,9 @@ class Passing:
             self.order.append((piece[owner], behind, part))
             piece[owner] += 1
         self.order.sort()
+
+    def __repr__(self) -> str:
+        return f"rows missing per part {self.missing}, {self.unanswered} parts unanswered"
 
     def go(self) -> None:
         for _, _, part in self.order:
@@ -179,11 +182,14 @@ class Worker:
         self.say()
 
     async def go(self) -> None:
-        assert self.passing is not None
+        assert self.passing is not None and len(self.up) == len(self.peers) - 1, "a link broke"
         began = time.monotonic()
         self.passing.go()
-        async with asyncio.timeout(PATIENCE_S):
-            await self.passing.done.wait()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self.passing.done.wait()
+        except TimeoutError:
+            raise RuntimeError(f"host {self.host} waits for ever; {self.passing}; {self.links.stats()}") from None
         self.say(began=began, ended=time.monotonic())
 
     async def found(self, topology: str, address: str) -> None:
@@ -221,9 +227,7 @@ class Worker:
         self.say()
 
     def _on_link(self, event: LinkUp | LinkDown) -> None:
-        if isinstance(event, LinkDown):
-            raise RuntimeError(f"the link to {event.peer} broke: what is measured from now on is something else")
-        self.up.add(event.peer)
+        (self.up.add if isinstance(event, LinkUp) else self.up.discard)(event.peer)
         self.news.set()
 
     def _on_message(self, sender: PeerId, message: bytes, payload: memoryview | None) -> None:
