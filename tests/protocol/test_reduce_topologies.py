@@ -176,6 +176,7 @@ def test_clients_own_nothing_and_nobody_hands_them_a_row(swarm, seed):
             assert len(part.owners) == min(OWNERS_PER_PART, len(able))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 100), min_size=3, max_size=PARTS_MAX), st.data())
 def test_no_other_cut_of_the_update_would_free_the_busiest_uplink_sooner(rates, data):
     """The butterfly's shares against drawn ones; a peer sends 1 + (n - 2) of its share."""
@@ -202,6 +203,7 @@ def test_equal_uplinks_get_equal_shares_and_a_thin_one_nothing():
     assert {part.owners[0] for part in thin.parts} == set(peers) - {"p0"}
 
 
+@settings(deadline=None)
 @given(st.integers(1, 30), st.integers(0, 30), st.integers(1, 4), st.binary(max_size=4))
 def test_in_a_tree_and_a_ring_clients_are_shared_out(able, clients, arity, seed):
     """The fan that a peer has anyway, and its fair share of clients: one row more per part and client."""
@@ -246,6 +248,7 @@ def test_nested_clusters_cross_each_level_once():
         assert sum(a // 2 != b // 2 for a, b in between) == 1
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10), st.integers(1, 10), st.binary(max_size=4))
 def test_members_of_a_cluster_take_turns_as_its_head(a, b, seed):
     peers = names(a + b)
@@ -279,6 +282,7 @@ def test_a_swarm_of_5000_keeps_messages_and_bytes_per_peer_bounded():
     assert counts(butterfly(peers, SEED), peers).sent_max > 300
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(2, FAN), st.binary(max_size=4))
 def test_groups_stay_within_their_fan_and_need_no_more_levels_than_that_takes(n, fan, seed):
     def levels(cluster: Cluster) -> int:

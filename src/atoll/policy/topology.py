@@ -155,9 +155,10 @@ def predict(
     not all besiege one owner at a time: what fair sharing between connections comes to.
 
     Limits: combining and codecs take no time, and a combined row is as large as a single one; nothing is lost;
-    congestion control is in `pair_bytes_s` or nowhere; a link that waits for a slower one before it counts as free
-    for others, so times are a little low; everybody is alive and honest. Takes O(peers x parts x log) time; the
-    topology's peers must be those of `links`.
+    congestion control is in `pair_bytes_s` or nowhere, and costs most where many connections crowd a thin link; a
+    link that waits for a slower one before it counts as free for others. So times are a little low, and meant for
+    comparing. Everybody is alive and honest. The topology's peers must be those of `links`.
+    Takes O(peers x parts x log) time.
     """
     schedule = _Schedule(topology.parts, links, update_bytes * up_ratio, update_bytes * down_ratio)
     seconds = schedule.run()
