@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from functools import lru_cache
 from importlib.metadata import version
 
 import torch
@@ -24,7 +25,7 @@ from atoll.keys.digest import Buffer
 from atoll.learn.codec import Codec, Known, codec_named, pack
 from atoll.learn.combine import combine, combine_remembering, gather
 
-SIDE, QUICK_SIDE = 1024, 256  # a square matrix: low-rank codecs want one
+SIDE, QUICK_SIDE = 512, 128  # a square matrix: low-rank codecs want one
 MEMBERS, ROUNDS = 4, 20
 ANSWER, REMEMBERING, GATHER = "answer", "answer, owner remembers", "gather"
 WAYS = (  # (way up, way down): the first is exact on the way up, so that only the way back shows
@@ -34,14 +35,15 @@ WAYS = (  # (way up, way down): the first is exact on the way up, so that only t
 )
 
 
-def updates(round_index: int, side: int) -> list[Tensor]:
+@lru_cache(maxsize=ROUNDS)  # every way of a round sees the same
+def updates(round_index: int, side: int) -> tuple[Tensor, ...]:
     """(side * side,) of every member. The drift is of low rank and heavy-tailed, like a layer's gradient."""
     generator = torch.Generator().manual_seed(77)
     left, right = torch.randn(side, 8, generator=generator), torch.randn(8, side, generator=generator)
     drift = ((left**3) @ right).view(-1)
     drift *= 1e-3 / drift.square().mean().sqrt()
     generator.manual_seed(4012 + round_index)
-    return [drift + torch.randn(side * side, generator=generator) * 1e-3 for _ in range(MEMBERS)]
+    return tuple(drift + torch.randn(side * side, generator=generator) * 1e-3 for _ in range(MEMBERS))
 
 
 def known(round_index: int, side: int) -> Known:
