@@ -106,7 +106,8 @@ def test_a_row_that_begins_first_may_end_last():
 
 
 def test_a_wide_link_between_regions_slows_nobody():
-    near, apart = sites(2, 2, wan_rate=inf, far_s=0.0005), replace(sites(2, 2, far_s=0.0005), regions=())
+    near = replace(sites(2, 2, wan_rate=inf, far_s=0.0005), down_bytes_s=[inf] * 4)
+    apart = replace(near, regions=())
     for topology in candidates(near.peers, SEED):
         assert predict(topology, UPDATE_BYTES, near).seconds == predict(topology, UPDATE_BYTES, apart).seconds
 
