@@ -432,7 +432,8 @@ def table(
                 f"{f['predicted_trunk_mb']:10.1f}{f['measured_trunk_mb']:10.1f}   {'<--' if f['chosen'] else ''}"
             )
     late = counted.late_packets / max(1, counted.packets)
-    print(f"{counted.dropped} packets dropped by full queues; {late:.2%} came {LATE_S * 1e3:g} ms late or more")
+    print(f"{counted.dropped} packets dropped by full queues; {late:.2%} came {LATE_S * 1e3:g} ms late or more,")
+    print(f"the worst {counted.late_s * 1e3:.0f} ms: what the router was too busy for is not the topology's fault")
 
 
 if __name__ == "__main__":
