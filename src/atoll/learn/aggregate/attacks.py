@@ -1,7 +1,7 @@
 """What liars send: attacks from the literature as pure functions, for tests, benches and demonstrations.
 
-Each takes the honest rows (h, d), which a liar is assumed to know, and the number f of liars, and answers with their
-rows, (f, d), in the same dtype. μ and σ are the honest mean and coordinate standard deviation.
+Each takes the honest rows (h, d), which a liar is assumed to know, and the number f of liars, and answers with
+their rows, (f, d), in the same dtype. μ and σ are the honest mean and coordinate standard deviation.
 Never changes the honest rows; draws only from a seed it is given.
 """
 

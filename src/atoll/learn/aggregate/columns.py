@@ -1,6 +1,6 @@
 """The sorted-columns engine: order statistics per coordinate, by a network of elementwise minima and maxima.
 
-n rows of a chunk of columns stay in the cache while Batcher's odd-even merge sort runs over them, row against row.
+n rows of a chunk of columns stay in a cache while Batcher's odd-even merge sort runs over them, row against row.
 Comparators whose result nobody asks for are left out, halves of comparators too: the median of 20 rows needs the
 two middle ranks, a trimmed mean only the sum of those it keeps.
 Reads rows where they lie and never writes into them.
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from atoll.learn.aggregate.rows import arithmetic, spans
 
-CHUNK_BYTES = 600_000  # of rows being sorted, in a second-level cache of 1 MiB
-CHUNK_MIN = 4096  # columns: below, the calls cost more than the work
+CHUNK_BYTES = 2**22  # of rows being sorted: outside the second-level cache, but with fewer calls (33 ms for 56)
+CHUNK_MIN, CHUNK_MAX = 4096, 32768  # columns: calls cost more than work below, torch starts threads above
 DEVICE_CHUNK = 2**20  # columns at once on an accelerator
 
 EXACT, DROPPED = "exact", "dropped"  # what is wanted of a rank; any other word: only the sum over all of that word
@@ -107,7 +107,7 @@ def by_columns(
     net = network(wanted)
     if not chunk:
         fits = CHUNK_BYTES // (working.itemsize * n) // 256 * 256
-        chunk = DEVICE_CHUNK if device.type != "cpu" else min(max(CHUNK_MIN, fits), 16384)
+        chunk = DEVICE_CHUNK if device.type != "cpu" else min(max(CHUNK_MIN, fits), CHUNK_MAX)
     chunk = max(1, min(chunk, size))
     scratch_RC = torch.empty((net.registers - n + 2, chunk), dtype=working, device=device)
     direct = mix is None and working == first.dtype
@@ -124,11 +124,18 @@ def by_columns(
             values = list(torch.mm(mix_MN, loaded_NC[:, :width], out=mixed_NC[:, :width]))
         scratch = [line[:width] for line in scratch_RC]
         registers = values + scratch[2:]
-        for maximum, left, right, into in net.steps:
-            (torch.maximum if maximum else torch.minimum)(registers[left], registers[right], out=registers[into])
+        _run(net, registers)
         finish([registers[at] for at in net.ranks], scratch[0], scratch[1])
         result_D[span] = scratch[0]
     return result_D
+
+
+def _run(net: Network, registers: list[Tensor]) -> None:
+    lesser, greater, places = torch.minimum, torch.maximum, registers
+    if registers[0].device.type == "cpu":  # numpy's calls cost less: 36 ms where torch's took 47 (n = 20, d = 1M)
+        lesser, greater, places = np.minimum, np.maximum, [register.numpy() for register in registers]
+    for maximum, left, right, into in net.steps:
+        (greater if maximum else lesser)(places[left], places[right], out=places[into])
 
 
 def median(rows: Sequence[Tensor], mix: np.ndarray | None = None, chunk: int = 0) -> Tensor:

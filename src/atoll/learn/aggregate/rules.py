@@ -78,7 +78,7 @@ def bulyan_least(f: int) -> int:
 
 
 def mean(rows: Rows, f: int = 0, pre: Before = ()) -> Vector:
-    """Mean of the finite rows, (d,). Survives no liar by itself; with "nnm" before it, f < n / 2."""
+    """Mean of the finite rows, (d,). Survives no liar, whatever is done before it."""
     if pre:
         return _by_distances(
             "mean", rows, f, pre, majority, lambda gram, _: weights.evenly(gram, range(gram.origin))

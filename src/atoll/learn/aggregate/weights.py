@@ -1,8 +1,8 @@
 """Distance rules as arithmetic on a Gram matrix: each answers with one weight per row, pre-aggregations with a mix.
 
 Weights and mixtures are over (rows, origin) and sum to 1. Rows must come in an order that follows from their
-content (rules.py sees to it): ties go to the earlier row. Sums of scores are exactly rounded (math.fsum), all else
-is elementwise and in a fixed order.
+content (rules.py sees to it). Ties go to the row nearer to all others, then to the earlier one. Sums of scores are
+exactly rounded (math.fsum), all else is elementwise and in a fixed order.
 Nothing here knows the dimension; whoever has the Gram matrix of the parts can choose without seeing a vector.
 """
 
@@ -40,18 +40,26 @@ def distances(gram: Gram) -> Square:
     return gram.squared()[:-1, :-1]
 
 
+def remoteness(squared: Square) -> list[float]:
+    """Summed distance to all rows, (n,): breaks ties, and does not change when all rows move as a length would."""
+    return [math.fsum(map(float, line)) for line in np.sqrt(squared)]
+
+
 # Krum and its relatives
 
 
 def krum_order(squared: Square, f: int, neighbours: int | None) -> list[int]:
-    """Rows by score, best first; score = sum of squared distances to the n − f − 2 nearest others."""
-    n = len(squared)
+    """Rows by score, best first; score = sum of squared distances to the n − f − 2 nearest others.
+
+    With one neighbour, as in Bulyan's last choice, two rows nearest to each other always tie.
+    """
+    n, remote = len(squared), remoteness(squared)
     count = min(n - f - 2 if neighbours is None else neighbours, n - 1)
     scores = []
     for i in range(n):
         others = sorted(float(squared[i, j]) for j in range(n) if j != i)
         scores.append(math.fsum(others[: max(count, min(1, n - 1))]))
-    return sorted(range(n), key=scores.__getitem__)
+    return sorted(range(n), key=lambda i: (scores[i], remote[i], i))
 
 
 def krum(gram: Gram, f: int, keep: int = 1, neighbours: int | None = None) -> Weights:
@@ -83,24 +91,25 @@ def mda(gram: Gram, f: int) -> Weights:
     """Mean of the n − f rows of least diameter (El Mhamdi et al. 2018; exact, not sampled).
 
     Rows farther apart than t may not both stay: is there a cover of those pairs by f rows? Bisection over t, and
-    for each a search that branches on the row with most such pairs: it goes, or all its partners go.
+    for each a search that branches on the row with most such pairs: it goes, or all its partners go. Often several
+    subsets are equally tight; then remote rows go first.
     """
     squared = distances(gram)
-    n = len(squared)
+    n, remote = len(squared), remoteness(squared)
     tried = sorted({float(squared[i, j]) for i in range(n) for j in range(i)} | {0.0})
     lo, hi = 0, len(tried) - 1
-    gone = _cover(_apart(squared, tried[hi]), f)
+    gone: frozenset[int] | None = frozenset()
     while lo < hi:
         middle = (lo + hi) // 2
-        found = _cover(_apart(squared, tried[middle]), f)
+        found = _cover(_apart(squared, tried[middle]), f, remote)
         if found is None:
             lo = middle + 1
         else:
             hi, gone = middle, found
     assert gone is not None
     kept = [i for i in range(n) if i not in gone]
-    while len(kept) > n - f:  # ties only: fewer than f rows had to go
-        kept.remove(max(kept, key=lambda i: (math.fsum(float(squared[i, j]) for j in kept), i)))
+    while len(kept) > n - f:  # fewer than f rows had to go
+        kept.remove(max(kept, key=lambda i: (remote[i], i)))
     return evenly(gram, kept)
 
 
@@ -109,20 +118,20 @@ def _apart(squared: Square, most: float) -> dict[int, frozenset[int]]:
     return {i: frozenset(j for j in range(n) if squared[i, j] > most) for i in range(n)}
 
 
-def _cover(partners: dict[int, frozenset[int]], budget: int) -> frozenset[int] | None:
+def _cover(partners: dict[int, frozenset[int]], budget: int, remote: list[float]) -> frozenset[int] | None:
     """At most `budget` rows that meet every pair, or None."""
-    worst = max(partners, key=lambda i: (len(partners[i]), -i), default=None)
+    worst = max(partners, key=lambda i: (len(partners[i]), remote[i], i), default=None)
     if worst is None or not partners[worst]:
         return frozenset()
     degree = len(partners[worst])
     if budget <= 0 or sum(map(len, partners.values())) > 2 * budget * degree:
         return None
-    without = _cover(_without(partners, frozenset([worst])), budget - 1)
+    without = _cover(_without(partners, frozenset([worst])), budget - 1, remote)
     if without is not None:
         return without | {worst}
     if degree > budget:
         return None
-    instead = _cover(_without(partners, partners[worst]), budget - degree)
+    instead = _cover(_without(partners, partners[worst]), budget - degree, remote)
     return None if instead is None else instead | partners[worst]
 
 
@@ -143,9 +152,9 @@ def geometric_median(gram: Gram, f: int, steps: int, floor: float | None, from_o
     if from_origin:
         weights = evenly(gram, [n])
     else:
-        apart = np.sqrt(distances(gram))
-        summed = [math.fsum(map(float, line)) for line in apart]
-        weights = evenly(gram, nearest(apart, min(range(n), key=summed.__getitem__), n - f))
+        squared = distances(gram)
+        remote = remoteness(squared)
+        weights = evenly(gram, nearest(squared, min(range(n), key=remote.__getitem__), n - f))
     for _ in range(steps):
         away = np.sqrt(gram.squared_to(weights))[:n]
         least = FLOOR * median(map(float, away)) if floor is None else floor
@@ -198,9 +207,10 @@ def caf(gram: Gram, f: int) -> Weights:
         if variance < least:
             best, least = weights, variance
         reach = times(centred, (roots * share)[:, None])[:, 0] ** 2
-        if variance <= 0.0 or reach.max() <= 0.0:
+        farthest = reach[belief > 0].max()  # over all rows, as byzfl has it, one that is out would shield the rest
+        if variance <= 0.0 or farthest <= 0.0:
             break
-        left = 1 - reach / reach.max()
+        left = 1 - np.minimum(reach / farthest, 1.0)
         belief = np.where(left < SNAP, 0.0, belief * left)
     assert best is not None
     return np.append(best, 0.0)

@@ -1,0 +1,216 @@
+"""Liars against rules: what each paper promises holds under every attack; attacks are what they are called."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from atoll.learn.aggregate import RULES, aggregate, coordinate_median, mean, multi_krum, trimmed_mean
+from atoll.learn.aggregate.attacks import (
+    ATTACKS,
+    alie,
+    constant,
+    foe,
+    gaussian,
+    label_flip,
+    mimic,
+    min_max,
+    optimised_alie,
+    optimised_foe,
+    scaling,
+    sign_flip,
+    stale,
+)
+
+HONEST, LIARS, VALUES = 9, 2, 60  # n = 11 = 4f + 3, enough for every rule
+ROBUST = [rule for rule in RULES if rule not in ("mean", "weighted_mean")]
+
+
+def honest_rows(seed: int = 0) -> torch.Tensor:
+    """Around a common mean as long as the rows are apart, in fp32."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(HONEST, VALUES, generator=generator) + torch.randn(VALUES, generator=generator)
+
+
+def asked(rule: str) -> dict:
+    return {"f": LIARS} | ({"own": 4} if rule == "monna" else {})
+
+
+def variance(honest: torch.Tensor) -> float:
+    return float((honest - honest.mean(dim=0)).square().sum(dim=1).mean())
+
+
+def diameter(honest: torch.Tensor) -> float:
+    return float(torch.cdist(honest, honest).max())
+
+
+def kappa(rule: str, n: int, f: int) -> float:
+    """‖answer − μ‖² ≤ κ · mean of ‖x_i − μ‖² over the honest (Allouah et al. 2023, Definition 2 and Table 1)."""
+    ratio = f / (n - 2 * f)
+    return {
+        "trimmed_mean": 6 * ratio * (1 + ratio),
+        "krum": 6 * (1 + ratio),
+        "geometric_median": 4 * (1 + ratio) ** 2,
+        "coordinate_median": 4 * (1 + ratio) ** 2,
+    }[rule]
+
+
+def cases(rule: str):
+    honest = honest_rows()
+    for name, attack in ATTACKS.items():
+        yield name, honest, attack(honest, LIARS)
+    for attack in (optimised_alie, optimised_foe):
+        yield attack.__name__, honest, attack(honest, LIARS, lambda rows: aggregate(rule, rows, **asked(rule)))
+    yield "stale", honest, stale(honest, LIARS, torch.ones(VALUES))
+
+
+def off(rule: str, honest, liars, first: bool, pre=()) -> float:
+    rows = torch.cat([liars, honest] if first else [honest, liars])
+    answer = aggregate(rule, rows, **asked(rule), pre=pre)
+    assert bool(torch.isfinite(answer).all())
+    return float((answer - honest.mean(dim=0)).norm())
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("rule", ["trimmed_mean", "krum", "geometric_median", "coordinate_median"])
+def test_no_attack_moves_a_rule_farther_than_its_proof_allows(rule, first):
+    """All attacks, optimised ones against this very rule, liars first and liars last."""
+    for name, honest, liars in cases(rule):
+        bound = math.sqrt(kappa(rule, HONEST + LIARS, LIARS) * variance(honest))
+        assert off(rule, honest, liars, first) <= bound, name
+
+
+@pytest.mark.parametrize("rule", ["trimmed_mean", "krum", "geometric_median", "coordinate_median"])
+def test_with_neighbour_mixing_the_bound_shrinks_with_the_share_of_liars(rule):
+    """κ = 8f / (n − f) · (κ of the rule + 1) (Allouah et al. 2023, Lemma 1)."""
+    n, f = HONEST + LIARS, LIARS
+    for name, honest, liars in cases(rule):
+        bound = math.sqrt(8 * f / (n - f) * (kappa(rule, n, f) + 1) * variance(honest))
+        assert off(rule, honest, liars, False, ["nnm"]) <= bound, name
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("rule", "diameters"),
+    [
+        ("mda", 2.0),  # a kept row is within a diameter of an honest kept one
+        ("monna", 2.0),  # the same, that one being one's own
+        (
+            "multi_krum",
+            math.sqrt(HONEST + LIARS - LIARS - 2) + 1,
+        ),  # a kept liar has no worse score than an honest row
+        ("centred_clipping", 8.0),  # no step is longer than the farthest honest row is away
+        ("caf", 2.0),  # not proven in this form
+    ],
+)
+def test_no_attack_moves_a_rule_by_many_honest_diameters(rule, diameters, first):
+    for name, honest, liars in cases(rule):
+        shift = {"own": 4 + LIARS * first} if rule == "monna" else {}
+        rows = torch.cat([liars, honest] if first else [honest, liars])
+        answer = aggregate(rule, rows, **(asked(rule) | shift))
+        assert float((answer - honest.mean(dim=0)).norm()) <= diameters * diameter(honest), name
+
+
+@pytest.mark.parametrize("rule", ["meamed", "bulyan"])
+def test_no_attack_moves_a_coordinate_by_more_than_the_honest_range(rule):
+    """The median lies among honest values, and so many of those are near it that what is kept is as near."""
+    for name, honest, liars in cases(rule):
+        answer = aggregate(rule, torch.cat([honest, liars]), f=LIARS)
+        spread = honest.max(dim=0).values - honest.min(dim=0).values
+        within = (answer <= honest.max(dim=0).values + spread) & (answer >= honest.min(dim=0).values - spread)
+        assert bool(within.all()), name
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize("value", [1e30, -1e30, 3e38])
+def test_a_huge_row_does_not_decide_where_the_centre_is(rule, value):
+    """Two liars at the edge of fp32, first or last: the answer stays near the honest mean."""
+    honest = honest_rows(3)
+    reach = 2 * diameter(honest) + (float(honest.mean(dim=0).norm()) if rule == "centred_clipping" else 0)
+    for first in (True, False):
+        rows = torch.cat(
+            [constant(honest, LIARS, value), honest] if first else [honest, constant(honest, LIARS, value)]
+        )
+        answer = aggregate(rule, rows, **(asked(rule) | ({"own": 4} if rule == "monna" else {})))
+        assert float((answer - honest.mean(dim=0)).norm()) <= reach
+
+
+def test_two_liars_far_apart_and_far_away_do_not_hide_in_each_others_variance():
+    honest = honest_rows(4)
+    liars = torch.stack([torch.full((VALUES,), 1e20), torch.linspace(-1e25, 1e25, VALUES)])
+    for rule in ("caf", "geometric_median", "multi_krum"):
+        assert off(rule, honest, liars, True) <= diameter(honest)
+
+
+def test_the_mean_withstands_nothing_mixed_or_not():
+    """What the rest of this file is for. A liar's mixture holds the liar: mixing needs a robust rule after it."""
+    honest = honest_rows()
+    assert off("mean", honest, scaling(honest, LIARS, 1e6), True) > 100 * diameter(honest)
+    assert off("mean", honest, scaling(honest, LIARS, 1e6), True, ["nnm"]) > 100 * diameter(honest)
+    assert off("trimmed_mean", honest, scaling(honest, LIARS, 1e6), True, ["nnm"]) <= diameter(honest)
+
+
+@pytest.mark.parametrize("rule", [coordinate_median, trimmed_mean])
+def test_just_under_half_may_lie(rule):
+    honest = honest_rows()
+    liars = constant(honest, HONEST - 1, 1e30)
+    answer = rule(torch.cat([liars, honest]), f=HONEST - 1)
+    assert bool((answer <= honest.max(dim=0).values).all() and (answer >= honest.min(dim=0).values).all())
+
+
+# the attacks themselves
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_attack_answers_with_its_liars_and_leaves_the_honest_alone(name, dtype):
+    honest = honest_rows().to(dtype)
+    before = honest.clone()
+    liars = ATTACKS[name](honest, 3)
+    assert liars.shape == (3, VALUES) and liars.dtype == dtype
+    liars.zero_()
+    assert torch.equal(honest, before)
+    assert ATTACKS[name](honest[:1], 1).shape == (1, VALUES)
+
+
+def test_attacks_are_what_they_are_called():
+    honest = honest_rows().double()
+    mu, sigma = honest.mean(dim=0), honest.std(dim=0)
+    assert torch.equal(sign_flip(honest, 1)[0], -mu)
+    assert torch.allclose(foe(honest, 1, 0.1)[0], -0.1 * mu)
+    assert torch.allclose(alie(honest, 2, 1.5)[1], mu - 1.5 * sigma)
+    assert torch.equal(mimic(honest, 2, whom=5)[1], honest[5])
+    assert label_flip(torch.tensor([0, 3, 9]), 10).tolist() == [9, 6, 0]
+    assert torch.equal(gaussian(honest, 2, seed=1), gaussian(honest, 2, seed=1))
+    assert not torch.equal(gaussian(honest, 2, seed=1), gaussian(honest, 2, seed=2))
+
+
+def test_a_little_is_as_little_as_its_paper_says():
+    """n = 17, f = 4: s = 5, z = Φ⁻¹(8 / 13) = 0.2934."""
+    honest = torch.randn(13, 40, generator=torch.Generator().manual_seed(0)).double()
+    z = (honest.mean(dim=0) - alie(honest, 4)[0]) / honest.std(dim=0)
+    assert torch.allclose(z, torch.full((40,), 0.2934).double(), atol=1e-4)
+
+
+def test_min_max_goes_as_far_as_it_can_unseen():
+    honest = honest_rows().double()
+    liar = min_max(honest, 1)[0]
+    farthest = float((honest - liar).norm(dim=1).max())
+    assert 0.999 * diameter(honest) <= farthest <= diameter(honest) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("rule", [mean, multi_krum, trimmed_mean])
+def test_an_optimised_attack_does_at_least_the_damage_of_a_fixed_one(rule):
+    """Of the strengths on its way: 10 for ALIE and FoE alike."""
+    honest = honest_rows()
+
+    def answer(rows):
+        return rule(rows, f=LIARS)
+
+    def damage(liars):
+        return float((answer(torch.cat([honest, liars])) - honest.mean(dim=0)).norm())
+
+    assert damage(optimised_alie(honest, LIARS, answer)) >= damage(alie(honest, LIARS, 10.0)) * (1 - 1e-6)
+    assert damage(optimised_foe(honest, LIARS, answer)) >= damage(foe(honest, LIARS, 10.0)) * (1 - 1e-6)
