@@ -10,7 +10,8 @@ so what survivors report is compared with what the numbers say.
 
     recovery_s      the disturbed all-reduce minus the undisturbed one, slowest survivor
     hangs           trials in which a survivor had no result after 60 s
-    failures        trials in which a survivor got an error instead of a result, or a newcomer could not join
+    failures        trials in which a survivor got an error instead of a result
+    not_replaced    trials after which fresh peers could not join; those that killed Atoll's founder are not tried
     disagreements   trials after which two survivors held different bits
     wrong_reports   trials in which the named contributors do not explain the numbers
     stood_still     trials without a time, because this program itself was stopped meanwhile
@@ -45,6 +46,7 @@ MEGABYTES, QUICK_MEGABYTES = 100.0, 20.0
 LEAD_S = 0.02  # from saying when to start until then
 SPARES = 10  # times those killed per trial: started together, while nothing is timed
 NEWS_TRIALS = 10  # between two lines of progress
+FOUNDED = {"atoll"}  # its ticket holds the founder's address alone: when rank 0 dies, nobody can take its place
 ANCHORED = {"torchft"}  # rank 0 holds what the group cannot lose, so it is never killed
 
 
@@ -61,6 +63,7 @@ class Trial:
     failure: str = ""
     disagreement: bool = False
     wrong_reports: list[str] = field(default_factory=list)  # one survivor's report and what the numbers say
+    replaced: bool = True
     kept: int = 0
     partly: int = 0
 
@@ -149,7 +152,7 @@ class Swarm:
 
 
 def one_trial(swarm: Swarm, trial: int, dice: random.Random, watch: Watch) -> Trial:
-    """Time, kill, judge, replace. After a hang or a failure the whole swarm starts anew."""
+    """Time, kill, judge, replace."""
     killable = range(1 if swarm.system in ANCHORED else 0, swarm.peers)
     record = Trial(killed=sorted(dice.sample(killable, swarm.kill)))
     moment, stops = dice.random(), watch.stops
@@ -161,13 +164,24 @@ def one_trial(swarm: Swarm, trial: int, dice: random.Random, watch: Watch) -> Tr
         record.disturbed_s, said = swarm.all_reduce(2 * trial + 1, record.killed, record.killed_after_s)
         record.stood_still = watch.stops != stops
         judge(swarm.names, said, swarm.recognise(2 * trial + 1, list(said)), record)
-        swarm.replace(record.killed)
     except CrewError as trouble:
         record.hang, record.failure = isinstance(trouble, Silence), str(trouble)
         note(f"trial {trial}: {trouble}")
-        swarm.end()
-        swarm.open()
+    renew(swarm, record)
     return record
+
+
+def renew(swarm: Swarm, record: Trial) -> None:
+    """Back to all peers: fresh ones for the dead, or a fresh swarm where that cannot be."""
+    try:
+        if not record.failure and (0 not in record.killed or swarm.system not in FOUNDED):
+            swarm.replace(record.killed)
+            return
+    except CrewError as trouble:
+        record.replaced = False
+        note(f"after trial with {record.killed} killed, fresh peers did not come in: {trouble}")
+    swarm.end()
+    swarm.open()
 
 
 def judge(names: list[str], said: dict[int, Any], seen: dict[int, Any], record: Trial) -> None:
@@ -235,6 +249,7 @@ def figures(trials: list[Trial]) -> dict[str, Any]:
         "stood_still": sum(t.stood_still for t in trials),
         "hangs": sum(t.hang for t in trials),
         "failures": sum(bool(t.failure) and not t.hang for t in trials),
+        "not_replaced": sum(not t.replaced for t in trials),
         "disagreements": sum(t.disagreement for t in trials),
         "wrong_reports": sum(bool(t.wrong_reports) for t in trials),
         "kept": sum(t.kept for t in trials),
