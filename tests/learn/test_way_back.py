@@ -105,7 +105,7 @@ import resource, torch
 from atoll.learn.codec import CODECS
 from atoll.learn.combine import combine
 torch.set_num_threads(1)
-codec, n = CODECS["2bit"], 2**26
+codec, n = CODECS["2bit"], 2**25
 wire = bytes.fromhex("803f") * (n // 256) + bytes(n // 4)  # 2bit: every scale 1, every code 0
 combine([(1, codec.encode(torch.ones(2**20)))], 2**20, codec, codec)  # what first use costs is not counted
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -117,6 +117,6 @@ print((after - before) * 1024 - len(answer))
 
 
 def test_an_owner_of_a_large_part_holds_a_few_spans_beside_its_rows_and_its_answer():
-    """A part of 256 MiB as fp32, in a process of its own: the peak grows by the answer and less than 24 MiB."""
+    """A part of 128 MiB as fp32, in a process of its own: the peak grows by the answer and less than 24 MiB."""
     grown = subprocess.run([sys.executable, "-c", ROOM], capture_output=True, check=True, timeout=120)
     assert int(grown.stdout) < 24 * 2**20
