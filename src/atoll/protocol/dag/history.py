@@ -63,13 +63,17 @@ class History:
         body = decode_body(vertex.body, who)
         if body.round != self.head + 1:
             return None
+        self.check(vertex, body, who)
+        self._hold(vertex, body)
+        return body
+
+    def check(self, vertex: Vertex, body: Body, who: PeerId = PeerId("")) -> None:
+        """Raise PeerFault unless this vertex follows the head and is final. Its content is `node/body.py`'s."""
         if body.run != self.notary.run or body.parent != self.head_id:
             raise PeerFault(who, f"a vertex for round {body.round} that does not follow ours")
         if body.time_s < self.head_body.time_s:
             raise PeerFault(who, f"a vertex for round {body.round} that is older than its parent")
         self._check_certificate(vertex, body, who)
-        self._hold(vertex, body)
-        return body
 
     def restore(self, vertex: Vertex) -> None:
         """A vertex from my own disk, checked before it was written; anything unreadable is the caller's trouble."""

@@ -1,0 +1,242 @@
+"""`atoll verify RUN`: was the history in this folder agreed on, vertex by vertex? Offline; nothing is written.
+
+Works while a peer runs in the folder and after it ended: the database is read in one transaction, without the
+folder's lock. Exit status 0 if all holds, 5 if anything is broken. Never imports torch, never asks anybody.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
+from atoll.base.limits import BLOB_CHUNK
+from atoll.cli.say import AsJson, folder_of, say, say_json
+
+if TYPE_CHECKING:
+    from atoll.node.verify import Audit, Kept
+
+CHANGES_SHOWN = 12  # of the membership, the newest; --json has them all
+
+Run = Annotated[Path | None, Parameter(help="A peer's folder. Default: $ATOLL_DIR, or ./atoll-run.")]
+
+
+def verify(
+    run: Run = None,
+    /,
+    *,
+    trusted: Annotated[
+        str,
+        Parameter(help="Id of a vertex to believe without looking; the walk begins after it. Default: genesis."),
+    ] = "",
+    deep: Annotated[
+        bool, Parameter(negative="", help="Also read every blob and compare it with its name.")
+    ] = False,
+    json: AsJson = False,
+) -> int:
+    """Check every vertex of a run's history, offline: links, votes, signed statements, membership, counters."""
+    from atoll.keys.identity import SessionVerifier
+    from atoll.node.verify import verify_history
+
+    folder, start = folder_of(run), _digest_of(trusted)
+    with kept_in(folder) as kept:
+        audit = verify_history(kept, SessionVerifier(), start)
+    blobs, damaged = check_blobs(folder / "blobs") if deep else (0, [])
+    for name in damaged:
+        audit.problems.append(_blob_problem(name, audit))
+    if json:
+        say_json(_as_object(audit, blobs if deep else None))
+    else:
+        _say(audit, blobs if deep else None)
+    return 0 if audit.intact else RunFailedError.exit_status
+
+
+@contextmanager
+def kept_in(folder: Path) -> Iterator[Kept]:
+    """The history in this folder, as it was at one moment. UsageError if there is none; changes no file."""
+    from atoll.node.verify import Kept
+
+    path = folder / "kept.sqlite"
+    if not path.exists():
+        raise _no_run(folder)
+    # a log beside the database means that a peer is writing, or was killed: its log has to be read too; without
+    # one the file stands still, and sqlite need not make a log of its own in a folder that is not ours
+    mode = "mode=ro" if path.with_name("kept.sqlite-wal").exists() else "immutable=1"
+    try:
+        database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
+    except sqlite3.Error as why:
+        raise _unreadable(path, why) from why
+    try:
+        yield _kept(database, folder, Kept)
+    except sqlite3.DatabaseError as why:
+        raise _unreadable(path, why) from why
+    finally:
+        database.close()
+
+
+def _kept(database: sqlite3.Connection, folder: Path, kept: type[Kept]) -> Kept:
+    def value(name: str) -> bytes | None:
+        row = database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
+        return bytes(row[0]) if row is not None else None
+
+    database.execute("BEGIN")  # one moment for all that is read
+    run, genesis = value("run"), value("genesis")
+    if run is None or genesis is None:
+        raise _no_run(folder)
+    names = database.execute(
+        "SELECT substr(name, 8) FROM kept WHERE name GLOB 'vertex/[0-9]*' ORDER BY CAST(substr(name, 8) AS INTEGER)"
+    )
+    rounds = [int(name) for (name,) in names if name.isdecimal()]
+    return kept(run, genesis, rounds, lambda round: value(f"vertex/{round}"))
+
+
+def check_blobs(folder: Path) -> tuple[int, list[str]]:
+    """How many finished blobs were read, and the names of those whose bytes do not hash to them."""
+    read, damaged = 0, list[str]()
+    for path in sorted(folder.iterdir()) if folder.exists() else []:
+        if path.suffix or len(path.name) != 2 * DIGEST_BYTES:
+            continue  # on its way, or set aside already
+        try:
+            name = _blob_id_of(path)
+        except FileNotFoundError:
+            continue  # a running peer forgets what nobody needs any more
+        read += 1
+        if name.hex() != path.name:
+            damaged.append(path.name)
+    return read, damaged
+
+
+def _blob_id_of(path: Path) -> Digest:
+    """The name that these bytes deserve, read chunk by chunk."""
+    from atoll.keys.digest import Manifest, blob_id, digest
+
+    chunks: list[Digest] = []
+    size_bytes = 0
+    with path.open("rb") as file:
+        while data := file.read(BLOB_CHUNK):
+            chunks.append(digest(data))
+            size_bytes += len(data)
+    return blob_id(Manifest(size_bytes, tuple(chunks)))
+
+
+def _blob_problem(name: str, audit: Audit) -> Any:
+    from atoll.node.verify import DISK, Problem
+
+    head = audit.head_body
+    agreed = head is not None and head.state.hex() == name
+    what = f"blob {name[:8]} does not hash to its name" + (", it is the agreed state" if agreed else "")
+    return Problem("E-VER-11", "blob", audit.head, what, DISK, "atoll up in this folder fetches it again")
+
+
+def _digest_of(text: str) -> Digest | None:
+    if not text:
+        return None
+    try:
+        data = bytes.fromhex(text)
+    except ValueError:
+        data = b""
+    if len(data) != DIGEST_BYTES:
+        raise UsageError(
+            "E-VER-14",
+            f"--trusted {text} is not the id of a vertex",
+            cause=f"an id has {2 * DIGEST_BYTES} hexadecimal digits",
+            fix="atoll checkpoint list --json shows the ids in a folder that you trust",
+        )
+    return Digest(data)
+
+
+def _no_run(folder: Path) -> UsageError:
+    return UsageError(
+        "E-VER-12",
+        f"no history is kept in {folder}",
+        cause="this is not a peer's folder, or its peer has not heard of genesis yet",
+        fix="atoll verify FOLDER, with the --dir of `atoll up` or `atoll join`",
+    )
+
+
+def _unreadable(path: Path, why: Exception) -> RunFailedError:
+    return RunFailedError(
+        "E-VER-13",
+        f"{path} cannot be read: {why}",
+        cause="this disk damaged the database, or it was copied while a peer was writing to it",
+        fix="atoll join TICKET --dir NEW_FOLDER fetches the whole history again",
+    )
+
+
+def _spans(rounds: list[int]) -> list[tuple[int, int]]:
+    """[3, 4, 5, 9] -> [(3, 5), (9, 9)]."""
+    spans: list[tuple[int, int]] = []
+    for round in rounds:
+        if spans and spans[-1][1] == round - 1:
+            spans[-1] = (spans[-1][0], round)
+        else:
+            spans.append((round, round))
+    return spans
+
+
+def _spans_text(rounds: list[int]) -> str:
+    return ", ".join(str(a) if a == b else f"{a}…{b}" for a, b in _spans(rounds))
+
+
+def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
+    from msgspec.structs import asdict
+
+    body = audit.head_body
+    return {
+        "intact": audit.intact,
+        "run": audit.settings.name,
+        "run_id": audit.run.hex(),
+        "head": audit.head,
+        "vertices": audit.vertices,
+        "trained": body.trained if body is not None else 0,
+        "epoch": body.epoch if body is not None else 0,
+        "state": body.state.hex() if body is not None else "",
+        "trusted_round": audit.trusted,
+        "problems": [asdict(p) for p in audit.problems],
+        "gaps": _spans(audit.missing),
+        "unchecked": audit.unchecked,
+        "recoveries": audit.recoveries,
+        "members": [asdict(c) for c in audit.members],
+        "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},
+        "blobs": blobs,
+    }
+
+
+def _say(audit: Audit, blobs: int | None) -> None:
+    for p in audit.problems:
+        where = "genesis" if p.round == -1 else f"round {p.round}"
+        say(f"{p.code} {where}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
+    body = audit.head_body
+    trained, epoch = (body.trained, body.epoch) if body is not None else (0, 0)
+    name = f"{audit.settings.name} ({short(audit.run)})"
+    say(f"run {name}: {audit.vertices} vertices, {trained} trained rounds, epoch {epoch}")
+    if audit.trusted >= 0:
+        say(f"  everything up to round {audit.trusted} is believed because you trust that vertex")
+    if audit.missing:
+        say(f"  gaps: rounds {_spans_text(audit.missing)}")
+    if audit.unchecked:
+        say(f"  not judged, because what they follow is lost or damaged: rounds {_spans_text(audit.unchecked)}")
+    for round in audit.recoveries:
+        say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
+    for c in audit.members[-CHANGES_SHOWN:]:
+        news = [f"+ {', '.join(c.joined)}"] * bool(c.joined) + [f"− {', '.join(c.left)}"] * bool(c.left)
+        say(f"  round {c.round:>6}: {c.voters} voters, {c.present} members  {'  '.join(news)}".rstrip())
+    total = sum(s.samples for s in audit.shares.values())
+    for peer, s in sorted(audit.shares.items(), key=lambda item: -item[1].samples):
+        part = f"{s.samples / total:.1%}" if total else "0"
+        who = f"{s.name or _tail(peer):<16} {_tail(peer)}"
+        say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}")
+    if blobs is not None:
+        say(f"  {blobs} blobs read")
+    count = len(audit.problems)
+    say("intact" if audit.intact else f"broken: {count} problem{'s' * (count > 1)}")
+
+
+def _tail(peer: PeerId) -> str:
+    return peer[-8:]

@@ -1,0 +1,348 @@
+"""Is a kept history the one that was agreed on? Judged offline, from its bytes and from nobody's word.
+
+The walk goes from genesis (or from a vertex that the reader trusts) to the newest vertex. Each one must follow its
+parent, carry the votes of a quorum of the committee that the parent's membership implies (or the recovery
+identity's signature), and hold nothing that does not follow from what is signed in it: the very rules by which
+peers believed it (`protocol/dag/history.py`, `node/body.py`), applied a second time.
+
+Promises: every vertex is looked at; one cause is told once, where it is, and not again at its children; what
+could not be judged because its parent is lost or damaged is named. Holds a few hundred vertices at a time. Never
+repairs, never asks anybody. What it cannot see: whether a state hash follows from the combined parts, which only
+voters who held those parts could recompute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
+from atoll.keys.signer import Verifier
+from atoll.node.body import Ground, check_body, write_recovery
+from atoll.node.settings import RunSettings, decode_settings
+from atoll.node.topology import topology_of
+from atoll.policy.members import RECENT, Recent, Reported, admissible
+from atoll.policy.plan import RoundPlan, plan_round
+from atoll.protocol.dag.history import History, genesis_digest
+from atoll.wire.codec import decode_body, decode_statement, decode_vertex, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.vertex import Body, Vertex
+
+FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
+ASK_ANOTHER = "atoll verify on another member's folder says whether it is so there too"
+DISK = "this disk or a copy of this folder lost or changed bytes"
+FORGED = "somebody rewrote this history, or the voters of that round broke the rules together"
+
+KINDS = {  # kind: code, likely cause, next command
+    "genesis": ("E-VER-01", "the folder was put together from two runs, or " + DISK, FETCH_ANEW),
+    "unreadable": ("E-VER-02", DISK, FETCH_ANEW),
+    "missing": ("E-VER-03", "rows were deleted, or " + DISK, FETCH_ANEW),
+    "misplaced": ("E-VER-04", "somebody exchanged rows of the database", FETCH_ANEW),
+    "body": ("E-VER-05", f"{DISK}, or somebody changed it after the vote", FETCH_ANEW),
+    "certificate": ("E-VER-06", f"{DISK}, or no quorum ever agreed", FETCH_ANEW),
+    "link": ("E-VER-07", "the vertex, or the one before it, is of another history", ASK_ANOTHER),
+    "content": ("E-VER-08", FORGED, ASK_ANOTHER),
+    "recovery": ("E-VER-09", "somebody without the recovery identity began an epoch", ASK_ANOTHER),
+    "trusted": ("E-VER-10", "this folder is of another history, or has not come so far", ASK_ANOTHER),
+}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong, where, the likely cause and the next command."""
+
+    code: str
+    kind: str
+    round: int
+    what: str
+    cause: str
+    fix: str
+
+
+class Change(msgspec.Struct, frozen=True):
+    """The membership after this round, where it differs from the one before."""
+
+    round: int
+    voters: int
+    present: int
+    joined: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+class Share(msgspec.Struct):
+    """What one peer gave to the run, as far as vertices that hold say so."""
+
+    name: str = ""
+    rounds: int = 0
+    steps: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A history as it lies on a disk; `read(round)` is the vertex kept under that round, None if there is none."""
+
+    run: bytes  # the name of the run, as the folder has it
+    genesis: bytes
+    rounds: Sequence[int]
+    read: Callable[[int], bytes | None]
+
+
+@dataclass
+class Audit:
+    """What the walk found."""
+
+    run: Digest
+    settings: RunSettings = field(default_factory=RunSettings)
+    head: int = -2  # the newest readable round; -1 is genesis, -2 nothing
+    head_body: Body | None = None
+    vertices: int = 0  # readable, genesis not counted
+    problems: list[Problem] = field(default_factory=list[Problem])
+    missing: list[int] = field(default_factory=list[int])  # rounds without a readable vertex
+    unchecked: list[int] = field(default_factory=list[int])  # rounds whose parent is missing or damaged
+    recoveries: list[int] = field(default_factory=list[int])  # rounds that began an epoch without a quorum
+    trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
+    members: list[Change] = field(default_factory=list[Change])
+    shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
+
+    @property
+    def intact(self) -> bool:
+        return not self.problems
+
+    def problem(self, kind: str, round: int, what: str) -> None:
+        code, cause, fix = KINDS[kind]
+        self.problems.append(Problem(code, kind, round, what, cause, fix))
+
+
+def verify_history(kept: Kept, verifier: Verifier, trusted: Digest | None = None) -> Audit:
+    """Walk the whole history. `trusted` is the id of a vertex that the reader believes without looking."""
+    audit = Audit(Digest(kept.run))
+    genesis = _genesis(kept, audit)
+    if genesis is None:
+        return audit
+    if trusted is not None:
+        found = _find(kept, genesis, trusted)
+        if found is None:
+            audit.problem("trusted", -1, f"vertex {short(trusted)}, which you trust, is not in this history")
+            return audit
+        audit.trusted = found
+    walk = _Walk(kept, audit, genesis, Notary(audit.run, _NOBODY, verifier))
+    for round in range(max(kept.rounds, default=-1) + 1):
+        walk.go(round)
+    return audit
+
+
+def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
+    """What the round after `parent` stands on, for somebody who judges it."""
+    if parent.trained:
+        enough = len(plan.voters) >= settings.min_peers
+    else:
+        settled = sum(m.votes and m.standing == "member" for m in plan.members)
+        enough = settled >= max(settings.start_peers, settings.min_peers)
+
+    def judge(reported: Reported, as_proposer: bool) -> str | None:
+        wall_s = parent.time_s if as_proposer else None
+        return admissible(reported, parent, recent, run, settings.open_to_all, wall_s)
+
+    return Ground(plan, parent, topology_of(settings, plan) if enough else None, judge)
+
+
+def _genesis(kept: Kept, audit: Audit) -> Vertex | None:
+    """The genesis, if it is the one that the run is named after: without it nothing can be judged."""
+    try:
+        genesis = decode_vertex(kept.genesis)
+        body = decode_body(genesis.body)
+        named = genesis_digest(genesis)
+        if named != kept.run:
+            what = f"genesis is {short(named)}, the run is named after {short(audit.run)}; nothing can be judged"
+            audit.problem("genesis", -1, what)
+            return None
+        if body.round != -1 or body.parent != ZERO_DIGEST or not any(m.votes for m in body.members):
+            raise PeerFault("", "genesis has a parent, another round or no voting member")
+        audit.settings = decode_settings(body.settings)
+    except PeerFault as fault:
+        audit.problem("unreadable", -1, f"genesis: {fault.what}; nothing can be judged")
+        return None
+    return genesis
+
+
+def _find(kept: Kept, genesis: Vertex, trusted: Digest) -> int | None:
+    if genesis_digest(genesis) == trusted:
+        return -1
+    for round in kept.rounds:
+        vertex, _ = _read(kept, round)
+        if vertex is not None and vertex_id(vertex[0].body) == trusted:
+            return round
+    return None
+
+
+def _read(kept: Kept, round: int) -> tuple[tuple[Vertex, Body] | None, str]:
+    """The vertex kept under this round, or why there is none."""
+    data = kept.read(round)
+    if data is None:
+        return None, ""
+    try:
+        vertex = decode_vertex(data)
+        return (vertex, decode_body(vertex.body)), ""
+    except PeerFault as fault:
+        return None, fault.what
+
+
+class _Walk:
+    """From vertex to vertex. `sound` says that the head of `history` is what was agreed on, as far as we know."""
+
+    def __init__(self, kept: Kept, audit: Audit, genesis: Vertex, notary: Notary) -> None:
+        self.kept, self.audit, self.notary = kept, audit, notary
+        self.history = History(genesis, notary, self._voters_of, audit.settings.recovery)
+        self.sound = True
+        self._account(self.history.head_body, None)
+
+    def go(self, round: int) -> None:
+        found = self._fetch(round)
+        if found is None:
+            self.audit.missing.append(round)
+            self.sound = False
+            return
+        vertex, body = found
+        before = self.history.head_body
+        flaw = self._judge(vertex, body) if self.sound else self._look_alone(vertex, body)
+        if not self.sound and round != self.audit.trusted:
+            self.audit.unchecked.append(round)
+        if flaw is not None:
+            self.audit.problem(flaw[0], round, flaw[1])
+        self._hold(vertex, body, flaw)
+        if flaw is None:
+            self._account(body, before)
+
+    def _fetch(self, round: int) -> tuple[Vertex, Body] | None:
+        found, why = _read(self.kept, round)
+        if found is None:
+            what = f"its vertex cannot be read: {why}" if why else "its vertex is not here"
+            self.audit.problem("unreadable" if why else "missing", round, what)
+            return None
+        if found[1].round == round:
+            return found
+        elsewhere = found[1].round
+        self.audit.problem("misplaced", round, f"the vertex of round {elsewhere} is kept in its place")
+        other, _ = _read(self.kept, elsewhere)  # were two exchanged?
+        return other if other is not None and other[1].round == round else None
+
+    # ---- judging one vertex --------------------------------------------------------------------------------
+
+    def _judge(self, vertex: Vertex, body: Body) -> tuple[str, str] | None:
+        """(kind, what is wrong) with a vertex whose parent is known; None if it holds."""
+        history, run = self.history, self.notary.run
+        if body.run != run:
+            return "link", f"it is of another run, {short(body.run)}"
+        if body.parent != history.head_id:
+            return "link", f"it follows {short(body.parent)}, round {history.head} is {short(history.head_id)}"
+        if body.round <= self.audit.trusted:
+            return self._look_alone(vertex, body)
+        if body.time_s < history.head_body.time_s:
+            return "content", f"it is {history.head_body.time_s - body.time_s:.1f} s older than its parent"
+        content = self._content_flaw(vertex, body)
+        try:
+            history.check(vertex, body)
+        except PeerFault as fault:
+            kind, what = self._why_no_certificate(vertex, fault)
+            return kind, f"{what} ({content})" if content is not None else what
+        return ("content", content) if content is not None else None
+
+    def _look_alone(self, vertex: Vertex, body: Body) -> tuple[str, str] | None:
+        """What can be said without the parent: is the body at least the one that its certificate names?"""
+        certificate = vertex.certificate
+        if certificate is not None and certificate.digest != vertex_id(vertex.body):
+            return "body", "its body is not the one that its certificate names"
+        return None
+
+    def _content_flaw(self, vertex: Vertex, body: Body) -> str | None:
+        history, parent = self.history, self.history.head_body
+        if vertex.certificate is None:
+            here = {m.peer for m in body.members if m.votes}
+            expected = write_recovery(parent, history.head_id, self.notary.run, body.proposer, here, body.time_s)
+            return None if body == expected else "a recovery may change the members' standing and nothing else"
+        plan = plan_round(history.head_id, parent, self.audit.settings.round)
+        recent = Recent(history.recent_states(RECENT))
+        ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
+        return check_body(ground, self.notary, body, body.time_s)
+
+    def _why_no_certificate(self, vertex: Vertex, fault: PeerFault) -> tuple[str, str]:
+        """Which of body and certificate is damaged, where the votes still tell."""
+        certificate, digest = vertex.certificate, vertex_id(vertex.body)
+        if certificate is None:
+            return "recovery", "neither a quorum nor the recovery identity signed it"
+        keys, quorum = self._voters_of(self.history.head_id, self.history.head_body)
+        if certificate.digest != digest and self.notary.certificate_holds(certificate, keys, quorum):
+            return "body", f"its body is not the one that a quorum agreed on, {short(certificate.digest)}"
+        round = self.history.head + 1
+        meant = replace(certificate, round=round, stage="commit", digest=digest)
+        if self.notary.certificate_holds(meant, keys, quorum):
+            return "certificate", "a quorum signed this body, but its certificate says something else"
+        return "certificate", f"{fault.what}: {self._votes(vertex, keys, quorum)}"
+
+    def _votes(self, vertex: Vertex, keys: dict[PeerId, bytes], quorum: int) -> str:
+        certificate = vertex.certificate
+        assert certificate is not None
+        good = sum(
+            self.notary.certificate_holds(replace(certificate, votes=(vote,)), keys, 1)
+            for vote in certificate.votes[: len(keys)]
+        )
+        return f"{good} of {len(certificate.votes)} votes hold, {quorum} of {len(keys)} voters are needed"
+
+    # ---- going on ------------------------------------------------------------------------------------------
+
+    def _hold(self, vertex: Vertex, body: Body, flaw: tuple[str, str] | None) -> None:
+        """Go on from this vertex, right or wrong, so that later damage is found too."""
+        self.history.restore(vertex)
+        self.sound = True
+        certificate = vertex.certificate
+        if flaw is not None and certificate is not None and certificate.digest != vertex_id(vertex.body):
+            self.sound = False  # its children follow another body: they would all be blamed for it
+
+    def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
+        plan = plan_round(head, body, self.audit.settings.round)
+        return plan.vote_keys, plan.quorum
+
+    def _account(self, body: Body, before: Body | None) -> None:
+        audit = self.audit
+        audit.head, audit.head_body = body.round, body
+        audit.vertices += body.round >= 0
+        if before is not None and body.epoch > before.epoch:
+            audit.recoveries.append(body.round)
+        for m in body.members:
+            audit.shares.setdefault(m.peer, Share()).name = m.name
+        for signed in body.commits:
+            commit = decode_statement(signed.body, signed.signer)
+            share = audit.shares.setdefault(signed.signer, Share())
+            if isinstance(commit, Commit):
+                share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
+                share.samples += commit.samples
+        self._account_members(body, before)
+
+    def _account_members(self, body: Body, before: Body | None) -> None:
+        old = {m.peer: m for m in before.members if m.present} if before is not None else {}
+        new = {m.peer: m for m in body.members if m.present}
+        voters = sum(m.votes for m in new.values())
+        if old.keys() == new.keys() and voters == sum(m.votes for m in old.values()):
+            return
+        joined = tuple(new[p].name or p for p in new if p not in old)
+        left = tuple(old[p].name or p for p in old if p not in new)
+        self.audit.members.append(Change(body.round, voters, len(new), joined, left))
+
+
+class _Nobody:
+    """Reads and never signs."""
+
+    peer = PeerId("")
+    vote_key = b""
+    certificate = b""
+
+    def sign(self, data: bytes) -> bytes:
+        raise AssertionError("a reader signs nothing")
+
+
+_NOBODY = _Nobody()

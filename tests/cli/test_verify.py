@@ -1,0 +1,171 @@
+"""`atoll verify` on the folder of a real run: intact while it runs and after; tampering is found and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from processes import SMALL, Peer, answer_of, atoll, peers
+
+from atoll.cli.verify import check_blobs, verify
+from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
+from atoll.wire.messages.vertex import Vertex
+
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ada's folder: she founds, Bob joins, they train together; asked while she runs, then she is killed."""
+    a, b = tmp_path_factory.mktemp("ada"), tmp_path_factory.mktemp("bob")
+    with peers(Peer("up", "--dir", a, "--name", "ada", "--set", "run.rounds=0", *SMALL)) as running:
+        ada = running[0]
+        bob = Peer("join", ada.until_fact("Opened")["ticket"], "--dir", b, "--name", "bob")
+        running.append(bob)
+        ada.trained_with(2)
+        ada.trained_with(2)
+        while_running = answer_of("verify", a, "--deep")
+        assert while_running["intact"] and while_running["blobs"] > 0
+        assert answer_of("verify", b)["intact"]
+    return a
+
+
+@pytest.fixture
+def folder(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def rewrite(folder: Path, change: Callable[[dict[int, bytes]], None]) -> None:
+    """Tamper with the vertices in the database, as somebody with a text editor for it would."""
+    with sqlite3.connect(folder / "kept.sqlite") as database:
+        rows = database.execute("SELECT name, value FROM kept WHERE name LIKE 'vertex/%'").fetchall()
+        vertices = {int(name[7:]): value for name, value in rows}
+        change(vertices)
+        database.execute("DELETE FROM kept WHERE name LIKE 'vertex/%'")
+        database.executemany("INSERT INTO kept VALUES (?, ?)", [(f"vertex/{r}", v) for r, v in vertices.items()])
+    database.close()
+
+
+def told(folder: Path, capsys: pytest.CaptureFixture[str], **how: Any) -> tuple[int, dict[str, Any]]:
+    status = verify(folder, json=True, **how)
+    return status, json.loads(capsys.readouterr().out)
+
+
+def found(answer: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(p["round"], p["kind"]) for p in answer["problems"]]
+
+
+def test_a_real_run_is_intact_and_says_who_gave_what(folder: Path, capsys: pytest.CaptureFixture[str]):
+    status, answer = told(folder, capsys, deep=True)
+    assert status == 0 and answer["intact"] and answer["gaps"] == answer["unchecked"] == []
+    assert answer["vertices"] == answer["head"] + 1 >= answer["trained"] >= 3
+    gave = {c["name"]: c["samples"] for c in answer["contributions"].values()}
+    assert gave["ada"] >= gave["bob"] > 0
+    assert [c["joined"] for c in answer["members"] if c["joined"]] == [["ada"], ["bob"]]
+
+
+def test_words_for_people_end_with_the_verdict(folder: Path):
+    told = atoll("verify", folder)
+    assert told.returncode == 0 and told.stdout.splitlines()[-1] == "intact"
+    rewrite(folder, lambda rows: rows.pop(2))
+    told = atoll("verify", folder)
+    first, *_, last = told.stdout.splitlines()
+    assert told.returncode == 5 and last == "broken: 1 problem"
+    assert first.startswith("E-VER-03 round 2: ") and "likely cause: " in first and "; try: " in first
+
+
+def test_verifying_changes_no_file_and_never_imports_torch(folder: Path):
+    """Not even the shared memory that sqlite likes to leave beside a database."""
+    with sqlite3.connect(folder / "kept.sqlite") as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    command = [sys.executable, "-X", "importtime", "-m", "atoll", "verify", str(folder), "--deep"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "atoll.node.verify" in done.stderr
+    assert not {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()} & {"torch", "numpy"}
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def test_a_bit_in_a_body_a_certificate_or_a_blob_is_named(folder: Path, capsys: pytest.CaptureFixture[str]):
+    def flip_body(rows: dict[int, bytes]) -> None:
+        vertex = decode_vertex(rows[2])
+        body = decode_body(vertex.body)
+        state = bytes([body.state[0] ^ 1]) + body.state[1:]
+        rows[2] = encode(replace(vertex, body=encode(replace(body, state=state))))
+
+    def flip_certificate(rows: dict[int, bytes]) -> None:
+        vertex = decode_vertex(rows[4])
+        assert vertex.certificate is not None
+        (peer, signature), *others = vertex.certificate.votes
+        votes = ((peer, signature[:-1] + bytes([signature[-1] ^ 1])), *others)
+        rows[4] = encode(replace(vertex, certificate=replace(vertex.certificate, votes=votes)))
+
+    rewrite(folder, flip_body)
+    rewrite(folder, flip_certificate)
+    blob = next(p for p in sorted((folder / "blobs").iterdir()) if not p.suffix)
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    status, answer = told(folder, capsys)
+    assert status == 5 and found(answer) == [(2, "body"), (4, "certificate")] and answer["unchecked"] == [3]
+    status, answer = told(folder, capsys, deep=True)
+    assert [k for _, k in found(answer)] == ["body", "certificate", "blob"]
+    assert blob.name[:8] in answer["problems"][-1]["what"]
+    assert check_blobs(folder / "blobs")[1] == [blob.name]
+
+
+def test_dropped_exchanged_and_forged_vertices_are_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def drop(rows: dict[int, bytes]) -> None:
+        del rows[3]
+
+    def exchange(rows: dict[int, bytes]) -> None:
+        rows[2], rows[3] = rows[3], rows[2]
+
+    def promote(rows: dict[int, bytes]) -> None:
+        """Somebody gives itself a vote in the newest vertex and names the changed body in its certificate."""
+        newest = max(rows)
+        vertex = decode_vertex(rows[newest])
+        body = decode_body(vertex.body)
+        members = (*body.members, replace(body.members[0], peer="mallory", name="mallory"))
+        raw = encode(replace(body, members=members))
+        assert vertex.certificate is not None
+        rows[newest] = encode(Vertex(raw, replace(vertex.certificate, digest=vertex_id(raw))))
+
+    for name, change, expected in (
+        ("drop", drop, [(3, "missing")]),
+        ("exchange", exchange, [(2, "misplaced"), (3, "misplaced")]),
+        ("promote", promote, [(-1, "certificate")]),
+    ):
+        folder = Path(shutil.copytree(run, tmp_path / name))
+        newest = told(folder, capsys)[1]["head"]
+        rewrite(folder, change)
+        status, answer = told(folder, capsys)
+        assert status == 5 and found(answer) == [(newest if r == -1 else r, kind) for r, kind in expected]
+    assert "its membership does not follow from its reports" in answer["problems"][0]["what"]
+
+
+def test_a_trusted_vertex_is_looked_for(folder: Path, capsys: pytest.CaptureFixture[str]):
+    ids: list[str] = []
+    rewrite(folder, lambda rows: ids.append(vertex_id(decode_vertex(rows[2]).body).hex()))
+    assert told(folder, capsys, trusted=ids[0])[1]["trusted_round"] == 2
+    assert found(told(folder, capsys, trusted="00" * 32)[1]) == [(-1, "trusted")]
+    refused = atoll("verify", folder, "--trusted", "xyz")
+    assert refused.returncode == 2 and "E-VER-14" in refused.stderr
+
+
+def test_folders_without_a_history_or_with_a_ruined_database_are_told_apart(run: Path, tmp_path: Path):
+    assert "E-VER-12" in atoll("verify", tmp_path).stderr
+    (tmp_path / "kept.sqlite").write_bytes(b"SQLite format 3\0" + bytes(4096))
+    ruined = atoll("verify", tmp_path, "--json")
+    assert ruined.returncode == 5 and json.loads(ruined.stderr)["error"] == "E-VER-13"

@@ -1,0 +1,252 @@
+"""A kept history is walked offline: what was agreed on holds, and whatever was changed since is found and named.
+
+The histories are those of virtual swarms, whose keys can sign anything: so also what a dishonest quorum would sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.node.verify import Audit, Kept, verify_history
+from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
+from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Certificate, Vote
+from atoll.wire.messages.vertex import Body, Vertex
+
+Rows = dict[int, bytes]
+
+
+@cache
+def history(seed: int = 3) -> tuple[Digest, bytes, Rows]:
+    """A run of four: a newcomer, one who is lost and comes back, a recovery; as its creator's disk has it."""
+    knobs = SwarmKnobs(peers=4)
+    knobs.run = replace(knobs.run, recovery=peer_name(0).encode())
+    swarm = Swarm(seed, knobs)
+    world = swarm.world
+    world.run(10)
+    swarm.join(4, peer_name(0))
+    world.run(60)
+    for index in (2, 3, 4):
+        world.crash(peer_name(index))
+    world.run(100)
+    node = world.nodes[peer_name(0)]
+    assert node.machine is not None
+    recover = node.machine.recover(
+        lambda data: sign_as_identity(peer_name(0).encode(), data), node.clock.local(100)
+    )
+    world.carry_out(node, recover)
+    world.run(130)
+    world.start(peer_name(2))
+    world.run(170)
+    rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
+    return swarm.run_id, node.kept["genesis"], rows
+
+
+def audit_of(rows: Rows, genesis: bytes | None = None, trusted: Digest | None = None) -> Audit:
+    run, first, _ = history()
+    return verify_history(Kept(run, genesis or first, sorted(rows), rows.get), VirtualVerifier(), trusted)
+
+
+def found(audit: Audit) -> list[tuple[int, str]]:
+    return [(p.round, p.kind) for p in audit.problems]
+
+
+def rows_of() -> Rows:
+    return dict(history()[2])
+
+
+def body_of(rows: Rows, round: int) -> Body:
+    return decode_body(decode_vertex(rows[round]).body)
+
+
+def certified(rows: Rows, round: int, change: Callable[[Body], Body]) -> bytes:
+    """A changed body with the votes of everybody who may vote on it: all voters lie together."""
+    run, _, _ = history()
+    raw = encode(change(body_of(rows, round)))
+    before = body_of(rows, round - 1)
+    vote = Vote(round, 0, "commit", vertex_id(raw))
+    voters = sorted(m.peer for m in before.members if m.votes)
+    notaries = [Notary(run, VirtualSigner(p), VirtualVerifier()) for p in voters]
+    votes = tuple((n.me, n.sign(vote).signature) for n in notaries)
+    return encode(Vertex(raw, Certificate(round, 0, "commit", vote.digest, votes)))
+
+
+def test_a_history_with_newcomers_losses_and_a_recovery_is_intact():
+    """And the walk says who came, who went, who gave how much: as many samples as the vertices count together."""
+    rows = rows_of()
+    audit = audit_of(rows)
+    assert found(audit) == [] and audit.intact and audit.missing == audit.unchecked == []
+    assert audit.vertices == len(rows) and audit.head == max(rows)
+    (recovered,) = audit.recoveries
+    assert decode_vertex(rows[recovered]).certificate is None
+    assert next(c.joined for c in audit.members) == ("0", "1", "2", "3")
+    assert any(set(c.left) >= {"2", "3"} for c in audit.members) and any("p0004" in c.joined for c in audit.members)
+    samples = sum(body_of(rows, r).metrics.samples for r in rows)
+    assert sum(share.samples for share in audit.shares.values()) == samples > 0
+    assert audit.shares[peer_name(0)].rounds > audit.shares[peer_name(3)].rounds > 0
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_any_flipped_bit_is_found_in_the_round_where_it_is(data: st.DataObject):
+    """In body, certificate, signature or frame; nothing else is blamed but perhaps its child."""
+    rows = rows_of()
+    round = data.draw(st.sampled_from(sorted(rows)))
+    bit = data.draw(st.integers(0, 8 * len(rows[round]) - 1))
+    changed = bytearray(rows[round])
+    changed[bit // 8] ^= 1 << bit % 8
+    if decoded_alike(bytes(changed), rows[round]):
+        return  # msgpack has several spellings of one value
+    rows[round] = bytes(changed)
+    audit = audit_of(rows)
+    assert round in {r for r, _ in found(audit)} and not audit.intact
+    assert {r for r, _ in found(audit)} <= {round, round + 1}
+
+
+def decoded_alike(one: bytes, other: bytes) -> bool:
+    try:
+        return decode_vertex(one) == decode_vertex(other)
+    except Exception:
+        return False
+
+
+def test_a_changed_body_and_a_changed_certificate_are_told_apart():
+    rows = rows_of()
+    vertex = decode_vertex(rows[5])
+    assert vertex.certificate is not None
+    body = decode_body(vertex.body)
+    rows[5] = encode(replace(vertex, body=encode(replace(body, time_s=body.time_s + 0.001))))
+    assert found(audit_of(rows)) == [(5, "body")]
+    assert audit_of(rows).unchecked == [6]
+
+    (peer, signature), *others = vertex.certificate.votes
+    votes = ((peer, bytes([signature[0] ^ 1]) + signature[1:]), *others)
+    rows[5] = encode(replace(vertex, certificate=replace(vertex.certificate, votes=votes)))
+    audit = audit_of(rows)
+    assert found(audit) == [(5, "certificate")] and audit.unchecked == []
+    assert f"{len(votes) - 1} of {len(votes)} votes hold" in audit.problems[0].what
+
+    rows[5] = encode(replace(vertex, certificate=replace(vertex.certificate, digest=Digest(bytes(32)))))
+    assert "a quorum signed this body" in audit_of(rows).problems[0].what
+
+
+def test_a_dropped_vertex_is_a_gap_and_two_exchanged_ones_are_named():
+    rows = rows_of()
+    del rows[4], rows[5]
+    audit = audit_of(rows)
+    assert found(audit) == [(4, "missing"), (5, "missing")]
+    assert audit.missing == [4, 5] and audit.unchecked == [6]
+
+    rows = rows_of()
+    rows[4], rows[9] = rows[9], rows[4]
+    assert found(audit_of(rows)) == [(4, "misplaced"), (9, "misplaced")]
+
+    rows = rows_of()
+    rows[4] = rows[9]
+    assert found(audit_of(rows)) == [(4, "misplaced")] and audit_of(rows).missing == [4]
+
+
+def promote(body: Body) -> Body:
+    """Everybody who is not a voter becomes one."""
+    members = tuple(replace(m, standing="member", role="trainer", missed=0) for m in body.members)
+    mallory = replace(members[0], peer=PeerId("p0666"), vote_key=b"p0666#0", name="mallory")
+    return replace(body, members=(*members, mallory))
+
+
+def more_steps(body: Body) -> Body:
+    return replace(body, metrics=replace(body.metrics, samples=body.metrics.samples + 1))
+
+
+def leave_out_a_commitment(body: Body) -> Body:
+    return replace(body, commits=body.commits[1:])
+
+
+def borrow_a_signature(body: Body) -> Body:
+    first, second, *rest = body.commits
+    return replace(body, commits=(replace(first, signature=second.signature), second, *rest))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (promote, "its membership does not follow from its reports"),
+        (more_steps, "its metrics do not follow from its commitments"),
+        (leave_out_a_commitment, "its commitments are not exactly those of its contributors"),
+        (borrow_a_signature, "did not sign"),
+        (lambda body: replace(body, trained=body.trained + 1), "miscounts the training rounds"),
+        (lambda body: replace(body, epoch=body.epoch + 1), "does not follow the head"),
+        (lambda body: replace(body, settings=b"x"), "not by a voter of this round"),
+    ],
+)
+def test_what_every_voter_signed_together_must_still_follow_from_the_statements(
+    change: Callable[[Body], Body], words: str
+):
+    """The newest vertex is forged by all its voters: the votes hold, the content does not."""
+    rows = rows_of()
+    newest = max(rows)
+    rows[newest] = certified(rows, newest, change)
+    audit = audit_of(rows)
+    assert found(audit) == [(newest, "content")]
+    assert words in audit.problems[0].what
+    assert audit_of({**rows, newest: certified(rows_of(), newest, lambda body: body)}).intact
+
+
+def test_a_membership_forged_without_the_votes_is_a_body_that_nobody_agreed_on():
+    """The forger adds itself and goes on alone from there: the first forged round is the one that is named."""
+    rows = rows_of()
+    raw = encode(promote(body_of(rows, 7)))
+    mallory = Notary(history()[0], VirtualSigner(PeerId("p0666")), VirtualVerifier())
+    vote = Vote(7, 0, "commit", vertex_id(raw))
+    certificate = Certificate(7, 0, "commit", vote.digest, ((mallory.me, mallory.sign(vote).signature),))
+    rows[7] = encode(Vertex(raw, certificate))
+    audit = audit_of(rows)
+    assert found(audit)[0] == (7, "certificate")
+    assert "0 of 1 votes hold" in audit.problems[0].what and "its membership does not" in audit.problems[0].what
+
+
+def test_an_epoch_that_the_recovery_identity_did_not_begin_is_named():
+    """Signed by somebody else; and by the right identity, but over more than a change of standing."""
+    (recovered,) = audit_of(rows_of()).recoveries
+    run = history()[0]
+    for creator, change, kind in (
+        (b"somebody else", lambda body: body, "recovery"),
+        (peer_name(0).encode(), lambda body: replace(body, trained=body.trained + 1), "recovery"),
+        (peer_name(0).encode(), lambda body: replace(body, attempt=3), "content"),
+    ):
+        rows = {r: v for r, v in rows_of().items() if r <= recovered}
+        raw = encode(change(body_of(rows, recovered)))
+        signature = sign_as_identity(creator, b"atoll/recovery/1\0" + run + vertex_id(raw))
+        rows[recovered] = encode(Vertex(raw, None, signature))
+        assert found(audit_of(rows)) == [(recovered, kind)]
+
+
+def test_a_changed_genesis_is_said_to_make_everything_else_unknowable():
+    genesis = bytearray(history()[1])
+    genesis[40] ^= 1
+    audit = audit_of(rows_of(), bytes(genesis))
+    assert len(audit.problems) == 1 and audit.problems[0].round == -1
+    assert "nothing can be judged" in audit.problems[0].what
+
+
+def test_a_trusted_vertex_vouches_for_what_came_before_by_its_digest():
+    """Old certificates are no longer looked at, old bodies still have to hash into the trusted one."""
+    rows = rows_of()
+    trusted = vertex_id(decode_vertex(rows[8]).body)
+    rows[3] = encode(replace(decode_vertex(rows[3]), certificate=None))
+    assert found(audit_of(rows)) == [(3, "recovery")]
+    audit = audit_of(rows, trusted=trusted)
+    assert audit.intact and audit.trusted == 8
+
+    body = body_of(rows, 3)
+    rows[3] = encode(Vertex(encode(replace(body, time_s=body.time_s + 1)), None))
+    assert found(audit_of(rows, trusted=trusted)) == [(4, "link")]
+    assert found(audit_of(rows, trusted=Digest(bytes(32)))) == [(-1, "trusted")]
