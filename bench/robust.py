@@ -115,7 +115,7 @@ def measured(name: str, rows: Tensor, rounds: int, classes: dict[str, Callable] 
         "byzfl_cpu_s": other and round(other, 4),
         "ratio": other and round(other / ours, 2),
         "target": target,
-        "largest_difference": apart,
+        "largest_difference": apart and float(f"{apart:.1e}"),
     }
 
 
@@ -134,17 +134,20 @@ def main() -> None:
         print(f"byzfl {BYZFL} is not here: ours alone. {__doc__.split(chr(10) * 2)[2].strip()}", file=sys.stderr)
     rows = torch.randn(N, size, generator=torch.Generator().manual_seed(4012))
     aggregate("trimmed_mean", rows, f=F)  # warm
-    figures = [measured(name, rows, rounds, classes) for name in RULES]
+    if not asked.json:
+        print(
+            "| rule | ours, CPU-s | byzfl, CPU-s | ratio | target | largest difference |\n|---|---|---|---|---|---|"
+        )
+    figures = []
+    for name in RULES:
+        figures.append(measured(name, rows, rounds, classes))
+        if not asked.json:
+            cells = ("" if cell is None else cell for cell in figures[-1].values())
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     if asked.json:
         settings = {"n": N, "f": F, "d": size, "rounds": rounds, "threads": asked.threads, "quick": asked.quick}
         versions = {"python": platform.python_version(), "torch": version("torch"), "byzfl": classes and BYZFL}
         print(json.dumps({"bench": "robust", "settings": settings, "figures": figures, "versions": versions}))
-        return
-    print("| rule | ours, CPU-s | byzfl, CPU-s | ratio | target | largest difference |")
-    print("|---|---|---|---|---|---|")
-    for row in figures:
-        cells = dict(row, largest_difference=row["largest_difference"] and f"{row['largest_difference']:.1e}")
-        print("| " + " | ".join("" if cell is None else str(cell) for cell in cells.values()) + " |")
 
 
 if __name__ == "__main__":

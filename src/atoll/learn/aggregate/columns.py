@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.learn.aggregate.rows import arithmetic, spans
+from atoll.learn.aggregate.gram import PRODUCT_MAX
+from atoll.learn.aggregate.rows import SPAN, arithmetic, spans
 
 CHUNK_BYTES = 2**22  # of rows being sorted: outside the second-level cache, but with fewer calls (33 ms for 56)
-CHUNK_MIN, CHUNK_MAX = 4096, 32768  # columns: calls cost more than work below, torch starts threads above
+CHUNK_MIN, CHUNK_MAX = 4096, SPAN  # columns: calls cost more than work below, torch starts threads above
 DEVICE_CHUNK = 2**20  # columns at once on an accelerator
 
 EXACT, DROPPED = "exact", "dropped"  # what is wanted of a rank; any other word: only the sum over all of that word
@@ -121,13 +122,24 @@ def by_columns(
         if loaded_NC is not None:
             values = [place[:width].copy_(value) for place, value in zip(loaded_NC, values, strict=True)]
         if mix_MN is not None and mixed_NC is not None and loaded_NC is not None:
-            values = list(torch.mm(mix_MN, loaded_NC[:, :width], out=mixed_NC[:, :width]))
+            multiply(mix_MN, loaded_NC[:, :width], mixed_NC[:, :width])
+            values = list(mixed_NC[:, :width])
         scratch = [line[:width] for line in scratch_RC]
         registers = values + scratch[2:]
         _run(net, registers)
         finish([registers[at] for at in net.ranks], scratch[0], scratch[1])
         result_D[span] = scratch[0]
     return result_D
+
+
+def multiply(mix_MN: Tensor, values_NC: Tensor, into_MC: Tensor) -> None:
+    """into = mix · values; on a CPU in products so small that BLAS stays on this thread."""
+    if mix_MN.device.type != "cpu":
+        torch.mm(mix_MN, values_NC, out=into_MC)
+        return
+    mix, values, into = mix_MN.numpy(), values_NC.numpy(), into_MC.numpy()
+    for at in spans(values.shape[1], max(1, PRODUCT_MAX // mix.size)):
+        np.matmul(mix, values[:, at], out=into[:, at])
 
 
 def _run(net: Network, registers: list[Tensor]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.learn.aggregate.rows import spans
+from atoll.learn.aggregate.rows import DOT, SPAN, dot, spans
 
 Square = np.ndarray  # (n, n) fp64
 
@@ -97,7 +97,7 @@ def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None,
     n, size, device = len(rows), len(rows[0]), rows[0].device
     if not chunk:
         chunk = CHUNK_BYTES // (8 * n) // 256 * 256 or 256
-        chunk = DEVICE_CHUNK if device.type != "cpu" else max(1024, chunk)
+        chunk = DEVICE_CHUNK if device.type != "cpu" else min(max(1024, chunk), SPAN)
     chunk = max(1, min(chunk, size))
     filled_NC = torch.empty((n, chunk), dtype=torch.float64, device=device)
     centre_C = torch.empty(chunk, dtype=torch.float64, device=device)
@@ -107,9 +107,9 @@ def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None,
     for span in spans(size, chunk):
         width = span.stop - span.start
         about_C, block_NC = centre_C[:width].copy_(rows[centre][span]), filled_NC[:, :width]
-        for place_C, point in zip(block_NC, points, strict=True):
+        for place_C, point in zip(block_NC, points, strict=True):  # row by row: a block is large enough for threads
             place_C.zero_() if point is None else place_C.copy_(point[span])
-        block_NC -= about_C
+            place_C -= about_C
         _add_products(sums_NN, block_NC)
     return _placed(sums_NN.cpu().numpy(), centre)
 
@@ -157,10 +157,10 @@ class Arrivals:
         """One more row, (d,) and finite."""
         self.rows.append(row_D)
         self._products.append([0.0] * len(self.rows))
-        for span in spans(len(row_D), CHUNK_BYTES // 64):
+        for span in spans(len(row_D), DOT):
             new_C = self._centred(row_D, span)
             for index, before_D in enumerate(self.rows):
-                self._products[-1][index] += float(torch.dot(new_C, self._centred(before_D, span)))
+                self._products[-1][index] += dot(new_C, self._centred(before_D, span))
 
     def _centred(self, row_D: Tensor, span: slice) -> Tensor:
         wide_C = row_D[span].to(torch.float64)

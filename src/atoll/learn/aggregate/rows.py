@@ -18,12 +18,10 @@ from torch import Tensor
 Vector: TypeAlias = Tensor | np.ndarray
 Rows: TypeAlias = Tensor | np.ndarray | Sequence[Vector]
 
-SCAN = (
-    32768  # values per dot product: torch splits longer ones over threads, and the bits would follow their number
-)
-SUM = (
-    32768  # values of the running weighted sum: 128 KiB of fp32, it and its summand stay in the second-level cache
-)
+# Everything is done in pieces below the sizes at which libraries start threads: bits then do not follow their
+# number, and no pool spins (on a busy box with two threads, a Gram matrix took ten times the CPU seconds).
+DOT = 8192  # values of one dot product: OpenBLAS takes threads above 10 000, MKL about here
+SPAN = 31 * 1024  # values of one elementwise operation: torch takes threads from 32 768
 
 
 def opened(rows: Rows) -> list[Tensor]:
@@ -57,20 +55,31 @@ def squared_norms(rows: Sequence[Tensor]) -> list[float]:
 
     fp32 products, fp64 sum: relative error about 1e-6, enough to order rows and to pick one of middle length.
     """
-    return [_squared_norm(row) for row in rows]
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is looked into
+        return [_squared_norm(row) for row in rows]
 
 
 def _squared_norm(row: Tensor) -> float:
-    fast = sum(float(torch.dot(part, part)) for part in _converted(row, arithmetic(row.dtype)))
+    working = arithmetic(row.dtype)
+    if row.device.type == "cpu" and working == row.dtype:
+        values = row.numpy()  # a slice of an array costs a third of a slice of a tensor
+        fast = sum(float(values[span].dot(values[span])) for span in spans(len(values), DOT))
+    else:
+        fast = sum(dot(part, part) for part in _converted(row, working))
     if math.isfinite(fast):
         return fast
-    return sum(
-        float(torch.dot(part, part)) for part in _converted(row, torch.float64)
-    )  # 1e30 is finite, its square not
+    return sum(dot(part, part) for part in _converted(row, torch.float64))  # 1e30 is finite, its fp32 square is not
 
 
 def _converted(row: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    return (row[span].to(dtype) for span in spans(len(row), SCAN))
+    return (row[span].to(dtype) for span in spans(len(row), DOT))
+
+
+def dot(left: Tensor, right: Tensor) -> float:
+    """Inner product of two vectors of at most DOT values."""
+    if left.device.type == "cpu":
+        return float(left.numpy().dot(right.numpy()))
+    return float(torch.dot(left, right))
 
 
 def content_order(rows: Sequence[Tensor], norms2: Sequence[float]) -> list[int]:
@@ -82,7 +91,7 @@ def content_order(rows: Sequence[Tensor], norms2: Sequence[float]) -> list[int]:
     def compare(i: int, j: int) -> int:
         if norms2[i] != norms2[j]:
             return -1 if norms2[i] < norms2[j] else 1
-        for span in spans(len(rows[i]), SCAN):
+        for span in spans(len(rows[i]), SPAN):
             differs = (rows[i][span] != rows[j][span]).nonzero()
             if len(differs):
                 at = span.start + int(differs[0])
@@ -99,13 +108,13 @@ def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """
     first = rows[0]
     counted = [(row, weight) for row, weight in zip(rows, weights, strict=True) if weight != 0.0]
-    result_D = torch.zeros_like(first)
     if not counted:
-        return result_D
+        return torch.zeros_like(first)
+    result_D = torch.empty_like(first)
     working = arithmetic(first.dtype)
-    sum_C = torch.empty(min(SUM, len(first)), dtype=working, device=first.device)
+    sum_C = torch.empty(min(SPAN, len(first)), dtype=working, device=first.device)
     term_C = torch.empty_like(sum_C)
-    for span in spans(len(first), SUM):
+    for span in spans(len(first), SPAN):
         size = span.stop - span.start
         into_C = result_D[span] if working == first.dtype else sum_C[:size]
         _product(counted[0], span, into_C)

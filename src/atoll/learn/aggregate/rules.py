@@ -20,7 +20,18 @@ from torch import Tensor
 
 from atoll.learn.aggregate import columns, weights
 from atoll.learn.aggregate.gram import Gram, Square, gram_of, times, with_origin
-from atoll.learn.aggregate.rows import Rows, Vector, content_order, opened, spans, squared_norms, weighted_sum
+from atoll.learn.aggregate.rows import (
+    DOT,
+    SPAN,
+    Rows,
+    Vector,
+    content_order,
+    dot,
+    opened,
+    spans,
+    squared_norms,
+    weighted_sum,
+)
 from atoll.learn.aggregate.weights import Pre, Solve, Weights
 
 Before: TypeAlias = Sequence[str | Pre]
@@ -95,7 +106,9 @@ def weighted_mean(rows: Rows, weights: Sequence[float]) -> Vector:
         raise ValueError("weights are finite and not negative")
     kept = list(zip(views, map(float, weights), strict=True))
     result = _mean(kept)
-    if not bool(torch.isfinite(result).all()):  # a row that is not finite always shows here
+    if not all(
+        bool(torch.isfinite(result[span]).all()) for span in spans(len(result), SPAN)
+    ):  # a row that is not finite always shows here
         norms2 = squared_norms(views)
         result = _mean([pair for pair, norm2 in zip(kept, norms2, strict=True) if math.isfinite(norm2)])
     return _like(rows, result)
@@ -184,9 +197,9 @@ def _clipped_once(rows: Rows, f: int, radius: float | None, origin_D: Tensor | N
 
 def _squared_distance(row_D: Tensor, origin_D: Tensor) -> float:
     total = 0.0
-    for span in spans(len(row_D), 32768):
+    for span in spans(len(row_D), DOT):
         apart_C = row_D[span].to(torch.float64) - origin_D[span]
-        total += float(torch.dot(apart_C, apart_C))
+        total += dot(apart_C, apart_C)
     return total
 
 
