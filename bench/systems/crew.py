@@ -42,6 +42,9 @@ class Process:
     def __init__(self, command: list[str], name: str) -> None:
         self.name = name
         self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        self.scratch = tempfile.TemporaryDirectory(
+            prefix="bench-", ignore_cleanup_errors=True
+        )  # the killed leave files
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -49,7 +52,7 @@ class Process:
             stderr=self.printed,
             text=True,
             cwd=BENCH,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": self.scratch.name},
             start_new_session=True,  # so that its whole family can be ended by one signal
         )
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -103,6 +106,7 @@ class Process:
         self.reader.join()
         self.hang_up()
         self.printed.close()
+        self.scratch.cleanup()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
