@@ -110,23 +110,23 @@ def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     counted = [(row, weight) for row, weight in zip(rows, weights, strict=True) if weight != 0.0]
     if not counted:
         return torch.zeros_like(first)
-    result_D = torch.empty_like(first)
-    working = arithmetic(first.dtype)
-    sum_C = torch.empty(min(SPAN, len(first)), dtype=working, device=first.device)
-    term_C = torch.empty_like(sum_C)
-    for span in spans(len(first), SPAN):
-        size = span.stop - span.start
-        into_C = result_D[span] if working == first.dtype else sum_C[:size]
-        _product(counted[0], span, into_C)
-        for weighted in counted[1:]:
-            into_C += _product(weighted, span, term_C[:size])
-        if into_C.dtype != first.dtype:
-            result_D[span] = into_C
+    result_D, working = torch.empty_like(first), arithmetic(first.dtype)
+    wide_C = torch.empty(min(SPAN, len(first)), dtype=working, device=first.device)
+    term_C = torch.empty_like(wide_C)
+    if first.device.type == "cpu" and working == first.dtype:  # numpy's calls cost half of torch's: the same bits
+        values = [row.numpy() for row, _ in counted]
+        multiply, add, result, term = np.multiply, np.add, result_D.numpy(), term_C.numpy()
+    else:
+        values, multiply, add, result, term = [row for row, _ in counted], torch.mul, torch.add, result_D, term_C
+    with np.errstate(over="ignore", invalid="ignore"):
+        for span in spans(len(first), SPAN):
+            size = span.stop - span.start
+            narrow = working != first.dtype  # then widened first: a bf16 product would keep 8 bits
+            sum_C, term_S = wide_C[:size] if narrow else result[span], term[:size]
+            for index, (value, (_, weight)) in enumerate(zip(values, counted, strict=True)):
+                multiply(value[span].to(working) if narrow else value[span], weight, out=term_S if index else sum_C)
+                if index:
+                    add(sum_C, term_S, out=sum_C)
+            if narrow:
+                result_D[span] = wide_C[:size]
     return result_D
-
-
-def _product(weighted: tuple[Tensor, float], span: slice, into_C: Tensor) -> Tensor:
-    row, weight = weighted
-    if row.dtype == into_C.dtype:
-        return torch.mul(row[span], weight, out=into_C)
-    return into_C.copy_(row[span]).mul_(weight)  # widened first: a bf16 product would keep 8 bits
