@@ -19,7 +19,7 @@ from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identit
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Certificate, Vote
+from atoll.wire.messages.statements import Certificate, Signed, Vote
 from atoll.wire.messages.vertex import Body, Vertex
 
 Rows = dict[int, bytes]
@@ -235,6 +235,18 @@ def test_a_changed_genesis_is_said_to_make_everything_else_unknowable():
     audit = audit_of(rows_of(), bytes(genesis))
     assert len(audit.problems) == 1 and audit.problems[0].round == -1
     assert "nothing can be judged" in audit.problems[0].what
+
+
+def test_a_vertex_that_cannot_be_judged_may_hold_anything_and_the_walk_goes_on():
+    """After a gap stands a body of nobody's: unreadable statements, and no voters who could agree on the next."""
+    rows = rows_of()
+    del rows[4]
+    nonsense = replace(body_of(rows, 5), members=(), commits=(Signed(PeerId("p0001"), b"?", b""),), reports=())
+    rows[5] = encode(Vertex(encode(nonsense), Certificate(5, 0, "commit", vertex_id(encode(nonsense)), ())))
+    rows[6] = encode(Vertex(encode(replace(body_of(rows, 6), parent=vertex_id(encode(nonsense)))), None))
+    audit = audit_of(rows)
+    assert found(audit)[:2] == [(4, "missing"), (6, "link")] and audit.unchecked == [5]
+    assert "nobody to vote" in audit.problems[1].what and audit.head == max(rows)
 
 
 def test_a_trusted_vertex_vouches_for_what_came_before_by_its_digest():

@@ -30,7 +30,7 @@ from atoll.policy.plan import RoundPlan, plan_round
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, vertex_id
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.statements import Commit, Join, Ready, Signed, Statement
 from atoll.wire.messages.vertex import Body, Vertex
 
 FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
@@ -192,6 +192,14 @@ def _read(kept: Kept, round: int) -> tuple[tuple[Vertex, Body] | None, str]:
         return None, fault.what
 
 
+def _opened(signed: Signed) -> Statement | None:
+    """What this says, whether or not its signature holds: a vertex that cannot be judged may hold anything."""
+    try:
+        return decode_statement(signed.body, signed.signer)
+    except PeerFault:
+        return None
+
+
 class _Walk:
     """From vertex to vertex. `sound` says that the head of `history` is what was agreed on, as far as we know."""
 
@@ -199,13 +207,14 @@ class _Walk:
         self.kept, self.audit, self.notary = kept, audit, notary
         self.history = History(genesis, notary, self._voters_of, audit.settings.recovery)
         self.sound = True
+        self.hole = -1 - RECENT  # the newest round whose id or state is not known for sure
         self._account(self.history.head_body, None)
 
     def go(self, round: int) -> None:
         found = self._fetch(round)
         if found is None:
             self.audit.missing.append(round)
-            self.sound = False
+            self.sound, self.hole = False, round
             return
         vertex, body = found
         before = self.history.head_body
@@ -242,9 +251,14 @@ class _Walk:
             return "link", f"it follows {short(body.parent)}, round {history.head} is {short(history.head_id)}"
         if body.round <= self.audit.trusted:
             return self._look_alone(vertex, body)
+        if not any(m.votes for m in history.head_body.members):
+            return "link", "it follows a vertex that leaves nobody to vote"
         if body.time_s < history.head_body.time_s:
             return "content", f"it is {history.head_body.time_s - body.time_s:.1f} s older than its parent"
-        content = self._content_flaw(vertex, body)
+        try:
+            content = self._content_flaw(vertex, body)
+        except PeerFault as fault:
+            content = fault.what
         try:
             history.check(vertex, body)
         except PeerFault as fault:
@@ -266,9 +280,22 @@ class _Walk:
             expected = write_recovery(parent, history.head_id, self.notary.run, body.proposer, here, body.time_s)
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = plan_round(history.head_id, parent, self.audit.settings.round)
-        recent = Recent(history.recent_states(RECENT))
+        recent = Recent(self._recent_states(body))
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         return check_body(ground, self.notary, body, body.time_s)
+
+    def _recent_states(self, body: Body) -> dict[Digest, Digest]:
+        """Joins and readiness name recent vertices; one that is lost or damaged here is taken at their word."""
+        states = self.history.recent_states(RECENT)
+        for signed in body.reports if self.hole > self.history.head - RECENT else ():
+            match _opened(signed):
+                case Ready(vertex, state):
+                    states.setdefault(vertex, state)
+                case Join(after=after):
+                    states.setdefault(after, ZERO_DIGEST)
+                case _:
+                    pass
+        return states
 
     def _why_no_certificate(self, vertex: Vertex, fault: PeerFault) -> tuple[str, str]:
         """Which of body and certificate is damaged, where the votes still tell."""
@@ -301,7 +328,10 @@ class _Walk:
         self.sound = True
         certificate = vertex.certificate
         if flaw is not None and certificate is not None and certificate.digest != vertex_id(vertex.body):
-            self.sound = False  # its children follow another body: they would all be blamed for it
+            self.sound, self.hole = (
+                False,
+                body.round,
+            )  # its children follow another body: they would all be blamed for it
 
     def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
         plan = plan_round(head, body, self.audit.settings.round)
@@ -316,9 +346,9 @@ class _Walk:
         for m in body.members:
             audit.shares.setdefault(m.peer, Share()).name = m.name
         for signed in body.commits:
-            commit = decode_statement(signed.body, signed.signer)
-            share = audit.shares.setdefault(signed.signer, Share())
+            commit = _opened(signed)
             if isinstance(commit, Commit):
+                share = audit.shares.setdefault(signed.signer, Share())
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
                 share.samples += commit.samples
         self._account_members(body, before)
