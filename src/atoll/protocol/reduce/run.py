@@ -14,7 +14,7 @@ each other. Reveal follows commitment: nothing is sent before the sharing begins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -162,7 +162,7 @@ class Reduce:
                 # answered before a restart, and the bytes are lost: silence, the next owner answers
                 closed = self._said_name(part) in said
                 self.gathers[part] = Gather(tree.owners.index(self.me), closed=closed)
-            below = _below(tree.parents, self.me) if self.me != tree.owners[0] else frozenset[PeerId]()
+            below = tree.below(self.me) if self.me != tree.owners[0] else frozenset[PeerId]()
             if below:
                 self.relays[part] = Gather(ONWARD, below | {self.me})
         self.turn = [0] * plan.parts  # owner index that I currently look to, per part
@@ -380,7 +380,7 @@ class Reduce:
             return self._answer_already(message.part, sender)
         names = frozenset(message.contributors)
         tree = self.plan.topology.parts[message.part]
-        if len(names) != len(message.contributors) or not names <= _below(tree.parents, sender) | {sender}:
+        if len(names) != len(message.contributors) or not names <= tree.below(sender) | {sender}:
             raise PeerFault(sender, f"handed on rows of part {message.part} that do not come through it")
         commits = [self.commit_of(name) for name in names]
         known = [commit.weight for commit in commits if commit is not None]
@@ -459,9 +459,17 @@ class Reduce:
         return Send(to, Answer(plan.round, plan.attempt, plan.trace, held.statement), Lane.BULK, held.payload)
 
     def _pass_down(self, held: AnswerHeld) -> Iterator[Send]:
-        for peer in self.plan.listeners:
-            if self._serves(held.answered.part, held.statement.signer, peer):
+        part, owner = held.answered.part, held.statement.signer
+        for peer in self._within_reach(part, owner):
+            if self._serves(part, owner, peer):
                 yield self._answer_to(peer, held)
+
+    def _within_reach(self, part: int, owner: PeerId) -> Sequence[PeerId]:
+        """All that I may have to serve: most peers are in charge of nothing and have nobody below them."""
+        if self.me in (owner, self._owner_now(part)):
+            return self.plan.listeners
+        below = self.relays[part].below if part in self.relays else None
+        return [peer for peer in self.plan.listeners if peer in below] if below else ()
 
     def _serves(self, part: int, owner: PeerId, peer: PeerId) -> bool:
         """I give the answer to those whose rows come through me; the owner in charge, to all without a parent."""
@@ -553,7 +561,8 @@ class Reduce:
         if self.plan.owners(part)[index] != owner:
             raise PeerFault(owner, f"answered for part {part}, which it does not own")
         names = answered.contributors
-        if not names or list(names) != sorted(set(names)) or not set(names) <= set(self.plan.listeners):
+        rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting what is sorted is quick
+        if not names or not rising or not set(self.plan.listeners).issuperset(names):
             raise PeerFault(owner, f"lists contributors of part {part} that cannot be")
 
     def _hold(self, held: AnswerHeld) -> list[Effect]:
@@ -599,17 +608,3 @@ class Reduce:
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
-
-
-def _below(parents: Mapping[PeerId, PeerId], peer: PeerId) -> frozenset[PeerId]:
-    """Everybody whose rows come through this peer."""
-    children: dict[PeerId, list[PeerId]] = {}
-    for child, parent in parents.items():
-        children.setdefault(parent, []).append(child)
-    below: set[PeerId] = set()
-    look = [peer]
-    while look:
-        new = [child for child in children.get(look.pop(), ()) if child not in below]
-        below.update(new)
-        look += new
-    return frozenset(below)

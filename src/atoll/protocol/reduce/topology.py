@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import fsum, gcd, inf
 from typing import TypeAlias
@@ -43,6 +44,24 @@ class Part:
     def parent(self, peer: PeerId) -> PeerId | None:
         """To whom this peer hands its row while the first owner is in charge; None for that owner."""
         return None if peer == self.owners[0] else self.parents.get(peer, self.owners[0])
+
+    @cached_property
+    def children(self) -> Mapping[PeerId, tuple[PeerId, ...]]:
+        """Who hands its row to whom, seen from above: `parents` turned round, once for all who ask."""
+        found: dict[PeerId, list[PeerId]] = {}
+        for child, parent in self.parents.items():
+            found.setdefault(parent, []).append(child)
+        return {parent: tuple(below) for parent, below in found.items()}
+
+    def below(self, peer: PeerId) -> frozenset[PeerId]:
+        """Everybody whose rows come through this peer, but for those that the first owner gets itself."""
+        found: set[PeerId] = set()
+        look = [peer]
+        while look:
+            new = [child for child in self.children.get(look.pop(), ()) if child not in found]
+            found.update(new)
+            look += new
+        return frozenset(found)
 
 
 @dataclass(frozen=True)
