@@ -86,7 +86,7 @@ def test_what_is_played_takes_the_time_that_was_predicted(name: str):
 @pytest.mark.parametrize("name", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(12))
 def test_deaths_cost_their_detection_and_nobody_who_lives(name: str, seed: int):
-    """A fifth of 20 die while rows and answers fly and all notice a second later: one result, without a deadline."""
+    """A fifth of 20 die while rows and answers fly and all notice a second later: one result, no deadline."""
     outcome = played(name, 20, seed, ALL_AT_ONCE)
     check_counting(outcome)
     assert outcome.alive == 16 and all(len(part.holders) <= 1 for part in outcome.parts)

@@ -1,0 +1,162 @@
+"""One all-reduce of 10 to 5000 virtual peers: its time, what each peer sends beside what the plan counts, deaths.
+
+    nice python bench/reduce_scale.py [--seed 1 --json --quick]
+
+The machines are those of the real world; links, disks and arithmetic are virtual (`sim/reduction.py`): one way
+25 to 50 ms drawn per pair, 1 Gbit/s up and down per peer, 0.5 ms per message at either end, 1 GB/s to combine,
+4 ms for a disk. Updates have 1 MB. Everybody has committed before; what committing costs is not in here. Virtual
+figures depend on the seed alone, CPU seconds on the computer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from atoll.base.ids import PeerId
+from atoll.policy.topology import Links, predict
+from atoll.protocol.reduce.topology import Topology, butterfly, counts, fanned, hierarchical, ring, star, tree
+from atoll.sim.reduction import Reduction, ReductionKnobs
+from atoll.sim.signatures import peer_name
+
+SEED = b"reduce_scale"
+TOPOLOGIES: dict[str, Callable[[tuple[PeerId, ...]], Topology]] = {
+    "hierarchical": lambda peers: hierarchical(fanned(peers, SEED), SEED),
+    "butterfly": lambda peers: butterfly(peers, SEED),
+    "tree": lambda peers: tree(peers, SEED, pieces=16),
+    "star": lambda peers: star(peers, SEED, pieces=16),
+    "ring": lambda peers: ring(peers, SEED),
+}
+LARGEST = {"ring": 10, "star": 1000}  # beyond, one is always silent, or it takes a minute and more
+PREDICTED_MAX = 100  # the planner wants the latency of every pair
+SIZES = (10, 100, 1000, 5000)
+DEATH_RATE = 0.05
+
+
+def row(name: str, count: int, seed: int) -> dict[str, Any]:
+    """Nobody dies."""
+    peers = tuple(peer_name(i) for i in range(count))
+    topology = TOPOLOGIES[name](peers)
+    planned, knobs, cpu = counts(topology, peers), ReductionKnobs(), time.process_time()
+    game = Reduction(seed, peers, topology, knobs)
+    outcome = game.run()
+    cpu = time.process_time() - cpu
+    megabytes = knobs.update_bytes / 1e6
+    return {
+        "peers": count,
+        "topology": name,
+        "parts": planned.parts,
+        "hops": outcome.hops,
+        "hops_planned": planned.hops,
+        "messages_max": max(outcome.messages.values()),
+        "messages_max_planned": planned.messages_max,
+        "messages_mean": sum(outcome.messages.values()) / count,
+        "messages_mean_planned": planned.messages_mean,
+        "sent_mb_max": max(outcome.sent_bytes.values()) / 1e6,
+        "sent_mb_max_planned": planned.sent_max * megabytes,
+        "sent_mb_mean": sum(outcome.sent_bytes.values()) / count / 1e6,
+        "sent_mb_mean_planned": planned.sent_mean * megabytes,
+        "virtual_s": outcome.seconds,
+        "predicted_s": predicted_s(game, topology) if count <= PREDICTED_MAX else None,
+        "all_counted_once": all(
+            list(part.holders.values()) == [count] and not part.left_out and not part.twice
+            for part in outcome.parts
+        ),
+        "digest": outcome.digest,
+        "cpu_s": cpu,
+    }
+
+
+def predicted_s(game: Reduction, topology: Topology) -> float:
+    """What the planner says about the same links; it takes combining and disks for free."""
+    peers, network = game.peers, game.knobs.network
+    latency_s = [[0.0 if a == b else game.network.one_way_s(a, b) for b in peers] for a in peers]
+    up, down = [network.uplink_bytes_s] * len(peers), [network.downlink_bytes_s] * len(peers)
+    return predict(topology, game.knobs.update_bytes, Links(peers, latency_s, up, down)).seconds
+
+
+def deaths(name: str, count: int, seed: int, spread_s: float) -> dict[str, Any]:
+    """Some die in the first quarter of a second, while rows and answers fly."""
+    peers = tuple(peer_name(i) for i in range(count))
+    knobs = ReductionKnobs(death_rate=DEATH_RATE, deaths_until_s=0.25, detect_spread_s=spread_s)
+    cpu = time.process_time()
+    outcome = Reduction(seed, peers, TOPOLOGIES[name](peers), knobs).run()
+    owned = [part for part in outcome.parts if part.owners_alive]
+    return {
+        "peers": count,
+        "topology": name,
+        "seed": seed,
+        "died": count - outcome.alive,
+        "detect_s": knobs.detect_s,
+        "detect_spread_s": spread_s,
+        "parts": len(outcome.parts),
+        "parts_owned": len(owned),
+        "parts_with_two_results": sum(len(part.holders) > 1 for part in outcome.parts),
+        "results_missing": sum(part.without for part in owned),  # (living peer, part with a living owner)
+        "living_left_out": sum(part.left_out for part in outcome.parts),
+        "counted_twice": sum(part.twice for part in outcome.parts),
+        "virtual_s": outcome.seconds,
+        "messages_max": max(outcome.messages.values()),
+        "sent_mb_max": max(outcome.sent_bytes.values()) / 1e6,
+        "control_messages_mean": outcome.control / count,
+        "digest": outcome.digest,
+        "cpu_s": time.process_time() - cpu,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="at most 100 peers, deaths among 200")
+    options = parser.parse_args()
+    sizes = [n for n in SIZES if n <= (100 if options.quick else 5000)]
+    rows = [row(name, n, options.seed) for n in sizes for name in TOPOLOGIES if n <= LARGEST.get(name, 5000)]
+    dying = 200 if options.quick else 1000
+    games = [
+        deaths(name, dying, seed, spread_s)
+        for name in ("hierarchical", "butterfly", "tree")
+        for spread_s in (0.0, 0.5)
+        for seed in range(options.seed, options.seed + 3)
+    ]
+    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    figures = {"rows": rows, "deaths": games, "peak_mib": mib}
+    settings = {"seed": options.seed, "update_mb": 1.0, "latency_ms": [25, 50], "rate_mbit_s": 1000}
+    versions = {"python": platform.python_version(), "msgspec": msgspec.__version__}
+    if options.json:
+        print(json.dumps({"bench": "reduce_scale", "settings": settings, "figures": figures, "versions": versions}))
+        return
+    print(f"seed {options.seed}, updates of 1 MB, 25-50 ms one way, 1 Gbit/s; {mib:.0f} MiB")
+    print("nobody dies (planned figures in brackets):")
+    print(
+        "  peers topology     parts    hops   messages max       mean    sent MB max       mean  virtual s  CPU s"
+    )
+    for r in rows:
+        said = "" if r["predicted_s"] is None else f" ({r['predicted_s']:.3f})"
+        print(
+            f"  {r['peers']:>5} {r['topology']:<12} {r['parts']:>5} {r['hops']:>3} ({r['hops_planned']}) "
+            f"{r['messages_max']:>7} ({r['messages_max_planned']}) {r['messages_mean']:>7.2f} "
+            f"({r['messages_mean_planned']:.2f}) {r['sent_mb_max']:>8.2f} ({r['sent_mb_max_planned']:.2f}) "
+            f"{r['sent_mb_mean']:>6.3f} ({r['sent_mb_mean_planned']:.3f}) {r['virtual_s']:>7.3f}{said} "
+            f"{r['cpu_s']:>6.1f}{'' if r['all_counted_once'] else '  NOT EVERYBODY COUNTED ONCE'}"
+        )
+    print("5 % die within 0.25 s; noticed 1 s later, by all at once or within another 0.5 s:")
+    print("  peers topology     spread s seed owned parts  two results  missing  left out  twice  virtual s  CPU s")
+    for d in games:
+        print(
+            f"  {d['peers']:>5} {d['topology']:<12} {d['detect_spread_s']:>8} {d['seed']:>4} "
+            f"{d['parts_owned']:>5} of {d['parts']:<2} {d['parts_with_two_results']:>12} {d['results_missing']:>8} "
+            f"{d['living_left_out']:>9} {d['counted_twice']:>6} {d['virtual_s']:>10.2f} {d['cpu_s']:>6.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
