@@ -71,7 +71,7 @@ class Group:
         self.machines = {p: self.machine(p) for p in self.names}
 
     def machine(self, p: PeerId) -> Reduce:
-        def awaits(names, among) -> bool:
+        def awaits(part, names, among) -> bool:
             return any(q not in names and q not in self.dead for q in (self.names if among is None else among))
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}

@@ -47,18 +47,21 @@ from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.keys.digest import blob_id, manifest_of
 from atoll.learn.codec import codec_named
 from atoll.node.peer import GenesisKnown, Refused
-from atoll.node.round import RoundClosed
+from atoll.node.round import OtherSize, RoundBegan, RoundClosed
 from atoll.node.settings import RunSettings, encode_settings
+from atoll.node.topology import TOPOLOGIES
 from atoll.policy.plan import RoundSettings
 from atoll.wire.codec import decode_statement, encode
+from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed
-from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.statements import Answered, Commit, Join, Ready, Signed
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
 
 T = TypeVar("T")
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
 SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that nobody holds more than this twice
+MAKES_ROOM = "it makes room for a newcomer"
 VERTICES_KEPT = 64  # for members that were away
 MEET_S = 120.0  # for all founding peers to be there
 
@@ -185,7 +188,7 @@ def found(
     peers: int = 1,
     codec: str = "fp32",
     way_back: str = "",
-    topology: str = "butterfly",
+    topology: str = "auto",
     timeout_s: Seconds = 60.0,
     silence_s: Seconds = 6.0,
     name: str = "",
@@ -200,6 +203,8 @@ def found(
     """
     for named in (codec, way_back or codec):
         codec_named(named)
+    if topology not in TOPOLOGIES:
+        raise UsageError("E-RED-08", f"no topology {topology}", fix=f"choose one of {', '.join(TOPOLOGIES)}")
     terms = GroupTerms(codec, way_back, timeout_s)
     rounds = RoundSettings(
         inner_steps=1,
@@ -239,7 +244,10 @@ def found(
 def join(
     ticket: str, *, name: str = "", listen: tuple[str, ...] = LOOPBACK, announce: tuple[str, ...] = ()
 ) -> Group:
-    """Take a seat in the ticket's group; returns when this member is let in. Raises the ticket's own error."""
+    """Take a seat in the ticket's group; returns when its members have let this one in.
+
+    Raises the ticket's own error, or NetworkError if nobody lets it in for two minutes.
+    """
 
     async def opening() -> tuple[GroupHost, str]:
         folder = Path(tempfile.mkdtemp(prefix="atoll-group-"))
@@ -263,6 +271,7 @@ class GroupHost(driver.Driver):
         self.listeners = [self._react_to_fact]  # no record: nobody plots a group
         self._refused: AtollError | None = None
         self._news = asyncio.Event()
+        self._was_new = False  # somebody was a newcomer in the round that is under way, as agreed
 
     def call(self, calls: Iterable[Call]) -> None:
         for call in calls:
@@ -271,10 +280,26 @@ class GroupHost(driver.Driver):
     def handle(self, event: Event) -> None:
         super().handle(event)
         match event:
-            case Received(message=Committed(round=round)) if round == self._round():
-                self.island.others_wait()
+            case Received(message=Committed() as message) if message.round == self._round():
+                commit = decode_statement(message.statement.body, message.statement.signer)
+                makes_room = isinstance(commit, Commit) and commit.why == MAKES_ROOM
+                self.island.passes(MAKES_ROOM) if makes_room else self.island.others_wait()
+            case Received(message=MemberReport()):
+                self._make_room()
             case _:
                 pass
+
+    def _make_room(self) -> None:
+        """An idle group lets newcomers in: whose user has not called passes, and calls that came are done again."""
+        round, pool = self.machine.round, self.machine.pool
+        if round is None or pool is None or not round.trains or self._closing:
+            return
+        if self._newcomers(round.plan.members) or _lets_in(pool.chosen()):
+            self.island.passes(MAKES_ROOM)
+
+    @staticmethod
+    def _newcomers(members: Sequence[Member]) -> bool:
+        return any(m.standing == "new" for m in members)
 
     async def members(self) -> tuple[PeerId, ...]:
         history = self.machine.history
@@ -311,15 +336,31 @@ class GroupHost(driver.Driver):
             case GenesisKnown():
                 self.island.pieces = fact.settings.pieces
                 self.island.terms = msgspec.msgpack.decode(fact.settings.learning, type=GroupTerms)
+            case RoundBegan():
+                asyncio.get_running_loop().call_soon(self._make_room)
             case RoundClosed():
                 self.store.keep([(f"vertex/{fact.round - VERTICES_KEPT}", None)])
                 if fact.body.parts:
-                    self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)))
+                    again = bool(fact.missing) and (self._was_new or _lets_in(fact.body.reports))
+                    self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)), again)
+                self._was_new = self._newcomers(fact.body.members)
+            case OtherSize():
+                self.island.fails(fact.round, self._other_size(fact))
             case Refused():
                 self._refused = RefusedError(fact.code, fact.what, fix=fact.fix)
             case _:
                 pass
         self._news.set()
+
+    def _other_size(self, fact: OtherSize) -> AtollError:
+        assert self.machine.history is not None
+        names = {m.peer: m.name or m.peer for m in self.machine.history.head_body.members}
+        return RunFailedError(
+            "E-RED-09",
+            f"{names.get(fact.peer, fact.peer)} called with {fact.values:,} values, this member with {fact.mine:,}",
+            cause="members do not make the same calls in the same order, or their tensors differ in size",
+            fix="call all_reduce with tensors of the same sizes at all members; this call changed nothing",
+        )
 
     async def _until(self, holds: Callable[[], bool], timeout_s: Seconds, what: str) -> None:
         try:
@@ -339,8 +380,8 @@ class GroupHost(driver.Driver):
 
     def _is_seated(self) -> bool:
         history = self.machine.history
-        votes = history is not None and any(m.peer == self.me and m.votes for m in history.head_body.members)
-        return votes and self.machine.round is not None
+        members = history.head_body.members if history is not None else ()
+        return self.machine.round is not None and any(m.peer == self.me and m.standing == "member" for m in members)
 
     def _voters(self) -> int:
         history = self.machine.history
@@ -380,6 +421,11 @@ def _genesis(
         settings=encode_settings(settings),
     )
     return Founded(Vertex(encode(body), None), state, b"")
+
+
+def _lets_in(reports: Iterable[Signed]) -> bool:
+    """True if one of them brings somebody in."""
+    return any(isinstance(decode_statement(s.body, s.signer), Join | Ready) for s in reports)
 
 
 def _reduced(fact: RoundClosed, cuts: Cuts) -> Reduced:

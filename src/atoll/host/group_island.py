@@ -22,7 +22,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from atoll.base.errors import RunFailedError
+from atoll.base.errors import AtollError, PeerFault, RunFailedError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
 from atoll.host.store import Store, stored
@@ -85,10 +85,12 @@ class GroupIsland:
         self.calls: deque[Call] = deque()
         self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
+        self._parts: tuple[Payload | None, ...] = ()  # of the round that was agreed last, until they are delivered
+        self._deliveries: set[asyncio.Future[None]] = set()
         self._states: deque[Digest] = deque(maxlen=STATES_KEPT)
         self._changed = asyncio.Event()  # there is a call, or it is time to pass
         self._waited_for: asyncio.TimerHandle | None = None
-        self._overdue = False
+        self._passes = ""  # why the round that is under way goes on without my user
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
 
     # ---- what the group's owner does -----------------------------------------------------------------------
@@ -102,18 +104,31 @@ class GroupIsland:
         if self.calls or self._waited_for is not None:
             return
         loop = asyncio.get_running_loop()
-        self._waited_for = loop.call_later(self.terms.timeout_s, self._pass)
+        why = f"its user did not call for {self.terms.timeout_s:.0f} s"
+        self._waited_for = loop.call_later(self.terms.timeout_s, self.passes, why)
 
-    def closed(self, done: Reduced) -> None:
-        """The round was agreed, and its values are in the tensors if something was encoded for it."""
+    def passes(self, why: str) -> None:
+        """This round goes on without my user, unless it has called."""
+        self._passes = why
+        self._changed.set()
+
+    def closed(self, done: Reduced, again: bool) -> None:
+        """The round was agreed. `again`: it only made room for a newcomer, the call is for the next one."""
         self._others_are_served()
-        mine = self._mine(done.round)
-        if mine is None:
+        mine, parts = self._mine(done.round), self._parts
+        self.current, self._parts = None, ()
+        if mine is None or again:
             return  # it went on without me: the call, if there is one, is for the next round
-        self.current = None
         self.calls.popleft()
-        if not mine.future.done():
-            mine.future.set_result(done)
+        delivery = asyncio.ensure_future(self._off_loop(self._deliver, (mine, parts, done)))
+        self._deliveries.add(delivery)
+        delivery.add_done_callback(self._deliveries.discard)
+
+    def fails(self, round: int, why: AtollError) -> None:
+        """The call of this round cannot succeed: its user is told at once, its tensors stay as they are."""
+        mine = self._mine(round)
+        if mine is not None and not mine.future.done():
+            mine.future.set_exception(why)
 
     def cuts_of(self, round: int) -> Cuts:
         """Where the parts of this round's call lie; nothing if nothing was encoded for it."""
@@ -151,23 +166,30 @@ class GroupIsland:
                 call.future.set_exception(
                     RunFailedError("E-RED-04", "the group was closed before this all-reduce was agreed")
                 )
+        await asyncio.gather(*self._deliveries, return_exceptions=True)
         self._arithmetic.shutdown(wait=True, cancel_futures=True)
 
     # ---- the work ------------------------------------------------------------------------------------------
 
     async def _train(self) -> Trained:
-        while not self.calls and not self._overdue:
+        while not self.calls and not self._passes:
             self._changed.clear()
             await self._changed.wait()
         if not self.calls:
-            raise RunFailedError("E-RED-06", f"its user did not call for {self.terms.timeout_s:.0f} s")
-        return Trained(1, self.calls[0].weight, 0.0, 0.0)
+            raise RunFailedError("E-RED-06", self._passes)
+        return Trained(1, self.calls[0].weight, 0.0, 0.0, len(self.calls[0].flat_N))
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
         call.cuts = cuts(len(call.flat_N), work.shares, self.pieces)
+        filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         codec = _codec(call.codec)
-        payloads = tuple(_payload(codec.encode(call.flat_N[lo:hi])) for lo, hi in call.cuts)
+        try:
+            payloads = tuple(_payload(codec.encode(call.flat_N[lo:hi])) for lo, hi in call.cuts[:filled])
+        except ValueError as why:
+            refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
+            self.calls.popleft().future.set_exception(refused)
+            raise refused from why
         self.current = work.round, call
         return Encoded(payloads)
 
@@ -192,15 +214,22 @@ class GroupIsland:
         return Advanced(state)
 
     def _adopt(self, work: Adopt) -> None:
-        parts, self._agreed = self._agreed.get(work.state), {}
+        self._parts, self._agreed = self._agreed.get(work.state, ()), {}
         self.store.drop_blobs({*self._states, work.state})
-        call = self._mine(work.round)
-        if call is None or parts is None:
-            return
-        codec = self._way_back(call)
-        for payload, (lo, hi) in zip(parts, call.cuts, strict=True):
-            if payload is not None:
-                codec.decode_into(payload.data, call.flat_N[lo:hi])
+
+    def _deliver(self, delivery: tuple[Call, tuple[Payload | None, ...], Reduced]) -> None:
+        call, parts, done = delivery
+        if call.future.done():
+            return  # its user was told that it cannot succeed
+        try:
+            codec = self._way_back(call)
+            for payload, (lo, hi) in zip(parts, call.cuts, strict=bool(parts)):
+                if payload is not None:
+                    codec.decode_into(payload.data, call.flat_N[lo:hi])
+        except PeerFault as fault:
+            call.future.set_exception(RunFailedError("E-RED-10", f"the agreed mean does not decode: {fault.what}"))
+        else:
+            call.future.set_result(done)
 
     def _way_back(self, call: Call) -> Codec:
         return _codec(self.terms.way_back or call.codec)
@@ -210,12 +239,8 @@ class GroupIsland:
     def _mine(self, round: int) -> Call | None:
         return self.current[1] if self.current is not None and self.current[0] == round else None
 
-    def _pass(self) -> None:
-        self._overdue = True
-        self._changed.set()
-
     def _others_are_served(self) -> None:
-        self._overdue = False
+        self._passes = ""
         if self._waited_for is not None:
             self._waited_for.cancel()
             self._waited_for = None

@@ -147,7 +147,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     commits: dict[PeerId, Commit] = {}
     for signed in body.commits:
         commit = notary.open(signed, Commit, ground.vote_key_of.get(signed.signer))
-        if (commit.round, commit.attempt, commit.parts) != (plan.round, body.attempt, len(ground.owners)):
+        fits = commit.parts > 0 and parts_fit(ground, commit)
+        if (commit.round, commit.attempt, fits) != (plan.round, body.attempt, True):
             return f"the commitment of {signed.signer} is for something else"
         flaw = commit_flaw(commit)
         if flaw is not None:
@@ -179,6 +180,12 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
     return answered
+
+
+def parts_fit(ground: Ground, commit: Commit) -> bool:
+    """A pass has no parts; an update has all of them, or the first ones where its length is its caller's choice."""
+    planned = len(ground.owners)
+    return commit.parts in (0, planned) or (commit.values > 0 and 0 < commit.parts < planned)
 
 
 def commit_flaw(commit: Commit) -> str | None:

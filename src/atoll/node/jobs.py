@@ -27,6 +27,7 @@ class Trained(msgspec.Struct, frozen=True):
     samples: int
     loss: float  # mean over those steps
     step_s: Seconds
+    values: int = 0  # of the update, where genesis does not say it
 
 
 class Encode(msgspec.Struct, frozen=True):

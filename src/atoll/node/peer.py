@@ -173,7 +173,7 @@ class Peer:
         self.early_bytes = 0
         self.unheard: dict[PeerId, int] = {}  # the newest round of which words of this peer were dropped
         self.hinted: dict[PeerId, Seconds] = {}
-        self.asked_to_join_at: Seconds = -1e9
+        self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # to be let in: with which word, and when
         self.linked: set[PeerId] = set()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.over = self.leaving = False
@@ -661,7 +661,7 @@ class Peer:
     def _seek_admission(self, now: Seconds) -> list[Effect]:
         """Ask to be what I wish to be, until the agreed membership says so."""
         history = self.history
-        if history is None or self.leaving or now - self.asked_to_join_at < JOIN_AGAIN_S:
+        if history is None or self.leaving:
             return []
         mine = next((m for m in history.head_body.members if m.peer == self.me), None)
         statement: Statement
@@ -683,7 +683,10 @@ class Peer:
             statement = Ready(history.ids[self.at], history.bodies[self.at].state)  # rounds may outrun my disk
         else:
             return []
-        self.asked_to_join_at = now
+        before, at = self.asked
+        if isinstance(statement, before or ()) and now - at < JOIN_AGAIN_S:
+            return []
+        self.asked = type(statement), now
         return self._tell_members(self.notary.sign(statement), now)
 
     def _is_near(self) -> bool:

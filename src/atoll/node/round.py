@@ -42,7 +42,7 @@ from atoll.base.machine import (
     TimerFired,
 )
 from atoll.keys.digest import digest, merkle_root
-from atoll.node.body import Ground, check_body, commit_flaw, write_body
+from atoll.node.body import Ground, check_body, commit_flaw, parts_fit, write_body
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Train, Trained
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
 from atoll.protocol.reduce.plan import ReducePlan
@@ -68,6 +68,7 @@ from atoll.wire.messages.statements import Answered, Commit, Signed, Statement
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
+PART_LATE_S = 0.3  # after a proposal, the combined parts that it names should be here
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 REPAIR_S = 6.0  # a decided round whose parts nobody serves for this long is caught up by the whole state
 
@@ -111,6 +112,15 @@ class Disagreed(Fact, frozen=True, kw_only=True):
     phase = "agree"
     proposer: PeerId
     why: str
+
+
+class OtherSize(Fact, frozen=True, kw_only=True):
+    """Its update is of another length than mine: they cannot be averaged."""
+
+    phase = "commit"
+    peer: PeerId
+    values: int
+    mine: int
 
 
 class Fault(Fact, frozen=True, kw_only=True):
@@ -213,6 +223,9 @@ class Round:
         self.wanted_body: Digest | None = None  # a body that a certificate names and that I lack
         self.asked_for_body = 0
         self.trials: dict[Digest, Trial] = {}
+        self.asked_for: dict[
+            Digest, tuple[int, Seconds]
+        ] = {}  # combined parts: how often, and when it is due again
         self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
         self.final: Vertex | None = None  # decided; what is left is to hold its state
         self.final_at: Seconds = 0.0
@@ -250,6 +263,8 @@ class Round:
                 return self._share_if_due(now)
             case TimerFired(timer) if timer == f"{name}/agree/{self.attempt}":
                 return self._next_attempt(now)
+            case TimerFired(timer) if timer == f"{name}/parts":
+                return self._try_all(now)
             case TimerFired(timer) if timer == f"{name}/nudge":
                 return self._nudge(now)
             case TimerFired():
@@ -356,6 +371,7 @@ class Round:
             self._awaits,
             self.gone,
             self.said,
+            self._filled,
         )
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 
@@ -370,7 +386,7 @@ class Round:
         return [self._report(fact), Ask(f"round/{self.plan.round}/encode", work)]
 
     def _encoded(self, encoded: Encoded, now: Seconds) -> list[Effect]:
-        assert len(encoded.parts) == len(self.ground.owners)
+        assert 0 < len(encoded.parts) <= len(self.ground.owners)
         self.encoded = encoded.parts
         return self._commit_if_ready(now)
 
@@ -393,7 +409,7 @@ class Round:
         self._commits().hear(self.me, commit, signed)
         self.awaited.discard(self.me)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
-        effects: list[Effect] = [Keep(name, encode(commit))]
+        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self._commits().giving)]
         effects += [Send(p, message) for p in self.hearers if p != self.me]
         if self.encoded is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, self.encoded), now)
@@ -428,13 +444,14 @@ class Round:
             step_s=t.step_s,
             weight=weight,
             offset_s=self.offset_s(),
+            values=t.values,
         )
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))
         if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + 2:
             return []
-        if commit.parts not in (0, len(self.ground.owners)) or self.assembling:
+        if not parts_fit(self.ground, commit) or self.assembling:
             raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
         flaw = commit_flaw(commit)
         if flaw is not None:
@@ -445,12 +462,25 @@ class Round:
         if signed.signer in known.of:
             return []  # the first commitment counts; a different one could follow another's reveal
         known.hear(signed.signer, commit, signed)
+        effects = self._compare_sizes([signed.signer])
         if commit.attempt != self.attempt:
-            return []
+            return effects
         self.awaited.discard(signed.signer)
         if self.sharing and self.reduce is not None:
-            return self.reduce.look_again(now)
-        return self._share_if_due(now)
+            return effects + self.reduce.look_again(now)
+        return effects + self._share_if_due(now)
+
+    def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
+        """Updates of another length than mine are not waited for: they decode to nothing here."""
+        commits, mine = self._commits(), self._commit_of(self.me)
+        if mine is None or not mine.parts:
+            return []
+        others = [(p, c) for p in peers if (c := self._commit_of(p)) is not None and p in commits.giving]
+        return [
+            self._report(OtherSize(peer=p, values=c.values, mine=mine.values))
+            for p, c in others
+            if c.values != mine.values
+        ]
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
         """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
@@ -503,15 +533,22 @@ class Round:
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         return [self._report(fact), *self.reduce.handle(Start({}), now)]
 
-    def _awaits(self, names: Iterable[PeerId], among: Collection[PeerId] | None) -> bool:
-        """True while somebody (of these) who committed and is not known to be gone is not named."""
+    def _awaits(self, part: int, names: Iterable[PeerId], among: Collection[PeerId] | None) -> bool:
+        """True while somebody (of these) who committed to this part and is not known to be gone is not named."""
         commits = self._commits()
-        expected = commits.giving
+        expected = {p for p in commits.giving if commits.of[p][0].parts > part}
         if among is not None:  # in a large swarm I do not hear the commitments of everybody whose row I hand on
             trainers = {m.peer for m in self.plan.trainers}
-            expected = {p for p in among if p in commits.giving or (p not in commits.of and p in trainers)}
-        missing = expected.difference(names)
-        return any(peer == self.me or not self.gone(peer) for peer in missing)
+            expected = {p for p in among if p in expected or (p not in commits.of and p in trainers)}
+        return any(peer == self.me or not self.gone(peer) for peer in expected.difference(names))
+
+    def _filled(self) -> int | None:
+        """Parts of the longest update; None while somebody I could hear from has not said what it has."""
+        commits, trainers = self._commits(), self.plan.trainers
+        said = all(m.peer in commits.of or self.gone(m.peer) for m in trainers)
+        if not said or len(trainers) > COMMITTEE_MAX or len(commits.of) < self.plan.quorum:
+            return None  # whoever hears too few may be the one who is cut off
+        return max((commits.of[p][0].parts for p in commits.giving), default=0)
 
     def _answer_here(self, fact: PartAnswered) -> list[Effect]:
         assert self.reduce is not None
@@ -594,7 +631,7 @@ class Round:
             trial.state = self.advances.get(trial.step)
             if trial.state is None:
                 missing = [a for a in trial.answers if a is not None and a.digest not in self.held]
-                return self._want(trial, missing) if missing else self._advance(trial.step)
+                return self._want(trial, missing, now) if missing else self._advance(trial.step)
         if trial.state != trial.body.state:
             if trial.final:
                 return self._cannot("my state differs from the agreed one")
@@ -604,6 +641,10 @@ class Round:
         if trial.final:
             return self._adopt(digest, trial)
         return self.agreement.approve(digest)
+
+    def _try_all(self, now: Seconds) -> list[Effect]:
+        waiting = [(key, trial) for key, trial in self.trials.items() if trial.state is None]
+        return [effect for key, trial in waiting for effect in self._try(key, trial, now)]
 
     def _advance(self, step: Step) -> list[Effect]:
         if step in self.advances:
@@ -630,15 +671,25 @@ class Round:
         for step in self.advances:
             if self._advance_job(step) == job:
                 self.advances[step] = state
-        for key, trial in list(self.trials.items()):
-            if trial.state is None:
-                effects += self._try(key, trial, now)
+        effects += self._try_all(now)
         return effects + self._propose_if_ready(now)
 
-    def _want(self, trial: Trial, missing: Sequence[Answered]) -> list[Effect]:
-        """Ask the proposer and, in case it is gone, another voter: both hold the combined bytes."""
+    def _want(self, trial: Trial, missing: Sequence[Answered], now: Seconds) -> list[Effect]:
+        """Ask the proposer and, in case it is gone, another voter: both hold the combined bytes.
+
+        A proposal outruns the bytes it is about: they are asked for when they are late, and more rarely each time,
+        since a slow link is not made faster by sending everything twice.
+        """
         effects: list[Effect] = []
         for answered in missing:
+            owner = self.ground.owners[answered.part][answered.owner_index]
+            coming = self.reduce is not None and trial.body.attempt == self.attempt and not self.gone(owner)
+            times, due = self.asked_for.get(answered.digest, (0, now + PART_LATE_S if coming else now))
+            if now < due:
+                self.asked_for[answered.digest] = times, due
+                effects.append(SetTimer(f"round/{self.plan.round}/parts", due))
+                continue
+            self.asked_for[answered.digest] = times + 1, now + NUDGE_S * 2**times
             sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
             alive = [p for p in sources if p != self.me and not self.gone(p)]
             for peer in alive[:2]:
@@ -677,9 +728,7 @@ class Round:
         if digest not in wanted:
             return effects
         self.held[digest] = payload
-        for key, trial in list(self.trials.items()):
-            if trial.state is None:
-                effects += self._try(key, trial, now)
+        effects += self._try_all(now)
         return effects
 
     # ---- attempts ------------------------------------------------------------------------------------------
@@ -734,9 +783,7 @@ class Round:
             effects += self.agreement.remind()
         if self.wanted_body is not None:
             effects += self._want_body(self.wanted_body)
-        for key, trial in list(self.trials.items()):
-            if trial.state is None:
-                effects += self._try(key, trial, now)
+        effects += self._try_all(now)
         return effects + self._propose_if_ready(now) + self._skip_gone_proposer()
 
     def look_again(self, now: Seconds) -> list[Effect]:
@@ -746,6 +793,7 @@ class Round:
         effects = self._share_if_due(now)
         if self.sharing and self.reduce is not None:
             effects += self.reduce.look_again(now)
+        effects += self._try_all(now)
         return self._spread(effects + self._propose_if_ready(now) + self._skip_gone_proposer(), now)
 
     def ask_again(self, peers: Iterable[PeerId]) -> list[Effect]:
@@ -837,7 +885,7 @@ class Round:
             parts_missing=sum(s is None for s in body.parts),
         )
         self.reduce, self.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
-        timers = ("nudge", f"train/{self.attempt}", f"agree/{self.attempt}")
+        timers = ("nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}")
         cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]
         return [*cancelled, self._report(closed)]
 

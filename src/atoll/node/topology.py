@@ -6,7 +6,7 @@ from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundPlan
 from atoll.protocol.reduce.topology import Topology, butterfly, fitting, ring, star, tree
 
-TOPOLOGIES = ("butterfly", "ring", "tree", "star")
+TOPOLOGIES = ("auto", "butterfly", "ring", "tree", "star")
 
 
 def topology_of(settings: RunSettings, plan: RoundPlan) -> Topology:

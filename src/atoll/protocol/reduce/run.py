@@ -146,14 +146,18 @@ class Reduce:
         plan: ReducePlan,
         vote_key_of: Callable[[PeerId], bytes | None],
         commit_of: Callable[[PeerId], Commit | None],
-        awaits: Callable[[Collection[PeerId], Collection[PeerId] | None], bool],
+        awaits: Callable[[int, Collection[PeerId], Collection[PeerId] | None], bool],
         gone: Callable[[PeerId], bool],
         said: Container[str] = (),
+        filled: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`awaits(names, among)`: may somebody of `among` (None: anybody) still come who is not in `names`?"""
+        """`awaits(part, names, among)`: may somebody of `among` (None: anybody) still come who is not in `names`?
+
+        `filled()`: how many parts, the first ones, the longest update has; None while that cannot be known.
+        """
         self.notary, self.plan, self.me = notary, plan, notary.me
         self.vote_key_of, self.commit_of = vote_key_of, commit_of
-        self.awaits, self.gone = awaits, gone
+        self.awaits, self.gone, self.filled = awaits, gone, filled
         self.update: Update | None = None
         self.gathers: dict[int, Gather] = {}  # parts that I may have to answer for
         self.relays: dict[int, Gather] = {}  # parts in which others' rows come through me
@@ -204,12 +208,8 @@ class Reduce:
                 return []  # another attempt, or not for this room
 
     def contribute(self, update: Update, now: Seconds) -> list[Effect]:
-        """My update is encoded and committed; before this call only other peers' rows can be gathered.
-
-        A part of no bytes has nothing to be averaged: nobody sends, owns or waits for it.
-        """
+        """My update is encoded and committed; before this call only other peers' rows can be gathered."""
         self.update = update
-        self.missing.update(j for j, payload in enumerate(update.parts) if not payload.size_bytes)
         return self.look_again(now)
 
     def look_again(self, now: Seconds) -> list[Effect]:
@@ -217,6 +217,9 @@ class Reduce:
         if not self.started:
             return []
         effects: list[Effect] = []
+        filled = self.filled()
+        if filled is not None:  # nobody has anything for the parts behind: nobody sends, owns or waits for them
+            self.missing.update(range(filled, self.plan.parts))
         for part in range(self.plan.parts):
             effects += self._pass_turn(part, now)
             if part in self.answers:
@@ -263,7 +266,7 @@ class Reduce:
 
     def _contribute_part(self, part: int) -> list[Effect]:
         """My own row, up the tree; through my own hands if others' rows come through me too."""
-        if self.update is None or part in self.missing:
+        if self.update is None or part in self.missing or part >= len(self.update.parts):
             return []
         relay = self.relays.get(part)
         if relay is None or (part, self.me) in self.declined:
@@ -295,7 +298,7 @@ class Reduce:
             names = tuple(sorted(done.names))
             handed = Handed(plan.round, plan.attempt, plan.trace, part, index, done.weight, names)
             return [Send(to, handed, Lane.BULK, done.payload)]
-        if self.update is None:
+        if self.update is None or part >= len(self.update.parts):
             return []
         path = merkle_path(self.update.digests, part)
         message = Contribution(plan.round, plan.attempt, plan.trace, part, index, path, self.update.statement)
@@ -328,7 +331,7 @@ class Reduce:
             return []
         if relay.closed:
             return self._send_row(part) if relay.done is not None else []
-        if not relay.rows or (now < self._gather_until(0, 2) and self.awaits(relay.names, relay.below)):
+        if not relay.rows or (now < self._gather_until(0, 2) and self.awaits(part, relay.names, relay.below)):
             return []
         relay.closed = True
         return self._combine(part, relay, "on", onward=True)
@@ -370,7 +373,7 @@ class Reduce:
         gather = self._gather_for(message.part, message.owner_index)
         if commit is None or gather is None:
             return self._answer_already(message.part, sender)  # not committed, not mine, or closed
-        if not merkle_holds(commit.root, payload.digest, message.part, self.plan.parts, message.path):
+        if not merkle_holds(commit.root, payload.digest, message.part, commit.parts, message.path):
             raise PeerFault(sender, f"part {message.part} is not what it committed to", message.statement.body)
         return self._take(message.part, gather, sender, Held(frozenset((sender,)), commit.weight, payload), now)
 
@@ -390,15 +393,13 @@ class Reduce:
 
     def _gather_for(self, part: int, owner_index: int) -> Gather | None:
         gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
-        open_ = gather is not None and not gather.closed and part not in self.answers
-        return gather if open_ and gather.owner_index == owner_index else None
+        if gather is None or gather.owner_index != owner_index or gather.closed or part in self.answers:
+            return None
+        return gather
 
     def _answer_already(self, part: int, to: PeerId) -> list[Effect]:
         """It turned to me because another owner is gone, and I hold what that one answered."""
         held = self.answers.get(part)
-        if held is None and self.update is not None and not self.update.parts[part].size_bytes:
-            # nothing to be averaged for me, but for others: they called with other tensors
-            return [Send(to, Declined(self.plan.round, self.plan.attempt, self.plan.trace, part))]
         if held is None or held.statement.signer == self.me or not self._serves(part, held.statement.signer, to):
             return []
         return [self._answer_to(to, held)]
@@ -416,7 +417,7 @@ class Reduce:
         if part in self.answers or part in self.fetching:
             return []
         if not gather.rows or (
-            now < self._gather_until(gather.owner_index, 1) and self.awaits(gather.names, gather.below)
+            now < self._gather_until(gather.owner_index, 1) and self.awaits(part, gather.names, gather.below)
         ):
             return []
         gather.closed = True

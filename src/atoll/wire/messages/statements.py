@@ -44,6 +44,7 @@ class Commit(Statement, frozen=True):
     weight: int  # how much this update counts in the mean: its samples, or 0 for a newcomer
     why: str = ""  # of a pass, in plain words
     offset_s: float = 0.0  # of my clock from run time; beyond CLOCK_BOUND_S I shall own nothing
+    values: int = 0  # of the update, where that is the caller's choice and not genesis's
 
 
 class Answered(Statement, frozen=True):

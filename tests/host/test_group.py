@@ -1,0 +1,215 @@
+"""All-reduce as a library, members in threads of one process with real sockets between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+import torch
+
+import atoll.reduce
+from atoll.base.errors import RefusedError, RunFailedError, UsageError
+from atoll.host.group_island import cuts
+
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+PATIENCE_S = 60.0  # only a failing test waits so long
+
+
+@contextmanager
+def groups(peers: int, **wishes) -> Iterator[list[atoll.reduce.Group]]:
+    """So many members of one group; all of them gone afterwards."""
+    members = [atoll.reduce.found(peers=peers, **wishes)]
+    try:
+        with ThreadPoolExecutor() as pool:
+            members += pool.map(lambda _: atoll.reduce.join(members[0].ticket), range(peers - 1))
+        yield members
+    finally:
+        for member in members:
+            member.close()
+
+
+def together(
+    members: list[atoll.reduce.Group], tensors: list[torch.Tensor], **wishes
+) -> list[atoll.reduce.Reduced]:
+    works = [m.all_reduce_async(t, **wishes) for m, t in zip(members, tensors, strict=True)]
+    return [work.wait(PATIENCE_S) for work in works]
+
+
+def dies(member: atoll.reduce.Group) -> None:
+    """Without a word, as if its process had been killed."""
+
+    async def silenced() -> None:
+        member._host.machine.handle = lambda event, now: []  # it hears nothing more
+        member._host._carry_out_all = lambda effects: None
+        await member._host.links.close()
+
+    member._run(silenced())
+
+
+def test_everybody_holds_the_same_mean_and_is_told_whose_it_is():
+    with groups(3) as members:
+        tensors = [torch.full((1000,), float(i)) for i in range(3)]
+        for done in together(members, tensors):
+            assert set(done.contributors) == {m.me for m in members} and done.complete and not done.missing
+        assert all(torch.equal(t, torch.ones(1000)) for t in tensors)
+        weighted = [members[i].all_reduce_async(tensors[i].fill_(i), weight=1 + i) for i in range(3)]
+        assert all(work.wait(PATIENCE_S).complete for work in weighted)
+        assert torch.allclose(tensors[0], torch.full((1000,), (0 * 1 + 1 * 2 + 2 * 3) / 6))
+
+
+@pytest.mark.parametrize("topology", ["butterfly", "ring", "tree", "star"])
+def test_every_topology_gives_the_mean(topology: str):
+    with groups(4, topology=topology) as members:
+        torch.manual_seed(0)
+        tensors = [torch.randn(300_000) for _ in members]
+        mean = torch.stack(tensors).double().mean(0)
+        for done in together(members, tensors):
+            assert len(done.contributors) == 4 and done.complete
+        assert all(torch.equal(t, tensors[0]) for t in tensors[1:])
+        assert torch.allclose(tensors[0].double(), mean, atol=1e-6)
+
+
+def test_tensors_of_all_sorts_are_fused_and_come_back_in_their_own_dtype():
+    with groups(2) as members:
+        mine = [torch.ones(3, 5), torch.ones((), dtype=torch.float64), torch.ones(70, dtype=torch.bfloat16)[::2]]
+        yours = [3 * t.clone() for t in mine]
+        works = [members[0].all_reduce_async(mine), members[1].all_reduce_async(yours)]
+        assert all(work.wait(PATIENCE_S).complete for work in works)
+        for tensor in (*mine, *yours):
+            assert torch.equal(tensor, torch.full_like(tensor, 2.0))
+
+
+def test_codecs_are_the_groups_or_the_calls():
+    with groups(2, codec="int8") as members:
+        torch.manual_seed(0)
+        tensors = [torch.randn(100_000) for _ in members]
+        mean = (tensors[0] + tensors[1]) / 2
+        together(members, tensors)
+        assert torch.equal(*tensors)
+        assert 0 < (tensors[0] - mean).abs().max() < 0.05
+        together(members, tensors, codec="fp32")
+        with pytest.raises(ValueError, match="codec"):
+            members[0].all_reduce(tensors[0], codec="int3")
+
+
+def test_a_long_call_goes_in_slices_that_are_told_as_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("atoll.host.group.SLICE_BYTES", 400_000)
+    with groups(2) as members:
+        tensors = [torch.arange(250_000, dtype=torch.float32) + i for i in (0, 2)]
+        for done in together(members, tensors):
+            assert done.complete and done.parts[-1][0][1] == 250_000
+        assert torch.equal(tensors[0], torch.arange(250_000, dtype=torch.float32) + 1)
+
+
+def test_survivors_of_a_death_agree_and_name_who_is_in_the_result():
+    """One of four is gone in the middle of calls that nobody else waits for any longer than it takes to notice."""
+    with groups(4) as members:
+        tensors = [torch.full((500_000,), float(i)) for i in range(4)]
+        together(members, [t.clone() for t in tensors])
+        works = [m.all_reduce_async(t) for m, t in zip(members[1:], tensors[1:], strict=True)]
+        dies(members[0])
+        for work, member in zip(works, members[1:], strict=True):
+            done = work.wait(PATIENCE_S)
+            assert member.me in done.contributors and members[0].me not in done.contributors
+        assert torch.equal(tensors[1], torch.full((500_000,), 2.0))
+        assert torch.equal(tensors[1], tensors[2]) and torch.equal(tensors[1], tensors[3])
+
+
+def test_whoever_comes_late_is_let_in_while_nobody_calls_and_counts_from_its_first_call():
+    with groups(2) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        members.append(atoll.reduce.join(members[0].ticket))
+        tensors = [torch.full((10,), float(i)) for i in range(3)]
+        for done in together(members, tensors):
+            assert len(done.contributors) == 3 and done.complete
+        assert all(torch.equal(t, torch.ones(10)) for t in tensors)
+
+
+def test_a_call_that_waits_while_a_newcomer_is_let_in_counts_everybody():
+    """Ada has called, Bob has not; Cleo joins meanwhile. Nobody's call is answered without Bob."""
+    with groups(2) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        tensors = [torch.full((10,), float(i)) for i in range(3)]
+        first = members[0].all_reduce_async(tensors[0])
+        members.append(atoll.reduce.join(members[0].ticket))
+        works = [first, *(m.all_reduce_async(t) for m, t in zip(members[1:], tensors[1:], strict=True))]
+        assert all(len(work.wait(PATIENCE_S).contributors) == 3 for work in works)
+        assert all(torch.equal(t, torch.ones(10)) for t in tensors)
+
+
+def test_a_member_that_does_not_call_passes_and_is_named():
+    with groups(3, timeout_s=0.5) as members:
+        tensors = [torch.full((10,), float(i)) for i in range(3)]
+        together(members, [t.clone() for t in tensors])
+        for done in together(members[:2], tensors[:2]):
+            assert done.missing == (members[2].me,) and len(done.contributors) == 2
+        assert torch.equal(tensors[0], torch.full((10,), 0.5))
+
+
+def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():
+    """Everybody is told who called with what, nobody's tensors change, and the next call is as good as ever."""
+    with groups(2) as members:
+        tensors = [torch.zeros(1000), torch.ones(5_000_000)]
+        works = [m.all_reduce_async(t) for m, t in zip(members, tensors, strict=True)]
+        for work in works:
+            with pytest.raises(RunFailedError, match=r"E-RED-09 .* called with"):
+                work.wait(PATIENCE_S)
+        assert not tensors[0].any() and tensors[1].all()
+        again = [torch.zeros(7), torch.ones(7)]
+        assert all(done.complete for done in together(members, again))
+        assert torch.equal(again[0], torch.full((7,), 0.5))
+
+
+def test_a_part_that_is_not_finite_is_not_sent():
+    with groups(2) as members:
+        tensors = [torch.ones(10), torch.full((10,), float("nan"))]
+        works = [m.all_reduce_async(t) for m, t in zip(members, tensors, strict=True)]
+        with pytest.raises(RunFailedError, match=r"E-RED-11 .* nan"):
+            works[1].wait(PATIENCE_S)
+        done = works[0].wait(PATIENCE_S)
+        assert done.contributors == (members[0].me,) and done.missing == (members[1].me,)
+        assert torch.equal(tensors[0], torch.ones(10))
+
+
+def test_mistakes_are_told_with_what_to_do():
+    group = atoll.reduce.found(peers=2)
+    with pytest.raises(UsageError, match="E-RED-02"):
+        group.all_reduce(torch.ones(3, dtype=torch.int64))
+    with pytest.raises(UsageError, match="E-RED-02"):
+        group.all_reduce(torch.ones(3), weight=0)
+    with pytest.raises(RunFailedError, match="1 of 2 members are here"):
+        group.all_reduce(torch.ones(3), timeout_s=0.2)
+    with pytest.raises(UsageError, match="E-RED-08"):
+        atoll.reduce.found(topology="moebius")
+    group.close()
+    group.close()
+    with pytest.raises(UsageError, match="E-RED-01"):
+        group.all_reduce(torch.ones(3))
+    with pytest.raises((RefusedError, UsageError), match="E-TKT"):
+        atoll.reduce.join("ATOLL1:nonsense")
+
+
+def test_a_closed_group_leaves_nothing_behind():
+    async def tasks() -> int:
+        return len(asyncio.all_tasks())
+
+    group = atoll.reduce.found(peers=1)
+    folder = group._host.folder
+    group.all_reduce(torch.ones(3))
+    assert folder.exists()
+    thread = group._thread
+    group.close()
+    assert not folder.exists() and not thread.is_alive()
+
+
+@pytest.mark.parametrize(("values", "pieces"), [(0, 1), (1, 4), (10**6, 4), (10**7, 4), (2**26, 4), (255, 2)])
+def test_parts_cover_everything_once_and_small_calls_use_few(values: int, pieces: int):
+    found = cuts(values, (1,) * 4 * pieces, pieces)
+    assert found[0][0] == 0 and found[-1][1] == values and len(found) == 4 * pieces
+    assert all(a[1] == b[0] for a, b in pairwise(found))
+    used = sum(hi > lo for lo, hi in found)
+    assert used <= max(1, -(-values // 2**20) + 4)
