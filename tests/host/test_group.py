@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -20,12 +20,13 @@ PATIENCE_S = 60.0  # only a failing test waits so long
 
 
 @contextmanager
-def groups(peers: int, **wishes) -> Iterator[list[atoll.reduce.Group]]:
+def groups(peers: int, names: Sequence[str] = (), **wishes) -> Iterator[list[atoll.reduce.Group]]:
     """So many members of one group; all of them gone afterwards."""
-    members = [atoll.reduce.found(peers=peers, **wishes)]
+    names = names or [f"m{i}" for i in range(peers)]
+    members = [atoll.reduce.found(peers=peers, name=names[0], **wishes)]
     try:
         with ThreadPoolExecutor() as pool:
-            members += pool.map(lambda _: atoll.reduce.join(members[0].ticket), range(peers - 1))
+            members += pool.map(lambda name: atoll.reduce.join(members[0].ticket, name=name), names[1:])
         yield members
     finally:
         for member in members:
@@ -61,9 +62,9 @@ def test_everybody_holds_the_same_mean_and_is_told_whose_it_is():
         assert torch.allclose(tensors[0], torch.full((1000,), (0 * 1 + 1 * 2 + 2 * 3) / 6))
 
 
-@pytest.mark.parametrize("topology", ["butterfly", "ring", "tree", "star"])
+@pytest.mark.parametrize("topology", ["butterfly", "hierarchical", "ring", "tree", "star"])
 def test_every_topology_gives_the_mean(topology: str):
-    with groups(4, topology=topology) as members:
+    with groups(4, ["eu/a", "eu/b", "us/c", "us/d"], topology=topology) as members:
         torch.manual_seed(0)
         tensors = [torch.randn(300_000) for _ in members]
         mean = torch.stack(tensors).double().mean(0)

@@ -96,6 +96,7 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
         start_peers=run.start_peers,
         min_peers=run.min_peers,
         open_to_all=run.open_to_all,
+        topology=config.sync.topology,
         round=RoundSettings(
             inner_steps=recipe.schedule.inner_steps,
             first_train_s=run.first_train,

@@ -197,6 +197,8 @@ def found(
 ) -> Group:
     """A new group with this process as its first member; the first all-reduce begins when `peers` are there.
 
+    `topology` "auto" is a butterfly, or a hierarchy if names say that members are in several places: "eu/ada" is
+    near "eu/bob" and far from "us/cleo". It is the group's, since all members must have the same plan.
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone.
     Raises UsageError for settings that cannot be.

@@ -92,6 +92,7 @@ class Sync(Section, frozen=True):
     pipeline_depth: Count = 3
     compression_ratio: Share = 0.1
     compression_level: Literal[3, 5, 9] = 3
+    topology: Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"] = "auto"
 
 
 class Consensus(Section, frozen=True):
@@ -200,6 +201,10 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "sync.pipeline_depth": "Pieces of an update on their way at once. Not yet: the transport decides; keep 3.",
     "sync.compression_ratio": 'Share of values that "topk" and "randk" keep, unless it is named: "topk:0.05".',
     "sync.compression_level": 'Effort of "zstd", unless it is named ("zstd:9"): 3, 5 or 9.',
+    "sync.topology": (
+        'How updates are reduced (specs/topologies.md). "auto" is a hierarchy if names say that members are in several '
+        'places ("eu/ada", "us/bob"), else a butterfly. With trust = "community" rows are never combined on the way.'
+    ),
     "consensus.protocol": (
         '"bft": two phases of signed votes, a rotating proposer, and the quorum that run.trust asks for. '
         '"raft" and "snow": not yet.'
