@@ -1,6 +1,6 @@
 """One all-reduce of 10 to 5000 virtual peers: its time, what each peer sends beside what the plan counts, deaths.
 
-    nice python bench/reduce_scale.py [--seed 1 --json --quick]
+    nice python bench/reduce_scale.py [--seed 1 --dying 1000 --json --quick]
 
 The machines are those of the real world; links, disks and arithmetic are virtual (`sim/reduction.py`): one way
 25 to 50 ms drawn per pair, 1 Gbit/s up and down per peer, 0.5 ms per message at either end, 1 GB/s to combine,
@@ -115,12 +115,13 @@ def deaths(name: str, count: int, seed: int, spread_s: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dying", type=int, default=1000, help="peers of the reduces in which some die")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="at most 100 peers, deaths among 200")
     options = parser.parse_args()
     sizes = [n for n in SIZES if n <= (100 if options.quick else 5000)]
     rows = [row(name, n, options.seed) for n in sizes for name in TOPOLOGIES if n <= LARGEST.get(name, 5000)]
-    dying = 200 if options.quick else 1000
+    dying = 200 if options.quick else options.dying
     games = [
         deaths(name, dying, seed, spread_s)
         for name in ("hierarchical", "butterfly", "tree")

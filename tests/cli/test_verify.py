@@ -155,6 +155,22 @@ def test_dropped_exchanged_and_forged_vertices_are_named(
     assert "its membership does not follow from its reports" in answer["problems"][0]["what"]
 
 
+def test_checkpoints_are_listed_and_shown_as_the_vertices_have_them(folder: Path):
+    """The newest state is in the folder under its hash; a round says who counted and who was missing."""
+    rows = answer_of("checkpoint", "list", folder)
+    assert [row["round"] for row in rows] == list(range(-1, len(rows) - 1))
+    assert all(row["parent"] == before["vertex"] for before, row in zip(rows, rows[1:], strict=False))
+    newest = answer_of("checkpoint", "show", rows[-1]["round"], folder)
+    assert newest == rows[-1]
+    assert newest["size_bytes"] == (folder / "blobs" / newest["state"]).stat().st_size
+    full = next(row for row in rows if row["contributors"] == ["ada", "bob"])
+    assert full["missing"] == [] and full["voters"] == 2 and full["loss"] > 0 and full["votes"] == 2
+    words = atoll("checkpoint", "list", folder).stdout.splitlines()
+    assert newest["state"][:8] in words[-1] and len(words) <= 20
+    assert "E-CHK-01" in atoll("checkpoint", "show", "9999", folder).stderr
+    assert answer_of("verify", folder, "--trusted", rows[2]["vertex"])["trusted_round"] == rows[2]["round"]
+
+
 def test_a_trusted_vertex_is_looked_for(folder: Path, capsys: pytest.CaptureFixture[str]):
     ids: list[str] = []
     rewrite(folder, lambda rows: ids.append(vertex_id(decode_vertex(rows[2]).body).hex()))

@@ -13,7 +13,7 @@ import cyclopts
 
 from atoll import __version__
 from atoll.base.errors import AtollError, RunFailedError, UsageError
-from atoll.cli import demo, init, join, leave, plot, simulate, status, up, verify
+from atoll.cli import checkpoint, demo, init, join, leave, plot, simulate, status, up, verify
 from atoll.cli.say import say_trouble
 
 app = cyclopts.App(
@@ -25,7 +25,16 @@ app = cyclopts.App(
 )
 for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers, status.invite):
     app.command(verb)
-for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate, verify.verify):
+for verb in (
+    leave.leave,
+    leave.stop,
+    leave.recover,
+    status.export,
+    plot.plot,
+    simulate.simulate,
+    verify.verify,
+    checkpoint.checkpoint,
+):
     app.command(verb)
 
 

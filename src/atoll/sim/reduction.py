@@ -134,7 +134,7 @@ class Reduction:
         noticed = self.noticed[peer]
 
         def awaits(*question: Any) -> bool:
-            names, among = question[-2:]
+            names, among = question[-2:]  # a part may stand before them: here all parts are alike
             return any(q not in names and q not in noticed for q in (self.peers if among is None else among))
 
         notary = cast(Notary, desk)
