@@ -130,6 +130,19 @@ def test_whoever_comes_late_is_let_in_while_nobody_calls_and_counts_from_its_fir
         assert all(torch.equal(t, torch.ones(10)) for t in tensors)
 
 
+def test_a_newcomer_finds_the_group_by_any_member_when_the_founder_is_gone():
+    with groups(3) as members:
+        together(members, [torch.ones(10) for _ in members])
+        dies(members[0])
+        survivors = members[1:]
+        together(survivors, [torch.ones(10), torch.ones(10)])
+        members.append(atoll.reduce.join(members[0].ticket, via=members[1].addresses))
+        tensors = [torch.full((10,), float(i)) for i in range(3)]
+        for done in together(members[1:], tensors):
+            assert len(done.contributors) == 3
+        assert torch.equal(tensors[2], torch.ones(10))
+
+
 def test_a_call_that_waits_while_a_newcomer_is_let_in_counts_everybody():
     """Ada has called, Bob has not; Cleo joins meanwhile. Nobody's call is answered without Bob."""
     with groups(2) as members:

@@ -86,6 +86,11 @@ class Group:
         return self._host.me
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach this member."""
+        return self._host.addresses
+
+    @property
     def peers(self) -> tuple[PeerId, ...]:
         """The members that take part, by the last agreed vertex."""
         return self._run(self._host.members())
@@ -244,10 +249,16 @@ def found(
 
 
 def join(
-    ticket: str, *, name: str = "", listen: tuple[str, ...] = LOOPBACK, announce: tuple[str, ...] = ()
+    ticket: str,
+    *,
+    name: str = "",
+    via: tuple[str, ...] = (),
+    listen: tuple[str, ...] = LOOPBACK,
+    announce: tuple[str, ...] = (),
 ) -> Group:
     """Take a seat in the ticket's group; returns when its members have let this one in.
 
+    `via` are addresses of other members (`group.addresses`), for when whoever issued the ticket is gone.
     Raises the ticket's own error, or NetworkError if nobody lets it in for two minutes.
     """
 
@@ -256,6 +267,7 @@ def join(
         host = await join_run(
             folder, ticket, "trainer", name, Listening(listen, announce), GroupHost, durable=False
         )
+        host.bootstrap += tuple((address, None) for address in via)
         host.start()
         await host.seated(MEET_S)
         return host, ticket
