@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,11 @@ def test_verifying_changes_no_file_and_never_imports_torch(folder: Path):
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     database.close()
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
-    command = [sys.executable, "-X", "importtime", "-m", "atoll", "verify", str(folder), "--deep"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "atoll.node.verify" in done.stderr
-    assert not {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()} & {"torch", "numpy"}
+    for words in (["verify", str(folder), "--deep"], ["checkpoint", "list", str(folder)]):
+        command = [sys.executable, "-X", "importtime", "-m", "atoll", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and "atoll.node.verify" in done.stderr
+        assert not {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()} & {"torch", "numpy"}
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
 
 
@@ -159,7 +161,7 @@ def test_checkpoints_are_listed_and_shown_as_the_vertices_have_them(folder: Path
     """The newest state is in the folder under its hash; a round says who counted and who was missing."""
     rows = answer_of("checkpoint", "list", folder)
     assert [row["round"] for row in rows] == list(range(-1, len(rows) - 1))
-    assert all(row["parent"] == before["vertex"] for before, row in zip(rows, rows[1:], strict=False))
+    assert all(row["parent"] == before["vertex"] for before, row in pairwise(rows))
     newest = answer_of("checkpoint", "show", rows[-1]["round"], folder)
     assert newest == rows[-1]
     assert newest["size_bytes"] == (folder / "blobs" / newest["state"]).stat().st_size

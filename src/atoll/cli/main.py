@@ -25,16 +25,9 @@ app = cyclopts.App(
 )
 for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers, status.invite):
     app.command(verb)
-for verb in (
-    leave.leave,
-    leave.stop,
-    leave.recover,
-    status.export,
-    plot.plot,
-    simulate.simulate,
-    verify.verify,
-    checkpoint.checkpoint,
-):
+for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate):
+    app.command(verb)
+for verb in (verify.verify, checkpoint.checkpoint):
     app.command(verb)
 
 

@@ -1,0 +1,236 @@
+"""What one decision costs by each engine, over the same virtual links: time, messages, bytes.
+
+Every pair of members has a one-way latency drawn once from 50 to 100 ms; nothing is lost, computing takes no time,
+bandwidth is not limited. Agreement and Raft decide on the same body of 4096 bytes, agreement with real Ed25519
+signatures and a two-thirds quorum; Snowball compares two digests that three quarters and one quarter of the members
+saw first (k = 10, alpha = 8, beta = 150), and needs more than ten members. `first_s` is when the first member knows
+the decision, `virtual_s` when the last one does, both since it was proposed; medians of several networks.
+
+    python bench/consensus.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Effect, Event, Fact, Message, Received, Report, Send, SetTimer, Start, TimerFired
+from atoll.keys.digest import digest
+from atoll.policy.plan import quorum
+from atoll.protocol.consensus import agreement, raft, snow
+from atoll.protocol.consensus.agreement import Agreement
+from atoll.protocol.consensus.raft import Raft
+from atoll.protocol.consensus.snow import Snow
+from atoll.sim.signatures import RealKeys
+from atoll.wire.codec import encode
+from atoll.wire.envelope import Notary
+
+LATENCY_S = (0.05, 0.1)
+BODY = bytes(range(256)) * 16
+RUN = Digest(bytes(32))
+MEMBERS, SNOW_MEMBERS = (4, 7, 16, 32), (16, 32, 100, 1000)
+QUICK_MEMBERS, QUICK_SNOW_MEMBERS = (4, 16), (32,)
+NETWORKS, QUICK_NETWORKS = 5, 2
+
+
+@dataclass
+class Network:
+    """Members, links and a clock; `hear` gives an event to one member, `told` is when it reported a decision."""
+
+    names: Sequence[PeerId]
+    draw: random.Random
+    hear: Callable[[PeerId, Event, float], list[Effect]]
+    fact: Callable[[PeerId, Fact], list[Effect] | None]  # None: this is a decision
+    now: float = 0.0
+    messages: int = 0
+    bytes: int = 0
+    told: dict[PeerId, float] = field(default_factory=dict)
+    latency: dict[tuple[PeerId, PeerId], float] = field(default_factory=dict)
+    queue: list[tuple[float, int, PeerId, Event]] = field(default_factory=list)
+    timers: dict[tuple[PeerId, str], int] = field(default_factory=dict)
+    count: int = 0
+
+    def carry_out(self, name: PeerId, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(to, message):
+                    self._send(name, to, message)
+                case SetTimer(timer, at):
+                    self.count += 1
+                    self.timers[name, timer] = self.count
+                    if at is not None:
+                        heapq.heappush(self.queue, (at, self.count, name, TimerFired(timer)))
+                case Report(fact):
+                    more = self.fact(name, fact)
+                    if more is None:
+                        self.told.setdefault(name, self.now)
+                    else:
+                        self.carry_out(name, more)
+                case _:
+                    pass
+
+    def run(self, over: Callable[[], bool]) -> None:
+        while not over():
+            self.now, number, name, event = heapq.heappop(self.queue)
+            if not isinstance(event, TimerFired) or self.timers[name, event.name] == number:
+                self.carry_out(name, self.hear(name, event, self.now))
+
+    def until_all_know(self) -> None:
+        self.run(lambda: len(self.told) == len(self.names))
+
+    def _send(self, sender: PeerId, to: PeerId, message: Message) -> None:
+        self.messages += 1
+        self.bytes += len(encode(message))
+        pair = (sender, to) if sender < to else (to, sender)
+        if pair not in self.latency:
+            self.latency[pair] = self.draw.uniform(*LATENCY_S)
+        self.count += 1
+        heapq.heappush(self.queue, (self.now + self.latency[pair], self.count, to, Received(sender, message)))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one decision."""
+
+    first_s: float
+    virtual_s: float
+    messages: int
+    bytes: int
+
+    @staticmethod
+    def of(network: Network, since_s: float = 0.0, messages: int = 0, size_bytes: int = 0) -> Cost:
+        told = network.told.values()
+        return Cost(
+            min(told) - since_s, max(told) - since_s, network.messages - messages, network.bytes - size_bytes
+        )
+
+
+@cache
+def keys() -> RealKeys:
+    return RealKeys(7)
+
+
+def by_agreement(members: int, seed: int) -> Cost:
+    """One round of `agreement.py`: propose, prepare, commit; everybody judges at once."""
+    names = tuple(keys().name(i) for i in range(members))
+    vote_keys = {name: keys().vote_key(i) for i, name in enumerate(names)}
+    need = quorum(members, "two-thirds")
+    machines = {
+        name: Agreement(Notary(RUN, keys().signer(i, RUN), keys().verifier), 0, "", vote_keys, need, names)
+        for i, name in enumerate(names)
+    }
+
+    def hear(name: PeerId, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, Received)
+        return machines[name].receive(event.sender, event.message)
+
+    def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
+        match fact:
+            case agreement.Free(view=view):
+                return machines[name].propose(view, BODY)
+            case agreement.Judge(digest=what):
+                return machines[name].approve(what)
+            case agreement.Decided():
+                return None
+            case _:
+                return []
+
+    network = Network(names, random.Random(seed), hear, fact)
+    for name in names:
+        network.carry_out(name, machines[name].begin())
+    network.until_all_know()
+    assert len({m.decided.digest for m in machines.values() if m.decided is not None}) == 1
+    return Cost.of(network)
+
+
+def by_raft(members: int, seed: int) -> Cost:
+    """One command of a leader that is there already; heartbeats are rarer than a decision and not counted."""
+    names = [PeerId(f"p{i:03d}") for i in range(members)]
+    machines = {p: Raft(p, names, b"%d" % seed, election_s=60.0, heartbeat_s=10.0) for p in names}
+
+    def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
+        return None if isinstance(fact, raft.Committed) else []
+
+    network = Network(names, random.Random(seed), lambda name, event, now: machines[name].handle(event, now), fact)
+    for name in names:
+        network.carry_out(name, machines[name].handle(Start({}), 0.0))
+    network.run(lambda: all(m.leader is not None and m.commit == 1 for m in machines.values()))
+    network.run(lambda: not any(isinstance(event, Received) for *_, event in network.queue))
+    leader = next(p for p, m in machines.items() if m.role == "leader")
+    before = network.now, network.messages, network.bytes
+    network.carry_out(leader, machines[leader].propose(BODY, network.now))
+    network.until_all_know()
+    return Cost.of(network, *before)
+
+
+def by_snow(members: int, seed: int) -> Cost:
+    """Until the last member has settled on its preference."""
+    names = [PeerId(f"p{i:04d}") for i in range(members)]
+    few = members < snow.SAFE_SIZE
+    machines = {p: Snow(p, names, "round 0", f"{seed}/{p}".encode(), preference_only=few) for p in names}
+
+    def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
+        return None if isinstance(fact, snow.Settled) else []
+
+    network = Network(names, random.Random(seed), lambda name, event, now: machines[name].handle(event, now), fact)
+    red, blue = digest(b"red"), digest(b"blue")
+    for index, name in enumerate(names):
+        for choice in (red, blue) if index % 4 else (blue, red):
+            network.carry_out(name, machines[name].offer(choice, 0.0))
+    network.until_all_know()
+    assert len({m.settled for m in machines.values()}) == 1
+    return Cost.of(network)
+
+
+ENGINES = {"agreement": by_agreement, "raft": by_raft, "snow": by_snow}
+
+
+def row(engine: str, members: int, networks: int) -> dict[str, object]:
+    began = time.perf_counter()
+    costs = [ENGINES[engine](members, seed) for seed in range(networks)]
+    middle = {key: statistics.median(asdict(c)[key] for c in costs) for key in asdict(costs[0])}
+    return {
+        "engine": engine,
+        "members": members,
+        "first_s": round(middle["first_s"], 3),
+        "virtual_s": round(middle["virtual_s"], 3),
+        "messages": round(middle["messages"]),
+        "bytes": round(middle["bytes"]),
+        "networks": networks,
+        "wall_s": round(time.perf_counter() - began, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and networks; seconds")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    sizes, networks = (QUICK_MEMBERS, QUICK_NETWORKS) if args.quick else (MEMBERS, NETWORKS)
+    wanted = [(engine, members, networks) for engine in ("agreement", "raft") for members in sizes]
+    for members in QUICK_SNOW_MEMBERS if args.quick else SNOW_MEMBERS:
+        wanted.append(("snow", members, 1 if members >= 1000 else networks))
+    rows: list[dict[str, object]] = []
+    for engine, members, repeats in wanted:
+        rows.append(row(engine, members, repeats))
+        if not args.json:
+            r = rows[-1]
+            print(
+                f"{engine:<10} {members:>5} members  first {r['first_s']:>7} s  all {r['virtual_s']:>7} s  "
+                f"{r['messages']:>9,} messages  {r['bytes']:>12,} bytes  ({r['wall_s']} s to compute)",
+                flush=True,
+            )
+    if args.json:
+        print(json.dumps({"rows": rows, "latency_s": LATENCY_S, "body_bytes": len(BODY)}))
+
+
+if __name__ == "__main__":
+    main()

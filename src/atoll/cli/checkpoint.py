@@ -1,0 +1,144 @@
+"""`atoll checkpoint list|show`: the agreed states of a run, as its vertices tell them. Offline; nothing is written.
+
+Reads a peer's folder as `atoll verify` does, without judging it, while the peer runs or after it ended. Says which
+states are still in the folder: a peer keeps the newest ones. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import cyclopts
+from cyclopts import Parameter
+
+from atoll.base.errors import PeerFault, RunFailedError, UsageError
+from atoll.base.ids import PeerId
+from atoll.base.units import bytes_text, seconds_text
+from atoll.cli.say import AsJson, folder_of, say, say_json
+from atoll.cli.verify import Run, kept_in
+
+if TYPE_CHECKING:
+    from atoll.node.verify import Kept
+    from atoll.wire.messages.vertex import Body, Vertex
+
+LISTED = 20  # newest rounds shown; --all and --json have every one
+
+checkpoint = cyclopts.App(
+    name="checkpoint", help="List the agreed states of a run, or show one; offline.", help_format="plaintext"
+)
+
+
+@checkpoint.command(name="list")
+def listing(
+    run: Run = None,
+    /,
+    *,
+    all: Annotated[bool, Parameter(negative="", help=f"Every round, not only the newest {LISTED}.")] = False,
+    json: AsJson = False,
+) -> None:
+    """One line per agreed round: time, loss, who counted, state, and whether the state is in this folder."""
+    folder = folder_of(run)
+    with kept_in(folder) as kept:
+        rounds = [-1, *kept.rounds]
+        begin = _row(kept, folder, -1)["time_s"]
+        rows = [_row(kept, folder, r) for r in (rounds if all or json else rounds[-LISTED:])]
+    if json:
+        say_json(rows)
+        return
+    for row in rows:
+        here = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
+        loss = f"{row['loss']:.4f}" if row["contributors"] else "-"
+        after = seconds_text(row["time_s"] - begin)
+        counted = f"{len(row['contributors'])} of {row['voters']}"
+        say(f"  {row['round']:>6}  {after:>12}  loss {loss:>8}  {counted:>9}  {row['state'][:8]}  {here:>9}")
+
+
+@checkpoint.command
+def show(
+    round: Annotated[int, Parameter(help="The round; -1 is genesis.")],
+    run: Run = None,
+    /,
+    *,
+    json: AsJson = False,
+) -> None:
+    """Everything a vertex says about its round: ids, time, loss, contributors, who is missing, the state."""
+    folder = folder_of(run)
+    with kept_in(folder) as kept:
+        if round != -1 and round not in set(kept.rounds):
+            newest = max(kept.rounds, default=-1)
+            raise UsageError(
+                "E-CHK-01",
+                f"round {round} is not in {folder}",
+                cause=f"the newest round here is {newest}",
+                fix="atoll checkpoint list",
+            )
+        row = _row(kept, folder, round)
+    if json:
+        say_json(row)
+        return
+    for name, value in row.items():
+        words = ", ".join(value) or "nobody" if isinstance(value, list) else value
+        say(f"  {name:<14} {words}")
+
+
+def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
+    """What the vertex of this round says, unjudged. Times are seconds of run time."""
+    from atoll.wire.codec import vertex_id
+
+    vertex, body = _read(kept, folder, round)
+    planned = body  # whose members the round was planned with: those of the vertex before, if that is here
+    if round - 1 == -1 or round - 1 in kept.rounds:
+        planned = _read(kept, folder, round - 1)[1]
+    names = {m.peer: m.name or m.peer for m in (*planned.members, *body.members)}
+    voters = {m.peer for m in planned.members if m.votes}
+    counted = {signed.signer for signed in body.commits}
+
+    def named(peers: set[PeerId]) -> list[str]:
+        return sorted(names.get(p, p) for p in peers)
+
+    return {
+        "round": body.round,
+        "vertex": vertex_id(vertex.body).hex(),
+        "parent": body.parent.hex(),
+        "time_s": body.time_s,
+        "trained": body.trained,
+        "epoch": body.epoch,
+        "attempt": body.attempt,
+        "proposer": names.get(body.proposer, body.proposer),
+        "loss": body.metrics.loss,
+        "steps": body.metrics.steps,
+        "samples": body.metrics.samples,
+        "voters": len(voters),
+        "contributors": named(counted),
+        "missing": named(voters - counted) if body.parts else [],  # nobody can miss a round that only assembles
+        "parts_missing": sum(part is None for part in body.parts),
+        "votes": len(vertex.certificate.votes) if vertex.certificate is not None else 0,
+        "state": body.state.hex(),
+        "size_bytes": _size_of(folder / "blobs" / body.state.hex()),
+    }
+
+
+def _read(kept: Kept, folder: Path, round: int) -> tuple[Vertex, Body]:
+    from atoll.wire.codec import decode_body, decode_vertex
+
+    data = kept.genesis if round == -1 else kept.read(round)
+    assert data is not None  # it was listed in this very transaction
+    try:
+        vertex = decode_vertex(data)
+        return vertex, decode_body(vertex.body)
+    except PeerFault as fault:
+        raise RunFailedError(
+            "E-CHK-02",
+            f"the vertex of round {round} cannot be read: {fault.what}",
+            cause="this disk or a copy of this folder lost or changed bytes",
+            fix=f"atoll verify {folder}",
+        ) from fault
+
+
+def _size_of(blob: Path) -> int | None:
+    """None if it is not in this folder (any more)."""
+    try:
+        return blob.stat().st_size
+    except FileNotFoundError:
+        return None
