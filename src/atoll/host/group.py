@@ -47,14 +47,14 @@ from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.keys.digest import blob_id, manifest_of
 from atoll.learn.codec import codec_named
 from atoll.node.peer import GenesisKnown, Refused
-from atoll.node.round import OtherSize, RoundBegan, RoundClosed
+from atoll.node.round import Commits, OtherSize, RoundBegan, RoundClosed
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.node.topology import TOPOLOGIES
 from atoll.policy.plan import RoundSettings
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed
-from atoll.wire.messages.statements import Answered, Commit, Join, Ready, Signed
+from atoll.wire.messages.statements import Answered, Join, Ready, Signed
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
 
 T = TypeVar("T")
@@ -285,7 +285,6 @@ class GroupHost(driver.Driver):
         self.listeners = [self._react_to_fact]  # no record: nobody plots a group
         self._refused: AtollError | None = None
         self._news = asyncio.Event()
-        self._was_new = False  # somebody was a newcomer in the round that is under way, as agreed
 
     def call(self, calls: Iterable[Call]) -> None:
         for call in calls:
@@ -293,11 +292,14 @@ class GroupHost(driver.Driver):
 
     def handle(self, event: Event) -> None:
         super().handle(event)
+        round = self.machine.round
         match event:
-            case Received(message=Committed() as message) if message.round == self._round():
-                commit = decode_statement(message.statement.body, message.statement.signer)
-                makes_room = isinstance(commit, Commit) and commit.why == MAKES_ROOM
-                self.island.passes(MAKES_ROOM) if makes_room else self.island.others_wait()
+            case Received(message=Committed()) if round is not None:
+                commits = [commit for commit, _ in round.commits.get(round.attempt, Commits()).of.values()]
+                if any(commit.why == MAKES_ROOM for commit in commits):
+                    self.island.passes(MAKES_ROOM)
+                elif commits:
+                    self.island.others_wait()
             case Received(message=MemberReport()):
                 self._make_room()
             case _:
@@ -308,12 +310,8 @@ class GroupHost(driver.Driver):
         round, pool = self.machine.round, self.machine.pool
         if round is None or pool is None or not round.trains or self._closing:
             return
-        if self._newcomers(round.plan.members) or _lets_in(pool.chosen()):
+        if _newcomers(round.plan.members) or _lets_in(pool.chosen()):
             self.island.passes(MAKES_ROOM)
-
-    @staticmethod
-    def _newcomers(members: Sequence[Member]) -> bool:
-        return any(m.standing == "new" for m in members)
 
     async def members(self) -> tuple[PeerId, ...]:
         history = self.machine.history
@@ -355,9 +353,11 @@ class GroupHost(driver.Driver):
             case RoundClosed():
                 self.store.keep([(f"vertex/{fact.round - VERTICES_KEPT}", None)])
                 if fact.body.parts:
-                    again = bool(fact.missing) and (self._was_new or _lets_in(fact.body.reports))
+                    assert self.machine.history is not None
+                    before = self.machine.history.bodies.get(fact.round - 1)
+                    lets_in = _lets_in(fact.body.reports) or (before is not None and _newcomers(before.members))
+                    again = bool(fact.missing) and lets_in
                     self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)), again)
-                self._was_new = self._newcomers(fact.body.members)
             case OtherSize():
                 self.island.fails(fact.round, self._other_size(fact))
             case Refused():
@@ -401,9 +401,6 @@ class GroupHost(driver.Driver):
         history = self.machine.history
         return sum(m.votes for m in history.head_body.members) if history is not None else 0
 
-    def _round(self) -> int:
-        return self.machine.round.plan.round if self.machine.round is not None else -1
-
 
 def _genesis(
     settings: RunSettings,
@@ -435,6 +432,10 @@ def _genesis(
         settings=encode_settings(settings),
     )
     return Founded(Vertex(encode(body), None), state, b"")
+
+
+def _newcomers(members: Iterable[Member]) -> bool:
+    return any(m.standing == "new" for m in members)
 
 
 def _lets_in(reports: Iterable[Signed]) -> bool:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, cast
+from typing import cast
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
@@ -133,8 +133,7 @@ class Reduction:
         self.commits[peer], self.updates[peer] = commit, Update(desk.sign(commit), parts)
         noticed = self.noticed[peer]
 
-        def awaits(*question: Any) -> bool:
-            names, among = question[-2:]  # a part may stand before them: here all parts are alike
+        def awaits(part: int, names: Collection[PeerId], among: Collection[PeerId] | None) -> bool:
             return any(q not in names and q not in noticed for q in (self.peers if among is None else among))
 
         notary = cast(Notary, desk)
