@@ -77,6 +77,7 @@ class Cluster:
     entries: dict[tuple[int, int], tuple[bytes, int]] = field(default_factory=dict)
     committed: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     states: dict[int, bytes] = field(default_factory=dict)
+    largest_bytes: int = 0  # of commands in one message
     told: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -157,6 +158,7 @@ class Cluster:
             first = self.ballots.setdefault((sender, message.term), to)
             assert first == to, f"{sender} voted for {first} and for {to} in term {message.term}"
         if isinstance(message, Append):
+            self.largest_bytes = max(self.largest_bytes, sum(len(e.command) for e in message.entries))
             self._check_log_matching(message)
         if (sender, to) in self.cut or self.draw.random() < self.loss:
             return
@@ -389,6 +391,21 @@ def test_a_voter_that_lost_its_disk_gets_the_marker_and_the_rest():
     cluster.start(late)
     cluster.run(3.0)
     assert cluster.hosts[late].state == host.state and cluster.raft_of(late).snapshot.index == host.applied - 5
+
+
+def test_large_commands_travel_few_at_a_time_and_all_arrive():
+    """Nine of the largest commands: no message holds more than its bytes allow, and a late voter gets them all."""
+    cluster, leader = quiet()
+    late = next(p for p in cluster.names if p != leader)
+    cluster.crash(late)
+    for number in range(9):
+        command = bytes([number]) * raft.COMMAND_BYTES_MAX
+        assert cluster.ask(leader, lambda raft, c=command: raft.propose(c, cluster.now))
+    cluster.run(1.0)
+    cluster.start(late)
+    cluster.run(3.0)
+    assert cluster.hosts[late].applied == cluster.hosts[leader].applied >= 9
+    assert 0 < cluster.largest_bytes <= raft.BYTES_PER_MESSAGE
 
 
 def test_words_of_strangers_and_impossible_wishes_are_refused():

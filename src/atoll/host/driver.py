@@ -66,7 +66,6 @@ log = logging.getLogger(__name__)
 PULSE_S = 0.5  # how often the driver looks whether it was asleep
 SLEPT_S = 3.0  # a pulse this late means the computer was suspended or the process stopped
 DIAL_AGAIN_S = 2.0
-HASH_ON_LOOP_BYTES = 4 * 2**20  # larger payloads are hashed on a thread: 4 MiB take one millisecond
 
 
 class Worker(Protocol):
@@ -98,6 +97,8 @@ class Seat:
 
 class Driver:
     """One peer of one run, on this computer; `island` does its slow work."""
+
+    hash_on_loop_bytes = 4 * 2**20  # larger payloads are named on a thread: 4 MiB take one millisecond
 
     def __init__(self, me: Seat, island: Worker, *, on_fact: Callable[[Fact], None] = lambda fact: None) -> None:
         self.store, self.identity, self.signer = me.store, me.identity, me.signer
@@ -314,7 +315,7 @@ class Driver:
             self._on_fault(fault)
             self.links.forget(sender)
             return
-        if payload is not None and len(payload) > HASH_ON_LOOP_BYTES:
+        if payload is not None and len(payload) > self.hash_on_loop_bytes:
             self._spawn(self._hash_then_handle(sender, message, payload))
             return
         parcel = None

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import MIB
+from atoll.base.limits import BULK_FRAME_MAX, MIB
 from atoll.base.machine import Event, Fact, Received
 from atoll.host import driver
 from atoll.host.group_island import (
@@ -279,6 +279,7 @@ class GroupHost(driver.Driver):
     """The member behind a `Group`; lives in its loop."""
 
     island: GroupIsland
+    hash_on_loop_bytes = BULK_FRAME_MAX  # its names are quick: a thread would take longer to wake up
 
     def __init__(self, seat: driver.Seat) -> None:
         super().__init__(seat, GroupIsland(seat.store))

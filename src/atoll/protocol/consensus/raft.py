@@ -40,6 +40,7 @@ from atoll.base.machine import (
 
 COMMAND_BYTES_MAX = 2**18  # so that a message of one entry fits a control frame
 ENTRIES_PER_MESSAGE = 64
+BYTES_PER_MESSAGE = 2**19  # of commands, but always at least one of them
 UNCOMMITTED_MAX = 1024  # entries that a leader without a quorum piles up at most
 PARTS = 1 << 20  # into which a patience is divided when it is drawn
 
@@ -454,10 +455,19 @@ class Raft:
             self.next[peer] = self.snapshot.index + 1
             s = self.snapshot
             return [Send(peer, Install(self.term, s.index, s.term, s.marker))]
-        start = first - self.snapshot.index - 1
-        entries = tuple(self.log[start : start + self.entries_max])
+        entries = self._some_entries(first - self.snapshot.index - 1)
         self.next[peer] += len(entries)  # taken as received; whoever missed it says so at the next sign of life
         return [Send(peer, Append(self.term, first - 1, self.term_at(first - 1), entries, self.commit))]
+
+    def _some_entries(self, start: int) -> tuple[Entry, ...]:
+        """As many of the log from this position on as one message carries."""
+        chosen = self.log[start : start + self.entries_max]
+        size_bytes = 0
+        for count, entry in enumerate(chosen):
+            size_bytes += len(entry.command)
+            if count > 0 and size_bytes > BYTES_PER_MESSAGE:
+                return tuple(chosen[:count])
+        return tuple(chosen)
 
     def _advance(self, now: Seconds) -> list[Effect]:
         """Commit what a quorum holds, and tell the others at once."""
