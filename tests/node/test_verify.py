@@ -114,6 +114,7 @@ def test_what_peers_agreed_on_is_intact_whatever_the_settings_of_the_run(knobs: 
     swarm_knobs.run = replace(swarm_knobs.run, **knobs)
     swarm = Swarm(11, swarm_knobs)
     world = swarm.world
+    world.run(2)
     ticket = swarm.invite(peer_name(1)) if not swarm_knobs.run.open_to_all else None
     world.run(12)
     swarm.join(4, peer_name(1), ticket)
