@@ -282,7 +282,8 @@ class _Walk:
         plan = plan_round(history.head_id, parent, self.audit.settings.round)
         recent = Recent(self._recent_states(body))
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
-        return check_body(ground, self.notary, body, body.time_s)
+        flaw = check_body(ground, self.notary, body, body.time_s)
+        return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
 
     def _recent_states(self, body: Body) -> dict[Digest, Digest]:
         """Joins and readiness name recent vertices; one that is lost or damaged here is taken at their word."""
