@@ -93,10 +93,6 @@ def test_deaths_cost_their_detection_and_nobody_who_lives(name: str, seed: int):
     assert outcome.seconds < ALL_AT_ONCE.window_s / 3
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="who turns to a peer that has not yet noticed the death is forgotten by it, and waits for all deadlines",
-)
 @pytest.mark.parametrize("name", ["butterfly", "hierarchical"])
 def test_who_notices_a_death_first_is_not_forgotten_by_who_notices_later(name: str):
     """Four peers, seed 1: one dies, and the first to notice asks somebody who learns of it half a second later."""

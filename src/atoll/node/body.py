@@ -18,7 +18,9 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_PER_VERTEX_MAX, WORDS_MAX
 from atoll.keys.digest import digest
-from atoll.policy.members import Reported, next_members
+from atoll.node.settings import RunSettings
+from atoll.node.topology import topology_of
+from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement
@@ -52,6 +54,21 @@ class Ground:
     @cached_property
     def vote_key_of(self) -> dict[PeerId, bytes]:
         return {m.peer: m.vote_key for m in self.plan.members if m.present}
+
+
+def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
+    """What the round after `parent` stands on, for somebody who judges it."""
+    if parent.trained:
+        enough = len(plan.voters) >= settings.min_peers
+    else:
+        settled = sum(m.votes and m.standing == "member" for m in plan.members)
+        enough = settled >= max(settings.start_peers, settings.min_peers)
+
+    def judge(reported: Reported, as_proposer: bool) -> str | None:
+        wall_s = parent.time_s if as_proposer else None
+        return admissible(reported, parent, recent, run, settings.open_to_all, wall_s)
+
+    return Ground(plan, parent, topology_of(settings, plan) if enough else None, judge)
 
 
 def write_body(

@@ -54,14 +54,13 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier
-from atoll.node.body import Ground, write_recovery
+from atoll.node.body import ground_after, write_recovery
 from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
 from atoll.node.round import Fault, Round, RoundClosed, ShareBegan, StateMissing
 from atoll.node.settings import RunSettings, decode_settings
-from atoll.node.topology import topology_of
 from atoll.policy.members import RECENT, Reported, suspicions_needed
-from atoll.policy.plan import RoundPlan, plan_round
+from atoll.policy.plan import plan_round
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
@@ -325,7 +324,7 @@ class Peer:
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self._fact(fact)]
         plan = plan_round(head, parent, self.settings.round)
-        ground = self._ground(plan, parent, pool)
+        ground = ground_after(self.settings, plan, parent, pool.recent(), self.run)
         kept = self.said.get(f"said/{plan.round}/agreement")
         proposers = tuple(plan.proposer(k) for k in range(len(plan.committee)))
         agreement = Agreement(self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, proposers, kept)
@@ -361,21 +360,6 @@ class Peer:
                 break
             kept[r] = self.held[r]
         self.held = kept
-
-    def _ground(self, plan: RoundPlan, parent: Body, pool: ReportPool) -> Ground:
-        s = self.settings
-        if parent.trained:
-            enough = len(plan.voters) >= s.min_peers
-        else:  # the first round shall count everybody it was waited for, and a newcomer's update moves nothing
-            settled = sum(m.votes and m.standing == "member" for m in plan.members)
-            enough = settled >= max(s.start_peers, s.min_peers)
-        topology = topology_of(s, plan) if enough else None
-        recent = pool.recent()
-
-        def judge(reported: Reported, as_proposer: bool) -> str | None:
-            return pool.judge(reported, parent, recent, parent.time_s if as_proposer else None)
-
-        return Ground(plan, parent, topology, judge)
 
     def _to_round(self, event: Event, now: Seconds) -> list[Effect]:
         if self.round is None:

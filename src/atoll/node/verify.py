@@ -22,11 +22,10 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
 from atoll.keys.signer import Verifier
-from atoll.node.body import Ground, check_body, write_recovery
+from atoll.node.body import check_body, ground_after, write_recovery
 from atoll.node.settings import RunSettings, decode_settings
-from atoll.node.topology import topology_of
-from atoll.policy.members import RECENT, Recent, Reported, admissible
-from atoll.policy.plan import RoundPlan, plan_round
+from atoll.policy.members import RECENT, Recent
+from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, vertex_id
 from atoll.wire.envelope import Notary
@@ -134,21 +133,6 @@ def verify_history(kept: Kept, verifier: Verifier, trusted: Digest | None = None
     for round in range(max(kept.rounds, default=-1) + 1):
         walk.go(round)
     return audit
-
-
-def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
-    """What the round after `parent` stands on, for somebody who judges it."""
-    if parent.trained:
-        enough = len(plan.voters) >= settings.min_peers
-    else:
-        settled = sum(m.votes and m.standing == "member" for m in plan.members)
-        enough = settled >= max(settings.start_peers, settings.min_peers)
-
-    def judge(reported: Reported, as_proposer: bool) -> str | None:
-        wall_s = parent.time_s if as_proposer else None
-        return admissible(reported, parent, recent, run, settings.open_to_all, wall_s)
-
-    return Ground(plan, parent, topology_of(settings, plan) if enough else None, judge)
 
 
 def _genesis(kept: Kept, audit: Audit) -> Vertex | None:

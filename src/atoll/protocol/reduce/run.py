@@ -174,6 +174,8 @@ class Reduce:
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
         self.asked: set[tuple[int, PeerId]] = set()  # (part, owner) whose answer was to come through who is gone
         self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
+        self.senders: dict[int, set[PeerId]] = {}  # whose rows came to me: they know best whom they need
+        self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
         self.heard: dict[int, dict[PeerId, Signed]] = {}  # parts that others say they hold the answer of
         self.fetching: dict[int, PeerId] = {}  # from whom
         self.answers: dict[int, AnswerHeld] = {}
@@ -399,13 +401,18 @@ class Reduce:
 
     def _answer_already(self, part: int, to: PeerId) -> list[Effect]:
         """It turned to me because another owner is gone, and I hold what that one answered."""
-        held = self.answers.get(part)
-        if held is None or held.statement.signer == self.me or not self._serves(part, held.statement.signer, to):
+        if not 0 <= part < self.plan.parts:
             return []
-        return [self._answer_to(to, held)]
+        held = self.answers.get(part)
+        if held is None:
+            # closed, and not answered yet: it may have noticed a death before me, and gets the answer from me
+            self.senders.setdefault(part, set()).add(to)
+            return []
+        return [] if (part, to) in self.given else [self._answer_to(to, held)]
 
     def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
         gather.rows.setdefault(sender, held)  # the first word counts
+        self.senders.setdefault(part, set()).add(sender)
         if not self.started:
             return []
         return self._hand_on_if_due(part, now) + self._close_if_due(part, now)
@@ -457,6 +464,7 @@ class Reduce:
 
     def _answer_to(self, to: PeerId, held: AnswerHeld) -> Send:
         plan = self.plan
+        self.given.add((held.answered.part, to))
         return Send(to, Answer(plan.round, plan.attempt, plan.trace, held.statement), Lane.BULK, held.payload)
 
     def _pass_down(self, held: AnswerHeld) -> Iterator[Send]:
@@ -469,7 +477,8 @@ class Reduce:
         """All that I may have to serve: most peers are in charge of nothing and have nobody below them."""
         if self.me in (owner, self._owner_now(part)):
             return self.plan.listeners
-        below = self.relays[part].below if part in self.relays else None
+        below = (self.relays[part].below if part in self.relays else None) or frozenset()
+        below |= self.senders.get(part, set())
         return [peer for peer in self.plan.listeners if peer in below] if below else ()
 
     def _serves(self, part: int, owner: PeerId, peer: PeerId) -> bool:
@@ -478,7 +487,7 @@ class Reduce:
             return False
         above = self._above(part, peer)
         in_charge = self.me in (owner, self._owner_now(part))
-        return above == self.me or (above is None and in_charge)
+        return above == self.me or (above is None and in_charge) or peer in self.senders.get(part, ())
 
     def _owner_now(self, part: int) -> PeerId:
         owners = self.plan.owners(part)
