@@ -45,7 +45,7 @@ def test_words_that_leave_before_the_disk_is_done_are_noticed(monkeypatch: pytes
 def test_a_vote_after_a_timeout_splits_the_run(monkeypatch: pytest.MonkeyPatch):
     """Mutant: a voter that said this view was over for it votes in it all the same."""
     monkeypatch.setattr(Agreement, "_may_vote", lambda self, view: self.votes)
-    assert "two vertices" in caught("churn", range(125, 129), peers=5, rounds=15)
+    assert "two vertices" in caught("churn", range(156, 160), peers=5, rounds=15)
 
 
 def test_a_quorum_of_half_splits_the_run(monkeypatch: pytest.MonkeyPatch):
