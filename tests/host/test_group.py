@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -218,6 +220,23 @@ def test_a_closed_group_leaves_nothing_behind():
     thread = group._thread
     group.close()
     assert not folder.exists() and not thread.is_alive()
+
+
+def test_what_a_killed_member_left_behind_is_cleared_away_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with atoll.reduce.found() as alive:
+        left, fresh, other = (tmp_path / name for name in ("atoll-group-left", "atoll-group-fresh", "other"))
+        for folder in (left, fresh, other):
+            folder.mkdir()
+            (folder / "lock").touch()
+        for folder in (left, other, alive._host.folder):
+            os.utime(folder, (0, 0))
+        with atoll.reduce.found():
+            assert not left.exists()
+            assert fresh.exists() and other.exists() and alive._host.folder.exists()
+        alive.all_reduce(torch.ones(3))
 
 
 @pytest.mark.parametrize(("values", "pieces"), [(0, 1), (1, 4), (10**6, 4), (10**7, 4), (2**26, 4), (255, 2)])

@@ -17,8 +17,10 @@ import atexit
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -44,6 +46,7 @@ from atoll.host.group_island import (
 )
 from atoll.host.learning import Founded
 from atoll.host.member import Invitation, Listening, found_run, join_run
+from atoll.host.store import in_use
 from atoll.keys.digest import blob_id, manifest_of
 from atoll.learn.codec import codec_named
 from atoll.node.peer import GenesisKnown, Refused
@@ -58,9 +61,12 @@ from atoll.wire.messages.statements import Answered, Join, Ready, Signed
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
 
 T = TypeVar("T")
+_mine: set[Path] = set()  # folders of this process: to look at its own locks would let go of them
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
 SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that nobody holds more than this twice
+FOLDERS = "atoll-group-"
+ABANDONED_S = 60.0  # a younger folder may be that of a member that has not taken its lock yet
 MAKES_ROOM = "it makes room for a newcomer"
 VERTICES_KEPT = 64  # for members that were away
 MEET_S = 120.0  # for all founding peers to be there
@@ -231,7 +237,7 @@ def found(
     )
 
     async def opening() -> tuple[GroupHost, str]:
-        folder = Path(tempfile.mkdtemp(prefix="atoll-group-"))
+        folder = _folder()
         host, ticket = await found_run(
             folder,
             _genesis,
@@ -263,7 +269,7 @@ def join(
     """
 
     async def opening() -> tuple[GroupHost, str]:
-        folder = Path(tempfile.mkdtemp(prefix="atoll-group-"))
+        folder = _folder()
         host = await join_run(
             folder, ticket, "trainer", name, Listening(listen, announce), GroupHost, durable=False
         )
@@ -343,6 +349,7 @@ class GroupHost(driver.Driver):
     async def stop(self, why: str = "the group was closed", farewell: bool = True) -> None:
         await super().stop(why, farewell)
         shutil.rmtree(self.folder, ignore_errors=True)
+        _mine.discard(self.folder)
 
     def _react_to_fact(self, fact: Fact) -> None:
         match fact:
@@ -401,6 +408,17 @@ class GroupHost(driver.Driver):
     def _voters(self) -> int:
         history = self.machine.history
         return sum(m.votes for m in history.head_body.members) if history is not None else 0
+
+
+def _folder() -> Path:
+    """A place for this member's keys while it lives. Members that were killed could not clear theirs away."""
+    for old in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        with suppress(OSError):
+            if old not in _mine and time.time() - old.stat().st_mtime > ABANDONED_S and not in_use(old):
+                shutil.rmtree(old)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDERS))
+    _mine.add(folder)
+    return folder
 
 
 def _genesis(

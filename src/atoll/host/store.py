@@ -233,6 +233,18 @@ class Store:
         return handle
 
 
+def in_use(folder: Path) -> bool:
+    """True while another process holds this peer's folder. Never ask about a folder of one's own."""
+    handle = os.open(folder / "lock", os.O_RDWR)
+    try:
+        os.lockf(handle, os.F_TEST, 0)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def stored(store: Store, work: Any) -> Any:
     """The answer to work that concerns only what is kept."""
     match work:
