@@ -15,7 +15,7 @@ from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Committed, Contribution, Propose, TimedOut, Voted
+from atoll.wire.messages.round import Committed, Contribution, Handed, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Commit, Proposed, Signed, Timeout, Vote
 
 ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
@@ -98,6 +98,7 @@ def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand)
         {"why": "x" * 10_000},
         {"weight": 5},
         {"parts": 3},
+        {"values": -1},
     ],
 )
 def test_a_commitment_that_would_break_everybodys_sums_is_refused(stand: Stand, wrong: dict):
@@ -131,6 +132,20 @@ def test_a_wrong_part_does_not_undo_what_its_true_commitment_began(stand: Stand)
     blamed = stand.hears(lie, Payload(digest(b"other bytes"), 8, b""))
     assert blamed == [VILLAIN]
     assert VILLAIN in stand.round.commits[0].of
+
+
+def test_a_row_dressed_up_as_a_sum_is_refused(stand: Stand):
+    """Sums cannot be held against a commitment: whoever has nobody below it in the tree may not send one."""
+    stand.swarm.world.run(1.0)
+    fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
+    stand.hears(Committed(0, 0, stand.trace, stand.sign(Commit(0, 0, digest(b"root"), **fields), VILLAIN)))
+    part = next(j for j, owners in enumerate(stand.round.ground.owners) if ME in owners)
+    index = stand.round.ground.owners[part].index(ME)
+    other_bytes = Payload(digest(b"seen after the others' reveal"), 8, (VILLAIN,))
+    for names, weight in (((VILLAIN,), 320), ((), 0)):
+        sum_of_one = Handed(0, 0, stand.trace, part, index, weight, names)
+        assert stand.hears(sum_of_one, other_bytes) == [VILLAIN]
+    assert VILLAIN not in stand.round.reduce.gathers[part].rows
 
 
 def _agree_timer(round: Round):

@@ -12,6 +12,7 @@ PEERS_MAX = 4096  # members of one run; the member list travels in every vertex
 FULL_MESH_MAX = 64  # peers that hold a connection to everybody
 COMMITTEE_MAX = 32  # voters per round; votes are all-to-all, so messages grow with its square
 PARTS_MAX = 16  # parts of one update: owners send to everyone, members send to every owner
+PIECES_MAX = 64  # that one owner's share is cut into; genesis may be a stranger's, and every part costs messages
 PART_BYTES_MAX = (
     48 * MIB
 )  # of an encoded part; keeps it below a bulk frame with room for the largest codec's extras

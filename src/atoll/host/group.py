@@ -30,7 +30,7 @@ from torch import Tensor
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import BULK_FRAME_MAX, MIB
+from atoll.base.limits import BULK_FRAME_MAX, MIB, PIECES_MAX
 from atoll.base.machine import Event, Fact, Received
 from atoll.host import driver
 from atoll.host.group_island import (
@@ -232,7 +232,8 @@ def found(
         start_peers=peers,
         round=rounds,
         topology=topology,
-        pieces=max(1, SLICE_BYTES // (4 * PART_VALUES * max(peers, 2))),
+        pieces=min(PIECES_MAX, max(1, SLICE_BYTES // (4 * PART_VALUES * max(peers, 2)))),
+        update_bytes=SLICE_BYTES,
         learning=msgspec.msgpack.encode(terms),
     )
 

@@ -57,7 +57,11 @@ class Ground:
 
 
 def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
-    """What the round after `parent` stands on, for somebody who judges it."""
+    """What the round after `parent` stands on. Enough members, or it only assembles more.
+
+    The first round that trains waits for settled ones: a newcomer's update moves nothing, and nobody who was waited
+    for shall count for nothing.
+    """
     if parent.trained:
         enough = len(plan.voters) >= settings.min_peers
     else:
@@ -164,8 +168,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     commits: dict[PeerId, Commit] = {}
     for signed in body.commits:
         commit = notary.open(signed, Commit, ground.vote_key_of.get(signed.signer))
-        fits = commit.parts > 0 and parts_fit(ground, commit)
-        if (commit.round, commit.attempt, fits) != (plan.round, body.attempt, True):
+        slot = commit.round, commit.attempt
+        if slot != (plan.round, body.attempt) or not (commit.parts and parts_fit(ground, commit)):
             return f"the commitment of {signed.signer} is for something else"
         flaw = commit_flaw(commit)
         if flaw is not None:
@@ -215,7 +219,10 @@ def commit_flaw(commit: Commit) -> str | None:
     ):
         return "holds a number that is not one"
     if not (
-        0 <= commit.steps < NUMBER_MAX and 0 <= commit.samples < NUMBER_MAX and 0 <= commit.step_s < NUMBER_MAX
+        0 <= commit.values < NUMBER_MAX
+        and 0 <= commit.steps < NUMBER_MAX
+        and 0 <= commit.samples < NUMBER_MAX
+        and 0 <= commit.step_s < NUMBER_MAX
     ):
         return "holds a number that cannot be"
     if len(commit.why) > WORDS_MAX or len(commit.root) != DIGEST_BYTES:

@@ -20,6 +20,7 @@ from msgspec import Meta
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import parse_duration_s
+from atoll.node.settings import TopologyName
 
 DURATION = {"unit": "duration"}
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
@@ -92,7 +93,7 @@ class Sync(Section, frozen=True):
     pipeline_depth: Count = 3
     compression_ratio: Share = 0.1
     compression_level: Literal[3, 5, 9] = 3
-    topology: Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"] = "auto"
+    topology: TopologyName = "auto"
 
 
 class Consensus(Section, frozen=True):

@@ -14,7 +14,7 @@ not list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -115,7 +115,7 @@ class Disagreed(Fact, frozen=True, kw_only=True):
 
 
 class OtherSize(Fact, frozen=True, kw_only=True):
-    """Its update is of another length than mine: they cannot be averaged."""
+    """Its update has another length than mine: they cannot be averaged."""
 
     phase = "commit"
     peer: PeerId
@@ -223,9 +223,7 @@ class Round:
         self.wanted_body: Digest | None = None  # a body that a certificate names and that I lack
         self.asked_for_body = 0
         self.trials: dict[Digest, Trial] = {}
-        self.asked_for: dict[
-            Digest, tuple[int, Seconds]
-        ] = {}  # combined parts: how often, and when it is due again
+        self.asked_for: dict[Digest, tuple[int, Seconds]] = {}  # combined part -> how often, when it is due again
         self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
         self.final: Vertex | None = None  # decided; what is left is to hold its state
         self.final_at: Seconds = 0.0
@@ -471,16 +469,13 @@ class Round:
         return effects + self._share_if_due(now)
 
     def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
-        """Updates of another length than mine are not waited for: they decode to nothing here."""
+        """Say whose update has another length than mine: where callers choose the length, that is a mistake."""
         commits, mine = self._commits(), self._commit_of(self.me)
         if mine is None or not mine.parts:
             return []
-        others = [(p, c) for p in peers if (c := self._commit_of(p)) is not None and p in commits.giving]
-        return [
-            self._report(OtherSize(peer=p, values=c.values, mine=mine.values))
-            for p, c in others
-            if c.values != mine.values
-        ]
+        values = {p: commits.of[p][0].values for p in peers if p in commits.giving}
+        others = {p: n for p, n in values.items() if n != mine.values}
+        return [self._report(OtherSize(peer=p, values=n, mine=mine.values)) for p, n in others.items()]
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
         """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
@@ -533,14 +528,18 @@ class Round:
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         return [self._report(fact), *self.reduce.handle(Start({}), now)]
 
-    def _awaits(self, part: int, names: Iterable[PeerId], among: Collection[PeerId] | None) -> bool:
-        """True while somebody (of these) who committed to this part and is not known to be gone is not named."""
+    def _awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
+        """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""
         commits = self._commits()
-        expected = {p for p in commits.giving if commits.of[p][0].parts > part}
-        if among is not None:  # in a large swarm I do not hear the commitments of everybody whose row I hand on
-            trainers = {m.peer for m in self.plan.trainers}
-            expected = {p for p in among if p in expected or (p not in commits.of and p in trainers)}
-        return any(peer == self.me or not self.gone(peer) for peer in expected.difference(names))
+        for peer in commits.giving if among is None else among:
+            if peer in names or (peer != self.me and self.gone(peer)):
+                continue
+            known = commits.of.get(peer)
+            if known is not None and known[0].parts > part:
+                return True
+            if known is None and (member := self.plan.by_peer.get(peer)) is not None and member.trains:
+                return True  # in a large swarm I do not hear the commitments of everybody whose row I hand on
+        return False
 
     def _filled(self) -> int | None:
         """Parts of the longest update; None while somebody I could hear from has not said what it has."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
 
 from atoll.base.errors import PeerFault
+from atoll.base.limits import PIECES_MAX
 from atoll.policy.plan import RoundSettings
+
+TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
+Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
 
 
 class RunSettings(msgspec.Struct, frozen=True):
@@ -16,8 +22,8 @@ class RunSettings(msgspec.Struct, frozen=True):
     open_to_all: bool = False  # True: nobody needs a ticket
     recovery: bytes = b""  # public identity that may start over when a quorum is gone for good; empty: nobody
     round: RoundSettings = RoundSettings()
-    topology: str = "butterfly"  # how updates are reduced: see specs/topologies.md
-    pieces: int = 1  # each owner's share is cut so fine: while one is combined the next is on its way
+    topology: TopologyName = "butterfly"  # how updates are reduced: see specs/topologies.md
+    pieces: Pieces = 1  # each owner's share is cut so fine: while one is combined the next is on its way
     update_bytes: int = 0  # the most that one encoded update can have; large ones are cut into more parts
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
 

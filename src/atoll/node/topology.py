@@ -5,8 +5,10 @@ Where a member is, its name says: `eu/fra/ada` is near `eu/fra/bob`, and nearer 
 
 from __future__ import annotations
 
+from typing import get_args
+
 from atoll.base.ids import PeerId
-from atoll.node.settings import RunSettings
+from atoll.node.settings import RunSettings, TopologyName
 from atoll.policy.plan import RoundPlan
 from atoll.protocol.reduce.topology import (
     Cluster,
@@ -20,32 +22,28 @@ from atoll.protocol.reduce.topology import (
     tree,
 )
 
-TOPOLOGIES = ("auto", "butterfly", "hierarchical", "ring", "tree", "star")
-DIRECT = ("auto", "butterfly", "star")  # nobody's row passes through another member's hands
+TOPOLOGIES: tuple[TopologyName, ...] = get_args(TopologyName)
 
 
 def topology_of(settings: RunSettings, plan: RoundPlan) -> Topology:
     """Owners and those on the way are settled voters; whoever else contributes sends to owners directly.
 
-    `auto` is a hierarchy where members of one trusted run are in several places, else a butterfly. Where members
-    may lie there are no partial sums, so everything is direct.
+    `auto` is a hierarchy where members are in several places, else a butterfly. Where members may lie there are no
+    partial sums: whatever would need them is a butterfly too.
     """
     peers, seed, pieces = plan.owners, plan.head, settings.pieces
-    name = settings.topology
-    regions = regions_of({m.peer: m.name for m in plan.members if m.peer in set(peers)})
-    if name == "auto":
-        name = "hierarchical" if any(isinstance(item, tuple) for item in regions) else "butterfly"
-    if plan.settings.quorum != "majority" and name not in DIRECT:
-        name = "butterfly"
-    match name:
-        case "hierarchical":
-            topology = hierarchical(fanned(regions, seed), seed, pieces=pieces)
-        case "ring":
-            topology = ring(peers, seed, pieces=pieces)
-        case "tree":
-            topology = tree(peers, seed, pieces=pieces)
+    regions = regions_of({peer: plan.by_peer[peer].name for peer in peers})
+    several = any(isinstance(item, tuple) for item in regions)
+    trusted = plan.settings.quorum == "majority"
+    match settings.topology:
         case "star":
             topology = star(peers, seed, pieces=pieces)
+        case "ring" if trusted:
+            topology = ring(peers, seed, pieces=pieces)
+        case "tree" if trusted:
+            topology = tree(peers, seed, pieces=pieces)
+        case "hierarchical" | "auto" if trusted and (several or settings.topology == "hierarchical"):
+            topology = hierarchical(fanned(regions, seed), seed, pieces=pieces)
         case _:
             topology = butterfly(peers, seed, pieces=pieces)
     return fitting(topology, settings.update_bytes)

@@ -14,7 +14,7 @@ each other. Reveal follows commitment: nothing is sent before the sharing begins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -112,12 +112,15 @@ class Gather:
     owner_index: int  # or ONWARD
     below: frozenset[PeerId] | None = None  # whose rows come through me; None: everybody's
     rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # by sender
+    names: set[PeerId] = field(default_factory=set[PeerId])  # in any of the rows
     closed: bool = False  # its rows are being combined, or were
     done: Held | None = None  # what I hand on
 
-    @property
-    def names(self) -> set[PeerId]:
-        return {name for held in self.rows.values() for name in held.names}
+    def add(self, sender: PeerId, held: Held) -> None:
+        """The first word of each sender counts."""
+        if sender not in self.rows:
+            self.rows[sender] = held
+            self.names |= held.names
 
     def chosen(self) -> dict[PeerId, Held]:
         """Rows that name nobody twice, the largest first."""
@@ -146,7 +149,7 @@ class Reduce:
         plan: ReducePlan,
         vote_key_of: Callable[[PeerId], bytes | None],
         commit_of: Callable[[PeerId], Commit | None],
-        awaits: Callable[[int, Collection[PeerId], Collection[PeerId] | None], bool],
+        awaits: Callable[[int, Container[PeerId], Iterable[PeerId] | None], bool],
         gone: Callable[[PeerId], bool],
         said: Container[str] = (),
         filled: Callable[[], int | None] = lambda: None,
@@ -172,7 +175,7 @@ class Reduce:
         self.turn = [0] * plan.parts  # owner index that I currently look to, per part
         self.declined: set[tuple[int, PeerId]] = set()  # (part, who cannot combine it)
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
-        self.asked: set[tuple[int, PeerId]] = set()  # (part, owner) whose answer was to come through who is gone
+        self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
         self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
         self.senders: dict[int, set[PeerId]] = {}  # whose rows came to me: they know best whom they need
         self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
@@ -274,7 +277,7 @@ class Reduce:
         if relay is None or (part, self.me) in self.declined:
             return self._send_row(part)
         if not relay.closed:
-            relay.rows.setdefault(self.me, self._my_row(part))
+            relay.add(self.me, self._my_row(part))
         return []  # it goes with the others' rows
 
     def _send_row(self, part: int) -> list[Effect]:
@@ -287,7 +290,7 @@ class Reduce:
         if target == self.me:
             relay = self.relays.get(part)
             row = relay.done if relay is not None and relay.done is not None else self._my_row(part)
-            self.gathers[part].rows.setdefault(self.me, row)
+            self.gathers[part].add(self.me, row)
             return []
         return self._row_to(part, target)
 
@@ -365,6 +368,8 @@ class Reduce:
     def _decline(self, part: int, who: PeerId, now: Seconds) -> list[Effect]:
         if not 0 <= part < self.plan.parts:
             raise PeerFault(who, f"declined part {part}, which the plan does not have")
+        if (part, who) in self.declined:
+            return []
         self.declined.add((part, who))
         return self.look_again(now)
 
@@ -384,8 +389,10 @@ class Reduce:
         if gather is None:
             return self._answer_already(message.part, sender)
         names = frozenset(message.contributors)
-        tree = self.plan.topology.parts[message.part]
-        if len(names) != len(message.contributors) or not names <= tree.below(sender) | {sender}:
+        below = self.plan.topology.parts[message.part].below(sender)
+        once = len(names) == len(message.contributors) > 0
+        if not below or not once or not names <= below | {sender}:
+            # without anybody below it, a sender would dress its own row up as a sum, which no commitment can judge
             raise PeerFault(sender, f"handed on rows of part {message.part} that do not come through it")
         commits = [self.commit_of(name) for name in names]
         known = [commit.weight for commit in commits if commit is not None]
@@ -411,7 +418,7 @@ class Reduce:
         return [] if (part, to) in self.given else [self._answer_to(to, held)]
 
     def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
-        gather.rows.setdefault(sender, held)  # the first word counts
+        gather.add(sender, held)
         self.senders.setdefault(part, set()).add(sender)
         if not self.started:
             return []
@@ -421,11 +428,9 @@ class Reduce:
         gather = self.gathers.get(part)
         if gather is None or gather.closed or self.turn[part] != gather.owner_index:
             return []
-        if part in self.answers or part in self.fetching:
-            return []
-        if not gather.rows or (
-            now < self._gather_until(gather.owner_index, 1) and self.awaits(part, gather.names, gather.below)
-        ):
+        early = now < self._gather_until(gather.owner_index, 1)
+        coming = part in self.fetching or self.awaits(part, gather.names, gather.below)
+        if part in self.answers or not gather.rows or (early and coming):
             return []
         gather.closed = True
         return self._combine(part, gather, "own")
