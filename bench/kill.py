@@ -34,7 +34,7 @@ from itertools import groupby
 from operator import and_, itemgetter, or_
 from typing import Any
 
-from allreduce import MB, available, enter_own_network, note, surroundings, versions
+from allreduce import LEAD_S, MB, available, enter_own_network, note, surroundings, versions
 from systems import Task
 from systems.crew import START_S, CrewError, Process, Silence, start
 from systems.patterns import CODEC_TOLERANCE, TOLERANCES, subset_means
@@ -43,7 +43,6 @@ from systems.probe import Watch
 HANG_S = 60.0
 TRIALS, QUICK_TRIALS = 100, 8
 MEGABYTES, QUICK_MEGABYTES = 100.0, 20.0
-LEAD_S = 0.02  # from saying when to start until then
 SPARES = 10  # times those killed per trial: started together, while nothing is timed
 NEWS_TRIALS = 10  # between two lines of progress
 FOUNDED = {"atoll"}  # its ticket holds the founder's address alone: when rank 0 dies, nobody can take its place
@@ -191,9 +190,9 @@ def judge(names: list[str], said: dict[int, Any], seen: dict[int, Any], record: 
         if not explains(done, seen[slot]["seen"], names, slot):
             record.wrong_reports.append(f"slot {slot} {told(done, names)}; its values {shown(seen[slot]['seen'])}")
     dead = {names[slot] for slot in record.killed}
-    for done in list(said.values())[:1]:
-        record.partly = len(dead & set(done["partly"]))
-        record.kept = len(dead & set(done["contributors"] or ()) - set(done["partly"]))
+    done = next(iter(said.values()))  # the others' reports are the same, or wrong
+    record.partly = len(dead & set(done["partly"]))
+    record.kept = len(dead & set(done["contributors"] or ()) - set(done["partly"]))
 
 
 def explains(done: dict[str, Any], seen: dict[str, Any], names: list[str], me: int) -> bool:

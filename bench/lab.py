@@ -240,10 +240,8 @@ class Router:
                     return
                 else:
                     print(json.dumps(dataclasses.asdict(self.counted())), flush=True)
-            while self._events and self._events[0][0] <= (clock := now()):
+            while self._events and self._events[0][0] <= now():
                 at, _, happen, packet, way, to = heapq.heappop(self._events)
-                self._late_packets += clock - at > LATE_S
-                self._late_s = max(self._late_s, clock - at)
                 happen(packet, way, to, at)
 
     def counted(self) -> Counted:
@@ -285,6 +283,9 @@ class Router:
         self._pass(way.down, self._deliver, packet, way, to, at)
 
     def _deliver(self, packet: bytes, way: Way, to: int, at: float) -> None:
+        late_s = time.monotonic() - at
+        self._late_packets += late_s > LATE_S
+        self._late_s = max(self._late_s, late_s)
         os.write(self._tuns[to], packet)
 
     def _pass(self, pipe: Pipe, then: Callable[..., None], packet: bytes, way: Way, to: int, at: float) -> None:

@@ -17,6 +17,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -130,12 +131,12 @@ def main() -> None:
     ]
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     figures = {"rows": rows, "deaths": games, "peak_mib": mib}
-    settings = {"seed": options.seed, "update_mb": 1.0, "latency_ms": [25, 50], "rate_mbit_s": 1000}
+    settings = {"seed": options.seed, "knobs": asdict(ReductionKnobs())}
     versions = {"python": platform.python_version(), "msgspec": msgspec.__version__}
     if options.json:
         print(json.dumps({"bench": "reduce_scale", "settings": settings, "figures": figures, "versions": versions}))
         return
-    print(f"seed {options.seed}, updates of 1 MB, 25-50 ms one way, 1 Gbit/s; {mib:.0f} MiB")
+    print(f"seed {options.seed}, {mib:.0f} MiB, {ReductionKnobs()}")
     print("nobody dies (planned figures in brackets):")
     print(
         "  peers topology     parts    hops   messages max       mean    sent MB max       mean  virtual s  CPU s"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import os
 import platform
@@ -29,9 +28,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from lab import LATE_S, Counted, Lab, Network, congestion
+import msgspec
+from lab import LATE_S, Counted, Lab, Network, address_of, congestion
 
 from atoll.base.ids import PeerId
+from atoll.base.limits import PIECES_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links
@@ -53,7 +54,8 @@ NETWORKS = {
     "equal": Network.flat(4, rtt_s=0.05, rate_bytes_s=100 * MBIT, jitter_s=0.005),
     "apart": Network.clustered((4, 4), 0.005, 0.12, trunk_bytes_s=20 * MBIT, rate_bytes_s=100 * MBIT),
 }
-LIBRARY = {"butterfly": butterfly, "ring": ring, "tree": tree, "star": star}  # what atoll.reduce offers so far
+# what atoll.reduce offers to members whose names tell no places
+LIBRARY = {"butterfly": butterfly, "ring": ring, "tree": tree, "star": star}
 
 
 def label(topology: Topology) -> str:
@@ -341,11 +343,13 @@ def rows_of(
         if "links" in ways
     ]
     if "reduce" in ways:
-        from atoll.host.group import PIECE_BYTES, SLICE_BYTES
+        from atoll.host.group_island import cuts
 
-        pieces = max(1, -(-SLICE_BYTES // (len(peers) * PIECE_BYTES)))
         for make in LIBRARY.values():
-            topology = make(peers, SEED, pieces=pieces)
+            whole = make(peers, SEED, pieces=PIECES_MAX)
+            slices = cuts(int(update_bytes / INT8_BYTES), [part.share for part in whole.parts], PIECES_MAX)
+            used = tuple(part for part, (lo, hi) in zip(whole.parts, slices, strict=True) if hi > lo)
+            topology = Topology(whole.name, used)  # a group leaves out the parts that so few values do not fill
             rows.append(Row(name, "reduce", -1, topology, predict(topology, update_bytes, links), False))
     longest_s = ratio_max * min(row.predicted.seconds for row in rows)
     return [row for row in rows if row.predicted.seconds <= longest_s], choice.reason
@@ -370,7 +374,7 @@ def measure(
 
 
 async def work(network: str, host: int) -> None:
-    await Worker(host, NETWORKS[network]).run(f"10.77.0.{host + 1}")
+    await Worker(host, NETWORKS[network]).run(address_of(host))
 
 
 def main() -> None:
@@ -401,8 +405,9 @@ def main() -> None:
         if not arguments.json:
             table(name, figures, reasons[name], megabytes, repeats, counted)
     if arguments.json:
+        # not `json`, which writes an unlimited rate as `Infinity`, and that is no JSON
         print(
-            json.dumps(
+            msgspec.json.encode(
                 {
                     "bench": "topology",
                     "settings": {
@@ -410,13 +415,13 @@ def main() -> None:
                         "repeats": repeats,
                         "cores": os.cpu_count(),
                         "net.ipv4.tcp_congestion_control": congestion(),
-                        "networks": {n: dataclasses.asdict(NETWORKS[n]) for n in reasons},
+                        "networks": {n: NETWORKS[n] for n in reasons},
                     },
                     "figures": figures,
                     "reasons": reasons,
                     "versions": {"atoll": version("atoll"), "kernel": platform.release()},
                 }
-            )
+            ).decode()
         )
 
 

@@ -11,7 +11,6 @@ PATIENCE_S = 60.0
 class Atoll:
     def __init__(self, task: Task) -> None:
         self.task, self.x = task, vector(task)
-
         self.group: atoll.reduce.Group | None = None
 
     def invite(self) -> str:

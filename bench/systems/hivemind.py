@@ -24,7 +24,6 @@ class Hivemind:
     def __init__(self, task: Task) -> None:
         multiprocessing.set_start_method("fork", force=True)  # its averager cannot be pickled
         self.task = task
-
         self.dht: hivemind.DHT | None = None
 
     def invite(self) -> str:

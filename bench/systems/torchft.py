@@ -26,7 +26,6 @@ GLOO_PATIENCE = timedelta(
 class Torchft:
     def __init__(self, task: Task) -> None:
         self.task, self.x, self.me = task, vector(task), str(task.rank)
-
         self.least = task.peers - task.losses
         self.where = ""
 

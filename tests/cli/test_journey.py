@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from processes import SMALL, Peer, answer_of, atoll, peers
 
+from atoll import reduce as atoll_reduce
+from atoll.base.errors import UsageError
+
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 
 
@@ -119,3 +122,14 @@ def test_a_peer_leaves_when_the_program_that_started_it_is_gone(tmp_path: Path):
         peer.process.stdin.close()
         assert peer.until_fact("Ended")["why"] == "whoever started it is gone"
         assert peer.ends() == 0
+
+
+def test_tickets_of_groups_and_of_runs_are_not_mixed_up(tmp_path: Path):
+    """Both are told at once: a group has nothing to learn, and a run does not wait for anybody's tensors."""
+    with atoll_reduce.found() as group:
+        refused = atoll("join", group.ticket, "--dir", tmp_path / "a")
+        assert refused.returncode == 4 and "E-RUN-11" in refused.stderr and "atoll.reduce.join" in refused.stderr
+    with peers(Peer("up", "--dir", tmp_path / "b", "--set", "run.rounds=0", *SMALL)) as running:
+        ticket = running[0].until_fact("Opened")["ticket"]
+        with pytest.raises(UsageError, match="E-RED-12"):
+            atoll_reduce.join(ticket)

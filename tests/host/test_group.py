@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import atoll.reduce
-from atoll.base.errors import RefusedError, RunFailedError, UsageError
+from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.host.group_island import cuts
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
@@ -95,7 +96,7 @@ def test_codecs_are_the_groups_or_the_calls():
         assert torch.equal(*tensors)
         assert 0 < (tensors[0] - mean).abs().max() < 0.05
         together(members, tensors, codec="fp32")
-        with pytest.raises(ValueError, match="codec"):
+        with pytest.raises(UsageError, match="E-RED-08"):
             members[0].all_reduce(tensors[0], codec="int3")
 
 
@@ -199,8 +200,9 @@ def test_mistakes_are_told_with_what_to_do():
         group.all_reduce(torch.ones(3), weight=0)
     with pytest.raises(RunFailedError, match="1 of 2 members are here"):
         group.all_reduce(torch.ones(3), timeout_s=0.2)
-    with pytest.raises(UsageError, match="E-RED-08"):
-        atoll.reduce.found(topology="moebius")
+    for wrong in ({"topology": "moebius"}, {"codec": "int3"}, {"codec": "randk:0.1"}, {"way_back": "delta+int8"}):
+        with pytest.raises(UsageError, match="E-RED-08"):
+            atoll.reduce.found(**wrong)
     group.close()
     group.close()
     with pytest.raises(UsageError, match="E-RED-01"):
@@ -220,6 +222,17 @@ def test_a_closed_group_leaves_nothing_behind():
     thread = group._thread
     group.close()
     assert not folder.exists() and not thread.is_alive()
+
+
+def test_a_member_that_cannot_come_in_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No open door, no folder, no thread: whether it is the address that is no good, or the ticket."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    threads = threading.active_count()
+    with pytest.raises((UsageError, NetworkError)):
+        atoll.reduce.found(listen=("/ip4/192.0.2.1/tcp/1",))
+    with pytest.raises((RefusedError, UsageError), match="E-TKT"):
+        atoll.reduce.join("ATOLL1:nonsense")
+    assert list(tmp_path.glob("atoll-group-*")) == [] and threading.active_count() == threads
 
 
 def test_what_a_killed_member_left_behind_is_cleared_away_and_nothing_else(

@@ -287,6 +287,18 @@ def test_a_chunk_with_too_many_values_is_a_fault():
         codec.decode(wire, n)
 
 
+@both_forms
+def test_a_value_of_the_last_shorter_chunk_may_not_stand_in_the_one_before(form):
+    """100 values behind a whole chunk keep 2; here one of the two is in the whole chunk, which then holds 65."""
+    name, n = ("topk" if form is PLACES else "topk-rice") + ":64/4096+fp32", CHUNK + 100
+    codec, values = codec_named(name), bytes(4 * 66)
+    honest = np.array([*range(64), CHUNK, CHUNK + 99])
+    codec.decode(form.encode(honest, n) + values, n)
+    honest[64] = CHUNK - 1
+    with pytest.raises(PeerFault, match="a chunk holds more or less than 64"):
+        codec.decode(form.encode(honest, n) + values, n)
+
+
 def test_randk_draws_the_same_places_for_one_seed_and_others_for_the_next():
     """Ten values of a hundred, one of each stretch of ten; over many rounds every value gets its turn."""
     x, turns = torch.ones(100), torch.zeros(100)
@@ -345,6 +357,20 @@ def test_the_densest_sparse_wire_takes_bounded_room(name):
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert opened.place_M.nbytes + opened.value_M.nbytes <= 12 * n and held < 9 * n and peak < 36 * n
+
+
+@pytest.mark.parametrize("name", ["sparse+int8", "topk:1+int8", "randk:1+int8"])
+def test_reading_one_span_of_a_sparse_wire_does_not_touch_the_other_spans(name):
+    """Sixteen dense spans are open; reading the last takes room for one, or a part would cost its square."""
+    n, out = 16 * SPAN, torch.empty(SPAN)
+    codec = codec_named(name, Known(seed=b"dense"))
+    opened = codec.open_wire(codec.encode(gaussian(n)), n)
+    codec.decode_span(opened, 0, out)
+    tracemalloc.start()
+    codec.decode_span(opened, n - SPAN, out)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * SPAN and bool(out.any())
 
 
 # --- turned, compared, left out ---

@@ -251,7 +251,8 @@ def test_the_choice_is_the_same_for_the_same_links_and_within_a_tenth_of_the_bes
     assert choice.prediction.seconds * 0.9 <= best_s * (1 + 1e-9)
 
 
-def test_sixteen_peers_and_64_parts_are_one_schedule_of_1920_messages():
+def test_a_nested_hierarchy_in_64_parts_sends_what_the_plan_counts():
+    """Sixteen peers in groups of four: 15 updates go up and 15 come down, whatever the pieces."""
     links = lan(16)
     topology = hierarchical(fanned(links.peers, SEED, 4), SEED, pieces=4)
     assert len(topology.parts) == 64

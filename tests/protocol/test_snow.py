@@ -41,6 +41,7 @@ class Swarm:
     liars: int = 0
     lie: Lie = lambda draw, query: draw.choice([RED, BLUE])
     loss: float = 0.0
+    judges: bool = False  # hosts find right whatever they hear of
     cut: Callable[[PeerId, PeerId], bool] = lambda a, b: False
     now: float = 0.0
     count: int = 0
@@ -104,6 +105,8 @@ class Swarm:
                     self.kept[name][slot] = blob
                 case Report(fact):
                     self.told.append(fact)
+                    if isinstance(fact, Heard) and self.judges:
+                        self.offer(name, fact.choice)
                     if isinstance(fact, Settled):
                         assert self.settled.setdefault(name, fact.choice) == fact.choice, f"{name} changed its mind"
                 case _:
@@ -182,13 +185,23 @@ def test_a_swarm_cut_into_halves_that_prefer_differently_settles_nothing_and_say
 
 
 def test_one_peer_that_prefers_is_enough_to_bring_everybody_along():
-    """The others have judged nothing else and prefer nothing until they are asked."""
-    swarm = Swarm(30, random.Random(3))
-    for name in swarm.names:
-        swarm.machines[name].judged.append(GREEN)
-    swarm.machines[swarm.names[0]].judged.clear()
+    """The others prefer nothing; their hosts judge what they hear of when they are asked, and find it right."""
+    swarm = Swarm(30, random.Random(3), judges=True)
     swarm.offer(swarm.names[0], GREEN)
-    assert swarm.until_settled() == {GREEN}
+    assert swarm.until_settled() == {GREEN} and len(swarm.settled) == 30
+
+
+def test_a_liar_that_names_many_choices_makes_nobody_deaf_to_what_others_name():
+    """A hundred times another one: the host is told of 16, and still of the one that an honest peer prefers."""
+    names = [PeerId(f"p{i:02d}") for i in range(12)]
+    me = Snow(names[0], names, "slot", b"seed", SHORT, preference_only=True)
+
+    def told(sender: PeerId, choice: Digest) -> bool:
+        effects = me.handle(Received(sender, Query("slot", 1, choice)), 0.0)
+        return Report(Heard(choice=choice)) in effects
+
+    assert sum(told(names[1], digest(b"%d" % i)) for i in range(100)) == snow.CHOICES_MAX
+    assert told(names[2], GREEN) and not told(names[3], GREEN)
 
 
 def test_a_choice_that_was_not_judged_is_told_of_and_never_preferred():

@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -228,8 +227,8 @@ async def _main(fd: int, memory: int) -> None:
             ticket = host.ticket_text() or ""
         else:
             beginning, settings = _beginning(wish, trainer.read_x())
-            founding, invitation = partial(found, beginning), Invitation()
-            host, made = await found_run(folder, founding, settings, wish.name, listening, invitation, make)
+            founded = found(beginning, settings)
+            host, made = await found_run(folder, founded, wish.name, listening, Invitation(), make)
             ticket = made.text
     except AtollError as why:
         trainer.say(Trouble(why.code, why.what, why.cause, why.fix))

@@ -1,9 +1,10 @@
 """A cap on what this peer uploads: one token bucket, shared by all its connections.
 
 Every byte written to a socket takes a token, on whatever lane; only bulk bytes have to wait for theirs.
-Promises: over any t seconds no more than rate x (t + BURST_S) bytes leave, handshakes and control messages
-included, as long as these alone stay below the rate; connections that wait are served in turn, about
-rate x QUANTUM_S bytes each. TCP's and IP's own headers are not counted.
+Promises: over any t seconds no more than rate x (t + BURST_S) bytes leave, or at very low rates two packets more
+than rate x t, handshakes and control messages included, as long as these alone stay below the rate; connections
+that wait are served in turn, about rate x QUANTUM_S bytes each and never less than a packet. TCP's and IP's own
+headers are not counted.
 Never delays a control message, never polls: there is one timer, and only while somebody waits.
 """
 

@@ -18,9 +18,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -29,7 +29,7 @@ import msgspec
 from torch import Tensor
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import BULK_FRAME_MAX, MIB, PIECES_MAX
 from atoll.base.machine import Event, Fact, Received
 from atoll.host import driver
@@ -47,24 +47,24 @@ from atoll.host.group_island import (
 from atoll.host.learning import Founded
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.store import in_use
-from atoll.keys.digest import blob_id, manifest_of
 from atoll.learn.codec import codec_named
 from atoll.node.peer import GenesisKnown, Refused
 from atoll.node.round import Commits, OtherSize, RoundBegan, RoundClosed
-from atoll.node.settings import RunSettings, encode_settings
+from atoll.node.settings import RunSettings
 from atoll.node.topology import TOPOLOGIES
 from atoll.policy.plan import RoundSettings
-from atoll.wire.codec import decode_statement, encode
+from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed
 from atoll.wire.messages.statements import Answered, Join, Ready, Signed
-from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
+from atoll.wire.messages.vertex import Member
 
 T = TypeVar("T")
 _mine: set[Path] = set()  # folders of this process: to look at its own locks would let go of them
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
 SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that nobody holds more than this twice
+STATE = b"atoll/group/1"  # a group begins with nothing: its members bring their tensors with them
 FOLDERS = "atoll-group-"
 ABANDONED_S = 60.0  # a younger folder may be that of a member that has not taken its lock yet
 MAKES_ROOM = "it makes room for a newcomer"
@@ -127,7 +127,7 @@ class Group:
             raise UsageError("E-RED-01", "this group was closed", fix="found or join a group again")
         if weight < 1:
             raise UsageError("E-RED-02", f"a weight of {weight}", fix="give a positive whole number of samples")
-        codec_name = codec_named(codec).name if codec else self._host.island.terms.codec
+        codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         for tensor in given:
             if not tensor.is_floating_point():
@@ -215,7 +215,7 @@ def found(
     Raises UsageError for settings that cannot be.
     """
     for named in (codec, way_back or codec):
-        codec_named(named)
+        _codec_name(named)
     if topology not in TOPOLOGIES:
         raise UsageError("E-RED-08", f"no topology {topology}", fix=f"choose one of {', '.join(TOPOLOGIES)}")
     terms = GroupTerms(codec, way_back, timeout_s)
@@ -238,17 +238,9 @@ def found(
     )
 
     async def opening() -> tuple[GroupHost, str]:
-        folder = _folder()
-        host, ticket = await found_run(
-            folder,
-            _genesis,
-            settings,
-            name,
-            Listening(listen, announce),
-            Invitation(),
-            GroupHost,
-            durable=False,
-        )
+        founded, where = Founded(settings, STATE), Listening(listen, announce)
+        with _folder() as folder:
+            host, ticket = await found_run(folder, founded, name, where, Invitation(), GroupHost, durable=False)
         host.start()
         return host, ticket.text
 
@@ -270,13 +262,16 @@ def join(
     """
 
     async def opening() -> tuple[GroupHost, str]:
-        folder = _folder()
-        host = await join_run(
-            folder, ticket, "trainer", name, Listening(listen, announce), GroupHost, durable=False
-        )
+        where = Listening(listen, announce)
+        with _folder() as folder:
+            host = await join_run(folder, ticket, "trainer", name, where, GroupHost, durable=False)
         host.bootstrap += tuple((address, None) for address in via)
         host.start()
-        await host.seated(MEET_S)
+        try:
+            await host.seated(MEET_S)
+        except AtollError:
+            await host.stop()
+            raise
         return host, ticket
 
     return Group(opening())
@@ -349,14 +344,12 @@ class GroupHost(driver.Driver):
 
     async def stop(self, why: str = "the group was closed", farewell: bool = True) -> None:
         await super().stop(why, farewell)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        _mine.discard(self.folder)
+        _clear(self.folder)
 
     def _react_to_fact(self, fact: Fact) -> None:
         match fact:
             case GenesisKnown():
-                self.island.pieces = fact.settings.pieces
-                self.island.terms = msgspec.msgpack.decode(fact.settings.learning, type=GroupTerms)
+                self._learn_terms(fact.settings)
             case RoundBegan():
                 asyncio.get_running_loop().call_soon(self._make_room)
             case RoundClosed():
@@ -374,6 +367,18 @@ class GroupHost(driver.Driver):
             case _:
                 pass
         self._news.set()
+
+    def _learn_terms(self, settings: RunSettings) -> None:
+        try:
+            self.island.terms = msgspec.msgpack.decode(settings.learning, type=GroupTerms)
+        except msgspec.DecodeError:
+            self._refused = UsageError(
+                "E-RED-12",
+                "this ticket is not of a group",
+                cause="it belongs to a run that learns a model",
+                fix="atoll join TICKET, or atoll.join(ticket) in your own loop",
+            )
+        self.island.pieces = settings.pieces
 
     def _other_size(self, fact: OtherSize) -> AtollError:
         assert self.machine.history is not None
@@ -411,7 +416,8 @@ class GroupHost(driver.Driver):
         return sum(m.votes for m in history.head_body.members) if history is not None else 0
 
 
-def _folder() -> Path:
+@contextmanager
+def _folder() -> Iterator[Path]:
     """A place for this member's keys while it lives. Members that were killed could not clear theirs away."""
     for old in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
         with suppress(OSError):
@@ -419,39 +425,26 @@ def _folder() -> Path:
                 shutil.rmtree(old)
     folder = Path(tempfile.mkdtemp(prefix=FOLDERS))
     _mine.add(folder)
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        _clear(folder)
+        raise
 
 
-def _genesis(
-    settings: RunSettings,
-    founder: PeerId,
-    vote_key: bytes,
-    identity: Digest,
-    name: str,
-    addresses: tuple[str, ...],
-    tickets: tuple[TicketUse, ...],
-    now: Seconds,
-) -> Founded:
-    """A group begins with an empty state: its members bring their tensors with them."""
-    state = b"atoll/group/1"
-    member = Member(founder, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=identity)
-    body = Body(
-        run=ZERO_DIGEST,
-        round=-1,
-        attempt=0,
-        parent=ZERO_DIGEST,
-        time_s=now,
-        proposer=founder,
-        parts=(),
-        state=blob_id(manifest_of(state)),
-        commits=(),
-        members=(member,),
-        tickets=tickets,
-        reports=(),
-        metrics=Metrics(0.0, 0, 0),
-        settings=encode_settings(settings),
-    )
-    return Founded(Vertex(encode(body), None), state, b"")
+def _clear(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _mine.discard(folder)
+
+
+def _codec_name(name: str) -> str:
+    """The full name of a codec that a group can use. UsageError for others."""
+    try:
+        return codec_named(name).name
+    except ValueError as why:
+        raise UsageError(
+            "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"
+        ) from None
 
 
 def _newcomers(members: Iterable[Member]) -> bool:

@@ -41,8 +41,8 @@ Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
 Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
 
 
-class GroupTerms(msgspec.Struct, frozen=True):
-    """What genesis of a group fixes for its members' islands."""
+class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What genesis of a group fixes for its members' islands; strict, or what a run learns could be read as these."""
 
     codec: str = "fp32"
     way_back: str = ""  # codec of the combined parts; empty: the same one
@@ -117,7 +117,7 @@ class GroupIsland:
         self._others_are_served()
         mine, parts = self._mine(done.round), self._parts
         self.current, self._parts = None, ()
-        if mine is None or again:
+        if mine is None or (again and not mine.future.done()):
             return  # it went on without me: the call, if there is one, is for the next round
         self.calls.popleft()
         delivery = asyncio.ensure_future(self._off_loop(self._deliver, (mine, parts, done)))

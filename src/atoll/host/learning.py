@@ -6,7 +6,7 @@ import msgspec
 import torch
 
 from atoll.base.errors import PeerFault, UsageError
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.ids import Digest
 from atoll.base.limits import PARTS_MAX
 from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import data_blob, load_data
@@ -14,9 +14,7 @@ from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import initial_state, state_bytes, state_hash
-from atoll.node.settings import RunSettings, encode_settings
-from atoll.wire.codec import encode
-from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
+from atoll.node.settings import RunSettings
 
 
 class Learning(msgspec.Struct, frozen=True):
@@ -30,7 +28,7 @@ def decode_learning(settings: RunSettings) -> Learning:
     try:
         return msgspec.msgpack.decode(settings.learning, type=Learning)
     except msgspec.DecodeError as why:
-        raise PeerFault("", f"genesis names no recipe that this version can read: {why}") from None
+        raise PeerFault("", f"this run learns nothing that this version can read: {why}") from None
 
 
 SLOW_LINK_BYTES_S = 2.5e6  # 20 Mbit/s: a round of a large model must not fail because an owner's link is a home's
@@ -49,11 +47,11 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 class Founded(msgspec.Struct, frozen=True):
-    """A new run: its genesis and the blobs that genesis names."""
+    """What a new run fixes for good, and the blobs that its members fetch from each other."""
 
-    genesis: Vertex
-    state: bytes
-    data: bytes
+    settings: RunSettings
+    state: bytes  # the first shared state
+    data: bytes = b""  # the data set; empty where data never leaves its peer
 
 
 def built_in(recipe: Recipe, data: str) -> Beginning:
@@ -64,44 +62,16 @@ def built_in(recipe: Recipe, data: str) -> Beginning:
     return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(load_data(data)))
 
 
-def found(
-    beginning: Beginning,
-    settings: RunSettings,
-    founder: PeerId,
-    vote_key: bytes,
-    identity: Digest,
-    name: str,
-    addresses: tuple[str, ...],
-    tickets: tuple[TicketUse, ...],
-    now: Seconds,
-) -> Founded:
-    """Genesis of a run that `founder` starts alone."""
-    recipe, layout, state = beginning.recipe, beginning.layout, beginning.state
-    data, blob = beginning.data, beginning.blob
+def found(beginning: Beginning, settings: RunSettings) -> Founded:
+    """A run that learns this. UsageError if the model is too small to be cut into parts."""
+    layout = beginning.layout
     if layout.floats < PARTS_MAX * BLOCK:
         raise UsageError(
             "E-RUN-01",
             f"the model has only {layout.floats} values; a run needs at least {PARTS_MAX * BLOCK}",
             fix="choose a larger model",
         )
-    learning = Learning(recipe, data, state_hash(blob), layout)
+    learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout)
     largest = 4 * layout.floats  # fp32: no codec makes an update larger
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
-    member = Member(founder, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=identity)
-    body = Body(
-        run=ZERO_DIGEST,
-        round=-1,
-        attempt=0,
-        parent=ZERO_DIGEST,
-        time_s=now,
-        proposer=founder,
-        parts=(),
-        state=state_hash(state),
-        commits=(),
-        members=(member,),
-        tickets=tickets,
-        reports=(),
-        metrics=Metrics(0.0, 0, 0),
-        settings=encode_settings(complete),
-    )
-    return Founded(Vertex(encode(body), None), state, blob)
+    return Founded(complete, beginning.state, beginning.blob)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.base.errors import NetworkError, UsageError
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.errors import AtollError, NetworkError, UsageError
+from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Fact
 from atoll.host.attached import AttachedTrainer
 from atoll.host.clock import Clock
@@ -27,11 +27,11 @@ from atoll.host.run import PeerHost
 from atoll.host.store import Store
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
+from atoll.node.body import write_genesis
 from atoll.node.peer import Wish
-from atoll.node.settings import RunSettings
 from atoll.protocol.dag.history import genesis_digest
 from atoll.wire.codec import decode_vertex, encode
-from atoll.wire.messages.vertex import TicketUse
+from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 
 SESSION_DAYS = 90  # a session key is renewed by joining again
@@ -53,22 +53,6 @@ class Invitation:
     lasts_s: Seconds = 7 * 86400.0
 
 
-class Founding(Protocol):
-    """Genesis of a new run, and the blobs that it names."""
-
-    def __call__(
-        self,
-        settings: RunSettings,
-        founder: PeerId,
-        vote_key: bytes,
-        identity: Digest,
-        name: str,
-        addresses: tuple[str, ...],
-        tickets: tuple[TicketUse, ...],
-        now: Seconds,
-    ) -> Founded: ...
-
-
 Host = TypeVar("Host", bound=Driver)
 Make = Callable[[Seat], Host]  # what kind of peer it is: one that trains, or one that only reduces
 
@@ -87,8 +71,7 @@ def training(
 
 async def found_run(
     folder: Path,
-    founding: Founding,
-    settings: RunSettings,
+    founded: Founded,
     name: str,
     listening: Listening,
     invitation: Invitation,
@@ -113,16 +96,18 @@ async def found_run(
     use = TicketUse(ticket_id(key), key, "trainer", invitation.uses, float(expires_s))
     vote_key = session_key.public_key().public_bytes_raw()
     public = public_bytes(identity.public)
-    settings = msgspec.structs.replace(settings, recovery=public)
+    settings = msgspec.structs.replace(founded.settings, recovery=public)
     listening = replace(listening, listen=tuple(with_ports(listening.listen)))
     addresses = listening.announce or dialable(list(listening.listen))
-    founded = founding(settings, identity.peer, vote_key, digest(public), name, addresses, (use,), now)
-    run = genesis_digest(founded.genesis)
-    signer = _certify(store, identity, run, session_key)
-    store.put_blob(founded.state)
+    founder = Member(
+        identity.peer, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=digest(public)
+    )
+    genesis = Vertex(encode(write_genesis(settings, store.put_blob(founded.state), founder, (use,), now)), None)
     store.put_blob(founded.data)
-    store.keep([("run", run), ("genesis", encode(founded.genesis))])
-    me = Seat(store, identity, signer, run, Wish("trainer", name), founded.genesis)
+    run = genesis_digest(genesis)
+    signer = _certify(store, identity, run, session_key)
+    store.keep([("run", run), ("genesis", encode(genesis))])
+    me = Seat(store, identity, signer, run, Wish("trainer", name), genesis)
     host = await _open(me, listening, make)
     ticket = issue(
         identity,
@@ -210,12 +195,16 @@ async def _open(me: Seat, listening: Listening, make: Make[Host]) -> Host:
     asked = list(listening.listen)
     last = as_last_time(asked, store.kept().get("listening", b"").decode().split())
     try:
-        await host.listen(last, listening.announce, listening.upload_bytes_s)
-    except NetworkError:
-        if last == asked:
-            raise
-        await host.links.close()  # somebody else has the port now
-        await host.listen(asked, listening.announce, listening.upload_bytes_s)
+        try:
+            await host.listen(last, listening.announce, listening.upload_bytes_s)
+        except NetworkError:
+            if last == asked:
+                raise
+            await host.links.close()  # somebody else has the port now
+            await host.listen(asked, listening.announce, listening.upload_bytes_s)
+    except AtollError:
+        await host.stop(farewell=False)
+        raise
     bound = " ".join(host.bound).encode()
     store.keep([("listening", bound), ("name", wish.name.encode()), ("role", wish.role.encode())])
     return host

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.base.errors import UsageError
+from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest
 from atoll.base.machine import Fact
 from atoll.host.driver import Driver, Seat
@@ -19,7 +19,7 @@ from atoll.host.store import write_durably
 from atoll.host.trainer import Beat
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.models import task_of
-from atoll.node.peer import CaughtUp, GenesisKnown
+from atoll.node.peer import CaughtUp, GenesisKnown, Refused
 from atoll.protocol.transfer.fetch import Fetched
 
 
@@ -48,15 +48,25 @@ class PeerHost(Driver):
     def _react_to_fact(self, fact: Fact) -> None:
         match fact:
             case GenesisKnown():
-                self.island.learning = decode_learning(fact.settings)
-                self._tell_learning()
-                self._spawn(self._find_data())
+                self._learn_recipe(fact)
             case CaughtUp():
                 self._spawn(self.island.warm_up())
             case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
                 self._use_data_blob(blob)
             case _:
                 pass
+
+    def _learn_recipe(self, genesis: GenesisKnown) -> None:
+        try:
+            self.island.learning = decode_learning(genesis.settings)
+        except PeerFault as fault:
+            fix = "upgrade atoll; or, if it is the ticket of a group, atoll.reduce.join(ticket)"
+            refused = Refused(by=self.me, code="E-RUN-11", what=fault.what, fix=fix, for_good=True)
+            for listener in self.listeners:
+                listener(refused)
+            return
+        self._tell_learning()
+        self._spawn(self._find_data())
 
     async def _find_data(self) -> None:
         """The data set from this disk if it is the very same, else as a blob from the members."""

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,8 +82,8 @@ async def run_up(start: Start, shell: Shell) -> int:
     recipe = recipe_of(start.config)
     settings, data = settings_of(start.config, recipe), data_of(start.config, start.file)
     try:
-        founding, make = partial(found, built_in(recipe, data)), training(threads, _ignore)
-        host, ticket = await found_run(start.folder, founding, settings, name, listening, Invitation(), make)
+        founded, make = found(built_in(recipe, data), settings), training(threads, _ignore)
+        host, ticket = await found_run(start.folder, founded, name, listening, Invitation(), make)
     except ValueError as why:
         raise UsageError(
             "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/config.md"
@@ -211,7 +210,7 @@ class _Watch:
 
     def _refused(self, entry: dict[str, Any]) -> None:
         self.refusals += 1
-        if self.refusals >= REFUSALS_MAX:
+        if self.refusals >= REFUSALS_MAX or entry["for_good"]:
             self.leave("refused", RefusedError(entry["code"], entry["what"], fix=entry["fix"]))
 
     async def until(self, end: asyncio.Future[tuple[str, AtollError | None]]) -> tuple[str, AtollError | None]:

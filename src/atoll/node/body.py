@@ -18,7 +18,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_PER_VERTEX_MAX, WORDS_MAX
 from atoll.keys.digest import digest
-from atoll.node.settings import RunSettings
+from atoll.node.settings import RunSettings, encode_settings
 from atoll.node.topology import topology_of
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
@@ -26,7 +26,7 @@ from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Answered, Commit, Join, Signed, Statement
-from atoll.wire.messages.vertex import Body, Metrics
+from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
 CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
@@ -115,6 +115,28 @@ def write_body(
         metrics=_metrics([c for c, _ in chosen.values()]),
         trained=parent.trained + bool(ground.owners),
         epoch=parent.epoch,
+    )
+
+
+def write_genesis(
+    settings: RunSettings, state: Digest, founder: Member, tickets: tuple[TicketUse, ...], now: Seconds
+) -> Body:
+    """The body that a run begins with; its digest is the run's name."""
+    return Body(
+        run=ZERO_DIGEST,
+        round=-1,
+        attempt=0,
+        parent=ZERO_DIGEST,
+        time_s=now,
+        proposer=founder.peer,
+        parts=(),
+        state=state,
+        commits=(),
+        members=(founder,),
+        tickets=tickets,
+        reports=(),
+        metrics=Metrics(0.0, 0, 0),
+        settings=encode_settings(settings),
     )
 
 

@@ -114,13 +114,14 @@ class MembershipChanged(Fact, frozen=True, kw_only=True):
 
 
 class Refused(Fact, frozen=True, kw_only=True):
-    """A member turned my join down."""
+    """A member turned my join down, or I cannot take part myself."""
 
     phase = "join"
     by: PeerId
     code: str
     what: str
     fix: str
+    for_good: bool = False  # asking again is no use
 
 
 class RunOver(Fact, frozen=True, kw_only=True):

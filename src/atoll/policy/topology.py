@@ -43,6 +43,8 @@ class TopologyLike(Protocol):
     def name(self) -> str: ...
     @property
     def parts(self) -> Sequence[PartLike]: ...
+    @property
+    def direct(self) -> bool: ...
 
 
 T = TypeVar("T", bound=TopologyLike)
@@ -112,8 +114,7 @@ def choose(
     Outside `private` only direct topologies count: a sum that somebody handed on hides its rows from robust
     rules and from openings, and its author cannot be held to it. Raises ValueError if no candidate is left.
     """
-    direct = [c for c in candidates if not any(part.parents for part in c.parts)]
-    fit = list(candidates) if trust == "private" else direct
+    fit = [c for c in candidates if trust == "private" or c.direct]
     if not fit:
         raise ValueError(
             f"no topology to choose from; {trust} trust needs one in which all send to owners directly"

@@ -23,6 +23,7 @@ from hashlib import blake2b
 from typing import cast
 
 from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import OWNERS_PER_PART
 from atoll.base.machine import (
     Ask,
     Done,
@@ -104,7 +105,7 @@ class Reduction:
         self.draw = random.Random(f"reduction/{seed}")
         self.network = Network(self.knobs.network, random.Random(f"network/{seed}"))
         self.index = {peer: i for i, peer in enumerate(self.peers)}
-        until = tuple(self.knobs.window_s * (k + 1) for k in range(min(3, len(self.peers))))
+        until = tuple(self.knobs.window_s * (k + 1) for k in range(min(OWNERS_PER_PART, len(self.peers))))
         self.plan = ReducePlan(0, 0, "", topology, self.peers, until)
         self.island = Island(PeerId("all"), IslandKnobs(update_bytes=self.knobs.update_bytes), self.draw)
         self.now: Seconds = 0.0

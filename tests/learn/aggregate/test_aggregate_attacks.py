@@ -137,6 +137,18 @@ def test_a_huge_row_does_not_decide_where_the_centre_is(rule, value):
         assert float((answer - honest.mean(dim=0)).norm()) <= reach
 
 
+@pytest.mark.parametrize("value", [1e74, 1e76, 5e153, 1e200])
+@pytest.mark.parametrize("rule", ROBUST)
+def test_no_row_of_doubles_is_too_long_for_a_rule(rule, value):
+    """Alike, or opposite: squares of squares leave fp64 above 1e77, summed squares above 1e153."""
+    honest = honest_rows(3).double()
+    reach = 2 * diameter(honest) + (float(honest.mean(dim=0).norm()) if rule == "centred_clipping" else 0)
+    for signs in ([1.0, 1.0], [1.0, -1.0]):
+        liars = constant(honest, LIARS, value) * torch.tensor(signs, dtype=torch.float64)[:, None]
+        answer = aggregate(rule, torch.cat([honest, liars]), **asked(rule))
+        assert float((answer - honest.mean(dim=0)).norm()) <= reach
+
+
 def test_two_liars_far_apart_and_far_away_do_not_hide_in_each_others_variance():
     honest = honest_rows(4)
     liars = torch.stack([torch.full((VALUES,), 1e20), torch.linspace(-1e25, 1e25, VALUES)])

@@ -131,6 +131,14 @@ def test_centred_clipping_keeps_its_centre_between_rounds(steps, radius, start):
     close(ours, naive.centred_clipping(x, 2, steps, radius, v), 1e-5 if steps == 1 else 1e-9)
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("start", [np.zeros(1), np.zeros(69), np.zeros(71), np.full(70, math.nan)])
+def test_a_start_that_does_not_fit_the_rows_is_refused(steps, start):
+    """One value would be added to every coordinate, what is too long cut off, a NaN answered with NaN."""
+    with pytest.raises(ValueError, match="start is a finite vector of 70 values"):
+        centred_clipping(drawn(5, 12, 70), f=2, steps=steps, start=start)
+
+
 def test_a_weighted_mean_weighs():
     x = drawn(0, 3, 10)
     close(weighted_mean(x, [1, 0, 3]), (x[0] + 3 * x[2]) / 4, 1e-12)

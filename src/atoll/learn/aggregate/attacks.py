@@ -140,7 +140,7 @@ def gaussian(honest_HD: Tensor, f: int, deviation: float = 200.0, seed: int = 0)
 
 def constant(honest_HD: Tensor, f: int, value: float = 1e30) -> Tensor:
     """`value` everywhere: huge, NaN or infinite. Try it as the first row too: references are picked there."""
-    return torch.full((f, honest_HD.shape[1]), value).to(honest_HD)
+    return torch.full((f, honest_HD.shape[1]), value, dtype=torch.float64).to(honest_HD)
 
 
 # free riders, who want the reward without the work

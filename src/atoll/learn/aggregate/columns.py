@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.learn.aggregate.gram import PRODUCT_MAX
+from atoll.learn.aggregate.gram import DEVICE_CHUNK, PRODUCT_MAX
 from atoll.learn.aggregate.rows import SPAN, arithmetic, spans
 
 CHUNK_BYTES = 2**22  # of rows being sorted: outside the second-level cache, but with fewer calls (33 ms for 56)
 CHUNK_MIN, CHUNK_MAX = 4096, SPAN  # columns: calls cost more than work below, torch starts threads above
-DEVICE_CHUNK = 2**20  # columns at once on an accelerator
 
 EXACT, DROPPED = "exact", "dropped"  # what is wanted of a rank; any other word: only the sum over all of that word
 

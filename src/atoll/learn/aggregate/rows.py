@@ -22,6 +22,7 @@ Rows: TypeAlias = Tensor | np.ndarray | Sequence[Vector]
 # number, and no pool spins (on a busy box with two threads, a Gram matrix took ten times the CPU seconds).
 DOT = 8192  # values of one dot product: OpenBLAS takes threads above 10 000, MKL about here
 SPAN = 31 * 1024  # values of one elementwise operation: torch takes threads from 32 768
+SQUARED_MAX = 1e150  # ‖x‖² of a row: CAF squares sums of these, still in fp64's range; no fp32 row comes near
 
 
 def opened(rows: Rows) -> list[Tensor]:

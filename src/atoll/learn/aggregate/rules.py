@@ -1,7 +1,7 @@
 """Robust aggregation rules: one vector out of n, of which up to f may say anything.
 
 Every rule reads rows without touching them, answers in their dtype (arrays for arrays), and gives the same bits for
-the same rows whatever their order. A row with a NaN, an infinity or squares beyond fp64 is taken out first
+the same rows whatever their order. A row with a NaN, an infinity or a length beyond 1e75 is taken out first
 and counts as one of the f; so no rule ever answers with a NaN. A bound that the paper asks of n is checked, and the
 error says the n that would do.
 `pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm).
@@ -23,6 +23,7 @@ from atoll.learn.aggregate.gram import Gram, Square, gram_of, times, with_origin
 from atoll.learn.aggregate.rows import (
     DOT,
     SPAN,
+    SQUARED_MAX,
     Rows,
     Vector,
     content_order,
@@ -40,7 +41,7 @@ PRE: dict[str, Pre] = {"nnm": weights.nnm, "arc": weights.arc, "bucketing": weig
 
 
 class Ready(NamedTuple):
-    """Rows fit to be worked on: finite, in the order of their content."""
+    """Rows fit to be worked on: finite, short enough to be squared twice, in the order of their content."""
 
     rows: list[Tensor]
     places: list[int]  # where each stood in what the caller gave
@@ -55,7 +56,7 @@ class Ready(NamedTuple):
 def ready(rows: Rows, f: int) -> Ready:
     views = opened(rows)
     norms2 = squared_norms(views)
-    finite = [index for index, norm2 in enumerate(norms2) if math.isfinite(norm2)]
+    finite = [index for index, norm2 in enumerate(norms2) if norm2 <= SQUARED_MAX]  # NaN compares false
     if not finite:
         raise ValueError(f"none of the {len(views)} rows is finite")
     kept, kept2 = [views[index] for index in finite], [norms2[index] for index in finite]
@@ -179,11 +180,19 @@ def centred_clipping(
     """
     if radius is not None and not radius > 0:
         raise ValueError(f"the radius is above 0, not {radius}")
-    origin_D = None if start is None else opened([start])[0]
+    origin_D = None if start is None else _start(start, rows)
     if steps == 1 and not pre:
         return _clipped_once(rows, f, radius, origin_D)
     solve = partial(weights.centred_clipping, steps=steps, radius=radius)
     return _by_distances("centred_clipping", rows, f, pre, majority, solve, origin_D)
+
+
+def _start(start: Vector, rows: Rows) -> Tensor:
+    """`start` as a tensor, (d,). ValueError unless it is finite and as long as the rows."""
+    start_D, size = opened([start])[0], len(opened(rows)[0])
+    if len(start_D) != size or not squared_norms([start_D])[0] <= SQUARED_MAX:
+        raise ValueError(f"start is a finite vector of {size} values; give last round's answer, or None for zero")
+    return start_D
 
 
 def _clipped_once(rows: Rows, f: int, radius: float | None, origin_D: Tensor | None) -> Vector:

@@ -173,7 +173,9 @@ class Placed(NamedTuple):
 
 def scatter_span(opened: Placed, lo: int, out_S: Tensor) -> None:
     """Values lo … lo + len(out): zero but for those that were sent."""
-    first, last = np.searchsorted(opened.place_M, (lo, lo + out_S.numel()))
+    # of their own dtype: for keys of another, numpy would convert all places at every span
+    edges = np.array((lo, lo + out_S.numel()), opened.place_M.dtype)
+    first, last = np.searchsorted(opened.place_M, edges)
     out_S.zero_()
     out_S.numpy()[opened.place_M[first:last] - lo] = opened.value_M[first:last].numpy()
 

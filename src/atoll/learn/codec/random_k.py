@@ -50,7 +50,7 @@ def _places(ratio: Fraction, seed: bytes, n: int) -> np.ndarray:
     edge = np.arange(kept + 1) * n // max(1, kept)
     width_M = np.diff(edge).astype(np.uint64)
     drawn_M = np.frombuffer(draw_bytes(seed, f"randk {n}", 4 * kept), np.uint32).astype(np.uint64)
-    return edge[:-1] + (drawn_M * width_M >> np.uint64(32)).astype(np.int64)
+    return (edge[:-1] + (drawn_M * width_M >> np.uint64(32)).astype(np.int64)).astype(np.int32)
 
 
 def _encode(ratio: Fraction, values: Codec, seed: bytes, x: Tensor) -> Buffer:

@@ -92,6 +92,7 @@ def _open_wire(per_chunk: int, values: Codec, form: Form, wire: Buffer, n: int) 
     last = n // CHUNK * per_chunk
     chunk_CK = place_M[:last].reshape(-1, per_chunk)
     start_C = np.arange(len(chunk_CK)) * CHUNK
-    if (chunk_CK[:, 0] < start_C).any() or (chunk_CK[:, -1] >= start_C + CHUNK).any():
+    is_early = last < kept and place_M[last] < n // CHUNK * CHUNK  # the last, shorter chunk's first
+    if is_early or (chunk_CK[:, 0] < start_C).any() or (chunk_CK[:, -1] >= start_C + CHUNK).any():
         raise PeerFault("", f"a chunk holds more or less than {per_chunk} values")
     return Placed(place_M.astype(np.int32), values.decode(view[cut:], kept))

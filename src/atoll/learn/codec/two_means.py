@@ -16,7 +16,6 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import (
-    SCALE_MIN,
     SPAN,
     Opened,
     check_length,
@@ -28,7 +27,7 @@ from atoll.learn.codec.blocks import (
     tensor_over,
 )
 from atoll.learn.codec.core import Codec, whole
-from atoll.learn.codec.packed import side_by_side
+from atoll.learn.codec.packed import on_grid, side_by_side
 
 GROUP = 64  # values under one pair of magnitudes: SparseLoCo's k of a chunk of 4096
 PAIR_BYTES = 4
@@ -58,7 +57,7 @@ def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
         magnitude_GK = x_GK.abs()
         largest_G = magnitude_GK.amax(1)
         refuse(float(largest_G.max()))
-        grid_GK, count_G = _on_grid(magnitude_GK, largest_G), torch.full_like(largest_G, GROUP)
+        grid_GK, count_G = on_grid(magnitude_GK, largest_G, GRID), torch.full_like(largest_G, GROUP)
         count_G[-1] = size - (len(x_GK) - 1) * GROUP
         upper_GK = grid_GK * count_G[:, None] > grid_GK.sum(1)[:, None]  # whole numbers: above the mean, exactly
         sum_G, upper_sum_G = grid_GK.sum(1), (grid_GK * upper_GK).sum(1)
@@ -71,11 +70,6 @@ def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
         code_S = (upper_GK + 2 * torch.signbit(x_GK)).to(torch.uint8).view(-1)[:size]
         packed[lo // PER_BYTE : -(-hi // PER_BYTE)] = side_by_side(code_S, 2)
     return wire
-
-
-def _on_grid(magnitude_GK: Tensor, largest_G: Tensor) -> Tensor:
-    per_grid_G = torch.full_like(largest_G, GRID) / torch.where(largest_G < SCALE_MIN, 1.0, largest_G)
-    return (magnitude_GK * per_grid_G[:, None]).round_()
 
 
 def _open_wire(wire: Buffer, n: int) -> Opened:

@@ -218,7 +218,7 @@ class Raft:
             raise ValueError(f"a command has 1 to {COMMAND_BYTES_MAX} bytes, this one has {len(command)}")
         if self.last_index - self.commit >= UNCOMMITTED_MAX:
             raise ValueError(f"{UNCOMMITTED_MAX} commands wait for a quorum; ask again once some are committed")
-        return [*self._append([Entry(self.term, command)]), *self._spread(now), *self._advance(now)]
+        return [*self._append([Entry(self.term, command)]), *self._spread(), *self._advance()]
 
     def transfer(self, to: PeerId, now: Seconds) -> list[Effect]:
         """Hand leadership to this voter once it has my whole log; I go on if it has not taken over in time."""
@@ -352,7 +352,7 @@ class Raft:
             return self._send_log(sender)
         self.match[sender] = max(self.match[sender], message.upto)
         self.next[sender] = max(self.next[sender], self.match[sender] + 1)
-        effects = self._advance(now)
+        effects = self._advance()
         if sender == self.successor:
             effects += self._hand_over(sender)
         if self.next[sender] <= self.last_index:
@@ -404,7 +404,7 @@ class Raft:
         self.heard = {p: now for p in self.others}
         effects: list[Effect] = [SetTimer(ELECTION, None), Report(Elected(term=self.term))]
         mark = self._append([Entry(self.term, b"")])  # commits what earlier terms left behind (6.4)
-        return [*effects, *mark, *self._spread(now), *self._set_heartbeat(now), *self._advance(now)]
+        return [*effects, *mark, *self._spread(), *self._set_heartbeat(now), *self._advance()]
 
     def _follow(self, term: int, leader: PeerId | None, why: str, now: Seconds) -> list[Effect]:
         """Give up whatever I was, in my term or in a newer one."""
@@ -437,15 +437,16 @@ class Raft:
             return []
         here = 1 + sum(now < at + self.election_s for at in self.heard.values())
         if here < self.quorum:
-            return self._follow(self.term, None, f"only {here} of {self.quorum} voters answer", now)
+            why = f"only {here} of {len(self.voters)} voters answer, {self.quorum} are needed"
+            return self._follow(self.term, None, why, now)
         if self.successor is not None and now >= self.successor_until:
             self.successor = None
-        return [*self._set_heartbeat(now), *self._spread(now)]
+        return [*self._set_heartbeat(now), *self._spread()]
 
     def _set_heartbeat(self, now: Seconds) -> list[Effect]:
         return [SetTimer(HEARTBEAT, now + self.heartbeat_s)]
 
-    def _spread(self, now: Seconds) -> list[Effect]:
+    def _spread(self) -> list[Effect]:
         return [effect for peer in self.others for effect in self._send_log(peer)]
 
     def _send_log(self, peer: PeerId) -> list[Effect]:
@@ -469,12 +470,12 @@ class Raft:
                 return tuple(chosen[:count])
         return tuple(chosen)
 
-    def _advance(self, now: Seconds) -> list[Effect]:
+    def _advance(self) -> list[Effect]:
         """Commit what a quorum holds, and tell the others at once."""
         held = sorted([self.last_index, *self.match.values()], reverse=True)[self.quorum - 1]
         if held <= self.commit or not self._is_mine(held):
             return []
-        return [*self._commit_to(held), *self._spread(now)]
+        return [*self._commit_to(held), *self._spread()]
 
     def _is_mine(self, index: int) -> bool:
         """Entries of earlier terms are never committed by counting, only by one of mine after them (figure 3.7)."""

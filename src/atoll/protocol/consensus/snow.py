@@ -3,7 +3,7 @@
 A peer asks `k` peers, drawn anew each time, what they prefer. If `alpha` of them name the same choice, that choice
 gains confidence, and the one with the most confidence is my preference; `beta` such queries in a row that name the
 same choice settle it for me. Everybody answers with what it prefers at that moment, so a small lead anywhere grows
-everywhere. A peer that prefers nothing yet takes over the choice of whoever asks it.
+everywhere. A peer that prefers nothing yet tells its host what it was asked about, and prefers what that offers.
 
 Promises: what is settled stays settled here, also after a restart; only choices that the host has judged are ever
 preferred; only those who were asked are counted, each once; not settling is said (`Unsettled`). Work per query does
@@ -44,8 +44,7 @@ from atoll.base.machine import (
 )
 
 SAFE_SIZE = 2000  # peers; the population that the published analyses of safety compute with
-CHOICES_MAX = 16  # judged choices of one slot; further ones are not taken
-HEARD_MAX = 64  # choices that others named and that the host is told of
+CHOICES_MAX = 16  # judged choices of one slot; further ones are not taken, nor more heard from one peer
 UNSETTLED_AFTER = 4  # times beta queries without settling, before that is said, again and again
 
 
@@ -132,7 +131,8 @@ class Snow:
         self.me, self.others, self.slot, self.seed, self.params = me, others, slot, seed, p
         self.known: set[PeerId] = set(others)
         self.judged: list[Digest] = []
-        self.heard: set[Digest] = set()
+        self.heard: set[Digest] = set()  # not judged, told of
+        self.named: Counter[PeerId] = Counter()  # of those, how many a peer was the first to name
         self.preference: Digest | None = None
         self.settled: Digest | None = None
         self.confidence: Counter[Digest] = Counter()
@@ -156,7 +156,7 @@ class Snow:
                 self.preference = self.settled = Digest(blob) if blob is not None else None
                 return []
             case Received(sender, Query() as query) if query.slot == self.slot:
-                return self._answer(self._member(sender), query, now)
+                return self._answer(self._member(sender), query)
             case Received(sender, Preference() as answer) if answer.slot == self.slot:
                 return self._count(self._member(sender), answer, now)
             case TimerFired(name) if name == self.timer and self.asked:
@@ -165,19 +165,16 @@ class Snow:
                 return []
 
     def offer(self, choice: Digest, now: Seconds) -> list[Effect]:
-        """The host has judged this choice: it may be preferred. The first one is, until others are asked."""
+        """The host has judged this choice: it may be preferred. The first one is, and others are asked about it."""
         if choice in self.judged or len(self.judged) >= CHOICES_MAX:
             return []
         self.judged.append(choice)
         if self.preference is not None:
             return []
-        return self._take_up(choice, now)
-
-    # ---- asking --------------------------------------------------------------------------------------------
-
-    def _take_up(self, choice: Digest, now: Seconds) -> list[Effect]:
         self.preference = choice
         return [Report(Preferred(choice=choice)), *self._ask(now)]
+
+    # ---- asking --------------------------------------------------------------------------------------------
 
     def _ask(self, now: Seconds) -> list[Effect]:
         assert self.preference is not None
@@ -202,7 +199,7 @@ class Snow:
         if answer.number != self.number or sender not in self.asked or sender in self.answers:
             return []
         self.answers[sender] = answer.choice
-        effects = self._hear_of(answer.choice)
+        effects = self._hear_of(sender, answer.choice)
         counts = self._counts()
         best = max(counts.values(), default=0)
         missing = len(self.asked) - len(self.answers)
@@ -242,16 +239,16 @@ class Snow:
 
     # ---- answering -----------------------------------------------------------------------------------------
 
-    def _answer(self, sender: PeerId, query: Query, now: Seconds) -> list[Effect]:
-        effects = self._hear_of(query.choice)
-        if self.preference is None and query.choice in self.judged:
-            effects += self._take_up(query.choice, now)
-        return [*effects, Send(sender, Preference(self.slot, query.number, self.preference))]
+    def _answer(self, sender: PeerId, query: Query) -> list[Effect]:
+        heard = self._hear_of(sender, query.choice)
+        return [*heard, Send(sender, Preference(self.slot, query.number, self.preference))]
 
-    def _hear_of(self, choice: Digest | None) -> list[Effect]:
-        if choice is None or choice in self.judged or choice in self.heard or len(self.heard) >= HEARD_MAX:
+    def _hear_of(self, sender: PeerId, choice: Digest | None) -> list[Effect]:
+        """The ceiling is each peer's own: a liar that names many choices makes nobody deaf to the others."""
+        if choice is None or choice in self.judged or choice in self.heard or self.named[sender] >= CHOICES_MAX:
             return []
         self.heard.add(choice)
+        self.named[sender] += 1
         return [Report(Heard(choice=choice))]
 
     def _member(self, sender: PeerId) -> PeerId:
