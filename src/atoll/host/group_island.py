@@ -42,7 +42,7 @@ Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused value
 
 
 class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What genesis of a group fixes for its members' islands. Strict, or a training run could be read as a group."""
+    """What genesis of a group fixes for its members. Strict, or a training run could be read as a group."""
 
     codec: str = "fp32"
     way_back: str = ""  # codec of the combined parts; empty: the same one
