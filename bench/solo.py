@@ -104,7 +104,7 @@ def run(recipe: Recipe, data: Data, asked: dict) -> dict:
     peers = asked["peers"]
     workers = [Worker(recipe) for _ in range(peers)]
     state, layout = initial_state(workers[0].model), workers[0].layout
-    bounds = part_bounds(layout.floats, peers)
+    bounds = part_bounds(layout.floats, (1,) * peers)
     up, down = codec_named(recipe.coding.up), codec_named(recipe.coding.down)
     curve, train_s, sync_s, sent_bytes = [], 0.0, 0.0, 0
     for round_index in range(recipe.schedule.rounds):

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -39,7 +39,16 @@ from atoll.host.links import Links
 from atoll.keys.identity import Identity
 from atoll.policy.topology import Links as AgreedLinks
 from atoll.policy.topology import Prediction, choose, clusters_by_latency, predict
-from atoll.protocol.reduce.topology import Topology, butterfly, candidates, ring, star, tree
+from atoll.protocol.reduce.topology import (
+    Topology,
+    butterfly,
+    candidates,
+    fanned,
+    hierarchical,
+    ring,
+    star,
+    tree,
+)
 
 MEGABYTES, QUICK_MEGABYTES = 5.0, 4.0  # of one encoded update
 REPEATS, QUICK_REPEATS = 3, 2  # after one to warm up
@@ -54,8 +63,7 @@ NETWORKS = {
     "equal": Network.flat(4, rtt_s=0.05, rate_bytes_s=100 * MBIT, jitter_s=0.005),
     "apart": Network.clustered((4, 4), 0.005, 0.12, trunk_bytes_s=20 * MBIT, rate_bytes_s=100 * MBIT),
 }
-# what atoll.reduce offers to members whose names tell no places
-LIBRARY = {"butterfly": butterfly, "ring": ring, "tree": tree, "star": star}
+MEETINGS = 8  # calls before the measured ones: in a few seconds members learn their links, and agree on them
 
 
 def label(topology: Topology) -> str:
@@ -221,7 +229,12 @@ class Worker:
         tensor = torch.randn(values)
         began = time.monotonic()
         done = await asyncio.to_thread(self.groups[topology].all_reduce, [tensor], timeout_s=PATIENCE_S)
-        self.say(began=began, ended=time.monotonic(), contributors=len(done.contributors))
+        self.say(
+            began=began,
+            ended=time.monotonic(),
+            contributors=len(done.contributors),
+            topology=self.groups[topology].topology[0],
+        )
 
     async def close(self) -> None:
         for group in self.groups.values():
@@ -292,6 +305,8 @@ class Row:
     topology: Topology
     predicted: Prediction
     chosen: bool
+    setting: str = ""  # of a group
+    used: str = ""  # by a group that chooses itself
     seconds: list[float] = field(default_factory=list)
     trunk_bytes: list[int] = field(default_factory=list)
     late_packets: int = 0
@@ -301,7 +316,7 @@ class Row:
         return {
             "network": self.network,
             "by": self.by,
-            "topology": label(self.topology),
+            "topology": f"auto: {self.used}" if self.setting == "auto" else label(self.topology),
             "predicted_s": round(self.predicted.seconds, 3),
             "measured_s": round(statistics.median(self.seconds), 3),
             "min_s": round(min(self.seconds), 3),
@@ -314,7 +329,9 @@ class Row:
 
     def run(self, crew: Crew, update_bytes: int) -> list[dict[str, Any]]:
         if self.by == "reduce":
-            return crew.all(do="reduce", topology=self.topology.name, values=int(update_bytes / INT8_BYTES))
+            done = crew.all(do="reduce", topology=self.setting, values=int(update_bytes / INT8_BYTES))
+            self.used = done[0]["topology"]
+            return done
         crew.all(do="prepare", index=self.index, update_bytes=update_bytes)
         return crew.all(do="go")
 
@@ -345,12 +362,25 @@ def rows_of(
     if "reduce" in ways:
         from atoll.host.group_island import cuts
 
-        for make in LIBRARY.values():
-            whole = make(peers, SEED, pieces=PIECES_MAX)
+        near = fanned(clusters_by_latency(links), SEED)
+        makes: dict[str, Callable[[], Topology]] = {
+            "butterfly": lambda: butterfly(peers, SEED, pieces=PIECES_MAX),
+            "ring": lambda: ring(peers, SEED, pieces=PIECES_MAX),
+            "tree": lambda: tree(peers, SEED, pieces=PIECES_MAX),
+            "star": lambda: star(peers, SEED, pieces=PIECES_MAX),
+        }
+        if any(isinstance(item, tuple) for item in near):
+            makes["hierarchical"] = lambda: hierarchical(near, SEED, pieces=PIECES_MAX)
+        found: list[Row] = []
+        for setting, make in makes.items():
+            whole = make()
             slices = cuts(int(update_bytes / INT8_BYTES), [part.share for part in whole.parts], PIECES_MAX)
             used = tuple(part for part, (lo, hi) in zip(whole.parts, slices, strict=True) if hi > lo)
             topology = Topology(whole.name, used)  # a group leaves out the parts that so few values do not fill
-            rows.append(Row(name, "reduce", -1, topology, predict(topology, update_bytes, links), False))
+            found.append(Row(name, "reduce", -1, topology, predict(topology, update_bytes, links), False, setting))
+        best = choose([row.topology for row in found], update_bytes, links)
+        found.append(Row(name, "reduce", -1, best.topology, best.prediction, True, "auto"))
+        rows += found
     longest_s = ratio_max * min(row.predicted.seconds for row in rows)
     return [row for row in rows if row.predicted.seconds <= longest_s], choice.reason
 
@@ -363,9 +393,10 @@ def measure(
         rows, reason = rows_of(name, crew.peers, update_bytes, ways, ratio_max)
         for row in rows:
             if row.by == "reduce":
-                crew.open_group(row.topology.name)
+                crew.open_group(row.setting)
         for row in rows:
-            row.run(crew, update_bytes)
+            for _ in range(MEETINGS if row.setting in ("auto", "hierarchical") else 1):
+                row.run(crew, update_bytes)
         for _ in range(repeats):
             for row in rows:
                 row.measure(crew, update_bytes)

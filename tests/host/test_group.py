@@ -259,3 +259,13 @@ def test_parts_cover_everything_once_and_small_calls_use_few(values: int, pieces
     assert all(a[1] == b[0] for a, b in pairwise(found))
     used = sum(hi > lo for lo, hi in found)
     assert used <= max(1, -(-values // 2**20) + 4)
+
+
+def test_a_group_learns_its_links_while_it_works_and_says_why_it_reduces_as_it_does():
+    with groups(3) as members:
+        for _ in range(20_000):  # until every pair has exchanged a heartbeat, and commitments have told all of it
+            together(members, [torch.ones(8)] * 3)
+            name, why = members[0].topology
+            if "predicted" in why:
+                break
+        assert name == "butterfly" and "butterfly" in why and "predicted" in why

@@ -94,7 +94,7 @@ def two_rounds() -> str:
     slots = (Slot("w", "parameter", (N - 100,), "float32", 0), Slot("b", "buffer", (100,), "float32", N - 100))
     layout = Layout(slots, N - 100, N, 0)
     state = SharedState(numbers(9) * 100, torch.zeros(N - 100), torch.zeros(0, dtype=torch.int64))
-    up, down, bounds = CODECS["2bit"], CODECS["int8"], part_bounds(N, 3)
+    up, down, bounds = CODECS["2bit"], CODECS["int8"], part_bounds(N, (1,) * 3)
     for round_index in range(2):
         parts = []
         for lo, hi in bounds:

@@ -31,7 +31,7 @@ class Member:
     def __init__(self, name: str) -> None:
         model = build_model("gpt-nano", 0)
         self.name, self.layout, self.state = name, layout_of(model), initial_state(model)
-        self.bounds = part_bounds(self.layout.floats, PEERS)
+        self.bounds = part_bounds(self.layout.floats, (1,) * PEERS)
         self.memory_F: torch.Tensor | None = None
 
     def common(self, round_index: int) -> Common:
@@ -142,7 +142,7 @@ def test_changed_leaves_out_tensors_that_did_not_move_across_part_borders():
     )
     layout = Layout(slots, 3000, 4000, 0)
     state = SharedState(torch.zeros(4000), torch.zeros(3000), torch.zeros(0, dtype=torch.int64))
-    bounds = part_bounds(4000, 2)
+    bounds = part_bounds(4000, (1,) * 2)
     common = Common(0, state, Digest(digest(b"state")), layout, 0.5)
     x_F = torch.zeros(4000)
     x_F[1000:3000] = 1.0
@@ -166,7 +166,7 @@ def test_every_part_of_any_layout_is_covered_by_its_pieces(rows, columns, before
     )
     layout = Layout(slots, before + rows * columns, n, 0)
     state = SharedState(noise(n, 1), noise(layout.parameters, 2), torch.zeros(0, dtype=torch.int64))
-    common, bounds = Common(3, state, Digest(digest(b"any")), layout, 0.9), part_bounds(n, parts)
+    common, bounds = Common(3, state, Digest(digest(b"any")), layout, 0.9), part_bounds(n, (1,) * parts)
     x_F = noise(n, 3)
     for name in ("lowrank:1+fp32", "changed+fp32"):
         codecs = part_codecs(name, common, bounds)

@@ -58,7 +58,7 @@ def test_plain_averaging_lands_on_the_mean():
 def test_a_part_that_nobody_answered_moves_by_momentum_alone():
     """Its combined update is zero: the first round leaves it where it was, the second coasts."""
     layout, state = nano()
-    bounds = part_bounds(layout.floats, 2)
+    bounds = part_bounds(layout.floats, (1,) * 2)
     (_, cut), outer = bounds[0], Nesterov(1.0, 0.5)
     wires = [FP32.encode(torch.full((hi - lo,), 0.25)) for lo, hi in bounds]
     go = {"steps": 1, "samples": 1, "tokens": 1}
@@ -139,7 +139,7 @@ def test_a_strangers_state_is_believed_only_in_canonical_form():
 def test_parts_cover_the_vector_between_blocks_and_none_is_empty():
     for floats in (1, 255, 256, 257, 21504, 99550, 167936):
         for parts in (1, 2, 3, 4, 7, 16):
-            bounds = part_bounds(floats, parts)
+            bounds = part_bounds(floats, (1,) * parts)
             assert bounds[0][0] == 0 and bounds[-1][1] == floats and len(bounds) <= parts
             assert all(lo < hi and lo % 256 == 0 for lo, hi in bounds)
             assert all(bounds[i][1] == bounds[i + 1][0] for i in range(len(bounds) - 1))
@@ -148,7 +148,7 @@ def test_parts_cover_the_vector_between_blocks_and_none_is_empty():
 def test_what_was_not_counted_goes_back_into_the_memory():
     """Part 1 of 3 was not counted: there, memory and pseudo-gradient are as if nothing had been sent."""
     layout, state = nano()
-    bounds = part_bounds(layout.floats, 3)
+    bounds = part_bounds(layout.floats, (1,) * 3)
     x = state.anchor_F - 0.001 * random(layout.floats, 1)
     memory = 0.0005 * random(layout.floats, 2)
     update = encode_update(state.anchor_F, x, memory, bounds, TWO_BIT, beta=1.0)
@@ -164,7 +164,7 @@ def test_encoding_commits_to_nothing():
     layout, state = nano()
     x, memory = state.anchor_F + 0.01, torch.ones(layout.floats)
     kept = [t.clone() for t in (state.anchor_F, x, memory)]
-    encode_update(state.anchor_F, x, memory, part_bounds(layout.floats, 2), TWO_BIT, beta=0.95)
+    encode_update(state.anchor_F, x, memory, part_bounds(layout.floats, (1,) * 2), TWO_BIT, beta=0.95)
     assert all(torch.equal(now, then) for now, then in zip((state.anchor_F, x, memory), kept, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Members' names say where they are, and a round is reduced accordingly."""
+"""A round is reduced by what members' names say of where they are, or by what they measured of their links."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.limits import MIB, PART_BYTES_MAX
+from atoll.base.machine import Fact
+from atoll.node.round import RoundBegan
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
-from atoll.node.topology import TOPOLOGIES, regions_of, topology_of
-from atoll.policy.plan import RoundPlan
+from atoll.node.topology import TOPOLOGIES, regions_of, way_of
+from atoll.policy.links import Rates, report
+from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.protocol.reduce.topology import validate
+from atoll.sim.island import IslandKnobs
+from atoll.sim.network import NetworkKnobs
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.sim.world import Node
 
 
 def plan_of(names: list[str]) -> RoundPlan:
@@ -38,7 +44,7 @@ def test_names_that_are_paths_make_nested_regions():
 
 def test_members_in_two_places_reduce_in_a_hierarchy_and_each_part_crosses_once():
     plan = plan_of(["eu/a", "eu/b", "eu/c", "us/d", "us/e", "us/f"])
-    topology = topology_of(RunSettings(topology="auto"), plan)
+    topology = way_of(RunSettings(topology="auto"), plan).topology
     place = {m.peer: m.name.split("/")[0] for m in plan.members}
     assert topology.name == "hierarchical" and validate(topology, plan.owners) is None
     for part in topology.parts:
@@ -47,14 +53,89 @@ def test_members_in_two_places_reduce_in_a_hierarchy_and_each_part_crosses_once(
 
 
 def test_members_in_one_place_reduce_in_a_butterfly():
-    assert topology_of(RunSettings(topology="auto"), plan_of(["a", "b", "c"])).name == "butterfly"
+    assert way_of(RunSettings(topology="auto"), plan_of(["a", "b", "c"])).topology.name == "butterfly"
+
+
+def measured(plan: RoundPlan, latency_s, rates: dict[int, Rates] | None = None) -> RoundPlan:
+    """The same plan with what its members reported; `latency_s(i, j)` one way."""
+    peers = [m.peer for m in plan.members]
+
+    def links(i: int) -> bytes:
+        near = {peer: latency_s(i, j) for j, peer in enumerate(peers) if j != i}
+        return report((rates or {}).get(i, Rates()), near, peers)
+
+    return copy(plan, members=tuple(replace(m, links=links(i)) for i, m in enumerate(plan.members)))
+
+
+def two_places(i: int, j: int) -> float:
+    return 0.002 if i // 3 == j // 3 else 0.06
+
+
+AUTO = RunSettings(topology="auto", update_bytes=8 * MIB)
+
+
+def test_members_that_measured_two_places_and_a_thin_link_between_reduce_in_a_hierarchy_without_any_names():
+    plan = plan_of(["a", "b", "c", "d", "e", "f"])
+    assert way_of(AUTO, plan).topology.name == "butterfly" and "not known" in way_of(AUTO, plan).why
+    peers = [m.peer for m in plan.members]
+    thin = {i: Rates(None, {peers[j]: 3e4 for j in range(6) if two_places(i, j) > 0.05}) for i in range(6)}
+    way = way_of(AUTO, measured(plan, two_places, thin))
+    assert way.topology.name == "hierarchical" and "hierarchical:" in way.why
+    for part in way.topology.parts:
+        ups = [(p, part.parent(p)) for p in plan.owners]
+        assert sum(peers.index(p) // 3 != peers.index(q) // 3 for p, q in ups if q is not None) == 1
+
+
+def test_a_slow_uplink_owns_less_and_a_very_slow_one_nothing():
+    plan = plan_of(["a", "b", "c", "d"])
+    flat = RunSettings(topology="butterfly", update_bytes=8 * MIB)
+    for rate, least, most in ((4.2e6, 0.01, 0.24), (2e4, 0.0, 0.0)):
+        known = measured(plan, lambda i, j: 0.01, {i: Rates(5e6 if i else rate) for i in range(4)})
+        parts = way_of(flat, known).topology.parts
+        mine = sum(p.share for p in parts if p.owners[0] == plan.members[0].peer) / sum(p.share for p in parts)
+        assert least <= mine <= most
+
+
+def test_as_long_as_one_pair_is_unknown_nothing_is_planned_on_links():
+    plan = measured(plan_of(["a", "b", "c"]), two_places)
+    gap = replace(plan.members[0], links=b""), replace(plan.members[1], links=b""), plan.members[2]
+    assert "not known" in way_of(AUTO, copy(plan, members=gap)).why
+
+
+def test_where_members_may_lie_a_fast_link_earns_nobody_more_to_own():
+    plan = measured(plan_of(["a", "b", "c", "d"]), two_places, {i: Rates(1e5 if i else 1e8) for i in range(4)})
+    plan = copy(plan, settings=replace(plan.settings, quorum="two-thirds"))
+    assert {part.share for part in way_of(AUTO, plan).topology.parts} == {1}
+
+
+def test_a_swarm_learns_its_links_and_reduces_by_them():
+    """Six peers, one behind a thin uplink: after a few rounds all plan by what they measured; it owns nothing."""
+    settings = RunSettings(topology="auto", update_bytes=MIB, round=RoundSettings(inner_steps=20, first_train_s=10))
+    network = NetworkKnobs(jitter_s=0.0005, uplink_bytes_s=2.5e6)
+    swarm = Swarm(7, SwarmKnobs(peers=6, run=settings, network=network, island=IslandKnobs(update_bytes=MIB)))
+    names = [peer_name(i) for i in range(6)]
+    swarm.world.network.uplink_bytes_s[names[0]] = 5e5
+    began: dict[int, set[tuple[str, str]]] = {}
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if isinstance(fact, RoundBegan):
+            began.setdefault(fact.round, set()).add((fact.topology, fact.why))
+
+    swarm.world.watchers.append(watch)
+    swarm.world.run(120.0)
+    assert min(swarm.heads()) >= 4 and all(len(ways) == 1 for ways in began.values())
+    assert all("predicted" in why for _, why in began[4])
+    machine = swarm.world.nodes[names[3]].machine
+    assert machine.round is not None and machine.round.ground.topology is not None
+    parts = machine.round.ground.topology.parts
+    assert names[0] not in {part.owners[0] for part in parts} | {p for part in parts for p in part.parents.values()}
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_where_members_may_lie_nobody_hands_on_anothers_row(name: str):
     plan = plan_of(["eu/a", "eu/b", "us/c", "us/d"])
     plan = copy(plan, settings=replace(plan.settings, quorum="two-thirds"))
-    assert topology_of(RunSettings(topology=name), plan).direct
+    assert way_of(RunSettings(topology=name), plan).topology.direct
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -63,7 +144,7 @@ def test_no_part_outgrows_a_frame_however_few_are_left(name: str, members: int):
     """A group of many was founded with coarse pieces; then most of them left."""
     plan = plan_of([f"eu/{i}" if i % 2 else f"us/{i}" for i in range(members)])
     update_bytes = 256 * MIB
-    topology = topology_of(RunSettings(topology=name, pieces=1, update_bytes=update_bytes), plan)
+    topology = way_of(RunSettings(topology=name, pieces=1, update_bytes=update_bytes), plan).topology
     whole = sum(part.share for part in topology.parts)
     assert max(part.share for part in topology.parts) * update_bytes <= whole * PART_BYTES_MAX
 

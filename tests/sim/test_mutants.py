@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 
 from atoll.policy import plan as plans
-from atoll.protocol.consensus.agreement import Agreement
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
 from atoll.sim.world import World
 
@@ -40,12 +39,6 @@ def test_words_that_leave_before_the_disk_is_done_are_noticed(monkeypatch: pytes
     """Mutant: neither words nor work wait until what they rest on is durable."""
     monkeypatch.setattr(World, "_durable_at", lambda self, node: self.now)
     assert caught("churn", range(1, 20), peers=5, rounds=15)
-
-
-def test_a_vote_after_a_timeout_splits_the_run(monkeypatch: pytest.MonkeyPatch):
-    """Mutant: a voter that said this view was over for it votes in it all the same."""
-    monkeypatch.setattr(Agreement, "_may_vote", lambda self, view: self.votes)
-    assert "two vertices" in caught("churn", range(156, 160), peers=5, rounds=15)
 
 
 def test_a_quorum_of_half_splits_the_run(monkeypatch: pytest.MonkeyPatch):

@@ -101,7 +101,14 @@ class Woke(msgspec.Struct, frozen=True, gc=False):
     slept_s: Seconds
 
 
-Event = Start | Received | TimerFired | Done | Failed | LinkUp | LinkDown | Woke
+class Carried(msgspec.Struct, frozen=True, gc=False):
+    """How fast bulk left this computer while more was waiting, as the driver measured it: links at their limit."""
+
+    bytes_s: float  # to everybody together
+    to: tuple[tuple[PeerId, float], ...]  # to single peers, as far as something waited for them
+
+
+Event = Start | Received | TimerFired | Done | Failed | LinkUp | LinkDown | Woke | Carried
 
 
 # ---- Effects: what should happen ---------------------------------------------------------------------------

@@ -34,6 +34,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
+    if s["topology"]:
+        say(f"  updates go through a {s['topology']} ({s['topology_why']})")
     say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed")
     say(f"  this peer: {s['name']}, {s['role']}, {s['standing']}, in {s['folder']}")
     _say_members(s["members"])

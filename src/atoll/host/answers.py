@@ -107,6 +107,8 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "trained": head.trained if head is not None else 0,
         "rounds": p.rounds,
         "phase": p.phase,
+        "topology": p.topology,
+        "topology_why": p.topology_why,
         "step": p.step,
         "inner_steps": p.inner_steps,
         "loss": p.loss,

@@ -37,6 +37,7 @@ from atoll.base.machine import (
     TimerFired,
     Woke,
 )
+from atoll.host.carriage import Carriage
 from atoll.host.clock import Clock
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links, LinkSettings
@@ -113,6 +114,7 @@ class Driver:
         self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None  # every line of the record
         self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._react_to_fact, on_fact]
+        self._carriage = Carriage()
         self.stopped = asyncio.Event()
         self._round_closed = asyncio.Event()
         self.bound: list[str] = []
@@ -352,10 +354,16 @@ class Driver:
             now = self.clock.now()
             late = now - self._pulse_at - PULSE_S
             self._pulse_at = now
+            self._measure(now)
             if late > SLEPT_S:
                 for name, (at, _) in list(self._timers.items()):
                     self._set_timer(name, at)  # the loop's clock may have stood still
                 self.handle(Woke(late))
+
+    def _measure(self, now: Seconds) -> None:
+        carried = self._carriage.look(now, self.links.uploading())
+        if carried is not None:
+            self.handle(carried)
 
     def _react_to_fact(self, fact: Fact) -> None:
         """What this kind of peer does when its machine tells something."""

@@ -101,6 +101,11 @@ class Group:
         """The members that take part, by the last agreed vertex."""
         return self._run(self._host.members())
 
+    @property
+    def topology(self) -> tuple[str, str]:
+        """(how the round in progress is reduced, why this way): it may change with what members measure."""
+        return self._run(self._host.way())
+
     def wait_for_peers(self, count: int, timeout_s: Seconds = MEET_S) -> None:
         """Until so many members are there. RunFailedError if they are not in time."""
         self._run(self._host.meet(count, timeout_s))
@@ -208,8 +213,9 @@ def found(
 ) -> Group:
     """A new group with this process as its first member; the first all-reduce begins when `peers` are there.
 
-    `topology` "auto" is a butterfly, or a hierarchy if names say that members are in several places: "eu/ada" is
-    near "eu/bob" and far from "us/cleo". It is the group's, since all members must have the same plan.
+    `topology` "auto" is a hierarchy if names say that members are in several places: "eu/ada" is near "eu/bob" and
+    far from "us/cleo"; else what is cheapest on the links that members have measured and agreed on so far. It is
+    the group's, since all members must have the same plan.
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone.
     Raises UsageError for settings that cannot be.
@@ -341,6 +347,11 @@ class GroupHost(driver.Driver):
         if awaited:
             return f"these members have not called yet: {', '.join(awaited)}"
         return "parts are still on their way"
+
+    async def way(self) -> tuple[str, str]:
+        round = self.machine.round
+        topology = round.ground.topology if round is not None else None
+        return (topology.name, round.ground.why) if round is not None and topology is not None else ("", "")
 
     async def stop(self, why: str = "the group was closed", farewell: bool = True) -> None:
         await super().stop(why, farewell)

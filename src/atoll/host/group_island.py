@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -28,9 +27,9 @@ from atoll.base.machine import Message, Payload
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named
-from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import combine
+from atoll.learn.update import part_bounds
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.wire.messages.round import Answer, Contribution, PartBytes
@@ -262,12 +261,8 @@ def cuts(values: int, shares: Sequence[int], pieces: int = 1) -> Cuts:
     used = min(len(shares), max(1, round(values / PART_VALUES)))
     if used > owners:
         used = min(len(shares), round(used / owners) * owners)
-    blocks, total, seen, edges = -(-values // BLOCK), sum(shares[:used]), 0, [0]
-    for share in shares[:used]:
-        seen += share
-        edges.append(min(values, blocks * seen // total * BLOCK))
-    edges += [values] * (len(shares) - used)
-    return tuple(pairwise(edges))
+    filled = part_bounds(values, shares[:used])
+    return filled + ((values, values),) * (len(shares) - len(filled))
 
 
 def _codec(name: str) -> Codec:

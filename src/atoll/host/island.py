@@ -243,7 +243,7 @@ class Island:
     def _encode(self, work: Encode) -> Encoded:
         assert self.head is not None
         recipe = self._learning.recipe
-        bounds = part_bounds(len(self.head.anchor_F), work.parts)
+        bounds = part_bounds(len(self.head.anchor_F), work.shares)
         x_F = self.trainer.read_x()
         self.up = part_codecs(recipe.coding.up, self._common(work.round), bounds)
         self.update = encode_update(self.head.anchor_F, x_F, self.memory_F, bounds, self.up, recipe.coding.beta)
@@ -256,7 +256,7 @@ class Island:
 
     def _combine(self, work: Combine, common: Common) -> Combined:
         coding, floats = self._learning.recipe.coding, self._learning.layout.floats
-        bounds = part_bounds(floats, work.parts)
+        bounds = part_bounds(floats, work.shares)
         lo, hi = bounds[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
         up = part_codec(coding.up, common, bounds, work.part)
@@ -270,7 +270,7 @@ class Island:
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         recipe, layout = self._learning.recipe, self._learning.layout
-        bounds = part_bounds(layout.floats, len(work.parts))
+        bounds = part_bounds(layout.floats, work.shares)
         after = advance(
             before,
             [None if p is None else p.data for p in work.parts],

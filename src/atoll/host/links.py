@@ -220,6 +220,14 @@ class Links:
         received = sum(s.control_received_bytes + s.bulk_received_bytes for s in now)
         return self._traffic_before[0] + sent, self._traffic_before[1] + received
 
+    def uploading(self) -> dict[PeerId, tuple[int, bool]]:
+        """Per peer: bulk bytes acknowledged on the connections there are, and whether some still waits to leave."""
+        lanes = ((peer, link.bulk) for peer, link in self._links.items())
+        return {
+            peer: (sum(channel.wire.acked_bytes for channel in lane.channels), lane.queued_bytes > 0)
+            for peer, lane in lanes
+        }
+
     async def close(self) -> None:
         """Last words leave, then everything ends. Tells no events any more."""
         self._closing = True

@@ -102,6 +102,8 @@ class Progress:
     parameters: int = 0
     rounds: int = 0  # 0: until it is stopped
     inner_steps: int = 0
+    topology: str = ""  # that the round in progress reduces by
+    topology_why: str = ""
     min_peers: int = 1
     unit: str = "tokens"  # of what is learned from: tokens of text, samples of anything else
     batch: int = 0
@@ -158,6 +160,7 @@ class Progress:
                 self.phase = "downloading"
             case "RoundBegan":
                 self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
+                self.topology, self.topology_why = entry["topology"], entry["why"]
             case "Stepped":
                 self.step, self.step_loss = entry["steps"], entry["loss"]
             case "TrainEnded":

@@ -203,6 +203,11 @@ class Wire(asyncio.BufferedProtocol):
         rtt_us = _asked(self._transport, "TCP_INFO", 72, lambda raw: struct.unpack_from("=I", raw, 68)[0])
         return rtt_us / 1e6 if rtt_us else None
 
+    @property
+    def acked_bytes(self) -> int:
+        """What the other end has acknowledged (`tcpi_bytes_acked`, at 120); 0 where the kernel does not tell."""
+        return _asked(self._transport, "TCP_INFO", 128, lambda raw: struct.unpack_from("=Q", raw, 120)[0]) or 0
+
     # ---- what asyncio calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -103,16 +103,19 @@ def _matrices(layout: Layout, lo: int, hi: int) -> tuple[tuple[int, int], ...]:
     return tuple(shapes)
 
 
-def part_bounds(floats: int, parts: int) -> Bounds:
-    """[lo, hi) of each of `parts` nearly equal slices of the flat vector, cut between blocks of the codecs.
+def part_bounds(floats: int, shares: Sequence[int]) -> Bounds:
+    """[lo, hi) of each part of the flat vector, in proportion to the shares, cut between blocks of the codecs.
 
-    A small vector gives fewer parts than asked for: none is empty.
+    A small vector gives fewer parts than there are shares: none is empty.
     """
-    assert parts >= 1
+    assert shares
     blocks = -(-floats // BLOCK)
-    parts = max(1, min(parts, blocks))
-    cuts = [min(floats, blocks * index // parts * BLOCK) for index in range(parts + 1)]
-    return tuple(pairwise(cuts))
+    shares = shares[: max(1, min(len(shares), blocks))]
+    total, free = sum(shares), max(0, blocks - len(shares))  # one block for everybody, the others by share
+    edges = [
+        min(floats, (k + free * seen // total) * BLOCK) for k, seen in enumerate(accumulate(shares, initial=0))
+    ]
+    return tuple(pairwise([*edges[:-1], floats]))
 
 
 def encode_update(

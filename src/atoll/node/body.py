@@ -19,7 +19,8 @@ from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_PER_VERTEX_MAX, WORDS_MAX
 from atoll.keys.digest import digest
 from atoll.node.settings import RunSettings, encode_settings
-from atoll.node.topology import topology_of
+from atoll.node.topology import way_of
+from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
 from atoll.protocol.reduce.topology import Topology
@@ -39,6 +40,7 @@ class Ground:
     plan: RoundPlan
     parent: Body
     topology: Topology | None  # how updates are reduced; None in a round that only assembles members
+    why: str  # this topology, in words for people
     admissible: Callable[[Reported, bool], str | None]  # (report, as proposer)
 
     @cached_property
@@ -72,7 +74,19 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
         wall_s = parent.time_s if as_proposer else None
         return admissible(reported, parent, recent, run, settings.open_to_all, wall_s)
 
-    return Ground(plan, parent, topology_of(settings, plan) if enough else None, judge)
+    if not enough:
+        return Ground(plan, parent, None, "too few members to train", judge)
+    way = way_of(settings, plan, _answered_bytes(parent))
+    return Ground(plan, parent, way.topology, way.why, judge)
+
+
+def _answered_bytes(parent: Body) -> int:
+    """Of all combined parts of the last round; 0 where the length of an update is its caller's choice."""
+    commits = [decode_statement(signed.body, signed.signer) for signed in parent.commits[:1]]
+    if any(isinstance(commit, Commit) and commit.values for commit in commits):
+        return 0
+    answers = [decode_statement(signed.body, signed.signer) for signed in parent.parts if signed is not None]
+    return sum(a.size_bytes for a in answers if isinstance(a, Answered))
 
 
 def write_body(
@@ -249,7 +263,7 @@ def commit_flaw(commit: Commit) -> str | None:
         return "holds a number that cannot be"
     if len(commit.why) > WORDS_MAX or len(commit.root) != DIGEST_BYTES:
         return "holds a text or a digest that is too long"
-    return None
+    return report_flaw(commit.links)
 
 
 def _contributors(answers: Sequence[Statement | None]) -> set[PeerId]:

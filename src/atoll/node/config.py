@@ -204,8 +204,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "sync.compression_level": 'Effort of "zstd", unless it is named ("zstd:9"): 3, 5 or 9.',
     "sync.topology": (
         'How updates are reduced (specs/topologies.md). "auto" is a hierarchy if names say that members are in '
-        'several places ("eu/ada", "us/bob"), else a butterfly. With trust = "community" rows are never combined '
-        "on the way."
+        'several places ("eu/ada", "us/bob"), else what the planner finds cheapest on the links that members '
+        'measured and agreed on, and a butterfly until these are known. With trust = "community" rows are never '
+        "combined on the way."
     ),
     "consensus.protocol": (
         '"bft": two phases of signed votes, a rotating proposer, and the quorum that run.trust asks for. '

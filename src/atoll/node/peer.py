@@ -32,6 +32,7 @@ from atoll.base.limits import (
 )
 from atoll.base.machine import (
     Ask,
+    Carried,
     Contact,
     Done,
     Effect,
@@ -57,8 +58,9 @@ from atoll.keys.signer import Signer, Verifier
 from atoll.node.body import ground_after, write_recovery
 from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
-from atoll.node.round import Fault, Round, RoundClosed, ShareBegan, StateMissing
+from atoll.node.round import Fault, Measured, Round, RoundClosed, ShareBegan, StateMissing
 from atoll.node.settings import RunSettings, decode_settings
+from atoll.policy.links import Rates, report
 from atoll.policy.members import RECENT, Reported, suspicions_needed
 from atoll.policy.plan import plan_round
 from atoll.protocol.consensus.agreement import Agreement
@@ -175,6 +177,7 @@ class Peer:
         self.hinted: dict[PeerId, Seconds] = {}
         self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # to be let in: with which word, and when
         self.linked: set[PeerId] = set()
+        self.rates = Rates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.over = self.leaving = False
 
@@ -202,6 +205,9 @@ class Peer:
                 return self.heartbeat_facts(self.heartbeat.link(event, now), now)
             case Woke():
                 return self._wake(now)
+            case Carried(bytes_s, to):
+                self.rates = Rates(bytes_s, dict(to))
+                return []
             case Done(job, result) if job == "restore":
                 return self._restored(bool(result), now)
             case Failed(job) if job == "restore":
@@ -332,7 +338,7 @@ class Peer:
         self._drop_old_parts(plan.round)
         held = self.held.setdefault(plan.round, {})
         gone = self.heartbeat.gone
-        self.round = Round(ground, self.notary, agreement, gone, pool.chosen, held, self.said, self._offset_s)
+        self.round = Round(ground, self.notary, agreement, gone, pool.chosen, held, self.said, self._measured)
         effects = self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
@@ -839,8 +845,11 @@ class Peer:
             return self._to_fetch(event, now)
         return self._to_round(event, now)
 
-    def _offset_s(self) -> Seconds:
-        return self.heartbeat.offset_s
+    def _measured(self) -> Measured:
+        assert self.history is not None
+        members = [m.peer for m in self.history.head_body.members]
+        links = report(self.rates, self.heartbeat.latencies(), members)
+        return Measured(self.heartbeat.offset_s, links)
 
     def _run_time(self, now: Seconds) -> Seconds:
         return now + self.heartbeat.offset_s

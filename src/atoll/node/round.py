@@ -77,6 +77,8 @@ class RoundBegan(Fact, frozen=True, kw_only=True):
     phase = "plan"
     members: tuple[PeerId, ...]
     assembling: bool
+    topology: str  # empty while assembling
+    why: str  # this one
 
 
 class TrainEnded(Fact, frozen=True, kw_only=True):
@@ -172,6 +174,14 @@ class Trial:
     state: Digest | None = None
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a peer knows about itself and its links, for its next commitment."""
+
+    offset_s: Seconds = 0.0  # of its clock from run time
+    links: bytes = b""  # a report of policy/links
+
+
 @dataclass
 class Commits:
     """Commitments heard in one attempt."""
@@ -197,13 +207,13 @@ class Round:
         reports: Callable[[], Sequence[Signed]],
         held: dict[Digest, Payload],
         said: dict[str, bytes],
-        offset_s: Callable[[], Seconds] = lambda: 0.0,
+        measured: Callable[[], Measured],
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.agreement, self.gone, self.reports = agreement, gone, reports
         self.held = held  # combined parts by digest, of this and recent rounds
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
-        self.offset_s = offset_s  # of my clock from run time
+        self.measured = measured
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.hearers, self.speakers = self._audience()
@@ -328,7 +338,10 @@ class Round:
     def _begin(self, now: Seconds) -> list[Effect]:
         self.attempt = self.plan.attempt_at(now)
         present = tuple(m.peer for m in self.plan.members if m.present)
-        effects: list[Effect] = [self._report(RoundBegan(members=present, assembling=self.assembling))]
+        topology, why = self.ground.topology, self.ground.why
+        name = topology.name if topology is not None else ""
+        began = RoundBegan(members=present, assembling=self.assembling, topology=name, why=why)
+        effects: list[Effect] = [self._report(began)]
         if self.attempt > 0:
             effects += self.agreement.close_view(self._last_view(self.attempt - 1))
         if self.trains:
@@ -428,7 +441,7 @@ class Round:
         round, attempt = self.plan.round, self.attempt
         if self.encoded is None or self.trained is None:
             return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, (self.passes or "")[:200])
-        t, root = self.trained, merkle_root(tuple(p.digest for p in self.encoded))
+        t, root, measured = self.trained, merkle_root(tuple(p.digest for p in self.encoded)), self.measured()
         # a newcomer's first update is shared and checked like any other, but moves nothing yet
         weight = 0 if self.plan.by_peer[self.me].standing == "new" else t.samples
         return Commit(
@@ -441,8 +454,9 @@ class Round:
             loss=t.loss,
             step_s=t.step_s,
             weight=weight,
-            offset_s=self.offset_s(),
+            offset_s=measured.offset_s,
             values=t.values,
+            links=measured.links,
         )
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:

@@ -1,18 +1,27 @@
-"""Which topology a round uses: a pure function of the run's settings and of the plan, the same at every peer.
+"""Which topology a round uses: a pure function of the run's settings, the plan and the last vertex, the same at
+every peer.
 
-Where a member is, its name says: `eu/fra/ada` is near `eu/fra/bob`, and nearer to `eu/par/cleo` than to `us/dan`.
+`auto` goes by what is known of the network. Where a member is, its name may say: `eu/fra/ada` is near
+`eu/fra/bob`, and nearer to `eu/par/cleo` than to `us/dan`. Without such names it goes by what members have
+measured and the membership holds (policy/links.py): the planner predicts every topology on those links and
+takes the simplest one that no other beats by a tenth. As long as neither is known it is a butterfly.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import get_args
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import PeerId, Seconds
 from atoll.node.settings import RunSettings, TopologyName
+from atoll.policy.links import agreed_links
 from atoll.policy.plan import RoundPlan
+from atoll.policy.topology import Links, choose, clusters_by_latency
 from atoll.protocol.reduce.topology import (
     Cluster,
     Topology,
+    Weights,
     butterfly,
     fanned,
     fitting,
@@ -25,28 +34,89 @@ from atoll.protocol.reduce.topology import (
 TOPOLOGIES: tuple[TopologyName, ...] = get_args(TopologyName)
 
 
-def topology_of(settings: RunSettings, plan: RoundPlan) -> Topology:
+@dataclass(frozen=True)
+class Way:
+    """How a round reduces, and why, in words for people."""
+
+    topology: Topology
+    why: str
+
+
+def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> Way:
     """Owners and those on the way are settled voters; whoever else contributes sends to owners directly.
 
-    `auto` is a hierarchy where members are in several places, else a butterfly. Where members may lie there are no
-    partial sums: whatever would need them is a butterfly too.
+    Where members may lie there are no partial sums, and nobody gets more to own because it says that its link is
+    fast: whatever would need them is a plain butterfly. `answered_bytes` of combined parts were agreed on in the
+    last round; 0 if none were, or if that tells nothing about the next round.
     """
-    peers, seed, pieces = plan.owners, plan.head, settings.pieces
-    regions = regions_of({peer: plan.by_peer[peer].name for peer in peers})
-    several = any(isinstance(item, tuple) for item in regions)
-    trusted = plan.settings.quorum == "majority"
-    match settings.topology:
+    way = _way(settings, plan, answered_bytes or settings.update_bytes)
+    return Way(fitting(way.topology, settings.update_bytes), way.why)
+
+
+def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> Way:
+    wanted, peers, pieces = settings.topology, plan.owners, settings.pieces
+    if plan.settings.quorum != "majority":
+        name = "star" if wanted == "star" else "butterfly"
+        return Way(_built(name, peers, plan.head, None, peers, pieces), "every row goes to its owner directly")
+    links = agreed_links(plan.members, peers)
+    weights = dict(zip(peers, links.up_bytes_s, strict=True)) if links is not None else None
+    if weights is not None and len(set(weights.values())) == 1:
+        weights = None
+    named = regions_of({peer: plan.by_peer[peer].name for peer in peers})
+    measured = clusters_by_latency(links) if links is not None else peers
+    near = named if any(isinstance(item, tuple) for item in named) else measured
+    if wanted != "auto":
+        return Way(_built(wanted, peers, plan.head, weights, near, pieces), "as the run's settings say")
+    if near is named:
+        return Way(_built("hierarchical", peers, plan.head, weights, near, pieces), "names say who is near whom")
+    if links is None or not wire_bytes:
+        return Way(_built("butterfly", peers, plan.head, weights, near, pieces), "links are not known yet")
+    rows, between = tuple(tuple(row) for row in links.latency_s), tuple(sorted(links.wan_bytes_s.items()))
+    known = rows, tuple(links.up_bytes_s), tuple(links.regions), between
+    name, why = _cheapest(*known, 1 << (wire_bytes - 1).bit_length(), pieces)
+    return Way(_built(name, peers, plan.head, weights, near, pieces), why)
+
+
+def _built(
+    name: str, peers: tuple[PeerId, ...], seed: bytes, weights: Weights | None, near: Cluster, pieces: int
+) -> Topology:
+    match name:
         case "star":
-            topology = star(peers, seed, pieces=pieces)
-        case "ring" if trusted:
-            topology = ring(peers, seed, pieces=pieces)
-        case "tree" if trusted:
-            topology = tree(peers, seed, pieces=pieces)
-        case "hierarchical" | "auto" if trusted and (several or settings.topology == "hierarchical"):
-            topology = hierarchical(fanned(regions, seed), seed, pieces=pieces)
+            return star(peers, seed, weights, pieces)
+        case "ring":
+            return ring(peers, seed, weights, pieces)
+        case "tree":
+            return tree(peers, seed, weights, pieces)
+        case "hierarchical":
+            return hierarchical(fanned(near, seed), seed, weights, pieces)
         case _:
-            topology = butterfly(peers, seed, pieces=pieces)
-    return fitting(topology, settings.update_bytes)
+            return butterfly(peers, seed, weights, pieces)
+
+
+@lru_cache(
+    maxsize=32
+)  # rounds follow each other on the same links, and a prediction for 64 peers takes half a second
+def _cheapest(
+    latency_s: tuple[tuple[Seconds, ...], ...],
+    rates: tuple[float, ...],
+    regions: tuple[int, ...],
+    between: tuple[tuple[tuple[int, int], float], ...],
+    wire_bytes: int,
+    pieces: int,
+) -> tuple[str, str]:
+    """The planner's choice among the topologies that `_built` makes, and its reason.
+
+    Asked for peers without names and with one seed: the choice shall not change because the draw of a round does.
+    """
+    peers, seed = tuple(PeerId(f"{i:04}") for i in range(len(rates))), b"planner"
+    links = Links(peers, latency_s, rates, rates, regions=regions, wan_bytes_s=dict(between))
+    weights = dict(zip(peers, rates, strict=True)) if len(set(rates)) > 1 else None
+    near = clusters_by_latency(links)
+    names = ["butterfly", "star", "tree", "ring"]  # the first shares the work of combining as well
+    if any(isinstance(item, tuple) for item in near):
+        names.insert(2, "hierarchical")
+    choice = choose([_built(name, peers, seed, weights, near, pieces) for name in names], wire_bytes, links)
+    return choice.topology.name, choice.reason
 
 
 def regions_of(names: dict[PeerId, str]) -> Cluster:

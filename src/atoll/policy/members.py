@@ -168,6 +168,7 @@ def next_members(
             m,
             step_s=commit.step_s if commit is not None and commit.step_s > 0 else m.step_s,
             offset_s=commit.offset_s if commit is not None else m.offset_s,
+            links=commit.links if commit is not None and commit.links else m.links,
             missed=_missed(m, counted) if training else m.missed,
             standing="member" if m.standing == "new" else m.standing,
         )

@@ -34,6 +34,7 @@ class Network:
     uplink_free: dict[PeerId, Seconds] = field(default_factory=dict)
     downlink_free: dict[PeerId, Seconds] = field(default_factory=dict)
     latency: dict[tuple[PeerId, PeerId], Seconds] = field(default_factory=dict)
+    uplink_bytes_s: dict[PeerId, float] = field(default_factory=dict)  # of peers whose link is unlike the others'
     sent: int = 0
     lost: int = 0
     bytes: int = 0
@@ -49,7 +50,7 @@ class Network:
         leave = now
         if payload is not None:
             self.bytes += payload.size_bytes
-            leave = self._queue(self.uplink_free, sender, now, payload.size_bytes / self.knobs.uplink_bytes_s)
+            leave = self._queue(self.uplink_free, sender, now, payload.size_bytes / self.uplink_of(sender))
         arrive = leave + self.one_way_s(sender, to)
         if payload is not None:
             arrive = self._queue(self.downlink_free, to, arrive, payload.size_bytes / self.knobs.downlink_bytes_s)
@@ -57,6 +58,9 @@ class Network:
         if self.knobs.duplicate_rate and self.draw.random() < self.knobs.duplicate_rate:
             copies.append(arrive + self.draw.uniform(0, 10 * self.knobs.jitter_s))
         return copies
+
+    def uplink_of(self, peer: PeerId) -> float:
+        return self.uplink_bytes_s.get(peer, self.knobs.uplink_bytes_s)
 
     def one_way_s(self, sender: PeerId, to: PeerId) -> Seconds:
         pair = (sender, to) if sender < to else (to, sender)

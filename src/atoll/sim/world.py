@@ -17,6 +17,7 @@ from typing import Any
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import (
     Ask,
+    Carried,
     Contact,
     Done,
     Effect,
@@ -112,6 +113,7 @@ class World:
         node.life += 1
         node.machine, node.timers, node.asleep = node.make(), {}, False
         self._handle(node, Start(dict(node.kept)))
+        self._handle(node, Carried(self.network.uplink_of(name), ()))
 
     def crash(self, name: PeerId) -> None:
         """The process dies: unsynced writes are lost, its sockets are reset, redials are refused."""

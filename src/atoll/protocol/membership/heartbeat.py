@@ -3,7 +3,8 @@
 A peer asks those it watches "are you there?" every `beat_s`; anything it hears from them counts as life. Silence
 of `suspect_s`, or a link whose redial was refused, makes a peer *gone*: nobody waits for it any more. Only an
 agreed vertex removes a member. Run time is the median of the watched peers' clocks and my own, each estimated
-from the exchange with the smallest round trip (Cristian 1989), so one wrong clock moves nobody.
+from the exchange with the smallest round trip (Cristian 1989), so one wrong clock moves nobody. Every beat one
+more member is asked, in turn, so that in time the latency to all of them is known.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ class Heartbeat:
         self.me, self.beat_s, self.suspect_s = me, beat_s, suspect_s
         self.watched: dict[PeerId, Watched] = {}
         self.chosen: frozenset[PeerId] = frozenset()  # of those, the ones that are mine to watch by the plan
+        self.others: tuple[PeerId, ...] = ()  # members that I do not watch
+        self.beats = 0
+        self.trips: dict[PeerId, deque[Seconds]] = {}  # recent round trips to any member
         self.refused: set[PeerId] = set()
         self.silent: set[PeerId] = set()
         self.accused: dict[PeerId, set[PeerId]] = {}  # gone according to other members' signed suspicions
@@ -81,14 +85,24 @@ class Heartbeat:
             chosen = [p for p in (ring[(at + k + 1) % len(ring)] for k in range(WATCHED)) if p != self.me]
         self.chosen = frozenset(chosen)
         self.watched = {p: self.watched.get(p) or Watched(now) for p in chosen}
+        self.others = tuple(p for p in members if p != self.me and p not in self.chosen)
+        self.trips = {p: trips for p, trips in self.trips.items() if p in members}
         self.silent &= self.watched.keys()
         self.refused &= set(members)
         self.accused = {p: who & set(members) for p, who in self.accused.items() if p in members}
 
     def tick(self, now: Seconds, head: int) -> list[Effect]:
-        """Ask everybody I watch whether they are there. Called every `beat_s`."""
-        asks: list[Effect] = [Send(peer, Beat(now, head)) for peer in self.watched]
+        """Ask everybody I watch whether they are there, and one other. Called every `beat_s`."""
+        asked = list(self.watched)
+        if self.others:
+            self.beats += 1
+            asked += {self.others[self.beats % len(self.others)]} - self.watched.keys()
+        asks: list[Effect] = [Send(peer, Beat(now, head)) for peer in asked]
         return asks + self.look(now)
+
+    def latencies(self) -> dict[PeerId, Seconds]:
+        """One way, to each member that has answered: half of the shortest recent round trip."""
+        return {peer: min(trips) / 2 for peer, trips in self.trips.items()}
 
     def look(self, now: Seconds) -> list[Effect]:
         """See who has been silent for too long."""
@@ -152,12 +166,17 @@ class Heartbeat:
         for record in self.watched.values():
             record.heard_s = now
             record.samples.clear()
+        self.trips.clear()
 
     def _learn_clock(self, peer: PeerId, sent_s: Seconds, clock_s: Seconds, now: Seconds) -> list[Effect]:
         record = self.watched.get(peer)
         round_trip = now - sent_s
-        if record is None or not 0 <= round_trip <= self.suspect_s or not isfinite(clock_s):
+        if not 0 <= round_trip <= self.suspect_s or not isfinite(clock_s):
             return []  # an invented or ancient question
+        if record is not None or peer in self.others:
+            self.trips.setdefault(peer, deque(maxlen=SAMPLES)).append(round_trip)
+        if record is None:
+            return []
         record.samples.append((round_trip, clock_s + round_trip / 2 - now))
         best = [min(r.samples)[1] for r in self.watched.values() if r.samples]
         before = self.offset_s

@@ -45,6 +45,7 @@ class Commit(Statement, frozen=True):
     why: str = ""  # of a pass, in plain words
     offset_s: float = 0.0  # of my clock from run time; beyond CLOCK_BOUND_S I shall own nothing
     values: int = 0  # of the update, where that is the caller's choice and not genesis's
+    links: bytes = b""  # what I measured of my uplink and of my latency to each member: policy/links.py
 
 
 class Answered(Statement, frozen=True):

@@ -34,6 +34,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     missed: int = 0  # rounds in a row without a counted update
     offset_s: float = 0.0  # of its clock from run time, as it last committed to
     identity: Digest = ZERO_DIGEST  # of the long-lived keys: a forged ML-DSA key cannot take their place
+    links: bytes = b""  # uplink and latency to each member, in this order, as it last reported: policy/links
 
     @property
     def votes(self) -> bool:

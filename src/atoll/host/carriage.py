@@ -1,0 +1,45 @@
+"""How fast this computer's links carry what it sends: learned from the transfers that happen anyway.
+
+A span between two looks counts for a link only if bulk was waiting for it at both ends of the span: then the
+network, and nothing else, set the pace. Counts what receivers have acknowledged, so what sits in the kernel's
+buffers does not flatter it. The fastest of the recent spans is taken: in others a slow receiver may have been all
+that was left. A link that never makes bulk wait for a whole span stays unknown, and that is all that plans want to
+know of it. Never sends anything to find out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Carried
+
+SPANS = 64  # recent ones that count; half a minute of uploading
+
+
+class Carriage:
+    def __init__(self) -> None:
+        self._before: tuple[Seconds, Mapping[PeerId, tuple[int, bool]]] | None = None
+        self._all: deque[float] = deque(maxlen=SPANS)
+        self._to: dict[PeerId, deque[float]] = {}
+
+    def look(self, now: Seconds, uploading: Mapping[PeerId, tuple[int, bool]]) -> Carried | None:
+        """Per peer: bytes acknowledged so far, and whether some bulk waits. Answers if something was learned."""
+        before, self._before = self._before, (now, uploading)
+        self._to = {peer: rates for peer, rates in self._to.items() if peer in uploading}
+        if before is None or now <= before[0]:
+            return None
+        span_s, total = now - before[0], 0.0
+        waited = False
+        for peer, (acked_bytes, waiting) in uploading.items():
+            acked_before, waiting_before = before[1].get(peer, (acked_bytes, False))
+            rate = max(0, acked_bytes - acked_before) / span_s  # below 0: a connection ended, and its count with it
+            total += rate
+            if rate and waiting and waiting_before:
+                waited = True
+                self._to.setdefault(peer, deque(maxlen=SPANS)).append(rate)
+        if not waited:
+            return None
+        self._all.append(total)
+        return Carried(max(self._all), tuple((peer, max(rates)) for peer, rates in sorted(self._to.items())))

@@ -1,0 +1,123 @@
+"""Links as the members agreed on them: what each measured, in one byte per figure, and what plans make of it.
+
+A member's report is one byte for its uplink, and for every member, in the order of the agreed membership, one for
+the latency to it and one for the rate at which bulk went there while more was waiting; 0 says "not known". Steps of
+a quarter are as fine as such measurements are, and keep plans from changing with every flutter. Promises the same
+links at every peer on every platform: the scales are tables of single products, and only the author of a report
+ever rounds. A report is its author's word; plans that would give somebody power by it ask for trusted members first
+(node/topology.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import accumulate, permutations, repeat
+from math import isfinite
+from operator import mul
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.limits import FULL_MESH_MAX
+from atoll.policy.topology import Group, Links, clusters_by_latency
+from atoll.wire.messages.vertex import Member
+
+STEP = 1.25
+REPORT_BYTES_MAX = 1 + 2 * FULL_MESH_MAX  # above so many members nobody measures everybody, and no report is given
+
+_STEPS = list(accumulate(repeat(STEP, 53), mul, initial=1.0))
+LATENCIES_S = [50e-6 * step for step in _STEPS]  # 50 µs … 6.8 s
+RATES_BYTES_S = [1e3 * step for step in _STEPS]  # 1 kB/s … 137 MB/s; beyond it processors are slower than links
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a driver learned from the transfers that happened: bytes per second while more was waiting to leave."""
+
+    uplink_bytes_s: float | None = None  # to everybody together; None: never seen at its limit
+    to_bytes_s: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
+
+
+def report(rates: Rates, latency_s: Mapping[PeerId, Seconds], members: Sequence[PeerId]) -> bytes:
+    """What I measured, for my next commitment; empty if the members are too many."""
+    if len(members) > FULL_MESH_MAX:
+        return b""
+    found = [_byte(RATES_BYTES_S, rates.uplink_bytes_s)]
+    for peer in members:
+        found += _byte(LATENCIES_S, latency_s.get(peer)), _byte(RATES_BYTES_S, rates.to_bytes_s.get(peer))
+    return bytes(found)
+
+
+def report_flaw(data: bytes) -> str | None:
+    """What no honest peer reports."""
+    if len(data) > REPORT_BYTES_MAX:
+        return "reports links to more members than there can be"
+    if any(byte > len(_STEPS) for byte in data):
+        return "reports a link that is not on the scale"
+    return None
+
+
+def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> Links | None:
+    """Links between `peers` as the membership holds them; None while a latency between two of them is unknown.
+
+    Of the two directions' words the longer one counts. An uplink that nobody has yet seen at its limit counts as
+    the fastest there is, and downlinks as fast as uplinks. Peers that are near each other are taken to reach those
+    far away over one link, as sites do: it carries what all of them together were seen to send there.
+    """
+    place = {m.peer: i for i, m in enumerate(members)}
+    places = tuple(place[peer] for peer in peers)
+    return _read(tuple(peers), places, tuple(members[i].links for i in places))
+
+
+@lru_cache(maxsize=32)  # reports seldom change between rounds; those of 64 peers take 10 ms to read
+def _read(peers: tuple[PeerId, ...], places: tuple[int, ...], said: tuple[bytes, ...]) -> Links | None:
+    def latency_s(i: int, j: int) -> Seconds | None:
+        both = (_value(LATENCIES_S, said[a], 1 + 2 * places[b]) for a, b in ((i, j), (j, i)))
+        return max((s for s in both if s is not None), default=None)
+
+    rows: list[list[Seconds]] = []
+    for i in range(len(peers)):
+        row = [0.0 if i == j else latency_s(i, j) for j in range(len(peers))]
+        if None in row:
+            return None
+        rows.append([s for s in row if s is not None])
+    rates = [_value(RATES_BYTES_S, data, 0) for data in said]
+    up_bytes_s = [RATES_BYTES_S[-1] if rate is None else rate for rate in rates]
+    links = Links(peers, rows, up_bytes_s, up_bytes_s)
+    regions = _regions(links)
+    if len(set(regions)) == len(peers):
+        return links  # nobody is near anybody
+    between: dict[tuple[int, int], float] = {}
+    for i, j in permutations(range(len(peers)), 2):
+        rate = _value(RATES_BYTES_S, said[i], 2 + 2 * places[j])
+        if rate is not None and regions[i] != regions[j]:
+            way = regions[i], regions[j]
+            between[way] = between.get(way, 0.0) + rate
+    return replace(links, regions=regions, wan_bytes_s=between)
+
+
+def _regions(links: Links) -> list[int]:
+    """Number of the outermost group that each peer is in."""
+    number: dict[PeerId, int] = {}
+    for k, item in enumerate(clusters_by_latency(links)):
+        number |= dict.fromkeys(_inside(item) if isinstance(item, tuple) else (item,), k)
+    return [number[peer] for peer in links.peers]
+
+
+def _inside(group: Group) -> tuple[PeerId, ...]:
+    found: list[PeerId] = []
+    for item in group:
+        found += _inside(item) if isinstance(item, tuple) else (item,)
+    return tuple(found)
+
+
+def _byte(scale: Sequence[float], value: float | None) -> int:
+    """1 + the place of the first step that is not below the value; 0 if there is no value."""
+    if value is None or not isfinite(value) or value <= 0:
+        return 0
+    return min(bisect_left(scale, value), len(scale) - 1) + 1
+
+
+def _value(scale: Sequence[float], said: bytes, at: int) -> float | None:
+    return scale[said[at] - 1] if at < len(said) and 0 < said[at] <= len(scale) else None

@@ -1,0 +1,107 @@
+"""What members report of their links, and what everybody reads out of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import FULL_MESH_MAX
+from atoll.policy.links import (
+    LATENCIES_S,
+    RATES_BYTES_S,
+    REPORT_BYTES_MAX,
+    STEP,
+    Rates,
+    agreed_links,
+    report,
+    report_flaw,
+)
+from atoll.wire.messages.vertex import Member
+
+PEERS = tuple(PeerId(f"p{i}") for i in range(4))
+
+
+def member(peer: PeerId, links: bytes) -> Member:
+    return Member(peer, b"", (), "trainer", "member", 0, 1.0, "", links=links)
+
+
+@given(st.floats(50e-6, 6.0), st.floats(1e3, 1.3e8))
+def test_what_is_read_is_what_was_measured_rounded_up_to_a_step(latency_s: float, rate: float):
+    near = {p: dict.fromkeys(set(PEERS) - {p}, latency_s) for p in PEERS}
+    members = [member(p, report(Rates(rate), near[p], PEERS)) for p in PEERS]
+    links = agreed_links(members, PEERS)
+    assert links is not None
+    assert latency_s <= links.latency_s[0][1] <= latency_s * STEP * (1 + 1e-9) and links.latency_s[2][2] == 0
+    assert rate <= links.up_bytes_s[3] <= rate * STEP * (1 + 1e-9)
+
+
+def test_one_direction_is_enough_and_of_two_words_the_longer_one_counts():
+    a, b = PEERS[:2]
+    said = {a: report(Rates(), {b: 0.010}, (a, b)), b: report(Rates(), {a: 0.100}, (a, b))}
+    both = agreed_links([member(p, said[p]) for p in (a, b)], (a, b))
+    assert both is not None and both.latency_s[0][1] == both.latency_s[1][0] >= 0.100
+    one = agreed_links([member(a, said[a]), member(b, b"")], (a, b))
+    assert one is not None and one.latency_s[1][0] < 0.015
+    assert agreed_links([member(a, b""), member(b, b"")], (a, b)) is None
+
+
+def test_places_in_a_report_stay_right_when_others_join_and_when_some_of_the_members_own_nothing():
+    """Members are only ever added behind the others; a report that is older than a member says nothing of it."""
+    a, b, c, d = PEERS
+    said = report(Rates(), {a: 0.001, c: 0.2}, (a, b, c))
+    members = [
+        member(a, b""),
+        member(b, said),
+        member(c, report(Rates(), {a: 0.05, b: 0.3}, (a, b, c))),
+        member(d, b""),
+    ]
+    links = agreed_links(members, (c, b))
+    assert links is not None and 0.3 <= links.latency_s[0][1] <= 0.3 * STEP
+    assert agreed_links(members, (a, d)) is None
+
+
+def test_uplinks_that_nobody_saw_at_their_limit_are_the_fastest():
+    members = [
+        member(p, report(Rates(1e6 if p == "p0" else None), dict.fromkeys(PEERS, 0.01), PEERS)) for p in PEERS
+    ]
+    links = agreed_links(members, PEERS)
+    assert links is not None and links.up_bytes_s[0] < 2e6 and links.up_bytes_s[1] == RATES_BYTES_S[-1]
+
+
+def test_all_that_two_places_send_each_other_is_taken_to_share_one_link():
+    """p0 and p1 are near each other, p2 and p3 too; only what crosses counts, each way by itself."""
+    near = {p: {q: 0.001 if (p < "p2") == (q < "p2") else 0.08 for q in PEERS if q != p} for p in PEERS}
+    sent = {
+        "p0": {PEERS[1]: 9e6, PEERS[2]: 1e5, PEERS[3]: 2e5},
+        "p1": {PEERS[3]: 1e5},
+        "p2": {PEERS[0]: 5e4},
+        "p3": {},
+    }
+    links = agreed_links([member(p, report(Rates(None, sent[p]), near[p], PEERS)) for p in PEERS], PEERS)
+    assert links is not None and list(links.regions) == [0, 0, 1, 1]
+    assert 4e5 <= links.wan_bytes_s[0, 1] <= 4e5 * STEP and 5e4 <= links.wan_bytes_s[1, 0] <= 5e4 * STEP
+    assert set(links.wan_bytes_s) == {(0, 1), (1, 0)}
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.0, -1.0])
+def test_what_is_no_measurement_is_not_reported(wrong: float):
+    assert report(Rates(wrong, {PEERS[2]: wrong}), {PEERS[1]: wrong}, PEERS) == bytes(9)
+
+
+def test_too_many_members_to_measure_report_nothing():
+    assert report(Rates(1e6), {}, [PeerId(str(i)) for i in range(FULL_MESH_MAX + 1)]) == b""
+    assert len(report(Rates(1e6), {}, [PeerId(str(i)) for i in range(FULL_MESH_MAX)])) == REPORT_BYTES_MAX
+
+
+@given(st.binary(max_size=2 * REPORT_BYTES_MAX))
+def test_any_bytes_are_either_refused_or_readable(data: bytes):
+    """Fuzz: a report without a flaw gives positive rates and finite latencies, or nothing."""
+    if report_flaw(data) is None:
+        links = agreed_links([member(p, data) for p in PEERS], PEERS)
+        if links is not None:
+            assert all(RATES_BYTES_S[0] <= rate for rate in links.up_bytes_s)
+            assert all(s <= LATENCIES_S[-1] for row in links.latency_s for s in row)
+    else:
+        assert len(data) > REPORT_BYTES_MAX or max(data) > len(LATENCIES_S)
