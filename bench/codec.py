@@ -6,6 +6,7 @@ GB/s are bytes of fp32 values per second of one core's time, the best of several
 is a square matrix of that rank with a tenth of noise. Errors are in units of the data's root mean square: `rms` of
 all values, `max` of the worst. fp32 only looks at what it encodes and copies what it decodes.
 `auto` is told of no link, so it counts on a home's 20 Mbit/s, and of one of 10 Gbit/s.
+`engine`: torch alone, or compiled kernels too (the extra `fast`), which some parts of most codecs use.
 
     python bench/codec.py [--quick] [--json]
 """
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from atoll.keys.digest import Buffer
-from atoll.learn.codec import CODECS, Codec, Known, codec_named
+from atoll.learn.codec import CODECS, Codec, Known, codec_named, native
 from atoll.learn.codec.blocks import SPAN, spans_of
 
 VALUES, QUICK_VALUES = 4 * 2**20, 2**20  # 16 MB and 4 MB of fp32: a part of a small and of a tiny model
@@ -42,7 +43,7 @@ CHAINS = (
 )
 BARS = {  # GB/s of fp32 on one core
     "int8": {"encode_gb_s": 3.0, "accumulate_gb_s": 8.0},
-    "2bit": {"encode_gb_s": 1.5},
+    "2bit": {"encode_gb_s": 1.5, "decode_gb_s": 1.5, "accumulate_gb_s": 1.5},
 }
 
 
@@ -85,6 +86,7 @@ def measured(name: str, values: int, patience: Patience) -> dict:
     error_N, size = out_N - x, float(x.square().mean().sqrt())
     return {
         "codec": name,
+        "engine": "torch" if native.kernels is None else "native",
         "data": data,
         "encode_gb_s": round(gb_s(lambda: codec.encode(x), values, patience), 2),
         "decode_gb_s": round(gb_s(lambda: codec.decode_into(wire, out_N), values, patience), 2),
@@ -95,6 +97,14 @@ def measured(name: str, values: int, patience: Patience) -> dict:
     }
 
 
+def by_engine(name: str, values: int, patience: Patience) -> list[dict]:
+    rows = [measured(name, values, patience)]
+    if native.load():
+        rows.append(measured(name, values, patience))
+        native.kernels = None
+    return rows
+
+
 def accumulate(codec: Codec, wire: Buffer, sum_N: Tensor) -> None:
     """What combine does: four members, weights of a quarter, span by span."""
     rows = [codec.open_wire(wire, len(sum_N)) for _ in range(MEMBERS)]
@@ -102,8 +112,7 @@ def accumulate(codec: Codec, wire: Buffer, sum_N: Tensor) -> None:
     for lo, hi in spans_of(len(sum_N)):
         sum_S, into_S = sum_N[lo:hi].zero_(), value_S[: hi - lo]
         for opened in rows:
-            torch.mul(codec.read_span(opened, lo, into_S), 1 / MEMBERS, out=into_S)
-            sum_S.add_(into_S)
+            codec.add(opened, lo, 1 / MEMBERS, sum_S, into_S)
 
 
 def main() -> None:
@@ -114,7 +123,7 @@ def main() -> None:
     torch.set_num_threads(1)
     values = QUICK_VALUES if asked.quick else VALUES
     patience = Patience(QUICK_ROUNDS, QUICK_SECONDS) if asked.quick else Patience(ROUNDS, SECONDS)
-    figures = [measured(name, values, patience) for name in (*CODECS, *CHAINS)]
+    figures = [row for name in (*CODECS, *CHAINS) for row in by_engine(name, values, patience)]
     if asked.json:
         settings = {
             "values": values,
@@ -128,16 +137,16 @@ def main() -> None:
         versions |= {name: version(name) for name in ("torch", "numpy", "cramjam")}
         print(json.dumps({"bench": "codec", "settings": settings, "figures": figures, "versions": versions}))
         return
-    print(
-        "| codec | data | encode GB/s | decode GB/s | accumulate GB/s | bytes per value | rms error | max error |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    names = ("codec", "engine", "data", "encode GB/s", "decode GB/s", "accumulate GB/s")
+    names += ("bytes per value", "rms error", "max error")
+    print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
     for row in figures:
         print("| " + " | ".join(str(cell) for cell in row.values()) + " |")
     for name, bars in BARS.items():
-        row = next(row for row in figures if row["codec"] == name)
-        for figure, bar in bars.items():
-            print(f"{name} {figure}: {row[figure]} ({'reaches' if row[figure] >= bar else 'MISSES'} {bar})")
+        for row in [row for row in figures if row["codec"] == name]:
+            for figure, bar in bars.items():
+                verdict = "reaches" if row[figure] >= bar else "MISSES"
+                print(f"{name}, {row['engine']}: {figure} {row[figure]} ({verdict} {bar})")
 
 
 if __name__ == "__main__":

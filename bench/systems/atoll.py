@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atoll.reduce
+from atoll.learn.codec import native
 from systems import Done, Task, vector
 
 PATIENCE_S = 60.0
@@ -24,6 +25,7 @@ class Atoll:
         if self.group is None:
             self.group = atoll.reduce.join(invitation)
         self.me = str(self.group.me)
+        native.load()  # or the first large call would begin to, beside whatever is being measured
 
     def average(self) -> Done:
         done = self.group.all_reduce([self.x])

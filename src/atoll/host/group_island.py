@@ -26,7 +26,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.codec import Codec, codec_named
+from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import combine
 from atoll.learn.update import part_bounds
@@ -95,6 +95,7 @@ class GroupIsland:
     # ---- what the group's owner does -----------------------------------------------------------------------
 
     def call(self, call: Call) -> None:
+        native.load_for(len(call.flat_N))
         self.calls.append(call)
         self._changed.set()
 

@@ -28,7 +28,7 @@ from atoll.host.learning import ATTACHED, Learning
 from atoll.host.store import Store, stored
 from atoll.host.trainer import Beat, Evaluated, Trainer, TrainerFailed, TrainerSpec
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.codec import Codec, codec_named
+from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.combine import combine
 from atoll.learn.data import cursor_after
 from atoll.learn.layout import check_same
@@ -243,6 +243,7 @@ class Island:
     def _encode(self, work: Encode) -> Encoded:
         assert self.head is not None
         recipe = self._learning.recipe
+        native.load_for(len(self.head.anchor_F))
         bounds = part_bounds(len(self.head.anchor_F), work.shares)
         x_F = self.trainer.read_x()
         self.up = part_codecs(recipe.coding.up, self._common(work.round), bounds)

@@ -120,6 +120,5 @@ def _means(rows: _Rows, n: int, codec: Codec) -> Iterator[Tensor]:
         for weight, opened in rows.opened:
             if weight:
                 # the quotient of two ints is correctly rounded in Python
-                torch.mul(codec.read_span(opened, lo, into_S), weight / total, out=into_S)
-                mean_S.add_(into_S)
+                codec.add(opened, lo, weight / total, mean_S, into_S)
         yield mean_S

@@ -31,7 +31,7 @@ SCALE_MIN = 2.0**-80  # smaller blocks become zero; error feedback keeps what wa
 SCALE_MAX = 2.0**53  # times 128 is VALUE_MAX
 VALUE_MAX = 2.0**60  # no decoded value is larger; sums over 4096 peers with any weights stay finite
 REFUSE_ABOVE = 2.0**62  # no honest update comes near; a weighted mean of decoded values never gets here
-_SCALE_MIN_BITS, _SCALE_MAX_BITS = ((127 - 80) << 7), ((127 + 53) << 7)
+SCALE_MIN_BITS, SCALE_MAX_BITS = ((127 - 80) << 7), ((127 + 53) << 7)
 
 
 def blocks_of(n: int) -> int:
@@ -106,6 +106,11 @@ class Opened(NamedTuple):
     scale_B: Tensor  # fp32, one per block; empty where the codec has none
     codes: Tensor
 
+    def span(self, lo: int, size: int, per_byte: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """(codes, scales) of `size` values from lo on, for kernels."""
+        codes = self.codes[lo // per_byte : -(-(lo + size) // per_byte)]
+        return codes.numpy(), self.scale_B[lo // BLOCK : blocks_of(lo + size)].numpy()
+
 
 def scale_bits(scale_B: Tensor, *, up: bool) -> Tensor:
     """fp32 scales -> the 16 bits that go on the wire (int16), rounded up or to the nearest (ties up).
@@ -114,8 +119,8 @@ def scale_bits(scale_B: Tensor, *, up: bool) -> Tensor:
     """
     # numpy: a thousand blocks at a time, where a call of torch costs more than its work
     bits_B = (scale_B.numpy().view(np.int32) + np.int32(0xFFFF if up else 0x8000)) >> 16
-    np.minimum(bits_B, _SCALE_MAX_BITS, out=bits_B)
-    bits_B *= bits_B >= _SCALE_MIN_BITS
+    np.minimum(bits_B, SCALE_MAX_BITS, out=bits_B)
+    bits_B *= bits_B >= SCALE_MIN_BITS
     return torch.from_numpy(bits_B.astype(np.int16))
 
 
@@ -126,9 +131,10 @@ def scale_values(bits_B: Tensor) -> Tensor:
 
 def checked_scales(bits_B: Tensor) -> Tensor:
     """Scales from the wire as fp32. PeerFault unless each is 0 or in range: not negative, infinite or NaN."""
-    good = (bits_B == 0) | ((bits_B >= _SCALE_MIN_BITS) & (bits_B <= _SCALE_MAX_BITS))
-    if not bool(good.all()):
-        raise PeerFault("", f"scale of block {int((~good).nonzero()[0])} is out of range")
+    bits = bits_B.numpy()
+    wrong_B = (bits != 0) & ((bits < SCALE_MIN_BITS) | (bits > SCALE_MAX_BITS))
+    if wrong_B.any():
+        raise PeerFault("", f"scale of block {int(wrong_B.argmax())} is out of range")
     return scale_values(bits_B)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, empty
+from torch import Tensor, empty, mul
 
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import check_input, spans_of
@@ -36,6 +36,9 @@ class Codec:
     at_hand: Callable[[Any, int, int], Tensor] | None = None
     """(opened, lo, hi): values lo … hi where they lie already, only to be read; None where decoding makes them."""
 
+    add_span: Callable[[Any, int, float, Tensor], bool] | None = None
+    """What `add` does, to the same bits but without room; False, and nothing done, while there is no kernel."""
+
     def encode_spans(self, n: int, spans: Iterable[Tensor]) -> Buffer:
         """The wire of n values that come span by span, in order, each good until the next is asked for.
 
@@ -54,6 +57,15 @@ class Codec:
             return self.at_hand(opened, lo, lo + len(room_S))
         self.decode_span(opened, lo, room_S)
         return room_S
+
+    def add(self, opened: Any, lo: int, share: float, sum_S: Tensor, room_S: Tensor) -> None:
+        """sum += value * share from value lo on: products are rounded to fp32, then sums. `room` is overwritten.
+
+        The sum began at zero, so it holds no minus zero: adding zeros does not change it.
+        """
+        if self.add_span is None or not self.add_span(opened, lo, share, sum_S):
+            mul(self.read_span(opened, lo, room_S), share, out=room_S)
+            sum_S.add_(room_S)
 
     def decode(self, wire: Buffer, n: int) -> Tensor:
         """Wire -> (n,) fp32, bit-identical everywhere. PeerFault if the wire is not one for n values."""

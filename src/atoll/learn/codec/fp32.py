@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
+from atoll.learn.codec import native
 from atoll.learn.codec.blocks import (
     VALUE_MAX,
     Opened,
@@ -71,7 +72,23 @@ def _at_hand(opened: Opened, lo: int, hi: int) -> Tensor:
     return opened.codes[lo:hi]
 
 
-FP32 = Codec("fp32", _wire_bytes, _encode, _open_wire, _decode_span, spanwise=_encode_spans, at_hand=_at_hand)
+def _add_span(opened: Opened, lo: int, share: float, sum_S: Tensor) -> bool:
+    if native.kernels is None:
+        return False
+    native.kernels.fp32_add(_at_hand(opened, lo, lo + len(sum_S)).numpy(), share, sum_S.numpy())
+    return True
+
+
+FP32 = Codec(
+    "fp32",
+    _wire_bytes,
+    _encode,
+    _open_wire,
+    _decode_span,
+    spanwise=_encode_spans,
+    at_hand=_at_hand,
+    add_span=_add_span,
+)
 
 
 def _open_trusted(wire: Buffer, n: int) -> Opened:

@@ -27,4 +27,4 @@ def _codes(x_BK: Tensor, magnitude_BK: Tensor, step_B: Tensor) -> Tensor:
     return code_BK.to(torch.int8).bitwise_and_(15)
 
 
-INT4 = packed_codec("int4", Rule(LEVELS, _step, _codes))
+INT4 = packed_codec("int4", Rule(LEVELS, _step, _codes, "int4_encode"))

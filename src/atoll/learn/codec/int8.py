@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.keys.digest import Buffer
+from atoll.learn.codec import native
 from atoll.learn.codec.blocks import (
     BLOCK,
     SCALE_BYTES,
@@ -47,19 +48,27 @@ def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
     wire, work = new_wire(_wire_bytes(n)), scratch(n)
     steps, codes = _halves(wire, n)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
-        x_BK = as_blocks(x_S)
-        largest_B = torch.maximum(x_BK.amax(1), -x_BK.amin(1))
-        largest = float(largest_B.max())
-        refuse(largest)
-        bits_B = scale_bits(largest_B * ONE_127TH, up=True)
-        step_B = scale_values(bits_B)
-        divisor_B1 = torch.where(step_B == 0, 1.0, step_B)[:, None]
-        code_BK = torch.div(x_BK, divisor_B1, out=work[: len(x_BK)]).round_()
-        if largest > UNCLIPPED_MAX:
-            code_BK.clamp_(-127, 127)
-        steps[lo // BLOCK : blocks_of(hi)] = bits_B
-        codes[lo:hi] = code_BK.view(-1)[: hi - lo]
+        into = steps[lo // BLOCK : blocks_of(hi)], codes[lo:hi]
+        if native.kernels is not None:
+            refuse(native.kernels.int8_encode(x_S.numpy(), *(half.numpy() for half in into)))
+        else:
+            _encode_span(x_S, *into, work)
     return wire
+
+
+def _encode_span(x_S: Tensor, steps_B: Tensor, codes_S: Tensor, work: Tensor) -> None:
+    x_BK = as_blocks(x_S)
+    largest_B = torch.maximum(x_BK.amax(1), -x_BK.amin(1))
+    largest = float(largest_B.max())
+    refuse(largest)
+    bits_B = scale_bits(largest_B * ONE_127TH, up=True)
+    step_B = scale_values(bits_B)
+    divisor_B1 = torch.where(step_B == 0, 1.0, step_B)[:, None]
+    code_BK = torch.div(x_BK, divisor_B1, out=work[: len(x_BK)]).round_()
+    if largest > UNCLIPPED_MAX:
+        code_BK.clamp_(-127, 127)
+    steps_B.copy_(bits_B)
+    codes_S.copy_(code_BK.view(-1)[: len(codes_S)])
 
 
 def _open_wire(wire: Buffer, n: int) -> Opened:
@@ -70,8 +79,18 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
 
 def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
     hi = lo + out_S.numel()
+    if native.kernels is not None:
+        native.kernels.int8_decode(*opened.span(lo, hi - lo), out_S.numpy())
+        return
     out_S.copy_(opened.codes[lo:hi])
     times_scales(out_S, opened.scale_B[lo // BLOCK : blocks_of(hi)])
+
+
+def _add_span(opened: Opened, lo: int, share: float, sum_S: Tensor) -> bool:
+    if native.kernels is None:
+        return False
+    native.kernels.int8_add(*opened.span(lo, len(sum_S)), share, sum_S.numpy())
+    return True
 
 
 def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:
@@ -80,4 +99,12 @@ def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:
     return tensor_over(view[:cut], torch.int16), tensor_over(view[cut:], torch.int8)
 
 
-INT8 = Codec("int8", _wire_bytes, whole(_encode_spans), _open_wire, _decode_span, spanwise=_encode_spans)
+INT8 = Codec(
+    "int8",
+    _wire_bytes,
+    whole(_encode_spans),
+    _open_wire,
+    _decode_span,
+    spanwise=_encode_spans,
+    add_span=_add_span,
+)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
+from atoll.learn.codec import native
 from atoll.learn.codec.blocks import (
     BLOCK,
     SCALE_BYTES,
@@ -45,6 +46,7 @@ class Rule:
     """(magnitude_BK, largest_B, size) -> 16 wire bits of every scale. It may not change magnitude_BK."""
     codes: Callable[[Tensor, Tensor, Tensor], Tensor]
     """(x_BK, magnitude_BK, scale_B) -> code of every value, (B, K) of any integer type."""
+    kernel: str | None = None  # that does all of this for a span, if there is one
 
     @property
     def bits(self) -> int:
@@ -77,6 +79,7 @@ def packed_codec(name: str, rule: Rule) -> Codec:
         partial(_open_wire, rule, bool(never)),
         partial(_decode_span, rule.per_byte, table),
         spanwise=spanwise,
+        add_span=partial(_add_span, rule.per_byte, table),
     )
 
 
@@ -91,15 +94,24 @@ def _encode_spans(rule: Rule, n: int, spans: Iterable[Tensor]) -> Buffer:
     wire, work = new_wire(_wire_bytes(per_byte, n)), scratch(n)
     scales, packed = _halves(wire, n)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
-        x_BK = as_blocks(x_S)
-        magnitude_BK = torch.abs(x_BK, out=work[: len(x_BK)])
-        largest_B = magnitude_BK.amax(1)
-        refuse(float(largest_B.max()))
-        bits_B = rule.scale(magnitude_BK, largest_B, hi - lo)
-        code_S = rule.codes(x_BK, magnitude_BK, scale_values(bits_B)).to(torch.uint8).view(-1)[: hi - lo]
-        scales[lo // BLOCK : blocks_of(hi)] = bits_B
-        packed[lo // per_byte : -(-hi // per_byte)] = side_by_side(code_S, rule.bits)
+        into = scales[lo // BLOCK : blocks_of(hi)], packed[lo // per_byte : -(-hi // per_byte)]
+        if native.kernels is not None and rule.kernel is not None:
+            encode = getattr(native.kernels, rule.kernel)
+            refuse(encode(x_S.numpy(), *(half.numpy() for half in into)))
+        else:
+            _encode_span(rule, x_S, *into, work)
     return wire
+
+
+def _encode_span(rule: Rule, x_S: Tensor, scales_B: Tensor, packed_Q: Tensor, work: Tensor) -> None:
+    size, x_BK = x_S.numel(), as_blocks(x_S)
+    magnitude_BK = torch.abs(x_BK, out=work[: len(x_BK)])
+    largest_B = magnitude_BK.amax(1)
+    refuse(float(largest_B.max()))
+    bits_B = rule.scale(magnitude_BK, largest_B, size)
+    code_S = rule.codes(x_BK, magnitude_BK, scale_values(bits_B)).to(torch.uint8).view(-1)[:size]
+    scales_B.copy_(bits_B)
+    packed_Q.copy_(side_by_side(code_S, rule.bits))
 
 
 def side_by_side(code_S: Tensor, bits: int) -> Tensor:
@@ -135,6 +147,10 @@ def _any_eight(packed: np.ndarray) -> bool:
 
 def _decode_span(per_byte: int, table: np.ndarray, opened: Opened, lo: int, out_S: Tensor) -> None:
     hi = lo + out_S.numel()
+    if native.kernels is not None:
+        bytes_Q, scale_B = opened.span(lo, hi - lo, per_byte)
+        native.kernels.packed_decode[per_byte](bytes_Q, table.reshape(-1), scale_B, out_S.numpy())
+        return
     bytes_Q = opened.codes[lo // per_byte : -(-hi // per_byte)].numpy()
     if out_S.numel() % per_byte:
         out_S.copy_(torch.from_numpy(table.take(bytes_Q, axis=0)).view(-1)[: out_S.numel()])
@@ -142,6 +158,14 @@ def _decode_span(per_byte: int, table: np.ndarray, opened: Opened, lo: int, out_
         # numpy copies a row of the table at a time, twice as fast as torch; "clip" spares it a copy of the output
         np.take(table, bytes_Q, axis=0, out=out_S.numpy().reshape(-1, per_byte), mode="clip")
     times_scales(out_S, opened.scale_B[lo // BLOCK : blocks_of(hi)])
+
+
+def _add_span(per_byte: int, table: np.ndarray, opened: Opened, lo: int, share: float, sum_S: Tensor) -> bool:
+    if native.kernels is None:
+        return False
+    bytes_Q, scale_B = opened.span(lo, len(sum_S), per_byte)
+    native.kernels.packed_add[per_byte](bytes_Q, table.reshape(-1), scale_B, share, sum_S.numpy())
+    return True
 
 
 def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:

@@ -83,6 +83,7 @@ def squeezed(name: str, inner: Codec, link_bytes_s: float | None) -> Codec:
         inner.decode_span,
         False,
         False,
+        add_span=inner.add_span,
     )
 
 

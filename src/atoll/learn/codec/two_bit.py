@@ -39,4 +39,4 @@ def _codes(x_BK: Tensor, magnitude_BK: Tensor, scale_B: Tensor) -> Tensor:
     return torch.from_numpy(code_BK)
 
 
-TWO_BIT = packed_codec("2bit", Rule((INNER, OUTER, -INNER, -OUTER), _root_mean_square, _codes))
+TWO_BIT = packed_codec("2bit", Rule((INNER, OUTER, -INNER, -OUTER), _root_mean_square, _codes, "two_bit_encode"))

@@ -1,0 +1,230 @@
+"""The inner loops of codecs, compiled by numba: one pass over a block while it is in the first-level cache.
+
+Every function returns the bits of the torch code beside which it is called: the same operations on fp32 in the
+same order, each rounded once. Fast math is off, so the compiler neither fuses nor reorders them.
+Called through `native` only. Checks nothing: callers hand in spans whose lengths match (scales: one per block),
+wires that were opened, and places that lie inside. Releases Python's lock; one thread.
+What is compiled is kept on disk where numba finds a writable folder; a change of this file alone makes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from atoll.learn.codec.blocks import BLOCK, REFUSE_ABOVE, SCALE_MAX_BITS, SCALE_MIN, SCALE_MIN_BITS
+from atoll.learn.codec.int4 import ONE_7TH
+from atoll.learn.codec.int8 import ONE_127TH
+from atoll.learn.codec.two_bit import BORDER, GRID, ONE_255TH
+
+HOW: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # division by zero is a value, not an exception
+REFUSED_BITS = int(np.float32(REFUSE_ABOVE).view(np.int32))
+
+
+def _vector(dtype: Any, *, written: bool = False) -> Any:
+    return types.Array(dtype, 1, "C", readonly=not written, aligned=False)  # a wire may lie at any address
+
+
+VALUES, CODES, BYTES, PLACES = map(_vector, (types.float32, types.int8, types.uint8, types.int32))
+SUM, NEW_CODES, NEW_BYTES, NEW_SCALES = (
+    _vector(dtype, written=True) for dtype in (types.float32, types.int8, types.uint8, types.int16)
+)
+ENCODER = types.float32(VALUES, NEW_SCALES, NEW_BYTES)  # returns the largest magnitude, as `refuse` wants it
+
+
+def compiled(signature: Any) -> Callable[[Any], Any]:
+    def compile_now(function: Any) -> Any:
+        try:
+            return njit([signature], cache=True, **HOW)(function)
+        except (RuntimeError, OSError):  # nowhere to keep it: every process compiles anew
+            return njit([signature], **HOW)(function)
+
+    return compile_now
+
+
+part = njit(**HOW)  # of a kernel
+
+
+# ---- encode --------------------------------------------------------------------------------------------------
+
+
+@part
+def _largest_bits(bits: Any) -> Any:
+    """Magnitudes are ordered like their bits, and NaN comes out above all."""
+    most = np.int32(0)
+    for i in range(len(bits)):
+        magnitude = np.int32(bits[i] & 0x7FFFFFFF)
+        if magnitude > most:
+            most = magnitude
+    return most
+
+
+@part
+def _scale_bits(scale: Any, rounding: Any) -> Any:
+    """See `blocks.scale_bits`."""
+    bits = (np.float32(scale).view(np.int32) + rounding) >> 16
+    return min(bits, SCALE_MAX_BITS) if bits >= SCALE_MIN_BITS else 0
+
+
+@part
+def _fp32(bits: Any) -> Any:
+    return np.int32(bits).view(np.float32)
+
+
+@part
+def _divide(x: Any, step_bits: Any, most: Any, codes: Any) -> Any:
+    divisor = _fp32(step_bits << 16) if step_bits else np.float32(1)
+    for i in range(len(x)):
+        codes[i] = np.int8(min(max(np.rint(x[i] / divisor), np.float32(-most)), np.float32(most)))
+
+
+@part
+def _sum_of_squares(x: Any, per_grid: Any) -> Any:
+    total = np.int32(0)
+    for i in range(len(x)):
+        k = np.int32(np.rint(np.abs(x[i]) * per_grid))
+        total = np.int32(total + np.int32(k * k))
+    return total
+
+
+@part
+def _two_bit_codes(x: Any, bits: Any, border: Any, codes: Any) -> Any:
+    for i in range(len(x)):
+        negative = np.uint8(np.uint32(bits[i]) >> np.uint32(31))
+        codes[i] = np.uint8(negative << 1) | np.uint8(np.abs(x[i]) > border)
+
+
+@part
+def _fours(words: Any, packed: Any) -> Any:
+    """Four bytes that hold two bits each -> one byte. See `packed._GATHER`."""
+    for q in range(len(packed)):
+        packed[q] = np.uint32(words[q] * np.uint32(2**24 + 2**18 + 2**12 + 2**6)) >> np.uint32(24)
+
+
+@part
+def _pairs(codes: Any, packed: Any) -> Any:
+    for q in range(len(packed)):
+        packed[q] = np.uint8(codes[2 * q] & 15) | np.uint8(codes[2 * q + 1] << 4)
+
+
+@compiled(types.float32(VALUES, NEW_SCALES, NEW_CODES))
+def int8_encode(x, steps, codes):
+    bits, worst = x.view(np.int32), np.int32(0)
+    for b in range(len(steps)):
+        at = slice(b * BLOCK, (b + 1) * BLOCK)
+        most = _largest_bits(bits[at])
+        worst = max(worst, most)
+        if most <= REFUSED_BITS:
+            steps[b] = _scale_bits(_fp32(most) * np.float32(ONE_127TH), 0xFFFF)
+            _divide(x[at], steps[b], 127, codes[at])
+    return _fp32(worst)
+
+
+@compiled(ENCODER)
+def int4_encode(x, steps, packed):
+    bits, worst = x.view(np.int32), np.int32(0)
+    codes = np.zeros(BLOCK, np.int8)
+    for b in range(len(steps)):
+        at = slice(b * BLOCK, (b + 1) * BLOCK)
+        most = _largest_bits(bits[at])
+        worst = max(worst, most)
+        if most <= REFUSED_BITS:
+            steps[b] = _scale_bits(_fp32(most) * np.float32(ONE_7TH), 0xFFFF)
+            _divide(x[at], steps[b], 7, codes)
+            codes[len(x[at]) :] = 0
+            _pairs(codes, packed[b * BLOCK // 2 : (b + 1) * BLOCK // 2])
+    return _fp32(worst)
+
+
+@compiled(ENCODER)
+def two_bit_encode(x, scales, packed):
+    bits, worst = x.view(np.int32), np.int32(0)
+    codes = np.zeros(BLOCK, np.uint8)
+    for b in range(len(scales)):
+        at = slice(b * BLOCK, (b + 1) * BLOCK)
+        x_K = x[at]
+        most = _largest_bits(bits[at])
+        worst = max(worst, most)
+        if most <= REFUSED_BITS:
+            largest = _fp32(most)
+            per_grid = np.float32(GRID) / (largest if largest >= np.float32(SCALE_MIN) else np.float32(1))
+            mean = np.float32(_sum_of_squares(x_K, per_grid)) / np.float32(len(x_K))
+            scales[b] = _scale_bits(np.sqrt(mean) * np.float32(ONE_255TH) * largest, 0x8000)
+            _two_bit_codes(x_K, bits[at], _fp32(scales[b] << 16) * np.float32(BORDER), codes)
+            codes[len(x_K) :] = 0
+            _fours(codes.view(np.uint32), packed[b * BLOCK // 4 : (b + 1) * BLOCK // 4])
+    return _fp32(worst)
+
+
+# ---- decode, and decode * share added to a sum ------------------------------------------------------------------
+
+
+@part
+def _times(codes: Any, step: Any, out: Any) -> Any:
+    for i in range(len(out)):
+        out[i] = np.float32(codes[i]) * step
+
+
+@part
+def _add_times(codes: Any, step: Any, share: Any, total: Any) -> Any:
+    for i in range(len(total)):
+        total[i] += (np.float32(codes[i]) * step) * share
+
+
+@compiled(types.void(CODES, VALUES, SUM))
+def int8_decode(codes, scales, out):
+    for b in range(len(scales)):
+        at = slice(b * BLOCK, (b + 1) * BLOCK)
+        _times(codes[at], scales[b], out[at])
+
+
+@compiled(types.void(CODES, VALUES, types.float32, SUM))
+def int8_add(codes, scales, share, total):
+    for b in range(len(scales)):
+        at = slice(b * BLOCK, (b + 1) * BLOCK)
+        _add_times(codes[at], scales[b], share, total[at])
+
+
+@compiled(types.void(VALUES, types.float32, SUM))
+def fp32_add(x, share, total):
+    for i in range(len(total)):
+        total[i] += x[i] * share
+
+
+def _packed(per_byte: int) -> tuple[Any, Any]:
+    """decode and add where a byte holds `per_byte` codes: row b of the table has the levels of byte b."""
+    bytes_a_block = BLOCK // per_byte
+
+    @compiled(types.void(BYTES, VALUES, VALUES, SUM))
+    def decode(packed, table, scales, out):
+        for b in range(len(scales)):
+            scale, out_K = scales[b], out[b * BLOCK : (b + 1) * BLOCK]
+            packed_Q = packed[b * bytes_a_block : (b + 1) * bytes_a_block]
+            for q in range(len(out_K) // per_byte):
+                row = np.intp(packed_Q[q]) * per_byte
+                for i in range(per_byte):
+                    out_K[q * per_byte + i] = table[row + i] * scale
+            for i in range(len(out_K) // per_byte * per_byte, len(out_K)):
+                out_K[i] = table[np.intp(packed_Q[i // per_byte]) * per_byte + i % per_byte] * scale
+
+    @compiled(types.void(BYTES, VALUES, VALUES, types.float32, SUM))
+    def add(packed, table, scales, share, total):
+        for b in range(len(scales)):
+            scale, total_K = scales[b], total[b * BLOCK : (b + 1) * BLOCK]
+            packed_Q = packed[b * bytes_a_block : (b + 1) * bytes_a_block]
+            for q in range(len(total_K) // per_byte):
+                row = np.intp(packed_Q[q]) * per_byte
+                for i in range(per_byte):
+                    total_K[q * per_byte + i] += (table[row + i] * scale) * share
+            for i in range(len(total_K) // per_byte * per_byte, len(total_K)):
+                total_K[i] += (table[np.intp(packed_Q[i // per_byte]) * per_byte + i % per_byte] * scale) * share
+
+    return decode, add
+
+
+_PACKED = {per_byte: _packed(per_byte) for per_byte in (2, 4, 8)}
+packed_decode = {per_byte: decode for per_byte, (decode, _) in _PACKED.items()}
+packed_add = {per_byte: add for per_byte, (_, add) in _PACKED.items()}

@@ -1,0 +1,43 @@
+"""Whether codecs run as compiled kernels (`kernels.py`, the extra `fast`) or through torch. Bits are the same.
+
+Importing numba costs half a second and the first compilation on a computer some seconds, so both wait until a
+large vector is about to be coded, and happen on a thread of their own while torch does the work.
+ATOLL_NATIVE=0 turns the kernels off. Never fails: what keeps them from loading is logged, and torch goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import threading
+from types import ModuleType
+
+SWITCH = "ATOLL_NATIVE"
+PAYS_FROM = 2**20  # values of a vector: whoever moves fewer waits for networks, not for codecs
+
+log = logging.getLogger(__name__)
+kernels: ModuleType | None = None  # codecs look here at every span
+_loader: threading.Thread | None = None
+_one_at_a_time = threading.Lock()
+
+
+def load_for(values: int) -> None:
+    """A vector of so many values is about to be coded, and others after it. Returns at once."""
+    global _loader
+    if values >= PAYS_FROM and _loader is None and kernels is None:
+        _loader = threading.Thread(target=load, name="kernels")
+        _loader.start()
+
+
+def load() -> bool:
+    """Make the kernels ready; may take seconds. False if there are none: then nothing has changed."""
+    global kernels
+    with _one_at_a_time:
+        if kernels is None and os.environ.get(SWITCH) != "0" and importlib.util.find_spec("numba") is not None:
+            try:
+                kernels = importlib.import_module("atoll.learn.codec.kernels")
+            except Exception as why:  # a compiler has many ways to fail, and none is worth a round
+                log.warning("codecs run without compiled kernels: %s", why)
+    return kernels is not None
