@@ -95,13 +95,25 @@ GOLDEN = {
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_honest_peers_compute_the_same_bits(capability):
     """Codecs, combine and two whole rounds, per instruction set, with one and with two threads."""
+    assert computed({"ATEN_CPU_CAPABILITY": capability}) == GOLDEN
+
+
+@pytest.mark.parametrize("processor", ["generic", None])
+def test_compiled_kernels_compute_the_same_bits(processor):
+    """For this computer's processor, and for the oldest of its family: no fused operation, no other order."""
+    pytest.importorskip("numba", reason="kernels are compiled by numba: pip install atoll[fast]")
+    found = computed({"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""} if processor else {}, "native")
+    assert len(found) > 20 and found.items() <= GOLDEN.items()
+
+
+def computed(environment: dict[str, str], *arguments: str) -> dict[str, str]:
     answer = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("golden.py"))],
-        env=os.environ | {"ATEN_CPU_CAPABILITY": capability, "OMP_WAIT_POLICY": "passive"},
+        [sys.executable, str(Path(__file__).with_name("golden.py")), *arguments],
+        env=os.environ | {"OMP_WAIT_POLICY": "passive"} | environment,
         stdout=subprocess.PIPE,
         check=True,
         timeout=120,
     )
     found = json.loads(answer.stdout)
     found.pop("capability")  # what it ran with: a processor may have less than was asked for
-    assert found == GOLDEN
+    return found

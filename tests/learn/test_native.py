@@ -1,0 +1,140 @@
+"""Compiled kernels and torch are two ways to the same bits; nobody can tell from outside which one a peer has."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.base.errors import PeerFault
+from atoll.learn.codec import codec_named, native
+from atoll.learn.codec.blocks import SPAN
+from atoll.learn.combine import combine
+
+pytest.importorskip("numba", reason="kernels are compiled by numba: pip install atoll[fast]")
+NAMES = ("fp32", "int8", "int4", "e3m0", "2bit", "sign", "2means", "int8+lz4", "topk:0.1+int8", "topk:64/4096")
+every_name = pytest.mark.parametrize("name", NAMES)
+lengths = st.sampled_from([0, 1, 2, 3, 5, 7, 255, 256, 257, 511, 1000, 4097, SPAN, SPAN + 259])
+
+
+@pytest.fixture(autouse=True)
+def torch_afterwards(monkeypatch):
+    monkeypatch.setattr(native, "kernels", None)
+
+
+@st.composite
+def vectors(draw):
+    """All kinds of fp32: of one size, of every size, tiny, huge, equal, with ties, few of them, not finite."""
+    n, generator = draw(lengths), np.random.default_rng(draw(st.integers(0, 2**32)))
+    normal = generator.standard_normal(n).astype(np.float32)
+    x = draw(
+        st.sampled_from(
+            [
+                normal * np.float32(2.0) ** draw(st.integers(-149, 61)),
+                generator.integers(0, 2**32, n, np.uint32).view(np.float32),  # any bits at all
+                np.exp2(generator.uniform(-149, 60, n)).astype(np.float32) * np.sign(normal),
+                np.rint(normal * 3),  # ties, zeros and minus zeros
+                np.full(n, draw(st.floats(-(2.0**62), 2.0**62, width=32)), np.float32),
+            ]
+        )
+    )
+    for place in draw(st.lists(st.floats(0, 1), max_size=2)) if n else ():
+        x[int(place * (n - 1))] = draw(st.floats(width=32))
+    return torch.from_numpy(x)
+
+
+def both_ways(work):
+    """What it returns, or what it says is wrong, by torch and by kernels."""
+    answers = []
+    for has_kernels in (False, True):
+        native.kernels = None
+        assert not has_kernels or native.load()
+        try:
+            answers.append(work())
+        except (ValueError, PeerFault) as refusal:
+            answers.append(str(refusal))
+    return answers
+
+
+@every_name
+@given(x=vectors())
+@settings(max_examples=40, deadline=None)
+def test_both_encode_to_the_same_bytes_or_refuse_in_the_same_words(name, x):
+    codec = codec_named(name)
+    by_torch, by_kernels = both_ways(lambda: bytes(codec.encode(x)))
+    assert by_torch == by_kernels
+
+
+@every_name
+@given(n=lengths, seed=st.integers(0, 2**32), weights=st.lists(st.integers(0, 2**48), min_size=1, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_both_decode_and_combine_to_the_same_bits(name, n, seed, weights):
+    """Members of very different sizes, with weights that divide badly; wires lie at odd addresses."""
+    codec, rows = codec_named(name), []
+    generator = torch.Generator().manual_seed(seed)
+    for weight in weights:
+        x = torch.randn(n, generator=generator) * 2.0 ** int(torch.randint(-80, 40, (1,), generator=generator))
+        rows.append((weight, memoryview(b"_" + codec.encode(x))[1:]))
+
+    def work():
+        answer = combine(rows, n, codec, codec_named("fp32"))
+        return codec.decode(rows[0][1], n).numpy().tobytes(), answer.counted, bytes(answer.wire or b"")
+
+    by_torch, by_kernels = both_ways(work)
+    assert by_torch == by_kernels
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "e3m0", "2bit", "sign"])
+@given(n=st.integers(0, 1100), seed=st.integers(0, 2**32), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_both_make_the_same_of_a_strangers_bytes(name, n, seed, data):
+    """Any codes under any scales, valid ones and others: the same values, or the same fault."""
+    codec = codec_named(name)
+    wire = bytearray(np.random.default_rng(seed).bytes(codec.wire_bytes(n)))
+    scales = data.draw(st.sampled_from([None, 0x3F80, 0x1780, 0x5A00, 0]))
+    if scales is not None:
+        wire[: 2 * -(-n // 256)] = scales.to_bytes(2, "little") * -(-n // 256)
+    by_torch, by_kernels = both_ways(lambda: codec.decode(wire, n).numpy().tobytes())
+    assert by_torch == by_kernels
+
+
+def python(code: str, **environment: str) -> str:
+    """What a process of its own prints."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=os.environ | environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_switch_turns_kernels_off_and_nobody_imports_numba_unasked():
+    load = "import sys; from atoll.learn.codec import CODECS, native; {}; print('numba' in sys.modules)"
+    assert python(load.format("native.load_for(native.PAYS_FROM - 1)")) == "False\n"
+    assert python(load.format("native.load()"), ATOLL_NATIVE="0") == "False\n"
+
+
+def test_where_nothing_can_be_kept_on_disk_kernels_are_compiled_all_the_same(monkeypatch):
+    """numba says so when it finds no folder to write to."""
+    from numba import types
+
+    from atoll.learn.codec import kernels
+
+    def without_folder(signatures, cache=False, **how):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return numba_njit(signatures, **how)
+
+    numba_njit = kernels.njit
+    monkeypatch.setattr(kernels, "njit", without_folder)
+    twice = kernels.compiled(types.float32(types.float32))(lambda x: x + x)
+    assert twice(2.0) == 4.0
+
+
+def test_what_keeps_kernels_from_loading_is_said_and_torch_goes_on(monkeypatch, caplog):
+    def fails(name):
+        raise RuntimeError("no compiler today")
+
+    monkeypatch.setattr(native.importlib, "import_module", fails)
+    assert not native.load() and "no compiler today" in caplog.text
+    assert len(codec_named("int8").encode(torch.ones(10))) == 12
