@@ -16,7 +16,19 @@ from atoll.learn.codec.blocks import SPAN
 from atoll.learn.combine import combine
 
 pytest.importorskip("numba", reason="kernels are compiled by numba: pip install atoll[fast]")
-NAMES = ("fp32", "int8", "int4", "e3m0", "2bit", "sign", "2means", "int8+lz4", "topk:0.1+int8", "topk:64/4096")
+NAMES = (
+    "fp32",
+    "int8",
+    "int4",
+    "e3m0",
+    "2bit",
+    "sign",
+    "2means",
+    "int8+lz4",
+    "topk:0.1+int8",
+    "topk:64/4096",
+    "sparse+fp32",
+)
 every_name = pytest.mark.parametrize("name", NAMES)
 lengths = st.sampled_from([0, 1, 2, 3, 5, 7, 255, 256, 257, 511, 1000, 4097, SPAN, SPAN + 259])
 
@@ -38,6 +50,9 @@ def vectors(draw):
                 generator.integers(0, 2**32, n, np.uint32).view(np.float32),  # any bits at all
                 np.exp2(generator.uniform(-149, 60, n)).astype(np.float32) * np.sign(normal),
                 np.rint(normal * 3),  # ties, zeros and minus zeros
+                np.full(
+                    n, np.uint32(draw(st.integers(0x2000, 0x5E00)) << 16 | 0x8000).view(np.float32)
+                ),  # half way
                 np.full(n, draw(st.floats(-(2.0**62), 2.0**62, width=32)), np.float32),
             ]
         )

@@ -29,8 +29,8 @@ def _vector(dtype: Any, *, written: bool = False) -> Any:
 
 
 VALUES, CODES, BYTES, PLACES = map(_vector, (types.float32, types.int8, types.uint8, types.int32))
-SUM, NEW_CODES, NEW_BYTES, NEW_SCALES = (
-    _vector(dtype, written=True) for dtype in (types.float32, types.int8, types.uint8, types.int16)
+SUM, NEW_CODES, NEW_BYTES, NEW_SCALES, CHOSEN = (
+    _vector(dtype, written=True) for dtype in (types.float32, types.int8, types.uint8, types.int16, types.int64)
 )
 ENCODER = types.float32(VALUES, NEW_SCALES, NEW_BYTES)  # returns the largest magnitude, as `refuse` wants it
 
@@ -159,6 +159,37 @@ def two_bit_encode(x, scales, packed):
     return _fp32(worst)
 
 
+@part
+def _count_from(magnitudes: Any, border: Any) -> Any:
+    count = np.int32(0)
+    for i in range(len(magnitudes)):
+        count = np.int32(count + np.int32(magnitudes[i] >= border))
+    return count
+
+
+@compiled(types.void(VALUES, types.int64, types.int64, CHOSEN))
+def largest_places(x, k, chunk, places):
+    """Places of the k largest magnitudes of every chunk, increasing; of equal ones the earlier."""
+    magnitudes, m = np.empty(chunk, np.int32), 0
+    for lo in range(0, len(x), chunk):
+        bits = x[lo : lo + chunk].view(np.int32)
+        for i in range(len(bits)):
+            magnitudes[i] = bits[i] & 0x7FFFFFFF
+        border = np.int32(
+            0
+        )  # of the k-th largest, a bit at a time: each pass over a chunk compares without a branch
+        for bit in range(31):
+            higher = np.int32(border | (1 << (30 - bit)))
+            if _count_from(magnitudes, higher) >= k:
+                border = higher
+        room = k - _count_from(magnitudes, np.int32(border + 1))  # at the border: the first ones
+        for i in range(chunk):
+            if magnitudes[i] >= border and (magnitudes[i] > border or room > 0):
+                room -= magnitudes[i] == border
+                places[m] = lo + i
+                m += 1
+
+
 # ---- decode, and decode * share added to a sum ------------------------------------------------------------------
 
 
@@ -192,6 +223,12 @@ def int8_add(codes, scales, share, total):
 def fp32_add(x, share, total):
     for i in range(len(total)):
         total[i] += x[i] * share
+
+
+@compiled(types.void(PLACES, VALUES, types.int64, types.float32, SUM))
+def scatter_add(places, values, lo, share, total):
+    for m in range(len(places)):
+        total[places[m] - lo] += values[m] * share
 
 
 def _packed(per_byte: int) -> tuple[Any, Any]:

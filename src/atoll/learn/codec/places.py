@@ -18,6 +18,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
+from atoll.learn.codec import native
 
 LOW_BITS_MAX = 8  # eight low parts then fit one 64-bit word; a sparser choice than 1 in 256 costs a little more
 _LANES = np.arange(8, dtype=np.uint64)
@@ -173,11 +174,23 @@ class Placed(NamedTuple):
 
 def scatter_span(opened: Placed, lo: int, out_S: Tensor) -> None:
     """Values lo … lo + len(out): zero but for those that were sent."""
-    # of their own dtype: for keys of another, numpy would convert all places at every span
-    edges = np.array((lo, lo + out_S.numel()), opened.place_M.dtype)
-    first, last = np.searchsorted(opened.place_M, edges)
+    place_M, value_M = _within(opened, lo, len(out_S))
     out_S.zero_()
-    out_S.numpy()[opened.place_M[first:last] - lo] = opened.value_M[first:last].numpy()
+    out_S.numpy()[place_M - lo] = value_M
+
+
+def scatter_add(opened: Placed, lo: int, share: float, sum_S: Tensor) -> bool:
+    """See `Codec.add_span`."""
+    if native.kernels is None:
+        return False
+    native.kernels.scatter_add(*_within(opened, lo, len(sum_S)), lo, share, sum_S.numpy())
+    return True
+
+
+def _within(opened: Placed, lo: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    # of their own dtype: for keys of another, numpy would convert all places at every span
+    first, last = np.searchsorted(opened.place_M, np.array((lo, lo + size), opened.place_M.dtype))
+    return opened.place_M[first:last], opened.value_M[first:last].numpy()
 
 
 def taken(x: Tensor, place_M: np.ndarray) -> Tensor:

@@ -20,7 +20,7 @@ from atoll.base.draw import draw_bytes
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import check_input, largest_of, refuse
 from atoll.learn.codec.core import Codec
-from atoll.learn.codec.places import Placed, scatter_span, taken
+from atoll.learn.codec.places import Placed, scatter_add, scatter_span, taken
 
 
 def random_k(ratio: Fraction, values: Codec, seed: bytes | None) -> Codec:
@@ -37,6 +37,7 @@ def random_k(ratio: Fraction, values: Codec, seed: bytes | None) -> Codec:
         scatter_span,
         values.fixed,
         values.same_everywhere,
+        add_span=scatter_add,
     )
 
 

@@ -17,7 +17,7 @@ from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import check_input, largest_of, refuse
 from atoll.learn.codec.core import Codec
-from atoll.learn.codec.places import Placed, scatter_span, taken
+from atoll.learn.codec.places import Placed, scatter_add, scatter_span, taken
 
 WORD = 64
 WORD_BYTES = 8
@@ -32,6 +32,7 @@ def sparse(values: Codec) -> Codec:
         scatter_span,
         False,
         values.same_everywhere,
+        add_span=scatter_add,
     )
 
 

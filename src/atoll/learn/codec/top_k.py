@@ -16,9 +16,10 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
+from atoll.learn.codec import native
 from atoll.learn.codec.blocks import SPAN, check_input, largest_of, refuse, spans_of
 from atoll.learn.codec.core import Codec
-from atoll.learn.codec.places import PLACES, Form, Placed, scatter_span, taken
+from atoll.learn.codec.places import PLACES, Form, Placed, scatter_add, scatter_span, taken
 
 CHUNK = 4096  # small enough to spread the choice over the model, large enough for the largest to stand out
 assert SPAN % CHUNK == 0
@@ -38,6 +39,7 @@ def top_k(ratio: Fraction, values: Codec, form: Form = PLACES) -> Codec:
         scatter_span,
         values.fixed and form.fixed,
         values.same_everywhere,
+        add_span=scatter_add,
     )
 
 
@@ -68,6 +70,10 @@ def _encode(per_chunk: int, values: Codec, form: Form, x: Tensor) -> Buffer:
 
 def _largest(x_S: Tensor, k: int, chunk: int) -> np.ndarray:
     """Places of the k largest magnitudes of each chunk, increasing. On bit patterns, which are ordered alike."""
+    if native.kernels is not None:
+        place_M = np.empty(len(x_S) // chunk * k, np.int64)
+        native.kernels.largest_places(x_S.numpy(), k, chunk, place_M)
+        return place_M
     magnitude_CK = x_S.abs().numpy().view(np.int32).reshape(-1, chunk)
     border_C1 = np.partition(magnitude_CK, chunk - k, axis=1)[:, chunk - k, None]
     chosen_CK = magnitude_CK >= border_C1
