@@ -8,7 +8,7 @@ all values, `max` of the worst. fp32 only looks at what it encodes and copies wh
 `auto` is told of no link, so it counts on a home's 20 Mbit/s, and of one of 10 Gbit/s.
 `engine`: torch alone, or compiled kernels too (the extra `fast`), which some parts of most codecs use.
 
-    python bench/codec.py [--quick] [--json]
+    python bench/codec.py [--codec int8,2bit] [--quick] [--json]
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CHAINS = (
     *("int8+auto", "2bit+auto", FAST_LINK),
 )
 BARS = {  # GB/s of fp32 on one core
-    "int8": {"encode_gb_s": 3.0, "accumulate_gb_s": 8.0},
-    "2bit": {"encode_gb_s": 1.5, "decode_gb_s": 1.5, "accumulate_gb_s": 1.5},
+    "int8": {"encode_gb_s": 3.0, "decode_accumulate_gb_s": 8.0},
+    "2bit": {"encode_gb_s": 1.5, "decode_gb_s": 1.5, "decode_accumulate_gb_s": 1.5},
 }
 
 
@@ -90,7 +90,9 @@ def measured(name: str, values: int, patience: Patience) -> dict:
         "data": data,
         "encode_gb_s": round(gb_s(lambda: codec.encode(x), values, patience), 2),
         "decode_gb_s": round(gb_s(lambda: codec.decode_into(wire, out_N), values, patience), 2),
-        "accumulate_gb_s": round(gb_s(lambda: accumulate(codec, wire, out_N), MEMBERS * values, patience), 2),
+        "decode_accumulate_gb_s": round(
+            gb_s(lambda: accumulate(codec, wire, out_N), MEMBERS * values, patience), 2
+        ),
         "bytes_per_value": round(len(wire) / values, 4),
         "rms_error": round(float(error_N.square().mean().sqrt()) / size, 6),
         "max_error": round(float(error_N.abs().max()) / size, 5),
@@ -117,13 +119,15 @@ def accumulate(codec: Codec, wire: Buffer, sum_N: Tensor) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--codec", help="only these, comma between several")
     arguments.add_argument("--quick", action="store_true", help="less data, fewer rounds")
     arguments.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     asked = arguments.parse_args()
     torch.set_num_threads(1)
     values = QUICK_VALUES if asked.quick else VALUES
     patience = Patience(QUICK_ROUNDS, QUICK_SECONDS) if asked.quick else Patience(ROUNDS, SECONDS)
-    figures = [row for name in (*CODECS, *CHAINS) for row in by_engine(name, values, patience)]
+    names = asked.codec.split(",") if asked.codec else (*CODECS, *CHAINS)
+    figures = [row for name in names for row in by_engine(name, values, patience)]
     if asked.json:
         settings = {
             "values": values,
@@ -134,12 +138,13 @@ def main() -> None:
         }
         settings |= {"capability": torch.backends.cpu.get_cpu_capability(), "bars": BARS}
         versions = {"python": platform.python_version()}
-        versions |= {name: version(name) for name in ("torch", "numpy", "cramjam")}
+        compiler = ("numba",) if native.load() else ()
+        versions |= {name: version(name) for name in ("torch", "numpy", "cramjam", *compiler)}
         print(json.dumps({"bench": "codec", "settings": settings, "figures": figures, "versions": versions}))
         return
-    names = ("codec", "engine", "data", "encode GB/s", "decode GB/s", "accumulate GB/s")
-    names += ("bytes per value", "rms error", "max error")
-    print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
+    columns = ("codec", "engine", "data", "encode GB/s", "decode GB/s", "accumulate GB/s")
+    columns += ("bytes per value", "rms error", "max error")
+    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     for row in figures:
         print("| " + " | ".join(str(cell) for cell in row.values()) + " |")
     for name, bars in BARS.items():
