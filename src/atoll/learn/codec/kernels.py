@@ -175,13 +175,14 @@ def largest_places(x, k, chunk, places):
         bits = x[lo : lo + chunk].view(np.int32)
         for i in range(len(bits)):
             magnitudes[i] = bits[i] & 0x7FFFFFFF
-        border = np.int32(
-            0
-        )  # of the k-th largest, a bit at a time: each pass over a chunk compares without a branch
+        border = np.int32(0)  # a bit at a time, from the highest: each pass only compares and counts
         for bit in range(31):
             higher = np.int32(border | (1 << (30 - bit)))
-            if _count_from(magnitudes, higher) >= k:
+            count = _count_from(magnitudes, higher)
+            if count >= k:
                 border = higher
+            if count == k:  # what is at or above are the k largest, whichever of them is the least
+                break
         room = k - _count_from(magnitudes, np.int32(border + 1))  # at the border: the first ones
         for i in range(chunk):
             if magnitudes[i] >= border and (magnitudes[i] > border or room > 0):
