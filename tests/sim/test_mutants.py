@@ -1,7 +1,7 @@
 """A simulator that catches no mutant proves nothing: a rule of the protocol is deleted, and some seed notices.
 
 A mutant replaces one small method. The seeds begin shortly before the first that catches it; the unmutated code
-passes them all. Mutants of the voting rules alone are caught faster on the table of tests/protocol/test_agreement.
+passes them all. Mutants of the voting rules alone are caught faster in tests/protocol/conformance.
 """
 
 from __future__ import annotations

@@ -20,83 +20,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Fact, Keep, Report, Send
+from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge, Prepared
+from atoll.protocol.consensus.grounds import Grounds, Proofs
+from atoll.protocol.consensus.said import Said
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
 
-BODIES_KEPT = 4  # that a voter keeps durably of those it voted for in one round
 ATTEMPTS_AHEAD = 2  # statements are remembered for the views of this many attempts ahead: clocks differ by less
-
-
-class Judge(Fact, frozen=True, kw_only=True):
-    """A proposal that may be voted for, if its content is right: call `approve(digest)` when it is."""
-
-    phase = "agree"
-    view: int
-    digest: Digest
-    body: bytes
-
-
-class Free(Fact, frozen=True, kw_only=True):
-    """I am the proposer of this view and may propose any body."""
-
-    phase = "agree"
-    view: int
-
-
-class Bound(Fact, frozen=True, kw_only=True):
-    """I am the proposer of this view and must re-propose this body, once I hold its bytes."""
-
-    phase = "agree"
-    view: int
-    digest: Digest
-
-
-class Prepared(Fact, frozen=True, kw_only=True):
-    phase = "agree"
-    view: int
-    digest: Digest
-
-
-class Decided(Fact, frozen=True, kw_only=True):
-    """Final. `body` is None if the certificate came before the bytes did."""
-
-    phase = "agree"
-    view: int
-    digest: Digest
-    body: bytes | None
-    certificate: Certificate
-
-
-class Equivocation(Fact, frozen=True, kw_only=True):
-    """Two different statements by one signer for one slot: anyone can check both signatures."""
-
-    phase = "agree"
-    peer: PeerId
-    first: Signed
-    second: Signed
-
-
-class Said(msgspec.Struct, array_like=True):
-    """What this voter must remember across a crash: nothing in here may ever be said differently."""
-
-    prepare: dict[int, Digest] = msgspec.field(default_factory=dict[int, Digest])
-    commit: dict[int, Digest] = msgspec.field(default_factory=dict[int, Digest])
-    proposed: dict[int, Digest] = msgspec.field(default_factory=dict[int, Digest])
-    timed_out: int = -1  # every view up to this one is over for me
-    claimed: Certificate | None = None  # the highest prepare certificate that my last timeout spoke of
-    high: Certificate | None = None  # the highest prepare certificate I have seen
-    bodies: dict[Digest, bytes] = msgspec.field(default_factory=dict[Digest, bytes])  # that I voted for, and high's
-
-
-_SAID = msgspec.msgpack.Decoder(Said)
 
 
 @dataclass
@@ -106,7 +43,7 @@ class Tally:
     proposal: Propose | None = None
     proposed: Signed | None = None
     digest: Digest | None = None  # of the proposed body
-    grounds: tuple[tuple[Signed, ...], Certificate | None] | None = None  # what lets, and binds, its proposer
+    grounds: Grounds | None = None  # what lets, and binds, its proposer
     votes: dict[tuple[Stage, PeerId], tuple[Digest, Signed]] = field(
         default_factory=dict[tuple[Stage, PeerId], tuple[Digest, Signed]]
     )
@@ -131,17 +68,17 @@ class Agreement:
         self.notary, self.me, self.round, self.trace = notary, notary.me, round, trace
         self.vote_keys, self.quorum, self.proposers = vote_keys, quorum, proposers
         self.votes = vote_keys.get(self.me) == notary.signer.vote_key  # not yet with a session that is not agreed
-        self.said = _SAID.decode(kept) if kept else Said()
+        self.said = Said.recall(kept)
         self.view = self.said.timed_out + 1
         self.tallies: dict[int, Tally] = {}
-        self.bodies: dict[Digest, bytes] = {}
-        self.proofs: dict[tuple[int, Digest], Certificate] = {}  # prepare certificates, by (view, digest)
+        self.bodies = dict(self.said.bodies)
+        self.proofs = Proofs(notary, round, vote_keys, quorum)
         for known in (self.said.claimed, self.said.high):
             if known is not None:
-                self.proofs[known.view, known.digest] = known
-        self.bodies.update(self.said.bodies)
+                self.proofs.add(known)
         self.asked: set[Digest] = set()  # bodies that the round was asked to judge
         self.approved: set[Digest] = set()
+        self.caught: set[PeerId] = set()  # signers whose contradiction was reported: one pair says it all
         self.decided: Decided | None = None
         self.over = False  # decided, here or elsewhere: nothing is said any more
 
@@ -174,13 +111,15 @@ class Agreement:
         if view in self.said.proposed and self.said.proposed[view] != vertex_id(body):
             return []  # said something else before a restart: silence for this slot
         tally, digest = self._tally(view), vertex_id(body)
-        timeouts, high = self._justification(view)
-        if view > 0 and (timeouts is None or (high is not None and high.digest != digest)):
+        grounds = self._grounds(view)
+        if grounds is None or (grounds.high is not None and grounds.high.digest != digest):
             return []
         self.said.proposed[view] = digest
         self._hold(digest, body)
         statement = self.notary.sign(Proposed(self.round, view, digest))
-        message = Propose(self.round, self._attempt(view), self.trace, statement, body, timeouts or (), high)
+        message = Propose(
+            self.round, self._attempt(view), self.trace, statement, body, grounds.timeouts, grounds.high
+        )
         tally.proposal, tally.proposed, tally.digest = message, statement, digest
         sends = [Send(peer, message) for peer in self.vote_keys if peer != self.me]
         self.approved.add(digest)
@@ -189,8 +128,8 @@ class Agreement:
 
     def repropose(self, view: int) -> list[Effect]:
         """Propose the body that the timeouts bind me to, if I hold its bytes."""
-        _, high = self._justification(view)
-        body = self.bodies.get(high.digest) if high else None
+        grounds = self._grounds(view)
+        body = self.bodies.get(grounds.high.digest) if grounds is not None and grounds.high is not None else None
         return self.propose(view, body) if body is not None else []
 
     def approve(self, digest: Digest) -> list[Effect]:
@@ -220,10 +159,10 @@ class Agreement:
         if self.over or view < self.view:
             return []
         self.view = view + 1
+        self._drop_finished()
         if not self.votes or view <= self.said.timed_out:
             return self._see_if_i_propose()
-        self.said.timed_out, self.said.claimed = view, self.said.high
-        self._drop_finished()
+        self.said.time_out(view)
         return [self._keep(), *self._say_timeout(view), *self._see_if_i_propose(), *self._look(view + 1)]
 
     def remind(self, to: PeerId | None = None) -> list[Effect]:
@@ -279,8 +218,8 @@ class Agreement:
         if tally.proposed is not None:
             if tally.proposed.body == signed.body:
                 return []
-            return [self._report(Equivocation(peer=signed.signer, first=tally.proposed, second=signed))]
-        high = self._check_justification(sender, message, view)
+            return self._catch(tally.proposed, signed)
+        high = self.proofs.check(sender, message, view)
         tally.proposal, tally.proposed, tally.digest = message, signed, proposed.digest
         self._hold(proposed.digest, message.body)
         effects: list[Effect] = []
@@ -307,12 +246,12 @@ class Agreement:
             return []
         effects: list[Effect] = []
         if timeout.high_view >= 0:
-            effects += self._raise_high(self._prove(sender, timeout, message.high))
+            effects += self._raise_high(self.proofs.of(sender, timeout, message.high))
         tally = self._tally(timeout.view)
         first = tally.timeouts.get(signed.signer)
         if first is not None:
             if first[1].body != signed.body:
-                effects.append(self._report(Equivocation(peer=signed.signer, first=first[1], second=signed)))
+                effects += self._catch(first[1], signed)
             return effects
         tally.timeouts[signed.signer] = (timeout, signed)
         if timeout.view >= self.view and len(tally.timeouts) > len(self.vote_keys) - self.quorum:
@@ -336,12 +275,12 @@ class Agreement:
         return [self._report(Judge(view=view, digest=digest, body=body))]
 
     def _vote(self, stage: Stage, view: int, digest: Digest) -> list[Effect]:
-        if not self._may_vote(view) or self._said_otherwise(stage, view, digest):
+        if not self._may_vote(view) or self.said.otherwise(stage, view, digest):
             return []
         if (stage, self.me) in self._tally(view).votes:
             return []
         (self.said.prepare if stage == "prepare" else self.said.commit)[view] = digest
-        self._remember(digest)
+        self.said.remember(digest, self.bodies)
         vote = Vote(self.round, view, stage, digest)
         signed = self.notary.sign(vote)
         # durable before it is sent: a voter that forgets its vote could help decide two bodies
@@ -352,18 +291,13 @@ class Agreement:
         """Never in a view that I said is over: a quorum of such words lets the next proposer speak."""
         return self.votes and view == self.view and view > self.said.timed_out
 
-    def _said_otherwise(self, stage: Stage, view: int, digest: Digest) -> bool:
-        """The first statement per slot counts, also across a restart."""
-        slots = self.said.prepare if stage == "prepare" else self.said.commit
-        return slots.get(view, digest) != digest
-
     def _count(self, vote: Vote, signed: Signed) -> list[Effect]:
         tally = self._tally(vote.view)
         slot: tuple[Stage, PeerId] = (vote.stage, signed.signer)
         first = tally.votes.get(slot)
         if first is not None:
             if first[0] != vote.digest:
-                return [self._report(Equivocation(peer=signed.signer, first=first[1], second=signed))]
+                return self._catch(first[1], signed)
             return []
         tally.votes[slot] = (vote.digest, signed)
         same = {
@@ -378,7 +312,7 @@ class Agreement:
         if vote.stage == "commit":
             return self._decide(certificate)
         effects: list[Effect] = []
-        if (vote.view, vote.digest) not in self.proofs:
+        if (vote.view, vote.digest) not in self.proofs.known:
             effects = [self._report(Prepared(view=vote.view, digest=vote.digest)), *self._raise_high(certificate)]
         # also when the others were faster: their certificate was complete before I came to this view
         return [*effects, *self._vote("commit", vote.view, vote.digest)]
@@ -401,77 +335,33 @@ class Agreement:
         view = self.view
         if self.over or not self.votes or self.proposer(view) != self.me:
             return []
-        tally = self._tally(view)
-        timeouts, high = self._justification(view)
-        if tally.told or (view > 0 and timeouts is None):
+        tally, grounds = self._tally(view), self._grounds(view)
+        if tally.told or grounds is None:
             return []
         tally.told = True
-        if high is not None:
-            return [self._report(Bound(view=view, digest=high.digest))]
+        if grounds.high is not None:
+            return [self._report(Bound(view=view, digest=grounds.high.digest))]
+        before = self.said.proposed.get(view)
+        if (
+            before is not None and before in self.bodies
+        ):  # said before a restart: repeat it, or this view would pass in silence
+            return self.propose(view, self.bodies[before])
         return [self._report(Free(view=view))]
 
-    def _justification(self, view: int) -> tuple[tuple[Signed, ...] | None, Certificate | None]:
-        """A quorum of timeouts of the view before, and the certificate among them that binds me.
-
-        The first quorum that was heard: what the round was told about this view stays true.
-        """
+    def _grounds(self, view: int) -> Grounds | None:
+        """What lets me propose: the first quorum that was heard, so that what the round was told stays true."""
         if view == 0:
-            return (), None
-        tally, heard = self._tally(view), self._tally(view - 1).timeouts
-        if tally.grounds is None and len(heard) >= self.quorum:
-            tally.grounds = self._choose(heard)
-        return tally.grounds or (None, None)
-
-    def _choose(self, heard: dict[PeerId, tuple[Timeout, Signed]]) -> tuple[tuple[Signed, ...], Certificate | None]:
-        chosen = sorted(heard)[: self.quorum]
-        signed = tuple(heard[p][1] for p in chosen)
-        best = _highest([heard[p][0] for p in chosen])
-        if best is None:
-            return signed, None
-        return signed, self.proofs[best.high_view, best.high_digest]  # every claim was proven when heard
-
-    def _check_justification(self, who: PeerId, message: Propose, view: int) -> Certificate | None:
-        """Raise PeerFault unless the timeouts allow this proposal. Returns the certificate that binds it."""
-        if view == 0:
-            return None
-        timeouts: dict[PeerId, Timeout] = {}
-        for signed in message.timeouts[: len(self.vote_keys)]:
-            timeout = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))
-            if (timeout.round, timeout.view) != (self.round, view - 1):
-                raise PeerFault(who, "justified a proposal with timeouts of another view", signed.body)
-            timeouts.setdefault(signed.signer, timeout)
-        if len(timeouts) < self.quorum:
-            raise PeerFault(who, "proposed without a quorum of timeouts", message.statement.body)
-        best = _highest(list(timeouts.values()))
-        if best is None:
-            return None
-        proof = self._prove(who, best, message.high)
-        if best.high_digest != vertex_id(message.body):
-            raise PeerFault(who, "did not re-propose the highest certified body", message.statement.body)
-        return proof
-
-    def _prove(self, who: PeerId, timeout: Timeout, shown: Certificate | None) -> Certificate:
-        """The certificate that this timeout claims: the one I know, or the one shown if it holds; never another."""
-        claim = (timeout.high_view, timeout.high_digest)
-        known = self.proofs.get(claim)
-        if known is not None:
-            return known
-        fits = (
-            shown is not None
-            and shown.stage == "prepare"
-            and (shown.round, shown.view, shown.digest) == (self.round, *claim)
-            and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)
-        )
-        if shown is None or not fits:
-            raise PeerFault(who, "claims a certificate that it does not show")
-        return shown
+            return Grounds((), None)
+        tally = self._tally(view)
+        if tally.grounds is None:
+            tally.grounds = self.proofs.choose(self._tally(view - 1).timeouts)
+        return tally.grounds
 
     def _raise_high(self, certificate: Certificate) -> list[Effect]:
-        self.proofs[certificate.view, certificate.digest] = certificate
-        if self.said.high is not None and self.said.high.view >= certificate.view:
+        self.proofs.add(certificate)
+        if not self.said.raise_high(certificate):
             return []
-        self.said.high = certificate
-        self._remember(certificate.digest)
+        self.said.remember(certificate.digest, self.bodies)
         return [self._keep()]
 
     def _say_timeout(self, view: int, peers: list[PeerId] | None = None) -> list[Effect]:
@@ -490,32 +380,28 @@ class Agreement:
 
     def _drop_finished(self) -> None:
         """A long pause passes through thousands of views; what they left behind changes nothing any more."""
-        for slots in (self.said.prepare, self.said.commit, self.said.proposed, self.tallies):
-            for view in [a for a in slots if a < self.said.timed_out]:
-                del slots[view]
+        for view in [v for v in self.tallies if v < self.view - 1]:
+            del self.tallies[view]
         live = {tally.digest for tally in self.tallies.values()}
         live.update(self.said.bodies)
         self.bodies = {digest: body for digest, body in self.bodies.items() if digest in live}
+        self.asked &= self.bodies.keys()
+        self.approved &= self.bodies.keys()
+        heard = [tally.timeouts for tally in self.tallies.values()]
+        self.proofs.forget_all_but(heard, (self.said.claimed, self.said.high))
 
     def _hold(self, digest: Digest, body: bytes) -> None:
         self.bodies.setdefault(digest, body)
         if self.said.high is not None and self.said.high.digest == digest:
-            self._remember(digest)  # durable with the next word
-
-    def _remember(self, digest: Digest) -> None:
-        """What I voted for may be certified without my knowing, and then nobody may propose anything else."""
-        if digest in self.bodies:
-            self.said.bodies[digest] = self.bodies[digest]
-        high = self.said.high.digest if self.said.high is not None else None
-        for old in [d for d in self.said.bodies if d != high][:-BODIES_KEPT]:
-            del self.said.bodies[old]
+            self.said.remember(digest, self.bodies)  # durable with the next word
 
     def _tally(self, view: int) -> Tally:
         return self.tallies.setdefault(view, Tally())
 
     def _in_reach(self, view: int) -> bool:
         """Votes of long finished views change nothing; votes of far future ones are not remembered."""
-        return self.view - 1 <= view <= self.view + ATTEMPTS_AHEAD * len(self.proposers) or view in self.tallies
+        ahead = ATTEMPTS_AHEAD * len(self.proposers)
+        return max(0, self.view - 1) <= view <= self.view + ahead or view in self.tallies
 
     def _voted(self, view: int, signed: Signed) -> Voted:
         return Voted(self.round, self._attempt(view), self.trace, signed)
@@ -524,13 +410,13 @@ class Agreement:
         return view // len(self.proposers)
 
     def _keep(self) -> Keep:
-        return Keep(f"said/{self.round}/agreement", msgspec.msgpack.encode(self.said))
+        return Keep(f"said/{self.round}/agreement", self.said.keep())
+
+    def _catch(self, first: Signed, second: Signed) -> list[Effect]:
+        if first.signer in self.caught:
+            return []
+        self.caught.add(first.signer)
+        return [self._report(Equivocation(peer=first.signer, first=first, second=second))]
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.round, trace=self.trace))
-
-
-def _highest(timeouts: list[Timeout]) -> Timeout | None:
-    """The timeout whose certificate binds the next proposer; None if nobody among them holds one."""
-    best = max(timeouts, key=lambda t: t.high_view)
-    return best if best.high_view >= 0 else None

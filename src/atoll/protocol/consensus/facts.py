@@ -1,0 +1,62 @@
+"""What the agreement of one round tells the round: what to judge, when to propose, what is final, who lied.
+
+The vocabulary of the narrow door between `agreement.py` and whoever runs it; values only.
+"""
+
+from __future__ import annotations
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Fact
+from atoll.wire.messages.statements import Certificate, Signed
+
+
+class Judge(Fact, frozen=True, kw_only=True):
+    """A proposal that may be voted for, if its content is right: call `approve(digest)` when it is."""
+
+    phase = "agree"
+    view: int
+    digest: Digest
+    body: bytes
+
+
+class Free(Fact, frozen=True, kw_only=True):
+    """I am the proposer of this view and may propose any body."""
+
+    phase = "agree"
+    view: int
+
+
+class Bound(Fact, frozen=True, kw_only=True):
+    """I am the proposer of this view and must re-propose this body, once I hold its bytes."""
+
+    phase = "agree"
+    view: int
+    digest: Digest
+
+
+class Prepared(Fact, frozen=True, kw_only=True):
+    phase = "agree"
+    view: int
+    digest: Digest
+
+
+class Decided(Fact, frozen=True, kw_only=True):
+    """Final. `body` is None if the certificate came before the bytes did.
+
+    A host acts on it as on a Send: once the Keeps before it are durable.
+    """
+
+    phase = "agree"
+    view: int
+    digest: Digest
+    body: bytes | None
+    certificate: Certificate
+
+
+class Equivocation(Fact, frozen=True, kw_only=True):
+    """Two different statements by one signer for one slot: anyone can check both signatures."""
+
+    phase = "agree"
+    peer: PeerId
+    first: Signed
+    second: Signed

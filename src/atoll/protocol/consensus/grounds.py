@@ -1,0 +1,97 @@
+"""What lets a proposer speak in a view, and what binds it: timeouts of the view before, with their certificates.
+
+A quorum of `Timeout`s must be shown with every proposal after view 0, and its body must be the one of the highest
+prepare certificate among them. Two quorums share an honest voter, and a voter that helped to decide a body claims a
+certificate for it in every later timeout; so nothing else can be proposed any more. Promises: a claim is believed
+only with the certificate that proves it. Never holds more certificates than the live timeouts speak of, and two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId
+from atoll.wire.codec import vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.round import Propose
+from atoll.wire.messages.statements import Certificate, Signed, Timeout
+
+Heard = dict[PeerId, tuple[Timeout, Signed]]  # the first timeout of everybody in one view
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """A quorum of timeouts, and the certificate among them that binds the next proposer."""
+
+    timeouts: tuple[Signed, ...]
+    high: Certificate | None
+
+
+class Proofs:
+    """Prepare certificates of one round that were shown here and hold."""
+
+    def __init__(self, notary: Notary, round: int, vote_keys: dict[PeerId, bytes], quorum: int) -> None:
+        self.notary, self.round, self.vote_keys, self.quorum = notary, round, vote_keys, quorum
+        self.known: dict[tuple[int, Digest], Certificate] = {}
+
+    def add(self, certificate: Certificate) -> None:
+        self.known[certificate.view, certificate.digest] = certificate
+
+    def of(self, who: PeerId, timeout: Timeout, shown: Certificate | None) -> Certificate:
+        """The certificate that this timeout claims: the one I know, or the one shown if it holds; never another."""
+        claim = (timeout.high_view, timeout.high_digest)
+        known = self.known.get(claim)
+        if known is not None:
+            return known
+        fits = (
+            shown is not None
+            and shown.stage == "prepare"
+            and (shown.round, shown.view, shown.digest) == (self.round, *claim)
+            and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)
+        )
+        if shown is None or not fits:
+            raise PeerFault(who, "claims a certificate that it does not show")
+        return shown
+
+    def choose(self, heard: Heard) -> Grounds | None:
+        """None while fewer than a quorum have timed out. Every claim in `heard` was proven when it was heard."""
+        if len(heard) < self.quorum:
+            return None
+        chosen = [heard[p] for p in sorted(heard)[: self.quorum]]
+        best = highest(timeout for timeout, _ in chosen)
+        high = self.known[best.high_view, best.high_digest] if best is not None else None
+        return Grounds(tuple(signed for _, signed in chosen), high)
+
+    def check(self, who: PeerId, message: Propose, view: int) -> Certificate | None:
+        """Raise PeerFault unless the timeouts allow this proposal. Returns the certificate that binds it."""
+        if view == 0:
+            return None
+        timeouts: dict[PeerId, Timeout] = {}
+        for signed in message.timeouts[: len(self.vote_keys)]:
+            timeout = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))
+            if (timeout.round, timeout.view) != (self.round, view - 1):
+                raise PeerFault(who, "justified a proposal with timeouts of another view", signed.body)
+            timeouts.setdefault(signed.signer, timeout)
+        if len(timeouts) < self.quorum:
+            raise PeerFault(who, "proposed without a quorum of timeouts", message.statement.body)
+        best = highest(timeouts.values())
+        if best is None:
+            return None
+        proof = self.of(who, best, message.high)
+        if best.high_digest != vertex_id(message.body):
+            raise PeerFault(who, "did not re-propose the highest certified body", message.statement.body)
+        return proof
+
+    def forget_all_but(self, heard: Iterable[Heard], mine: Iterable[Certificate | None]) -> None:
+        """Keep what live timeouts claim and what I may claim myself; whoever claims another shows it again."""
+        live = {(t.high_view, t.high_digest) for view in heard for t, _ in view.values()}
+        live.update((c.view, c.digest) for c in mine if c is not None)
+        self.known = {claim: proof for claim, proof in self.known.items() if claim in live}
+
+
+def highest(timeouts: Iterable[Timeout]) -> Timeout | None:
+    """The timeout whose certificate binds the next proposer; None if nobody among them holds one."""
+    best = max(timeouts, key=lambda t: t.high_view)
+    return best if best.high_view >= 0 else None

@@ -1,0 +1,260 @@
+"""Mutants of the agreement: each lacks one rule of voting, locking or remembering, and a seed catches it.
+
+A mutant is a change of the source text, so that the code needs no seams for it; if a rule moves, its mutant says
+that it cannot find it any more. `seed` was found by `python tests/protocol/conformance/run.py --mutants`; the
+unchanged code passes it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from atoll.protocol.consensus import agreement, grounds, said
+from atoll.protocol.consensus.agreement import Agreement
+
+AGREEMENT, GROUNDS, SAID = agreement, grounds, said
+
+
+@dataclass(frozen=True)
+class Mutant:
+    lacks: str  # the rule, in words
+    module: ModuleType
+    text: str
+    instead: str
+    seed: int
+    voters: int = 4
+    liars: int = 1
+    rule: str = "two-thirds"
+    moves: int = 60
+
+    def __str__(self) -> str:
+        return self.lacks
+
+    def build(self) -> type[Agreement]:
+        """The machine without this rule."""
+        assert self.module.__file__ is not None
+        source = Path(self.module.__file__).read_text()
+        assert source.count(self.text) == 1, f"{self.lacks}: its text is not in {self.module.__name__} any more"
+        mutated = ModuleType(self.module.__name__)
+        mutated.__file__ = self.module.__file__
+        sys.modules[self.module.__name__] = mutated  # where the class under test looks for it
+        try:
+            exec(compile(source.replace(self.text, self.instead), self.module.__file__, "exec"), mutated.__dict__)
+            if self.module is AGREEMENT:
+                return mutated.Agreement
+            machine = ModuleType(AGREEMENT.__name__)
+            sys.modules[AGREEMENT.__name__] = machine
+            assert AGREEMENT.__file__ is not None
+            exec(compile(Path(AGREEMENT.__file__).read_text(), AGREEMENT.__file__, "exec"), machine.__dict__)
+            return machine.Agreement
+        finally:
+            sys.modules[self.module.__name__] = self.module
+            sys.modules[AGREEMENT.__name__] = AGREEMENT
+
+    def knobs(self) -> dict[str, Any]:
+        return {"voters": self.voters, "liars": self.liars, "rule": self.rule, "moves": self.moves}
+
+
+CRASH = {"voters": 3, "liars": 0, "rule": "majority"}
+
+MUTANTS = [
+    # voting
+    Mutant(
+        "who closed a view says nothing in it",
+        AGREEMENT,
+        "view == self.view and view > self.said.timed_out",
+        "True",
+        0,
+    ),
+    Mutant("one vote per slot", AGREEMENT, "or self.said.otherwise(stage, view, digest)", "", 14),
+    Mutant(
+        "votes are for what was judged",
+        AGREEMENT,
+        "        if digest in self.approved:\n",
+        "        if True:\n",
+        140,
+    ),
+    Mutant(
+        "only the proposer of the view proposes",
+        AGREEMENT,
+        "if signed.signer != self.proposer(view):",
+        "if False:",
+        8,
+    ),
+    Mutant(
+        "the body is the one proposed", AGREEMENT, "if vertex_id(message.body) != proposed.digest:", "if False:", 69
+    ),
+    Mutant("votes of another round count for nothing", AGREEMENT, "vote.round != self.round or not", "not", 10),
+    Mutant("a quorum is needed", AGREEMENT, "if len(same) < self.quorum:", "if len(same) < self.quorum - 1:", 0),
+    Mutant(
+        "two phases",
+        AGREEMENT,
+        'if vote.stage == "commit":\n            return self._decide',
+        "if True:\n            return self._decide",
+        0,
+    ),
+    Mutant(
+        "votes of both stages are counted apart",
+        AGREEMENT,
+        "if stage == vote.stage and digest == vote.digest",
+        "if digest == vote.digest",
+        0,
+    ),
+    # locking
+    Mutant(
+        "a timeout claims the highest certificate",
+        SAID,
+        "self.timed_out, self.claimed = view, self.high",
+        "self.timed_out, self.claimed = view, None",
+        0,
+    ),
+    Mutant("a new certificate raises the lock", SAID, "        self.high = certificate\n", "", 0),
+    Mutant(
+        "the lock never sinks",
+        SAID,
+        "if self.high is not None and self.high.view >= certificate.view:",
+        "if False:",
+        5,
+    ),
+    Mutant(
+        "a timeout raises the lock of who hears it",
+        AGREEMENT,
+        "effects += self._raise_high(self.proofs.of(sender, timeout, message.high))",
+        "self.proofs.add(self.proofs.of(sender, timeout, message.high))",
+        62,
+    ),
+    Mutant(
+        "the highest certificate binds", GROUNDS, "return best if best.high_view >= 0 else None", "return None", 1
+    ),
+    Mutant(
+        "the highest one, not any",
+        GROUNDS,
+        "best = max(timeouts, key=lambda t: t.high_view)",
+        "best = min(timeouts, key=lambda t: t.high_view)",
+        11,
+    ),
+    Mutant(
+        "a proposal is checked against what binds it",
+        GROUNDS,
+        "if best.high_digest != vertex_id(message.body):",
+        "if False:",
+        8,
+    ),
+    Mutant(
+        "a quorum of timeouts is shown",
+        GROUNDS,
+        "if len(timeouts) < self.quorum:",
+        "if len(timeouts) < self.quorum - 1:",
+        2,
+    ),
+    Mutant(
+        "of distinct voters",
+        GROUNDS,
+        "if len(timeouts) < self.quorum:",
+        "if len(message.timeouts) < self.quorum:",
+        21,
+    ),
+    Mutant(
+        "of the view before", GROUNDS, "if (timeout.round, timeout.view) != (self.round, view - 1):", "if False:", 2
+    ),
+    Mutant(
+        "the proposer waits for a quorum of timeouts",
+        GROUNDS,
+        "if len(heard) < self.quorum:",
+        "if len(heard) < self.quorum - 1:",
+        1,
+    ),
+    Mutant(
+        "a claim is proven", GROUNDS, "and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)", "", 2
+    ),
+    # remembering
+    Mutant(
+        "a vote is durable before it is said",
+        AGREEMENT,
+        "return [self._keep(), *sends, *self._count(vote, signed)]",
+        "return [*sends, self._keep(), *self._count(vote, signed)]",
+        14,
+    ),
+    Mutant(
+        "a vote is durable",
+        AGREEMENT,
+        "return [self._keep(), *sends, *self._count(vote, signed)]",
+        "return [*sends, *self._count(vote, signed)]",
+        165,
+    ),
+    Mutant(
+        "a proposal is durable before it is said",
+        AGREEMENT,
+        'return [self._keep(), *sends, *self._vote("prepare", view, digest)]',
+        'return [*sends, self._keep(), *self._vote("prepare", view, digest)]',
+        16,
+        **CRASH,
+    ),
+    Mutant(
+        "a restarted proposer says the same",
+        AGREEMENT,
+        "if view in self.said.proposed and self.said.proposed[view] != vertex_id(body):",
+        "if False:",
+        1,
+        **CRASH,
+    ),
+    Mutant(
+        "a timeout is durable before it is said",
+        AGREEMENT,
+        "return [self._keep(), *self._say_timeout(view),",
+        "return [*self._say_timeout(view), self._keep(),",
+        13,
+        **CRASH,
+    ),
+    Mutant(
+        "a repeated timeout claims what it claimed",
+        AGREEMENT,
+        "high = self.said.claimed",
+        "high = self.said.high",
+        5,
+        **CRASH,
+    ),
+    Mutant(
+        "the lock is durable",
+        SAID,
+        "msgspec.msgpack.encode(self)",
+        "msgspec.msgpack.encode(msgspec.structs.replace(self, high=None))",
+        5,
+        **CRASH,
+    ),
+    Mutant(
+        "what the last timeout claimed is durable",
+        SAID,
+        "msgspec.msgpack.encode(self)",
+        "msgspec.msgpack.encode(msgspec.structs.replace(self, claimed=None))",
+        9,
+        **CRASH,
+    ),
+    Mutant(
+        "bodies that may be certified are durable",
+        SAID,
+        "            self.bodies[digest] = bodies[digest]\n",
+        "            pass\n",
+        9,
+        **CRASH,
+    ),
+    # evidence
+    Mutant(
+        "what honest names say is signed by them",
+        AGREEMENT,
+        "vote = self.notary.open(signed, Vote, self.vote_keys.get(signed.signer))",
+        "from atoll.wire.codec import decode_statement; vote = decode_statement(signed.body, signed.signer)",
+        8,
+    ),
+    Mutant(
+        "evidence is two statements of one slot",
+        AGREEMENT,
+        "slot: tuple[Stage, PeerId] = (vote.stage, signed.signer)",
+        'slot: tuple[Stage, PeerId] = ("prepare", signed.signer)',
+        0,
+    ),
+]

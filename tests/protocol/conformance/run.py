@@ -1,0 +1,105 @@
+"""Run the conformance suite for as long as you like, or find the seeds of the mutants.
+
+python tests/protocol/conformance/run.py --minutes 10 [--engine agreement|raft|snow] [--seed 100000]
+python tests/protocol/conformance/run.py --mutants [--seeds 2000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from mutants import MUTANTS  # noqa: E402  (its folder is on the path only now)
+from test_raft import hostile, live  # noqa: E402
+from test_snow import BLUE, RED, Swarm  # noqa: E402
+from world import story  # noqa: E402
+
+SIZES = (  # voters, liars, rule
+    *((n, (n - 1) // 3, "two-thirds") for n in (4, 7, 16, 31)),
+    (4, 0, "two-thirds"),
+    (2, 0, "majority"),
+    (3, 0, "majority"),
+    (5, 0, "majority"),
+)
+
+
+def agreement(seed: int) -> None:
+    """Small swarms mostly: they are searched a hundred times faster, and every rule can be broken in them."""
+    weights = (40, 12, 2, 0.5, 8, 8, 20, 10)
+    (size,) = random.Random(seed).choices(SIZES, weights)
+    story(seed, *size, moves=60 if size[0] < 10 else 30)
+
+
+def raft(seed: int) -> None:
+    live(hostile(seed, (1, 2, 3, 3, 4, 5, 5, 7)[seed % 8]))
+
+
+def snow(seed: int) -> None:
+    """Loss, restarts, a partition that heals: all settle on one choice, and nobody changes its mind."""
+    draw = random.Random(seed)
+    swarm = Swarm(20, draw, loss=draw.choice([0.0, 0.1, 0.2]))
+    side = {p for p in swarm.names if draw.random() < 0.25}
+    swarm.cut = lambda a, b: (a in side) != (b in side)
+    swarm.offer_all(red=draw.choice([0.0, 0.2, 0.8, 1.0]))
+    for _ in range(8):
+        name = draw.choice(swarm.names)
+        swarm.start(name)
+        for choice in (RED, BLUE):
+            swarm.offer(name, choice)
+        swarm.run(draw.choice([0.05, 0.5]))
+    swarm.cut = lambda a, b: False
+    assert len(swarm.until_settled(300.0)) == 1, f"seed {seed}: {Counter(swarm.settled.values())}"
+    assert len(swarm.settled) == len(swarm.honest), f"seed {seed}: not all settled"
+
+
+ENGINES = {"agreement": agreement, "raft": raft, "snow": snow}
+
+
+def hunt(seeds: int) -> None:
+    """The first seed that catches each mutant; list it in mutants.py."""
+    for mutant in MUTANTS:
+        machine = mutant.build()
+        for seed in range(seeds):
+            try:
+                story(seed, machine=machine, **mutant.knobs())
+            except AssertionError as why:
+                print(f"{mutant.lacks:52} {seed:>5}  {str(why).partition(': ')[2]}", flush=True)
+                break
+        else:
+            print(f"{mutant.lacks:52}  none  of {seeds} seeds", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--engine", choices=sorted(ENGINES), action="append")
+    parser.add_argument("--seed", type=int, default=100_000, help="the first one; each engine counts up from it")
+    parser.add_argument("--mutants", action="store_true", help="search the seed that catches each mutant")
+    parser.add_argument("--seeds", type=int, default=2000, help="how many to try per mutant")
+    args = parser.parse_args()
+    if args.mutants:
+        hunt(args.seeds)
+        return 0
+    until, seed, failed = time.monotonic() + 60 * args.minutes, args.seed, 0
+    engines = args.engine or sorted(ENGINES)
+    while time.monotonic() < until:
+        for engine in engines:
+            try:
+                ENGINES[engine](seed)
+            except Exception as why:
+                failed += 1
+                print(f"{engine} --seed {seed}: {why!r}", flush=True)
+        seed += 1
+    print(f"{seed - args.seed} seeds of {', '.join(engines)}: {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

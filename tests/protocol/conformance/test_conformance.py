@@ -1,0 +1,151 @@
+"""The agreement, Raft and Snowball held to what they promise: many small worlds, twins, mutants that must die.
+
+`python tests/protocol/conformance/run.py --minutes 10` goes on for as long as you like; a failure names its seed.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import run
+from mutants import MUTANTS, Mutant
+from twins import play_twins, scenarios
+from world import World, story
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Send
+from atoll.keys.digest import digest
+from atoll.protocol.consensus.facts import Equivocation
+from atoll.wire.messages.round import Propose, TimedOut, Voted
+from atoll.wire.messages.statements import Proposed, Statement, Timeout, Vote
+
+THIRD = [(4, 150), (7, 40), (16, 5), (31, 1)]
+
+
+@pytest.mark.parametrize(("voters", "seeds"), THIRD)
+def test_a_third_of_liars_crashes_and_partitions_break_nothing_and_peace_brings_a_decision(voters: int, seeds: int):
+    """Silent, late, doubled, lying, forging and replaying voters; what must hold is listed in `watch.py`."""
+    for seed in range(seeds):
+        story(seed, voters, (voters - 1) // 3, moves=60 if voters < 10 else 30)
+
+
+@pytest.mark.parametrize("voters", [1, 2, 3, 5])
+def test_a_majority_that_only_crashes_agrees(voters: int):
+    for seed in range(120):
+        story(seed, voters, 0, "majority")
+
+
+def test_twins_split_in_every_half_of_two_views():
+    """A sample of all scenarios; `long` plays every one."""
+    for scenario in random.Random(1).sample(list(scenarios(2)), 1500):
+        play_twins(scenario)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_rule_that_is_deleted_is_missed(mutant: Mutant):
+    """The listed seed catches the mutant and passes the machine as it is."""
+    story(mutant.seed, **mutant.knobs())
+    with pytest.raises(AssertionError):
+        story(mutant.seed, machine=mutant.build(), **mutant.knobs())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", sorted(run.ENGINES))
+def test_many_seeds(engine: str):
+    for seed in range(1_000, 3_500):
+        run.ENGINES[engine](seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("voters", "seeds"), [(4, 2500), (7, 2500), (16, 300), (31, 40)])
+def test_many_seeds_with_a_third_of_liars(voters: int, seeds: int):
+    for seed in range(10_000, 10_000 + seeds):
+        story(seed, voters, (voters - 1) // 3, moves=60 if voters < 10 else 30)
+
+
+@pytest.mark.long
+def test_twins_split_in_every_way():
+    for scenario in scenarios(2):
+        play_twins(scenario)
+
+
+# ---- short stories -------------------------------------------------------------------------------------------
+
+
+def quiet(voters: int = 4) -> World:
+    """Everybody has begun and nothing has been delivered; the test hands out the messages."""
+    world = World(3, voters, crashes=False)
+    world.queue.clear()
+    world.loss = world.doubled = 0.0
+    return world
+
+
+@pytest.mark.parametrize("kind", ["propose", "vote", "timeout"])
+def test_two_words_for_one_slot_become_evidence_once(kind: str):
+    """p01 says two things; its third one is not reported again, and the first goes on to count."""
+    world = quiet()
+    host, liar = world.hosts[PeerId("p03")], world.hosts[PeerId("p00")]
+    assert host.machine is not None and host.machine.proposer(0) == liar.name
+
+    def says(word: bytes) -> list[Equivocation]:
+        said: Statement
+        if kind == "propose":
+            said = Proposed(7, 0, digest(word))
+            message = Propose(7, 0, "", liar.notary.sign(said), word, (), None)
+        elif kind == "vote":
+            message = Voted(7, 0, "", liar.notary.sign(Vote(7, 0, "prepare", digest(word))))
+        else:
+            message = TimedOut(7, 0, "", liar.notary.sign(Timeout(7, 0, -1, digest(word))), None)
+        assert host.machine is not None
+        effects = host.machine.receive(liar.name, message)
+        return [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, Equivocation)]
+
+    assert not says(b"one") and not says(b"one")
+    (fact,) = says(b"two")
+    assert fact.peer == liar.name and fact.first != fact.second
+    assert not says(b"three")
+
+
+def test_more_than_may_lie_close_a_view_for_everybody():
+    """n = 7: two may lie, so two timeouts move nobody, the third moves all."""
+    world = quiet(7)
+    host = world.hosts[world.names[6]]
+    assert host.machine is not None
+    for index, peer in enumerate(world.names[:3]):
+        signed = world.hosts[peer].notary.sign(Timeout(7, 0, -1, bytes(32)))  # type: ignore[arg-type]
+        effects = host.machine.receive(peer, TimedOut(7, 0, "", signed, None))
+        assert host.machine.view == (1 if index == 2 else 0)
+    assert any(isinstance(e, Send) and isinstance(e.message, TimedOut) for e in effects)
+
+
+def test_a_restarted_proposer_repeats_its_proposal():
+    """It kept the body with its vote: the view does not pass in silence, and the statement is the same."""
+    world = quiet()
+    world.draw.random = lambda: 0.0  # type: ignore[method-assign]
+    name = world.names[0]
+    host = world.hosts[name]
+    if host.free is not None and 0 not in host.machine.said.proposed:  # type: ignore[union-attr]
+        world._propose(host, 0)
+    first = dict(world.watch.slots)
+    sends: list[bytes] = []
+    world.send = lambda sender, to, message: sends.append(message.statement.body)  # type: ignore[method-assign]
+    world.crash(name)
+    world.start(name)
+    assert first[name, "propose", 0] in sends
+
+
+def test_a_long_pause_leaves_nothing_behind():
+    """Ten thousand views pass by the clock at a voter and at one without a vote: memory stays where it was."""
+    world = quiet()
+    for name in world.names[:2]:
+        machine = world.hosts[name].machine
+        assert machine is not None
+        machine.votes = machine.votes and name == world.names[0]
+        for view in range(10_000):
+            machine.close_view(view)
+        assert len(machine.tallies) <= 4 and len(machine.bodies) <= 5 and len(machine.asked) <= 5

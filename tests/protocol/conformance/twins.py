@@ -1,0 +1,129 @@
+"""Twins: every way to split four voters, one of which runs twice with one key, in every one of the first views.
+
+A twin is an honest machine run twice: it equivocates, forgets and votes twice without anybody having to invent how
+(Bano et al. 2020, arXiv 2004.10617). A scenario is the twin and, for both halves of each view (until the prepare
+votes, and the commit votes), which of the five machines hear each other; all of them are enumerated. After these
+views everybody hears everybody, and somebody must decide.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from watch import Watch
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Effect, Report, Send
+from atoll.protocol.consensus.agreement import Agreement
+from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
+from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.round import Voted
+
+NAMES = tuple(PeerId(f"p{i}") for i in range(4))
+QUORUM = 3
+Copy = tuple[PeerId, int]
+Scenario = tuple[int, tuple[int, ...]]  # the twin; for each half of each view, who is on which side, as bits
+
+
+def scenarios(views: int) -> Iterator[Scenario]:
+    """All splits of five machines in two sides or none, in all halves of all views: 4 x 256^views."""
+    for twin in range(4):
+        for sides in product(range(16), repeat=2 * views):
+            yield twin, sides
+
+
+class Twins:
+    def __init__(self, scenario: Scenario, machine: type[Agreement] = Agreement) -> None:
+        twin, self.sides = scenario
+        self.twin = NAMES[twin]
+        honest = frozenset(NAMES) - {self.twin}
+        keys = {p: VirtualSigner(p).vote_key for p in NAMES}
+        run = Digest(bytes(32))
+        self.watch = Watch(QUORUM, keys, honest, Notary(run, VirtualSigner("x"), VirtualVerifier()))
+        self.copies: list[Copy] = [*((p, 0) for p in NAMES), (self.twin, 1)]
+        self.machines: dict[Copy, Agreement] = {}
+        self.flying: deque[tuple[Copy, Send]] = deque()
+        self.split: tuple[int, ...] = (0, 0)
+        for copy in self.copies:
+            notary = Notary(run, VirtualSigner(copy[0]), VirtualVerifier())
+            notary = self.watch.spied(notary) if copy[0] in honest else notary
+            self.machines[copy] = machine(notary, 0, "", dict(keys), QUORUM, NAMES)
+
+    def play(self) -> None:
+        views = len(self.sides) // 2
+        for copy in self.copies:
+            self._apply(copy, self.machines[copy].begin())
+        for view in range(views + 4):
+            self.split = self.sides[2 * view : 2 * view + 2] or (0, 0)
+            if view >= views:
+                for copy in self.copies:
+                    self._apply(copy, self.machines[copy].remind())
+            self._deliver()
+            if view >= views and self.watch.final is not None:
+                return  # whoever decided shows it to the others: that is the peer's business
+            for copy in self.copies:
+                self._apply(copy, self.machines[copy].close_view(view))
+        raise AssertionError("nobody decided within four views of peace")
+
+    def _hears(self, copy: Copy, sender: Copy, message: Any) -> bool:
+        late = isinstance(message, Voted) and b"commit" in message.statement.body
+        a, b = ((self.split[late] << 1) >> self.copies.index(c) & 1 for c in (sender, copy))
+        return a == b
+
+    def _deliver(self) -> None:
+        while self.flying:
+            sender, send = self.flying.popleft()
+            for copy in self.copies:
+                if copy[0] == send.to and self._hears(copy, sender, send.message):
+                    try:
+                        effects = self.machines[copy].receive(sender[0], send.message)  # type: ignore[arg-type]
+                    except PeerFault as fault:
+                        assert fault.who not in self.watch.honest, f"{copy} blames honest {fault}"
+                        continue
+                    self._apply(copy, effects)
+
+    def _apply(self, copy: Copy, effects: list[Effect]) -> None:
+        machine, name = self.machines[copy], copy[0]
+        for effect in effects:
+            match effect:
+                case Send():
+                    self.watch.shown(effect.message)
+                    if name != self.twin:
+                        self.watch.said(name, effect.message)
+                    self.flying.append((copy, effect))
+                case Report(fact):
+                    self._hear_fact(copy, name, machine, fact)
+                case _:
+                    pass
+
+    def _hear_fact(self, copy: Copy, name: PeerId, machine: Agreement, fact: Any) -> None:
+        match fact:
+            case Judge(digest=digest):
+                self._apply(copy, machine.approve(digest))
+            case Free(view=view):
+                body = f"right: by {name} {copy[1]} in {view}".encode()
+                self.watch.bodies.add(body)
+                self._apply(copy, machine.propose(view, body))
+            case Bound(view=view):
+                self._apply(copy, machine.repropose(view))
+            case Decided(certificate=certificate) if name != self.twin:
+                self.watch.decided(name, certificate)
+            case Equivocation(peer=peer) if name != self.twin:
+                assert peer == self.twin, f"honest {peer} was caught saying two things"
+                self.watch.evidence(fact)
+            case _:
+                pass
+
+
+def play_twins(scenario: Scenario, machine: type[Agreement] = Agreement) -> Twins:
+    world = Twins(scenario, machine)
+    try:
+        world.play()
+    except AssertionError as why:
+        raise AssertionError(f"twins {scenario}: {why}") from why
+    return world

@@ -1,0 +1,142 @@
+"""What must hold in every world, checked from outside the machines: by what left them and by what they reported.
+
+agreement      no two bodies are decided for one round
+validity       what is decided was put forward and is right
+integrity      a decision shows a quorum of distinct voters, and honest ones among them did say so
+no double vote an honest voter never says two things for one slot, across restarts too; nothing in views it closed
+grounds        whoever votes after view 0 was shown a quorum of timeouts that allows this body
+lock           whoever voted to commit a body in a view claims a certificate at least as high in later timeouts
+evidence       names liars only, and both signatures hold
+bounded        what a machine remembers does not grow with the noise
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.base.ids import Digest, PeerId
+from atoll.keys.digest import digest
+from atoll.protocol.consensus.agreement import ATTEMPTS_AHEAD, Agreement
+from atoll.protocol.consensus.facts import Equivocation
+from atoll.wire.codec import decode_statement, encode
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.round import Propose, TimedOut, Voted
+from atoll.wire.messages.statements import Certificate, Proposed, Signed, Statement, Timeout, Vote
+
+
+def slot_of(statement: Statement) -> tuple[str, int]:
+    match statement:
+        case Vote(view=view, stage=stage):
+            return stage, view
+        case Proposed(view=view):
+            return "propose", view
+        case Timeout(view=view):
+            return "timeout", view
+        case _:
+            raise AssertionError(statement)
+
+
+class Watch:
+    def __init__(self, quorum: int, keys: dict[PeerId, bytes], honest: frozenset[PeerId], reader: Notary) -> None:
+        self.quorum, self.keys, self.honest, self.reader = quorum, keys, honest, reader
+        self.bodies: set[bytes] = set()  # right ones that were put forward
+        self.slots: dict[tuple[PeerId, str, int], bytes] = {}
+        self.closed: dict[PeerId, int] = {}
+        self.locked: dict[PeerId, int] = {}
+        self.signed: set[tuple[PeerId, bytes]] = set()
+        self.justified: set[tuple[int, Digest]] = set()  # (view, body) that timeouts of the view before allow
+        self.seen: dict[int, Any] = {}
+        self.final: Certificate | None = None
+        self.caught: set[PeerId] = set()
+
+    def spied(self, notary: Notary) -> Notary:
+        sign = notary.sign
+
+        def remembered(statement: Statement) -> Signed:
+            signed = sign(statement)
+            self.signed.add((signed.signer, signed.body))
+            return signed
+
+        notary.sign = remembered  # type: ignore[method-assign]
+        return notary
+
+    def shown(self, message: Any) -> None:
+        """Something leaves anybody. A body may be voted for if a quorum closed the view before and binds so."""
+        if not isinstance(message, Propose) or id(message) in self.seen:
+            return
+        self.seen[id(message)] = message
+        proposed = decode_statement(message.statement.body, message.statement.signer)
+        assert isinstance(proposed, Proposed)
+        claims: dict[PeerId, Timeout] = {}
+        for signed in message.timeouts:
+            timeout = decode_statement(signed.body, signed.signer)
+            assert isinstance(timeout, Timeout)
+            if timeout.view == proposed.view - 1 and self._holds(signed.signer, signed.body, signed.signature):
+                claims.setdefault(signed.signer, timeout)
+        top = max((t.high_view for t in claims.values()), default=-1)
+        binding = {t.high_digest for t in claims.values() if t.high_view == top}
+        if len(claims) >= self.quorum and (top < 0 or proposed.digest in binding):
+            self.justified.add((proposed.view, proposed.digest))
+
+    def said(self, who: PeerId, message: Any) -> None:
+        """Something left an honest voter."""
+        if not isinstance(message, (Propose, Voted, TimedOut)):
+            return
+        signed = message.statement
+        if signed.signer != who:
+            return
+        statement = decode_statement(signed.body, who)
+        kind, view = slot_of(statement)
+        first = self.slots.get((who, kind, view))
+        if first is not None:
+            assert first == signed.body, f"{who} said two things as {kind} of view {view}"
+            return
+        self.slots[who, kind, view] = signed.body
+        if isinstance(statement, Timeout):
+            lock = self.locked.get(who, -1)
+            if lock <= view:
+                assert statement.high_view >= lock, f"{who} closed view {view} silent about its lock in {lock}"
+            self.closed[who] = max(view, self.closed.get(who, -1))
+            return
+        assert view > self.closed.get(who, -1), f"{who} spoke as {kind} in view {view} after it had closed it"
+        if isinstance(statement, Vote) and statement.stage == "prepare" and view > 0:
+            assert (view, statement.digest) in self.justified, f"{who} voted in view {view} without grounds"
+        if isinstance(statement, Vote) and statement.stage == "commit":
+            self.locked[who] = max(view, self.locked.get(who, -1))
+
+    def decided(self, who: PeerId, certificate: Certificate) -> None:
+        if self.final is not None:
+            assert certificate.digest == self.final.digest, "two bodies are decided"
+            return
+        assert self.is_final(certificate), f"{who} decided without a quorum"
+        assert certificate.digest in {digest(b) for b in self.bodies}, f"{who} decided what is not right"
+        vote = encode(Vote(certificate.round, certificate.view, certificate.stage, certificate.digest))
+        for peer, _ in certificate.votes:
+            assert peer not in self.honest or (peer, vote) in self.signed, f"{peer} never voted so"
+        self.final = certificate
+
+    def is_final(self, certificate: Certificate) -> bool:
+        """Judged by counting, not by the code under test."""
+        vote = encode(Vote(certificate.round, certificate.view, "commit", certificate.digest))
+        good = {
+            peer
+            for peer, signature in certificate.votes
+            if peer in self.keys and self._holds(peer, vote, signature)
+        }
+        return certificate.stage == "commit" and len(good) >= self.quorum
+
+    def evidence(self, fact: Equivocation) -> None:
+        first, second = (decode_statement(s.body, s.signer) for s in (fact.first, fact.second))
+        assert fact.first.signer == fact.second.signer == fact.peer and first != second
+        assert slot_of(first) == slot_of(second)
+        assert all(self._holds(s.signer, s.body, s.signature) for s in (fact.first, fact.second))
+        self.caught.add(fact.peer)
+
+    def bounded(self, machine: Agreement) -> None:
+        n = len(machine.proposers)
+        assert len(machine.tallies) <= (ATTEMPTS_AHEAD + 2) * n + 2, "tallies pile up"
+        assert len(machine.proofs.known) <= 2 + n * len(machine.tallies), "proofs pile up"
+        assert len(machine.said.bodies) <= 5 and len(machine.asked) <= len(machine.tallies) + 6, "bodies pile up"
+
+    def _holds(self, peer: PeerId, body: bytes, signature: bytes) -> bool:
+        return self.reader.verifier.holds(self.keys[peer], self.reader._signed_bytes(body), signature)
