@@ -32,7 +32,7 @@ class Notary:
 
     def sign(self, statement: Statement) -> Signed:
         body = encode(statement)
-        return Signed(self.me, body, self.signer.sign(self._signed_bytes(body)))
+        return Signed(self.me, body, self.signer.sign(signed_bytes(self.run, body)))
 
     def open(self, signed: Signed, kind: type[S], vote_key: bytes | None) -> S:
         """The statement inside, once its signature holds.
@@ -48,7 +48,7 @@ class Notary:
             raise PeerFault(nobody, f"a {type(statement).__name__} where a {kind.__name__} belongs")
         if vote_key is None:
             raise PeerFault(nobody, f"a {kind.__name__} by {signed.signer}, who has no vote key here")
-        if not self.verifier.holds(vote_key, self._signed_bytes(signed.body), signed.signature):
+        if not self.verifier.holds(vote_key, signed_bytes(self.run, signed.body), signed.signature):
             raise PeerFault(nobody, f"a {kind.__name__} that {signed.signer} did not sign", signed.body)
         self._opened[signed, vote_key] = statement
         if len(self._opened) > OPENED_MAX:
@@ -61,8 +61,10 @@ class Notary:
         if len(voters) != len(certificate.votes) or len(voters) < quorum or not voters <= vote_keys.keys():
             return False
         vote = Vote(certificate.round, certificate.view, certificate.stage, certificate.digest)
-        data = self._signed_bytes(encode(vote))
+        data = signed_bytes(self.run, encode(vote))
         return all(self.verifier.holds(vote_keys[peer], data, sig) for peer, sig in certificate.votes)
 
-    def _signed_bytes(self, body: bytes) -> bytes:
-        return DOMAIN + self.run + body
+
+def signed_bytes(run: Digest, body: bytes) -> bytes:
+    """What a signature covers: a statement means one thing in one run."""
+    return DOMAIN + run + body

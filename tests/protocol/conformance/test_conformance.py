@@ -107,7 +107,7 @@ def test_two_words_for_one_slot_become_evidence_once(kind: str):
 
     assert not says(b"one") and not says(b"one")
     (fact,) = says(b"two")
-    assert fact.peer == liar.name and fact.first != fact.second
+    assert fact.peer == liar.name and fact.evidence.first != fact.evidence.second
     assert not says(b"three")
 
 

@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import digest
 from atoll.protocol.consensus.agreement import ATTEMPTS_AHEAD, Agreement
 from atoll.protocol.consensus.facts import Equivocation
+from atoll.sim.signatures import VirtualSigner
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import Notary, signed_bytes
+from atoll.wire.evidence import why_not
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Statement, Timeout, Vote
 
@@ -126,10 +130,12 @@ class Watch:
         return certificate.stage == "commit" and len(good) >= self.quorum
 
     def evidence(self, fact: Equivocation) -> None:
-        first, second = (decode_statement(s.body, s.signer) for s in (fact.first, fact.second))
-        assert fact.first.signer == fact.second.signer == fact.peer and first != second
-        assert slot_of(first) == slot_of(second)
-        assert all(self._holds(s.signer, s.body, s.signature) for s in (fact.first, fact.second))
+        """It stands on its own: whoever holds the agreed key, and whoever holds the certificate, can check it."""
+        evidence, verifier = fact.evidence, self.reader.verifier
+        assert evidence.signer == fact.peer
+        assert why_not(evidence, verifier, self.keys[fact.peer]) is None, why_not(evidence, verifier)
+        alone = replace(evidence, certificate=VirtualSigner(fact.peer).certificate)
+        assert why_not(alone, verifier) is None and why_not(evidence, verifier) is not None
         self.caught.add(fact.peer)
 
     def bounded(self, machine: Agreement) -> None:
@@ -139,4 +145,4 @@ class Watch:
         assert len(machine.said.bodies) <= 5 and len(machine.asked) <= len(machine.tallies) + 6, "bodies pile up"
 
     def _holds(self, peer: PeerId, body: bytes, signature: bytes) -> bool:
-        return self.reader.verifier.holds(self.keys[peer], self.reader._signed_bytes(body), signature)
+        return self.reader.verifier.holds(self.keys[peer], signed_bytes(self.reader.run, body), signature)

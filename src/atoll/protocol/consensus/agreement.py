@@ -30,6 +30,7 @@ from atoll.protocol.consensus.grounds import Grounds, Proofs
 from atoll.protocol.consensus.said import Said
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
+from atoll.wire.evidence import contradiction
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
 
@@ -416,7 +417,8 @@ class Agreement:
         if first.signer in self.caught:
             return []
         self.caught.add(first.signer)
-        return [self._report(Equivocation(peer=first.signer, first=first, second=second))]
+        evidence = contradiction(self.notary.run, self.vote_keys[first.signer], first, second)
+        return [self._report(Equivocation(peer=first.signer, evidence=evidence))]
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.round, trace=self.trace))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
-from atoll.wire.messages.statements import Certificate, Signed
+from atoll.wire.evidence import Evidence
+from atoll.wire.messages.statements import Certificate
 
 
 class Judge(Fact, frozen=True, kw_only=True):
@@ -54,9 +55,8 @@ class Decided(Fact, frozen=True, kw_only=True):
 
 
 class Equivocation(Fact, frozen=True, kw_only=True):
-    """Two different statements by one signer for one slot: anyone can check both signatures."""
+    """Two different statements by one signer for one slot: anyone can check the evidence (`wire/evidence.py`)."""
 
     phase = "agree"
     peer: PeerId
-    first: Signed
-    second: Signed
+    evidence: Evidence

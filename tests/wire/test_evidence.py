@@ -1,0 +1,96 @@
+"""Evidence holds for whoever said two things, and for nobody else."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.sim.signatures import RealKeys, VirtualSigner, VirtualVerifier
+from atoll.wire.envelope import Notary
+from atoll.wire.evidence import Evidence, contradiction, slot_of, why_not
+from atoll.wire.messages.statements import Answered, Commit, Leave, Proposed, Statement, Timeout, Vote
+
+RUN, A, B = Digest(bytes(32)), Digest(b"a" * 32), Digest(b"b" * 32)
+SIGNER = VirtualSigner(PeerId("ada"))
+NOTARY = Notary(RUN, SIGNER, VirtualVerifier())
+
+few, digests = st.integers(0, 2), st.sampled_from([A, B])
+statements = st.one_of(
+    st.builds(Vote, few, few, st.sampled_from(["prepare", "commit"]), digests),
+    st.builds(Timeout, few, few, few, digests),
+    st.builds(Proposed, few, few, digests),
+    st.builds(Commit, few, few, digests, few, few, few, st.just(1.0), st.just(1.0), few),
+    st.builds(Answered, few, few, few, few, digests, few, st.just((PeerId("x"),))),
+    st.builds(Leave, few, st.sampled_from(["a", "b"])),
+)
+
+
+def of(one: Statement, other: Statement) -> Evidence:
+    return contradiction(RUN, SIGNER.vote_key, NOTARY.sign(one), NOTARY.sign(other), SIGNER.certificate)
+
+
+@given(statements, statements)
+def test_two_statements_are_evidence_if_and_only_if_they_differ_in_one_slot(one: Statement, other: Statement):
+    proves = why_not(of(one, other), VirtualVerifier()) is None
+    assert proves == (one != other and slot_of(one) is not None and slot_of(one) == slot_of(other))
+    assert of(one, other) == of(other, one)
+
+
+@given(st.data())
+def test_a_changed_bit_anywhere_proves_nothing_any_more(data: st.DataObject):
+    """Real keys; every byte of the run, the keys, the certificate, the statements and the signatures counts."""
+    raw = bytearray(msgspec.msgpack.encode(REAL))
+    at = data.draw(st.integers(0, 8 * len(raw) - 1))
+    raw[at // 8] ^= 1 << at % 8
+    try:
+        evidence = msgspec.msgpack.decode(bytes(raw), type=Evidence)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    assert evidence == REAL or why_not(evidence, KEYS.verifier) is not None
+
+
+KEYS = RealKeys(5)
+_notary = Notary(RUN, KEYS.signer(0, RUN), KEYS.verifier)
+REAL = contradiction(
+    RUN,
+    KEYS.vote_key(0),
+    _notary.sign(Vote(3, 1, "commit", A)),
+    _notary.sign(Vote(3, 1, "commit", B)),
+    KEYS.signer(0, RUN).certificate,
+)
+
+
+def test_it_needs_nothing_but_itself_or_the_agreed_key():
+    assert why_not(REAL, KEYS.verifier) is None
+    bare = replace(REAL, certificate=b"")
+    assert "nothing says" in (why_not(bare, KEYS.verifier) or "")
+    assert why_not(bare, KEYS.verifier, KEYS.vote_key(0)) is None
+    assert "not the agreed key" in (why_not(REAL, KEYS.verifier, KEYS.vote_key(1)) or "")
+
+
+def test_words_of_another_run_another_peer_or_another_session_frame_nobody():
+    """A peer whose folder is lost comes back with another session key: what it says then contradicts nothing."""
+    vote, other = Vote(3, 1, "commit", A), Vote(3, 1, "commit", B)
+    elsewhere = Notary(Digest(b"r" * 32), SIGNER, VirtualVerifier()).sign(other)
+    mixed = contradiction(RUN, SIGNER.vote_key, NOTARY.sign(vote), elsewhere, SIGNER.certificate)
+    assert "did not sign" in (why_not(mixed, VirtualVerifier()) or "")
+    returned = VirtualSigner(PeerId("ada"), session=1)
+    later = Notary(RUN, returned, VirtualVerifier()).sign(other)
+    for key in (SIGNER, returned):
+        evidence = contradiction(RUN, key.vote_key, NOTARY.sign(vote), later, key.certificate)
+        assert "did not sign" in (why_not(evidence, VirtualVerifier()) or "")
+    bob = Notary(RUN, VirtualSigner(PeerId("bob")), VirtualVerifier()).sign(other)
+    two = contradiction(RUN, SIGNER.vote_key, NOTARY.sign(vote), bob, SIGNER.certificate)
+    assert "two signers" in (why_not(two, VirtualVerifier()) or "")
+
+
+def test_its_bytes_are_what_they_were():
+    evidence = of(Vote(3, 1, "commit", A), Vote(3, 1, "commit", B))
+    assert (
+        msgspec.msgpack.encode(evidence)
+        .hex()
+        .startswith("95c420" + "00" * 32 + "c405" + b"ada#0".hex() + "93a3616461")
+    )
