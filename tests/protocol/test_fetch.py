@@ -13,7 +13,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Ask, Done, Effect, Payload, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import Manifest, blob_id, digest
-from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed
+from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed, StallingSource
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, StoreChunk
 from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
 
@@ -127,6 +127,41 @@ def test_a_source_that_falls_silent_costs_seconds_and_not_the_blob(silent: PeerI
     library.run()
     assert library.told(Fetched) and library.now <= 30.0
     assert silent not in library.told(Fetched)[0].sources
+
+
+@pytest.mark.parametrize("silent", NAMES)
+def test_a_stalling_source_is_named_then_left_and_costs_a_second(silent: PeerId):
+    """The others answered at once, so it is late soon: what it owes is asked of somebody else too."""
+    library = Library(dict.fromkeys(NAMES, "good"))
+    answer = library.answer
+
+    def answers(send: Send) -> None:
+        if not (isinstance(send.message, WantChunk) and send.to == silent):
+            library.now += 0.001
+            answer(send)
+
+    library.answer = answers  # type: ignore[method-assign]
+    library.run()
+    assert library.told(Fetched) and library.now < 1.0
+    assert {f.peer for f in library.told(StallingSource)} == {silent}
+
+
+def test_a_late_answer_still_counts_and_brings_its_source_back():
+    """Both are slow once; what the late one sends is taken, though the chunk was asked of the other too."""
+    fetch = Fetch(BLOB, NAMES[:2])
+    fetch.handle(Start({}), 0.0)
+    fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0)
+    fetch.handle(Done(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(1, CHUNKS)))), 0.0)
+    ((index, asked),) = fetch.waiting.items()
+    (slow,) = asked
+    (other,) = {*NAMES[:2]} - {slow}
+    sends = [e.to for e in fetch.handle(TimerFired(f"fetch/{BLOB.hex()}/stall"), 6.0) if isinstance(e, Send)]
+    assert sends == [other]
+    payload = Payload(PIECES[index], BLOB_CHUNK, b"")
+    effects = fetch.handle(Received(slow, Chunk(BLOB, index), payload), 6.1)
+    assert any(isinstance(e, Ask) and isinstance(e.work, StoreChunk) for e in effects)
+    assert fetch.sources[slow].stalls == 0
+    assert not fetch.handle(Received(other, Chunk(BLOB, index), payload), 6.2), "stored twice"
 
 
 def test_if_nobody_holds_it_that_is_said():

@@ -3,6 +3,7 @@
     peer.key  session.key     secrets, mode 0600
     kept.sqlite               named values; committed with fsync before `keep` returns
     blobs/<hex>               finished blobs; <hex>.part while they are being fetched
+    blobs/<hex>.manifest      their chunk digests; proves itself by its name, made again if lost
     private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
     facts.jsonl               the record of the run for people and plots
 
@@ -32,6 +33,7 @@ from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, ReadCh
 
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
+_MANIFEST = msgspec.msgpack.Decoder(Manifest)
 TAIL_BYTES = 4 * 2**20  # of the record read at start: about a thousand rounds
 
 
@@ -107,6 +109,7 @@ class Store:
         elif not path.exists():
             path.write_bytes(data)
         self._remember(name, manifest)
+        self._write_manifest(name, manifest)
         return name
 
     def has_blob(self, name: Digest) -> bool:
@@ -127,23 +130,31 @@ class Store:
         return self._path(name)
 
     def manifest(self, name: Digest) -> Manifest | None:
-        held = self._manifests.get(name)
+        """Of a finished blob. Kept beside it: whoever asks for one should not wait until all of it was read."""
+        if not self.has_blob(name):
+            return None
+        held = self._manifests.get(name) or self._read_manifest(name)
         if held is None:
             data = self.read_blob(name)
             if data is None:
                 return None
             held = manifest_of(data)
-            self._remember(name, held)
+            self._write_manifest(name, held)
+        self._remember(name, held)
         return held
 
     def read_chunk(self, name: Digest, index: int) -> Payload | None:
-        path = self._path(name)
-        if not path.exists() or index < 0:
+        """None if it is not here, or is not what its name says any more: then the file is set aside."""
+        path, manifest = self._path(name), self.manifest(name)
+        if manifest is None or not 0 <= index < len(manifest.chunks):
             return None
         with path.open("rb") as file:
             file.seek(index * BLOB_CHUNK)
             data = file.read(BLOB_CHUNK)
-        return Payload(digest(data), len(data), data) if data else None
+        if digest(data) != manifest.chunks[index]:
+            path.rename(path.with_suffix(".damaged"))  # our disk lied: nobody shall take us for a liar
+            return None
+        return Payload(manifest.chunks[index], len(data), data)
 
     def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
         """Make room for a blob that is being fetched; the chunks that are here already, each one verified."""
@@ -170,6 +181,8 @@ class Store:
     def finish_blob(self, name: Digest) -> None:
         """Every chunk was verified: the blob gets its final name, durably."""
         part, path = self._part(name), self._path(name)
+        if name in self._manifests:
+            self._write_manifest(name, self._manifests[name])
         if path.exists():
             part.unlink(missing_ok=True)
             return
@@ -183,6 +196,7 @@ class Store:
         for path in (self.folder / "blobs").iterdir():
             if path.suffix == "" and Digest(bytes.fromhex(path.name)) not in keep:
                 path.unlink(missing_ok=True)
+                path.with_suffix(".manifest").unlink(missing_ok=True)
 
     # ---- private state and secrets -------------------------------------------------------------------------
 
@@ -211,6 +225,17 @@ class Store:
 
     def _part(self, name: Digest) -> Path:
         return self.folder / "blobs" / f"{name.hex()}.part"
+
+    def _read_manifest(self, name: Digest) -> Manifest | None:
+        try:
+            manifest = _MANIFEST.decode(self._path(name).with_suffix(".manifest").read_bytes())
+            manifest.check()
+        except (FileNotFoundError, msgspec.DecodeError, ValueError):
+            return None
+        return manifest if blob_id(manifest) == name else None
+
+    def _write_manifest(self, name: Digest, manifest: Manifest) -> None:
+        self._path(name).with_suffix(".manifest").write_bytes(msgspec.msgpack.encode(manifest))
 
     def _remember(self, name: Digest, manifest: Manifest) -> None:
         self._manifests[name] = manifest

@@ -1,14 +1,19 @@
 """Fetch one blob by its name, in verified chunks, from several peers at once; serve chunks to others.
 
 Each chunk is checked alone against the manifest, and the manifest against the blob's name, so a source can waste
-one request and never more. A source that stalls loses its request after `STALL_S` to another one; a source that
-sends wrong bytes is not asked again. Chunks already on disk are not fetched twice. Never blocks training: reads
+one answer and never more. Every source has a window of requests that grows while it answers and falls to one when
+it is late; the fastest is asked first. A chunk that is late is asked of one more source, whichever answers first
+counts, so a stalling source holds nobody up: it is named, and left when it stalls again and again. A source of
+wrong bytes is named and not asked again. Chunks already on disk are not fetched twice, also after a crash. All
+sources hold the whole blob or nothing of it, so there is no rarest chunk to prefer. Never blocks training: reads
 and writes are jobs.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
@@ -31,8 +36,11 @@ from atoll.keys.digest import Manifest, blob_id
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, ReadChunk, ReadManifest, StoreChunk
 from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
 
-IN_FLIGHT_PER_SOURCE = 4  # requests; enough to hide a round trip of 100 ms at 40 MB/s per source
-STALL_S = 5.0  # a request not answered by then goes to somebody else
+WINDOW, WINDOW_MAX = 8, 32  # requests in flight at one source: 8 hide 100 ms at 80 MB/s, 32 at 320 MB/s
+PATIENCE = 4.0  # times the usual time to answer, after which a chunk is asked of one more source
+PATIENCE_S = (0.25, 5.0)  # never less, never more; the latter also while nobody has answered yet
+TICK_S = 0.25  # how often it is looked for what is late
+STALLS_MAX = 5  # late in a row, each time twice as long: this source is left, if there is another one
 SERVED_AT_ONCE = 64  # chunk reads in progress for others; more requests are dropped and asked again
 
 
@@ -59,18 +67,54 @@ class BadSource(Fact, frozen=True, kw_only=True):
     blob: Digest
 
 
+class StallingSource(Fact, frozen=True, kw_only=True):
+    """This peer promised the blob and does not answer; `left`: it is not asked any more."""
+
+    phase = "transfer"
+    peer: PeerId
+    blob: Digest
+    left: bool
+
+
+@dataclass
+class Source:
+    """What is known about one peer that may hold the blob."""
+
+    window: int = WINDOW
+    asked: dict[int, Seconds] = field(default_factory=dict[int, Seconds])  # chunk -> when, still in time
+    usual_s: Seconds = 0.0  # smoothed time to answer; 0: it has not yet
+    stalls: int = 0  # in a row
+
+    def answered(self, took_s: Seconds) -> None:
+        self.usual_s = took_s if self.usual_s == 0.0 else 0.8 * self.usual_s + 0.2 * took_s
+        self.stalls = 0
+        self.window = min(WINDOW_MAX, self.window + 1)
+
+    @property
+    def patience_s(self) -> Seconds:
+        least, most = PATIENCE_S
+        return (min(most, max(least, PATIENCE * self.usual_s)) if self.usual_s else most) * 2**self.stalls
+
+    @property
+    def wait_s(self) -> tuple[int, Seconds]:
+        """What one more request would wait, for those who stalled after those who did not."""
+        return self.stalls, (len(self.asked) + 1) / self.window * (self.usual_s or 0.001)
+
+
 class Fetch:
     """One blob on its way here."""
 
     def __init__(self, blob: Digest, sources: Sequence[PeerId]) -> None:
         self.blob = blob
-        self.sources = list(sources)
+        self.sources = {peer: Source() for peer in sources}
         self.bad: set[PeerId] = set()
+        self.left: set[PeerId] = set()  # for stalling; a new connection is a new beginning
         self.gave: set[PeerId] = set()
         self.manifest: Manifest | None = None
         self.opened = self.closing = self.over = False
-        self.todo: list[int] = []  # chunk indices nobody was asked for, or whose source stalled
-        self.asked: dict[int, tuple[PeerId, Seconds]] = {}  # index -> (source, when)
+        self.asked_at: Seconds = 0.0  # the manifest, last
+        self.todo: deque[int] = deque()  # chunks to be asked for; of late ones, once more
+        self.waiting: dict[int, dict[PeerId, Seconds]] = {}  # chunk -> whom it was asked of, and when
         self.storing: set[int] = set()
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
@@ -78,17 +122,17 @@ class Fetch:
             return []
         match event:
             case Start():
-                return [*self._ask_manifest(), SetTimer(self._name("stall"), now + STALL_S)]
+                return [*self._ask_manifest(now), self._tick(now)]
             case Received(sender, ManifestIs(blob=self.blob) as message):
                 return self._open(sender, message.manifest, now)
             case Received(sender, Chunk(blob=self.blob) as message):
                 return self._take(sender, message.index, event.payload, now)
             case TimerFired(name) if name == self._name("stall"):
-                return self._again(now)
+                return self._look_for_late_ones(now)
             case Done(job, result) if job == self._name("open"):
                 assert isinstance(result, BlobOpened) and self.manifest is not None
                 self.opened = True
-                self.todo = [i for i in range(len(self.manifest.chunks)) if i not in result.have]
+                self.todo = deque(i for i in range(len(self.manifest.chunks)) if i not in result.have)
                 return self._ask_chunks(now)
             case Done(job, _) if job.startswith(self._name("chunk/")):
                 self.storing.discard(int(job.rsplit("/", 1)[1]))
@@ -103,100 +147,151 @@ class Fetch:
 
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """A connection came up: what was asked over the old one may never be answered."""
-        if self.over or peer not in self.sources or peer in self.bad:
+        if peer in self.left:
+            self.left.discard(peer)
+            self.sources[peer] = Source()
+        source = self.sources.get(peer)
+        if self.over or source is None:
             return []
         if self.manifest is None:
             return [Send(peer, WantManifest(self.blob))]
-        for index, (source, _) in list(self.asked.items()):
-            if source == peer:
-                del self.asked[index]
-                self.todo.insert(0, index)
+        source.stalls, source.usual_s = 0, 0.0
+        source.asked.clear()
+        self._forget_requests(peer)
         return self._ask_chunks(now) if self.opened else []
 
     def offer(self, sources: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """More peers that hold the blob."""
-        fresh = [p for p in sources if p not in self.sources]
-        self.sources += fresh
+        fresh = [p for p in sources if p not in self.sources and p not in self.bad]
+        self.sources.update((p, Source()) for p in fresh)
         if self.manifest is None:
             return [Send(p, WantManifest(self.blob)) for p in fresh]
         return self._ask_chunks(now) if self.opened else []
 
-    def _ask_manifest(self) -> list[Effect]:
-        return [Send(p, WantManifest(self.blob)) for p in self.sources if p not in self.bad]
+    # ---- the manifest --------------------------------------------------------------------------------------
+
+    def _ask_manifest(self, now: Seconds) -> list[Effect]:
+        self.asked_at = now
+        return [Send(p, WantManifest(self.blob)) for p in self.sources]
 
     def _open(self, sender: PeerId, manifest: Manifest | None, now: Seconds) -> list[Effect]:
         if manifest is None:
-            if sender in self.sources:
-                self.sources.remove(sender)
-            return self._give_up_if_alone()
+            return self._leave(sender)
         try:
             manifest.check()
         except ValueError:
             return self._blame(sender)
         if blob_id(manifest) != self.blob:
             return self._blame(sender)
-        if sender not in self.sources:
-            self.sources.append(sender)
+        if sender not in self.bad:
+            self.sources.setdefault(sender, Source())
         if self.manifest is not None:
             return self._ask_chunks(now) if self.opened else []
         self.manifest = manifest
         return [Ask(self._name("open"), OpenBlob(self.blob, manifest))]
 
+    # ---- chunks --------------------------------------------------------------------------------------------
+
     def _take(self, sender: PeerId, index: int, payload: Payload | None, now: Seconds) -> list[Effect]:
-        request = self.asked.get(index)
-        if request is None or request[0] != sender or self.manifest is None:
-            return []  # late, or never asked for
-        del self.asked[index]
+        asked_at = self.waiting.get(index, {}).get(sender)
+        if asked_at is None or self.manifest is None:
+            return []  # never asked for, or somebody else was faster
         if payload is None:
-            self.todo.append(index)
-            if sender in self.sources:
-                self.sources.remove(sender)
-            return [*self._give_up_if_alone(), *self._ask_chunks(now)]
+            return [*self._leave(sender), *self._ask_chunks(now)]
         if payload.digest != self.manifest.chunks[index]:
-            self.todo.append(index)
             return [*self._blame(sender), *self._ask_chunks(now)]
+        for peer in self.waiting.pop(index):
+            if peer in self.sources:
+                self.sources[peer].asked.pop(index, None)
+        self.sources.setdefault(sender, Source()).answered(now - asked_at)
         self.gave.add(sender)
         self.storing.add(index)
         return [Ask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload)), *self._ask_chunks(now)]
 
     def _ask_chunks(self, now: Seconds) -> list[Effect]:
-        if self.opened and not self.todo and not self.asked and not self.storing and not self.closing:
+        if not (self.todo or self.waiting or self.storing or self.closing) and self.opened and not self.over:
             self.closing = True
             return [Ask(self._name("close"), CloseBlob(self.blob))]
-        load = {p: 0 for p in self.sources if p not in self.bad}
-        for source, _ in self.asked.values():
-            if source in load:
-                load[source] += 1
         effects: list[Effect] = []
-        while self.todo and load:
-            source = min(load, key=load.__getitem__)  # of the least busy, the one that stalled longest ago
-            if load[source] >= IN_FLIGHT_PER_SOURCE:
-                break
-            index = self.todo.pop(0)
-            load[source] += 1
-            self.asked[index] = (source, now)
-            effects.append(Send(source, WantChunk(self.blob, index)))
+        for _ in range(len(self.todo)):
+            index = self.todo.popleft()
+            asked = self.waiting.get(index, {})
+            if index in self.storing:
+                continue
+            free = {p: s for p, s in self.sources.items() if len(s.asked) < s.window and p not in asked}
+            if not free:
+                self.todo.append(index)
+                if not asked:
+                    break  # all are busy
+                continue
+            peer = min(free, key=lambda p: free[p].wait_s)
+            self.sources[peer].asked[index] = now
+            self.waiting.setdefault(index, {})[peer] = now
+            effects.append(Send(peer, WantChunk(self.blob, index)))
+            if self.sources[peer].stalls and len(self.sources) > 1:
+                self.todo.append(index)  # a probe: nobody relies on it
         return effects
 
-    def _again(self, now: Seconds) -> list[Effect]:
-        effects: list[Effect] = [SetTimer(self._name("stall"), now + STALL_S)]
+    def _look_for_late_ones(self, now: Seconds) -> list[Effect]:
+        effects: list[Effect] = [self._tick(now)]
         if self.manifest is None:
-            return [*self._ask_manifest(), *effects]
-        for index, (source, since) in list(self.asked.items()):
-            if now - since >= STALL_S:
-                del self.asked[index]
-                self.todo.append(index)
-                if len(self.sources) > 1 and source in self.sources:  # to the back: others are asked first
-                    self.sources.remove(source)
-                    self.sources.append(source)
+            late = now - self.asked_at >= PATIENCE_S[1]
+            return [*self._ask_manifest(now), *effects] if late else effects
+        usual = sorted(s.usual_s for s in self.sources.values() if s.usual_s)
+        for peer, source in list(self.sources.items()):
+            patience_s = source.patience_s
+            if not source.usual_s and usual:  # the others have answered long ago
+                others_s = max(PATIENCE_S[0], 2 * PATIENCE * usual[len(usual) // 2])
+                patience_s = min(patience_s, others_s * 2**source.stalls)
+            late = [index for index, at in source.asked.items() if now - at >= patience_s]
+            if late:
+                effects += self._stalled(peer, source, late)
         return [*effects, *self._ask_chunks(now)]
+
+    def _stalled(self, peer: PeerId, source: Source, late: list[int]) -> list[Effect]:
+        """It gets one request at a time from now on, and what it owes is asked of somebody else too."""
+        source.window, source.stalls = 1, source.stalls + 1
+        for index in late:
+            del source.asked[index]
+            self._settle(index)
+        left = source.stalls >= STALLS_MAX and len(self.sources) > 1
+        effects: list[Effect] = []
+        if source.stalls == 1 or left:
+            effects.append(Report(StallingSource(peer=peer, blob=self.blob, left=left)))
+        if left:
+            self.left.add(peer)
+            effects += self._leave(peer)
+        return effects
+
+    def _settle(self, index: int) -> None:
+        """If nobody owes this chunk in time, it is to be asked for again; late answers still count."""
+        asked = self.waiting.get(index)
+        if asked is None or any(index in self.sources[p].asked for p in asked if p in self.sources):
+            return
+        if self.sources.keys() <= asked.keys():
+            del self.waiting[index]  # everybody had its chance: begin anew
+        if index not in self.todo:
+            self.todo.appendleft(index)
+
+    # ---- leaving sources -----------------------------------------------------------------------------------
 
     def _blame(self, sender: PeerId) -> list[Effect]:
         self.bad.add(sender)
-        return [Report(BadSource(peer=sender, blob=self.blob)), *self._give_up_if_alone()]
+        return [Report(BadSource(peer=sender, blob=self.blob)), *self._leave(sender)]
+
+    def _leave(self, peer: PeerId) -> list[Effect]:
+        if self.sources.pop(peer, None) is None:
+            return []
+        self._forget_requests(peer)
+        return self._give_up_if_alone()
+
+    def _forget_requests(self, peer: PeerId) -> None:
+        for index in [index for index, asked in self.waiting.items() if peer in asked]:
+            del self.waiting[index][peer]
+            self._settle(index)
 
     def _give_up_if_alone(self) -> list[Effect]:
-        if any(p not in self.bad for p in self.sources):
+        if self.sources:
             return []
         self.over = True
         return [Report(FetchFailed(blob=self.blob, why="nobody who was asked holds it"))]
@@ -209,6 +304,9 @@ class Fetch:
             SetTimer(self._name("stall"), None),
             Report(Fetched(blob=self.blob, size_bytes=size, sources=sources)),
         ]
+
+    def _tick(self, now: Seconds) -> SetTimer:
+        return SetTimer(self._name("stall"), now + TICK_S)
 
     def _name(self, what: str) -> str:
         return f"fetch/{self.blob.hex()}/{what}"

@@ -1,0 +1,322 @@
+"""What a late joiner waits for: one checkpoint from four peers on loopback, each its own process, all encrypted.
+
+`transport` is the same four links carrying the same bytes, with nothing read, hashed or written; `fetch` is the
+joiner of `protocol/transfer`: manifest, verified chunks, durable file. `bad` has one source that changes a byte in
+every chunk and one that answers a few chunks and then falls silent. `resume` kills the joiner (SIGKILL) when half
+of the chunks are stored and starts it again. The four are interleaved, medians of several repeats.
+
+    python bench/join.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import BLOB_CHUNK, MIB
+from atoll.base.machine import (
+    Ask,
+    Done,
+    Effect,
+    Event,
+    Lane,
+    Payload,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+)
+from atoll.host.libp2p import Libp2pSecurity
+from atoll.host.links import Links
+from atoll.host.store import Store, stored
+from atoll.keys.digest import digest
+from atoll.keys.identity import Identity
+from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed, Serve, StallingSource
+from atoll.wire.codec import decode_message, encode
+from atoll.wire.messages.history import Chunk
+
+SIZE, QUICK_SIZE = 1024 * MIB, 96 * MIB
+REPEATS, QUICK_REPEATS = 3, 3
+SOURCES = 4
+STALLS_AFTER = 6  # chunks that the stalling source gives
+NETWORK = b"bench"
+PUSH = b"push"
+
+
+class Host:
+    """One process: links, a store, a thread for its work, and a machine."""
+
+    def __init__(self, folder: Path, machine: Any) -> None:
+        self.store, self.machine = Store(folder), machine
+        self.threads = ThreadPoolExecutor(1)
+        self.loop = asyncio.get_running_loop()
+        identity = Identity.generate()
+        self.links = Links(identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self.hear)
+        self.timers: dict[str, asyncio.TimerHandle] = {}
+
+    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+        parcel = Payload(digest(payload), len(payload), payload) if payload is not None else None
+        self.handle(Received(sender, decode_message(data, sender), parcel))
+
+    def handle(self, event: Event) -> None:
+        for effect in self.machine.handle(event, self.loop.time()):
+            self.do(effect)
+
+    def do(self, effect: Effect) -> None:
+        match effect:
+            case Send(to, message, lane, payload):
+                self.links.send(to, encode(message), lane, payload.data if payload is not None else None)
+            case Ask(job, work):
+                future = self.loop.run_in_executor(self.threads, stored, self.store, work)
+                future.add_done_callback(lambda done: self.handle(Done(job, done.result())))
+            case SetTimer(name, at):
+                if name in self.timers:
+                    self.timers.pop(name).cancel()
+                if at is not None:
+                    self.timers[name] = self.loop.call_at(at, self.handle, TimerFired(name))
+            case Report(fact):
+                self.on_fact(fact)
+            case _:
+                raise AssertionError(effect)
+
+    def on_fact(self, fact: Any) -> None:
+        pass
+
+
+# ---- sources -----------------------------------------------------------------------------------------------
+
+
+class Source(Host):
+    def __init__(self, folder: Path, habit: str) -> None:
+        super().__init__(folder, Serve())
+        self.habit, self.given = habit, 0
+
+    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+        if not data.startswith(PUSH):
+            super().hear(sender, data, payload)
+            return
+        block = memoryview(bytes(BLOB_CHUNK))
+        for _ in range(int(data[len(PUSH) :])):
+            self.links.send(sender, PUSH, Lane.BULK, block)
+
+    def do(self, effect: Effect) -> None:
+        match effect:
+            case Send(to, Chunk() as message, lane, Payload() as payload) if self.habit != "good":
+                self.given += 1
+                if self.habit == "stall" and self.given > STALLS_AFTER:
+                    return
+                if self.habit == "corrupt":
+                    wrong = bytearray(payload.data)
+                    wrong[len(wrong) // 2] ^= 1
+                    payload = Payload(digest(wrong), len(wrong), wrong)
+                super().do(Send(to, message, lane, payload))
+            case _:
+                super().do(effect)
+
+
+async def serve(folder: Path, habit: str) -> None:
+    source = Source(folder, habit)
+    print((await source.links.listen(["/ip4/127.0.0.1/tcp/0"]))[0], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await source.links.close()
+
+
+# ---- the joiner --------------------------------------------------------------------------------------------
+
+
+class Joiner(Host):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, None)
+        self.over = asyncio.Event()
+        self.received, self.expected = 0, 0
+        self.named: dict[str, set[str]] = {"bad": set(), "stalling": set()}
+        self.failed = ""
+
+    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+        if payload is not None:
+            self.received += 1
+        if data == PUSH:
+            if self.received >= self.expected:
+                self.over.set()
+            return
+        super().hear(sender, data, payload)
+        if payload is not None:
+            print(self.received, flush=True)
+
+    def on_fact(self, fact: Any) -> None:
+        match fact:
+            case BadSource(peer=peer):
+                self.named["bad"].add(peer)
+            case StallingSource(peer=peer):
+                self.named["stalling"].add(peer)
+            case FetchFailed(why=why):
+                self.failed = why
+                self.over.set()
+            case Fetched():
+                self.over.set()
+            case _:
+                pass
+
+
+async def join(folder: Path, blob: str, addresses: list[str], push: int) -> None:
+    joiner = Joiner(folder)
+    peers = [await joiner.links.dial(address) for address in addresses]
+    for peer in peers:  # bulk connections stand before the clock starts
+        joiner.links.send(peer, PUSH + b"1", Lane.CONTROL)
+    joiner.expected = len(peers)
+    await joiner.over.wait()
+    joiner.over.clear()
+    joiner.received, joiner.expected = 0, push
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    if push:
+        for peer in peers:
+            joiner.links.send(peer, PUSH + b"%d" % (push // len(peers)))
+    else:
+        joiner.machine = Fetch(Digest(bytes.fromhex(blob)), peers)
+        joiner.handle(Start({}))
+    await joiner.over.wait()
+    took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    named = {kind: [peers.index(PeerId(p)) for p in who] for kind, who in joiner.named.items()}
+    result = {"s": took_s, "cpu_s": cpu_s, "received": joiner.received, "failed": joiner.failed, **named}
+    print("result " + json.dumps(result), flush=True)
+    await joiner.links.close()
+
+
+# ---- the measurement ---------------------------------------------------------------------------------------
+
+
+class Bench:
+    def __init__(self, size: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="atoll-join-"))
+        self.chunks = size // BLOB_CHUNK
+        first = Store(self.folder / "source0")
+        self.blob = first.put_blob(os.urandom(size))
+        first.close()
+        for index in range(1, SOURCES):
+            to = self.folder / f"source{index}" / "blobs"
+            to.mkdir(parents=True)
+            for name in (self.blob.hex(), f"{self.blob.hex()}.manifest"):
+                os.link(self.folder / "source0" / "blobs" / name, to / name)
+
+    def sources(self, habits: list[str]) -> tuple[list[subprocess.Popen[str]], list[str]]:
+        started = [
+            self._start("--serve", str(self.folder / f"source{i}"), habit, stdin=subprocess.PIPE)
+            for i, habit in enumerate(habits)
+        ]
+        return started, [s.stdout.readline().strip() for s in started if s.stdout is not None]
+
+    def fetch(self, habits: list[str], push: bool = False, kill_at: float = 0.0) -> dict[str, Any]:
+        """One joiner in a new folder; killed and started again if `kill_at` is a share of the chunks."""
+        sources, addresses = self.sources(habits)
+        folder = self.folder / "joiner"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            before = self._join(folder, addresses, push, kill_at)["received"] if kill_at else 0
+            return {**self._join(folder, addresses, push, 0.0), "received_before": before}
+        finally:
+            for source in sources:
+                source.kill()
+                source.wait()
+
+    def _join(self, folder: Path, addresses: list[str], push: bool, kill_at: float) -> dict[str, Any]:
+        chunks = str(self.chunks if push else 0)
+        joiner = self._start("--join", str(folder), self.blob.hex(), chunks, *addresses)
+        assert joiner.stdout is not None
+        received = 0
+        for line in joiner.stdout:
+            if line.startswith("result "):
+                joiner.wait(30)
+                return json.loads(line.removeprefix("result "))
+            received = int(line)
+            if kill_at and received == int(kill_at * self.chunks):
+                joiner.send_signal(signal.SIGKILL)
+        joiner.wait()
+        assert kill_at, "the joiner died"
+        return {"received": received}
+
+    def _start(self, *arguments: str, **pipes: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, __file__, *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **pipes)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder)
+
+
+def measure(size: int, repeats: int) -> dict[str, Any]:
+    bench = Bench(size)
+    good = ["good"] * SOURCES
+    bad = ["good", "corrupt", "good", "stall"]
+    took: dict[str, list[float]] = {"transport": [], "fetch": [], "bad": []}
+    cpu_s: list[float] = []
+    wasted: list[float] = []
+    try:
+        for _ in range(repeats):
+            took["transport"].append(bench.fetch(good, push=True)["s"])
+            clean = bench.fetch(good)
+            took["fetch"].append(clean["s"])
+            cpu_s.append(clean["cpu_s"])
+            named = bench.fetch(bad)
+            assert named["bad"] == [1] and named["stalling"] == [3] and not named["failed"], named
+            took["bad"].append(named["s"])
+            again = bench.fetch(good, kill_at=0.5)
+            wasted.append((again["received"] + again["received_before"] - bench.chunks) / bench.chunks)
+    finally:
+        bench.close()
+    middle = {name: statistics.median(each) for name, each in took.items()}
+    return {
+        "ratio_to_transport": round(middle["transport"] / middle["fetch"], 3),
+        "bad_sources_time_ratio": round(middle["bad"] / middle["fetch"], 3),
+        "resume_redownload_share": round(statistics.median(wasted), 4),
+        "transport_mb_per_s": round(size / 1e6 / middle["transport"], 1),
+        "fetch_mb_per_s": round(size / 1e6 / middle["fetch"], 1),
+        "joiner_cpu_s_per_gb": round(statistics.median(cpu_s) / size * 1e9, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one object instead of lines")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SIZE // MIB} MiB instead of {SIZE // MIB}")
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--join", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        asyncio.run(serve(Path(args.serve[0]), args.serve[1]))
+        return
+    if args.join:
+        folder, blob, push, *addresses = args.join
+        asyncio.run(join(Path(folder), blob, addresses, int(push)))
+        return
+    size, repeats = (QUICK_SIZE, QUICK_REPEATS) if args.quick else (SIZE, REPEATS)
+    result = {
+        "bench": "join",
+        "settings": {"blob_bytes": size, "sources": SOURCES, "repeats": repeats, "cores": os.cpu_count()},
+        "figures": measure(size, repeats),
+        "versions": {"atoll": version("atoll"), "python": platform.python_version(), "kernel": platform.release()},
+    }
+    if args.json:
+        print(json.dumps(result))
+        return
+    for name, value in result["figures"].items():
+        print(f"{name:28}{value:>10}")
+
+
+if __name__ == "__main__":
+    main()
