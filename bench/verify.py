@@ -1,0 +1,134 @@
+"""How long it takes to judge a long history offline, with real signatures.
+
+Four peers with real keys agree on their first rounds in a virtual world; the history is then continued by their
+keys with the functions that write bodies in real life, for as many vertices as wanted: four commitments, one answer
+per part, three votes each. `wall_s` is the walk of `atoll verify` from genesis to the head, without the disk;
+`flipped_bit_named` that a bit flipped in the middle is found in its round. Making the history is not measured.
+
+    python bench/verify.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from importlib.metadata import version
+
+from atoll.base.ids import Digest, PeerId
+from atoll.keys.digest import digest
+from atoll.node.body import ground_after, write_body
+from atoll.node.settings import RunSettings, decode_settings
+from atoll.node.verify import Audit, Kept, verify_history
+from atoll.policy.members import RECENT, Recent
+from atoll.policy.plan import plan_round
+from atoll.protocol.dag.history import History
+from atoll.sim.signatures import RealKeys
+from atoll.sim.swarm import Swarm, SwarmKnobs
+from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Answered, Certificate, Commit, Vote
+from atoll.wire.messages.vertex import Vertex
+
+VERTICES, QUICK_VERTICES = 10_000, 1_500
+PEERS = 4
+BEGUN_S = 30.0  # of virtual time, in which the peers agree on their first rounds by themselves
+
+
+def begin() -> tuple[Digest, RealKeys, bytes, dict[int, bytes]]:
+    keys = RealKeys(1)
+    swarm = Swarm(1, SwarmKnobs(peers=PEERS), keys=keys)
+    swarm.world.run(BEGUN_S)
+    kept = swarm.world.nodes[keys.name(0)].kept
+    rows = {int(name[7:]): data for name, data in kept.items() if name.startswith("vertex/")}
+    return swarm.run_id, keys, kept["genesis"], rows
+
+
+def go_on(run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes], vertices: int) -> RunSettings:
+    """Continue the history with what these peers could have signed."""
+    first = decode_vertex(genesis)
+    settings = decode_settings(decode_body(first.body).settings)
+    notaries = {keys.name(i): Notary(run, keys.signer(i, run), keys.verifier) for i in range(PEERS)}
+    history = History(first, notaries[keys.name(0)], lambda head, body: ({}, 1))
+    for round in sorted(rows):
+        history.restore(decode_vertex(rows[round]))
+    while len(rows) < vertices:
+        vertex = next_vertex(run, history, settings, notaries)
+        history.restore(vertex)
+        rows[history.head] = encode(vertex)
+    return settings
+
+
+def next_vertex(run: Digest, history: History, settings: RunSettings, notaries: dict[PeerId, Notary]) -> Vertex:
+    parent, round = history.head_body, history.head + 1
+    plan = plan_round(history.head_id, parent, settings.round)
+    ground = ground_after(settings, plan, parent, Recent(history.recent_states(RECENT)), run)
+    root, names = digest(b"%d" % round), tuple(sorted(notaries))
+    commits = {}
+    for name, notary in notaries.items():
+        commit = Commit(round, 0, root, len(ground.owners), 20, 640, 2.0, 0.1, 640)
+        commits[name] = (commit, notary.sign(commit))
+    parts = [
+        notaries[owners[0]].sign(Answered(round, 0, part, 0, root, 1000, names))
+        for part, owners in enumerate(ground.owners)
+    ]
+    proposer = notaries[plan.committee[round % len(plan.committee)]]
+    body = write_body(ground, proposer, 0, parts, commits, (), root, parent.time_s + 30.0)
+    raw = encode(body)
+    vote = Vote(round, 0, "commit", vertex_id(raw))
+    votes = tuple((name, notaries[name].sign(vote).signature) for name in names[: plan.quorum])
+    return Vertex(raw, Certificate(round, 0, "commit", vote.digest, votes))
+
+
+def judged(run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes]) -> tuple[Audit, float]:
+    began_s = time.perf_counter()
+    audit = verify_history(Kept(run, genesis, sorted(rows), rows.get), type(keys.verifier)())
+    return audit, time.perf_counter() - began_s
+
+
+def measure(vertices: int) -> dict[str, object]:
+    run, keys, genesis, rows = begin()
+    go_on(run, keys, genesis, rows, vertices)
+    began_cpu_s = time.process_time()
+    audit, wall_s = judged(run, keys, genesis, rows)
+    cpu_s = time.process_time() - began_cpu_s
+    assert audit.intact, audit.problems[:3]
+    middle = sorted(rows)[len(rows) // 2]
+    near = {r: data for r, data in rows.items() if r <= middle + 2}
+    wrong = bytearray(near[middle])
+    wrong[len(wrong) // 2] ^= 4
+    flipped, _ = judged(run, keys, genesis, {**near, middle: bytes(wrong)})
+    assert [p.round for p in flipped.problems] == [middle], flipped.problems
+    return {
+        "vertices": len(rows),
+        "wall_s": round(wall_s, 2),
+        "cpu_s": round(cpu_s, 2),
+        "vertices_per_cpu_s": round(len(rows) / cpu_s),
+        "bytes_per_vertex": round(sum(map(len, rows.values())) / len(rows)),
+        "flipped_bit_named": flipped.problems[0].round == middle,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one object instead of lines")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_VERTICES} vertices instead of {VERTICES}")
+    args = parser.parse_args()
+    vertices = QUICK_VERTICES if args.quick else VERTICES
+    result = {
+        "bench": "verify",
+        "settings": {"vertices": vertices, "peers": PEERS, "cores": os.cpu_count()},
+        "figures": measure(vertices),
+        "versions": {"atoll": version("atoll"), "python": platform.python_version()},
+    }
+    if args.json:
+        print(json.dumps(result))
+        return
+    for name, value in result["figures"].items():
+        print(f"{name:20}{value:>12}")
+
+
+if __name__ == "__main__":
+    main()
