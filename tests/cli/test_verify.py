@@ -187,3 +187,28 @@ def test_folders_without_a_history_or_with_a_ruined_database_are_told_apart(run:
     (tmp_path / "kept.sqlite").write_bytes(b"SQLite format 3\0" + bytes(4096))
     ruined = atoll("verify", tmp_path, "--json")
     assert ruined.returncode == 5 and json.loads(ruined.stderr)["error"] == "E-VER-13"
+
+
+def test_an_agreed_state_is_exported_whole_or_not_at_all(folder: Path, tmp_path: Path):
+    """The newest state is here; the same one with a changed byte is refused; an old one is gone and that is said."""
+    rows = answer_of("checkpoint", "list", folder)
+    newest = rows[-1]
+    told_of = answer_of("checkpoint", "export", str(newest["round"]), tmp_path / "a.safetensors", folder)
+    assert told_of["state"] == newest["state"] and told_of["size_bytes"] == newest["size_bytes"]
+    blob = folder / "blobs" / newest["state"]
+    assert (tmp_path / "a.safetensors").read_bytes() == blob.read_bytes()
+    changed = bytearray(blob.read_bytes())
+    changed[200] ^= 1
+    blob.write_bytes(changed)
+    bad = atoll("checkpoint", "export", str(newest["round"]), tmp_path / "b.safetensors", folder)
+    assert bad.returncode == 5 and "E-CHK-05" in bad.stderr and not (tmp_path / "b.safetensors").exists()
+    blob.unlink()
+    gone = atoll("checkpoint", "export", str(newest["round"]), tmp_path / "c.safetensors", folder)
+    assert gone.returncode == 2 and "E-CHK-03" in gone.stderr
+
+
+def test_blame_compares_what_peers_reported_and_says_what_it_cannot_tell(folder: Path):
+    told_of = answer_of("blame", folder, "--metric", "loss")
+    assert {p["name"] for p in told_of["peers"]} == {"ada", "bob"} and "not kept" in told_of["cannot_tell"]
+    refused = atoll("blame", folder, "--metric", "hope")
+    assert refused.returncode == 2

@@ -1,9 +1,9 @@
 """The store under SIGKILL and power cuts at random points: nothing acknowledged is lost, nothing is unreadable.
 
 A writer keeps vertices and says so after each one; it is killed in the middle of whatever it does. For a power cut
-the sectors that were written since the last sync are kept or dropped one by one, at random. What was synced is known:
-all of it when `keep` returned; while a commit runs, first the log is written and synced, and only then pages of the
-database are changed.
+the sectors that were written since the last sync are kept or dropped one by one, at random. What was synced is
+known: all of it when `keep` returned; while a commit runs, first the log is written and synced, and only then pages
+of the database are changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`atoll checkpoint list|show`: the agreed states of a run, as its vertices tell them. Offline; nothing is written.
+"""`atoll checkpoint list|show|export`: the agreed states of a run, as its vertices tell them. Offline.
 
 Reads a peer's folder as `atoll verify` does, without judging it, while the peer runs or after it ended. Says which
-states are still in the folder: a peer keeps the newest ones. Never imports torch.
+states are still in the folder: a peer keeps the newest ones. `export` writes one of them elsewhere, whole and
+checked against the name that was agreed on, or not at all. Never changes the folder; never imports torch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 LISTED = 20  # newest rounds shown; --all and --json have every one
 
 checkpoint = cyclopts.App(
-    name="checkpoint", help="List the agreed states of a run, or show one; offline.", help_format="plaintext"
+    name="checkpoint",
+    help="List the agreed states of a run, show one, or export it; offline.",
+    help_format="plaintext",
 )
 
 
@@ -66,13 +69,7 @@ def show(
     folder = folder_of(run)
     with kept_in(folder) as kept:
         if round != -1 and round not in set(kept.rounds):
-            newest = max(kept.rounds, default=-1)
-            raise UsageError(
-                "E-CHK-01",
-                f"round {round} is not in {folder}",
-                cause=f"the newest round here is {newest}",
-                fix="atoll checkpoint list",
-            )
+            raise _no_such_round(round, folder, max(kept.rounds, default=-1))
         row = _row(kept, folder, round)
     if json:
         say_json(row)
@@ -82,14 +79,73 @@ def show(
         say(f"  {name:<14} {words}")
 
 
+@checkpoint.command
+def export(
+    round: Annotated[int, Parameter(help="The round; -1 is genesis.")],
+    to: Annotated[Path, Parameter(help="The file to write; it must not exist yet. It is safetensors.")],
+    run: Run = None,
+    /,
+    *,
+    json: AsJson = False,
+) -> None:
+    """Write the agreed state of a round to a file, if this folder still holds it, checked byte for byte."""
+    from atoll.cli.verify import blob_id_of
+    from atoll.host.store import write_durably
+
+    folder = folder_of(run)
+    with kept_in(folder) as kept:
+        if round != -1 and round not in set(kept.rounds):
+            raise _no_such_round(round, folder, max(kept.rounds, default=-1))
+        state = read_vertex(kept, folder, round)[1].state
+        here = [r for r in kept.rounds if _size_of(_state_path(folder, kept, r)) is not None]
+    source = folder / "blobs" / state.hex()
+    if not source.exists():
+        raise UsageError(
+            "E-CHK-03",
+            f"the state of round {round} is not in {folder} any more",
+            cause="a peer keeps the newest states; " + (f"here are those of {here}" if here else "none is here"),
+            fix="atoll checkpoint list, or ask another member",
+        )
+    if to.exists():
+        raise UsageError(
+            "E-CHK-04", f"{to} exists already", cause="nothing is overwritten", fix="name another file"
+        )
+    if blob_id_of(source) != state:
+        raise RunFailedError(
+            "E-CHK-05",
+            f"the state of round {round} is not what was agreed on",
+            cause="this disk or a copy of this folder lost or changed bytes",
+            fix=f"atoll verify {folder} --deep",
+        )
+    write_durably(to, source.read_bytes())
+    size = to.stat().st_size
+    if json:
+        say_json({"round": round, "state": state.hex(), "file": str(to), "size_bytes": size})
+        return
+    say(f"  the state of round {round} ({state.hex()[:8]}, {bytes_text(size)}) is in {to}")
+
+
+def _state_path(folder: Path, kept: Kept, round: int) -> Path:
+    return folder / "blobs" / read_vertex(kept, folder, round)[1].state.hex()
+
+
+def _no_such_round(round: int, folder: Path, newest: int) -> UsageError:
+    return UsageError(
+        "E-CHK-01",
+        f"round {round} is not in {folder}",
+        cause=f"the newest round here is {newest}",
+        fix="atoll checkpoint list",
+    )
+
+
 def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     """What the vertex of this round says, unjudged. Times are seconds of run time."""
     from atoll.wire.codec import vertex_id
 
-    vertex, body = _read(kept, folder, round)
+    vertex, body = read_vertex(kept, folder, round)
     planned = body  # whose members the round was planned with: those of the vertex before, if that is here
     if round - 1 == -1 or round - 1 in kept.rounds:
-        planned = _read(kept, folder, round - 1)[1]
+        planned = read_vertex(kept, folder, round - 1)[1]
     names = {m.peer: m.name or m.peer for m in (*planned.members, *body.members)}
     voters = {m.peer for m in planned.members if m.votes}
     counted = {signed.signer for signed in body.commits}
@@ -119,7 +175,8 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     }
 
 
-def _read(kept: Kept, folder: Path, round: int) -> tuple[Vertex, Body]:
+def read_vertex(kept: Kept, folder: Path, round: int) -> tuple[Vertex, Body]:
+    """The vertex of a round that is listed, unjudged. RunFailedError if it cannot be read."""
     from atoll.wire.codec import decode_body, decode_vertex
 
     data = kept.genesis if round == -1 else kept.read(round)

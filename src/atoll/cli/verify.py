@@ -103,7 +103,7 @@ def check_blobs(folder: Path) -> tuple[int, list[str]]:
         if path.suffix or len(path.name) != 2 * DIGEST_BYTES:
             continue  # on its way, or set aside already
         try:
-            name = _blob_id_of(path)
+            name = blob_id_of(path)
         except FileNotFoundError:
             continue  # a running peer forgets what nobody needs any more
         read += 1
@@ -112,7 +112,7 @@ def check_blobs(folder: Path) -> tuple[int, list[str]]:
     return read, damaged
 
 
-def _blob_id_of(path: Path) -> Digest:
+def blob_id_of(path: Path) -> Digest:
     """The name that these bytes deserve, read chunk by chunk."""
     from atoll.keys.digest import Manifest, blob_id, digest
 
