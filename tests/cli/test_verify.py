@@ -190,7 +190,7 @@ def test_folders_without_a_history_or_with_a_ruined_database_are_told_apart(run:
 
 
 def test_an_agreed_state_is_exported_whole_or_not_at_all(folder: Path, tmp_path: Path):
-    """The newest state is here; the same one with a changed byte is refused; an old one is gone and that is said."""
+    """The newest state is here; with a changed byte it is refused; one that is gone is said to be gone."""
     rows = answer_of("checkpoint", "list", folder)
     newest = rows[-1]
     told_of = answer_of("checkpoint", "export", str(newest["round"]), tmp_path / "a.safetensors", folder)
