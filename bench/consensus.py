@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import platform
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from importlib.metadata import version
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Event, Fact, Message, Received, Report, Send, SetTimer, Start, TimerFired
@@ -229,7 +231,13 @@ def main() -> None:
                 flush=True,
             )
     if args.json:
-        print(json.dumps({"rows": rows, "latency_s": LATENCY_S, "body_bytes": len(BODY)}))
+        result = {
+            "bench": "consensus",
+            "settings": {"latency_s": LATENCY_S, "body_bytes": len(BODY), "members": sizes, "networks": networks},
+            "figures": {"rows": rows},
+            "versions": {"atoll": version("atoll"), "python": platform.python_version()},
+        }
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -230,6 +230,28 @@ class Fetch:
             effects.append(Send(peer, WantChunk(self.blob, index)))
             if self.sources[peer].stalls and len(self.sources) > 1:
                 self.todo.append(index)  # a probe: nobody relies on it
+        return effects if self.todo else [*effects, *self._help_out(now)]
+
+    def _help_out(self, now: Seconds) -> list[Effect]:
+        """Nothing is left to ask for: who is idle fetches what others are slow with, each chunk at most twice."""
+        effects: list[Effect] = []
+        for index, asked in self.waiting.items():
+            if len(asked) != 1:
+                continue
+            ((slow, since),) = asked.items()
+            idle = {
+                p: s.usual_s
+                for p, s in self.sources.items()
+                if p != slow
+                and s.usual_s
+                and not s.stalls
+                and len(s.asked) < WINDOW
+                and now - since > 2 * s.usual_s
+            }
+            if idle:
+                peer = min(idle, key=idle.__getitem__)
+                self.sources[peer].asked[index] = asked[peer] = now
+                effects.append(Send(peer, WantChunk(self.blob, index)))
         return effects
 
     def _look_for_late_ones(self, now: Seconds) -> list[Effect]:
