@@ -7,8 +7,8 @@ The setting is that of the reference study: a byte GPT of 167 936 parameters, th
 library, 4 sequences of 64 bytes per peer and step (16 over all), AdamW 4e-3 with 100 steps of warm-up and a cosine
 to a tenth. `--set` changes a number of the recipe; `phases` is since:inner_steps:up:down, more with commas.
 `gap_percent` compares validation losses of the agreed model; with several seeds, means of both. Ratios count every
-copy of every tensor payload that one peer sends and hears (`atoll.learn.experiment`). The baseline's losses are kept
-in `--baselines`, a JSON file, by setting, so that many recipes need it only once.
+copy of every tensor payload that one peer sends and hears (`atoll.learn.experiment`). The baseline's losses are
+kept in `--baselines`, a JSON file, by setting, so that many recipes need it only once.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--lost", type=float, default=0.0, help="share of updates that never arrive")
     parser.add_argument("--late", type=int, nargs="*", default=[], help="steps that each peer's updates take")
-    parser.add_argument("--speeds", type=float, nargs="*", default=[], help="steps of each peer per step, at most 1")
+    parser.add_argument(
+        "--speeds", type=float, nargs="*", default=[], help="steps of each peer per step, at most 1"
+    )
     parser.add_argument("--data", default="stdlib", metavar="FILE")
     parser.add_argument("--baselines", default="", metavar="FILE")
     parser.add_argument("--alone", action="store_true", help="without the baseline")

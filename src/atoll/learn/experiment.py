@@ -30,7 +30,7 @@ from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model
 from atoll.learn.models import loss_of as built_in_loss
-from atoll.learn.outer import Agreeing, Moment, Nesterov, fresh_outer, move
+from atoll.learn.outer import Agreeing, Moment, Nesterov, fresh_outer, momentum_of, move
 from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting
 from atoll.learn.reducer import agreement, arrived, pairs, reduced, weight_of
 from atoll.learn.schedule import due, fragments_of, phase_at
@@ -129,11 +129,13 @@ def experiment(
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
     found = load_data(data or "stdlib") if isinstance(data, str) or data is None else data
-    run = _Run(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss)
+    run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss)
     return run.whole(evaluate_every, samples, progress)
 
 
-class _Run:
+class Experiment:
+    """A run of a recipe in one process, to be looked into between steps."""
+
     def __init__(
         self, recipe: Recipe, model: nn.Module, data: Data, peers: int, steps: int, trouble: Trouble, loss: Loss
     ) -> None:
@@ -150,7 +152,6 @@ class _Run:
             [fresh_outer(recipe.outer, self._inside(*f)) for f in self.fragments] for _ in range(anchors)
         ]
         self.momentum_P = torch.zeros(self.layout.parameters)  # what codecs may build on
-        self.moments = [torch.zeros(self.layout.parameters) for _ in range(2)]  # as last agreed on
         self.owners: dict[tuple[int, int, int], Tensor | None] = {}  # (owner, lo, hi) -> what its answers left out
         self.flights: list[Flight] = []
         self.traffic = Traffic(peers)
@@ -225,7 +226,7 @@ class _Run:
             if flight is None:
                 continue
             if reducer.own == "fresh":
-                self._exchange(flight)
+                self._exchange(flight, next((f for f in self.flights if f.fragment == fragment), None))
             elif flight.lands_at <= step:
                 self._apply(flight)
             else:
@@ -241,11 +242,8 @@ class _Run:
         live_loss = self.loss_at(self._live(), samples)
         if not schedule.closing:
             self._synchronise(self.steps)
-            if reducer.own == "fresh":
-                for flight in list(self.flights):
-                    self._exchange(None, flight)
-            for flight in list(self.flights):
-                self._apply(flight)
+            for flight in list(self.flights):  # eager: the last round's mean is still to come
+                self._exchange(None, flight)
             return live_loss
         coding = Coding(up=schedule.closing, down=schedule.closing, beta=0.0)
         for fragment in range(len(self.fragments)):
@@ -358,25 +356,20 @@ class _Run:
                 if len(pair) == 2:
                     self.traffic.pair(peer, pair, len(updates[peer].wires[0]) + 4 * (hi - lo), peer in counted)
 
-    def _exchange(self, fresh: Flight | None, last: Flight | None = None) -> None:
-        """Eager updates (2502.12996): apply the last round's mean with my own stale share replaced by my fresh one."""
-        if fresh is not None:
-            last = next((f for f in self.flights if f.fragment == fresh.fragment), None)
-            now = Flight(fresh.fragment, fresh.lo, fresh.hi, fresh.lands_at, fresh.sent)
-        else:
-            assert last is not None
-            now = Flight(last.fragment, last.lo, last.hi, last.lands_at, last.sent)
-        members = list(fresh.own if fresh is not None else now.sent)
+    def _exchange(self, fresh: Flight | None, last: Flight | None) -> None:
+        """Eager updates (2502.12996): the last round's mean, my stale share of it exchanged for my fresh one."""
+        base = fresh or last
+        assert base is not None
+        now = Flight(base.fragment, base.lo, base.hi, base.lands_at, base.sent)
         for peer in range(len(self.workers)):
             mine = torch.zeros(now.hi - now.lo) if last is None else last.combined[0].clone()
             if last is not None and peer in last.own:
                 mine -= last.own[peer] / len(last.own)
             if fresh is not None and peer in fresh.own:
-                mine += fresh.own[peer] / len(members)
+                mine += fresh.own[peer] / len(fresh.own)
             now.combined[peer] = mine
-        if last is not None:
-            self.flights.remove(last)
         self._apply(now)
+        self.flights = [f for f in self.flights if f is not last]
         if fresh is not None:
             self.flights.append(fresh)
 
@@ -434,8 +427,7 @@ class _Run:
                 anchor_F = self._anchor_of(peer)[lo:hi]
                 swapped = flight.own[peer] - flight.combined[0] if self.recipe.merge == "swap" else None
                 x_F.copy_(merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F, swapped))
-        if flight in self.flights:
-            self.flights.remove(flight)
+        self.flights = [f for f in self.flights if f is not flight]
 
     def _average_moments(self, step: int) -> None:
         """DES-LOC: the inner optimizer's moments are averaged now and then, too."""
@@ -452,6 +444,11 @@ class _Run:
                     vector_P.copy_(mean_P)
                 self.traffic.average(self.present, 4 * len(mean_P))
 
+    def _steps_of(self, peer: int) -> int:
+        """DyLU (2401.09135): the slow take fewer steps per round, so that all are about equally stale."""
+        speeds = self.trouble.speeds or (1.0,) * len(self.workers)
+        return max(1, int(self.recipe.schedule.inner_steps * speeds[peer] / max(speeds)))
+
     # ---- small words ---------------------------------------------------------------------------------------
 
     def _anchor_of(self, peer: int) -> Tensor:
@@ -464,8 +461,8 @@ class _Run:
 
     def _codecs(self, name: str, bounds: Bounds, lo: int) -> tuple[Codec, ...]:
         state = SharedState(self.anchors[0], self.momentum_P, torch.zeros(0, dtype=torch.int64))
-        momentum = getattr(self.recipe.outer, "momentum", 0.0)
-        common = Common(self.launched, state, digest(self._seed()), self.layout, momentum)
+        name, momentum = digest(self._seed()), momentum_of(self.recipe.outer)
+        common = Common(self.launched, state, name, self.layout, momentum)
         return part_codecs(name, common, tuple((lo + a, lo + b) for a, b in bounds))
 
     def _sizes(self, lo: int, hi: int) -> tuple[int, ...]:

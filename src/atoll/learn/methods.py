@@ -1,7 +1,8 @@
 """Published training methods as recipes: one function each, with its source and its published numbers.
 
-Where ours differ from the paper's the docstring says why. `DEFAULT` choices rest on bench/RESULTS.md, "convergence".
-`METHODS` lists all by name; `auto` chooses. Which of them real runs can do says `recipes.swarm_problem`.
+Where ours differ from the paper's the docstring says why. What we
+recommend (`auto`) rests on bench/RESULTS.md, "convergence". `METHODS` lists all by name; which of them real runs
+can do says `recipes.swarm_problem`.
 """
 
 from __future__ import annotations
@@ -406,7 +407,13 @@ def delayed_nesterov(
     )
 
 
+def auto(model: str = "gpt-tiny", *, rounds: int = 47, lr: float = 4e-3, **setting: Unpack[Setting]) -> Recipe:
+    """What we recommend: `streaming` with our numbers."""
+    return streaming(model, rounds=rounds, lr=lr, **setting)
+
+
 METHODS: dict[str, Callable[..., Recipe]] = {
+    "auto": auto,
     "data_parallel": data_parallel,
     "local_sgd": local_sgd,
     "fedavg": fedavg,

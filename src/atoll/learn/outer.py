@@ -73,6 +73,11 @@ Outer = Nesterov | Sign | Delayed | Gossip | Agreeing | AdamW
 SHARED = Nesterov | Sign  # every peer computes the same bits
 
 
+def momentum_of(outer: Outer) -> float:
+    """What codecs that build on the outer momentum may take it for."""
+    return 0.0 if isinstance(outer, Sign | AdamW) else outer.momentum
+
+
 def rate_of(outer: SHARED, step: int) -> float:
     """The outer rate at a step of the run. Straight lines only: a cosine differs between machines' libraries."""
     if isinstance(outer, Sign) and step < outer.warmup_steps:

@@ -66,9 +66,7 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError("random pairs and the gossip outer step need each other")
     whole = recipe.own_anchors or recipe.reducer.group == "one" or isinstance(recipe.outer, Delayed | AdamW)
     if whole and (recipe.schedule.fragments > 1 or recipe.schedule.overlap or recipe.schedule.closing):
-        raise ValueError(
-            "this reducer or outer step works on whole models: fragments=1, overlap=0, no closing average"
-        )
+        raise ValueError("this reducer or outer step works on whole models: fragments=1, overlap=0, closing=''")
     if whole and recipe.merge != "replace":
         raise ValueError("this reducer or outer step starts every round from its anchor: merge='replace'")
     if isinstance(recipe.inner, Accumulate) and (recipe.merge != "replace" or recipe.schedule.overlap):
@@ -98,12 +96,12 @@ def lasting(recipe: Recipe, steps: int) -> Recipe:
     match outer:
         case AdamW():
             outer = inner_lasting(outer, steps)
-        case Nesterov():
+        case Nesterov() if outer.floor != 1.0:
             outer = msgspec.structs.replace(outer, total_steps=steps)
         case Sign():
             warmup_steps = min(outer.warmup_steps, steps // 10)
             outer = msgspec.structs.replace(outer, total_steps=steps, warmup_steps=warmup_steps)
-        case Delayed() | Gossip() | Agreeing():
+        case Nesterov() | Delayed() | Gossip() | Agreeing():
             pass
     rounds = -(-steps // schedule.inner_steps)
     return msgspec.structs.replace(
