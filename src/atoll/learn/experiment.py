@@ -30,7 +30,7 @@ from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model
 from atoll.learn.models import loss_of as built_in_loss
-from atoll.learn.outer import Agreeing, Moment, Nesterov, fresh_outer, momentum_of, move
+from atoll.learn.outer import Agreeing, Moment, fresh_outer, momentum_of, move
 from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting
 from atoll.learn.reducer import agreement, arrived, pairs, reduced, weight_of
 from atoll.learn.schedule import due, fragments_of, phase_at
@@ -39,7 +39,6 @@ from atoll.learn.traffic import Traffic
 from atoll.learn.update import Bounds, Common, Update, encode_update, part_bounds, part_codecs, settle
 from atoll.learn.worker import Loss, Worker
 
-AVERAGE = Nesterov(lr=1.0, momentum=0.0)
 CHANCE = 2**32
 
 
@@ -66,7 +65,7 @@ class Round:
     fragment: int
     members: tuple[int, ...]
     counted: tuple[int, ...]  # whose updates are in it
-    train_loss: float  # mean since the round before
+    train_loss: float  # mean of the steps since the rounds before
     upload_bytes: float
     download_bytes: float
 
@@ -157,6 +156,9 @@ class Experiment:
         self.traffic = Traffic(peers)
         self.history: list[Round] = []
         self.launched = 0
+        self.train_loss = float("nan")
+        self.now = 0  # steps done
+        self.live_F = first_F  # mean of live parameters before the last round
 
     def _inside(self, lo: int, hi: int) -> int:
         """How many of lo … hi are parameters; the others are buffers."""
@@ -165,28 +167,18 @@ class Experiment:
     # ---- the story -----------------------------------------------------------------------------------------
 
     def whole(self, evaluate_every: int, samples: int, progress: Callable[[Round], object] | None) -> Outcome:
-        curve, live_loss = [], float("nan")
-        for step in range(1, self.steps + 1):
-            self._come_and_go(step)
-            for peer in self.present:
-                if self._takes_step(peer, step):
-                    self.workers[peer].train(self.recipe, self.data, len(self.workers), step - 1, self.loss)
-            known = len(self.history)
-            if step == self.steps:
-                live_loss = self.close(samples)
-            else:
-                self._land(step)
-                self._synchronise(step)
-            if progress is not None:
-                for one in self.history[known:]:
+        curve = []
+        while self.now < self.steps:
+            for one in self.step():
+                if progress is not None:
                     progress(one)
-            if evaluate_every and step % evaluate_every == 0 and step < self.steps:
-                curve.append((step, self.loss_at(self._agreed(), samples)))
-        final = self.loss_at(self._agreed(), samples)
+            if evaluate_every and self.now % evaluate_every == 0 and self.now < self.steps:
+                curve.append((self.now, self.loss_at(self.agreed(), samples)))
+        final = self.loss_at(self.agreed(), samples)
         up, down = self.traffic.ratios(self.layout.parameters, self.steps)
         return Outcome(
             val_loss=final,
-            live_loss=live_loss,
+            live_loss=self.loss_at(self.live_F, samples),
             upload_ratio=up,
             download_ratio=down,
             upload_bytes=self.traffic.upload_bytes,
@@ -195,8 +187,23 @@ class Experiment:
             rounds=sum(one.fragment == 0 for one in self.history),
             curve=(*curve, (self.steps, final)),
             history=tuple(self.history),
-            model_F=self._agreed(),
+            model_F=self.agreed(),
         )
+
+    def step(self) -> list[Round]:
+        """One step of the run, and the rounds that ended with it."""
+        self.now += 1
+        known = len(self.history)
+        self._come_and_go(self.now)
+        for peer in self.present:
+            if self._takes_step(peer, self.now):
+                self.workers[peer].train(self.recipe, self.data, len(self.workers), self.now - 1, self.loss)
+        if self.now == self.steps:
+            self._close()
+        else:
+            self._land(self.now)
+            self._synchronise(self.now)
+        return self.history[known:]
 
     def _come_and_go(self, step: int) -> None:
         present = [p for p in range(len(self.workers)) if not self._absent(p, step)]
@@ -233,25 +240,24 @@ class Experiment:
                 self.flights.append(flight)
         self._average_moments(step)
 
-    def close(self, samples: int) -> float:
-        """The last round waits for everything; returns the loss of the mean of live parameters before it."""
-        schedule, reducer = self.recipe.schedule, self.recipe.reducer
-        if reducer.own == "sent":
+    def _close(self) -> None:
+        """The last round waits for everything that is under way."""
+        schedule = self.recipe.schedule
+        if self.recipe.reducer.own == "sent":
             for flight in list(self.flights):
                 self._apply(flight)
-        live_loss = self.loss_at(self._live(), samples)
+        self.live_F = torch.stack([self.workers[peer].x_F for peer in self.present or [0]]).mean(0)
         if not schedule.closing:
             self._synchronise(self.steps)
             for flight in list(self.flights):  # eager: the last round's mean is still to come
                 self._exchange(None, flight)
-            return live_loss
+            return
         coding = Coding(up=schedule.closing, down=schedule.closing, beta=0.0)
         for fragment in range(len(self.fragments)):
             flight = self._launch(fragment, self.steps, coding)
             if flight is not None:
                 for anchor_F in self.anchors:
                     anchor_F[flight.lo : flight.hi] -= flight.combined[0]
-        return live_loss
 
     # ---- one fragment --------------------------------------------------------------------------------------
 
@@ -461,8 +467,8 @@ class Experiment:
 
     def _codecs(self, name: str, bounds: Bounds, lo: int) -> tuple[Codec, ...]:
         state = SharedState(self.anchors[0], self.momentum_P, torch.zeros(0, dtype=torch.int64))
-        name, momentum = digest(self._seed()), momentum_of(self.recipe.outer)
-        common = Common(self.launched, state, name, self.layout, momentum)
+        seed, momentum = digest(self._seed()), momentum_of(self.recipe.outer)
+        common = Common(self.launched, state, seed, self.layout, momentum)
         return part_codecs(name, common, tuple((lo + a, lo + b) for a, b in bounds))
 
     def _sizes(self, lo: int, hi: int) -> tuple[int, ...]:
@@ -488,22 +494,21 @@ class Experiment:
         losses = [loss for peer in members for loss in self.workers[peer].losses]
         for peer in members:
             self.workers[peer].losses = []
-        mean = sum(losses) / len(losses) if losses else float("nan")
+        if losses:
+            self.train_loss = sum(losses) / len(losses)
         bytes_up, bytes_down = self.traffic.upload_bytes, self.traffic.download_bytes
-        one = Round(step, flight.fragment, tuple(members), tuple(counted), mean, bytes_up, bytes_down)
+        one = Round(step, flight.fragment, tuple(members), tuple(counted), self.train_loss, bytes_up, bytes_down)
         self.history.append(one)
 
     def _check_finite(self, anchor: Tensor, step: int) -> None:
         if not bool(anchor.isfinite().all()):
             raise ValueError(f"training diverged at step {step}: lower the learning rate or the outer step")
 
-    def _live(self) -> Tensor:
-        return torch.stack([self.workers[peer].x_F for peer in self.present]).mean(0)
-
-    def _agreed(self) -> Tensor:
+    def agreed(self) -> Tensor:
         """The model that a run of this recipe would hand out."""
         if self.recipe.merge == "swap":
-            return self._live()  # each value of the anchor is as old as its last turn
+            live = [self.workers[peer].x_F for peer in self.present]
+            return torch.stack(live).mean(0)  # each value of the anchor is as old as its last turn
         return torch.stack(self.anchors).mean(0)
 
     @torch.no_grad()

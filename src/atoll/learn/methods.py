@@ -143,6 +143,7 @@ def streaming(
     outer_lr: float = 1.0,
     outer_momentum: float | None = None,
     outer_floor: float = 1.0,
+    settle: float = 0.0,
     up: str = "2bit",
     down: str = "2bit",
     mix: float | None = None,
@@ -160,7 +161,9 @@ def streaming(
         inner=AdamW(lr=lr),
         schedule=Schedule(inner_steps, rounds, fragments, overlap, closing=closing),
         coding=Coding(up, down, answer="remembered"),
-        outer=Nesterov(outer_lr, momentum_for(rounds) if outer_momentum is None else outer_momentum, outer_floor),
+        outer=Nesterov(
+            outer_lr, momentum_for(rounds) if outer_momentum is None else outer_momentum, outer_floor, settle
+        ),
         merge="delta" if mix is None else Mix(mix),
     )
 

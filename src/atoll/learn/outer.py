@@ -27,7 +27,10 @@ class Nesterov(msgspec.Struct, frozen=True, tag="nesterov"):
     # lr / (1 - momentum) is the effective step: about 2 for 30–50 rounds, 2.5–5 from 100 rounds on
     momentum: float = 0.6
     floor: float = 1.0  # share of lr at the end of the run; it falls on a straight line
-    total_steps: int = 0  # of the run, where lr falls
+    settle: float = (
+        0.0  # last share of the run in which the momentum falls to 0, so that the end is plain averaging
+    )
+    total_steps: int = 0  # of the run, where anything falls
 
 
 class Sign(msgspec.Struct, frozen=True, tag="sign"):
@@ -87,15 +90,23 @@ def rate_of(outer: SHARED, step: int) -> float:
     return outer.lr * (1.0 - (1.0 - outer.floor) * min(1.0, step / outer.total_steps))
 
 
+def momentum_at(outer: Nesterov, step: int) -> float:
+    """Outer momentum at a step of the run."""
+    if outer.settle <= 0.0 or outer.total_steps <= 0:
+        return outer.momentum
+    return outer.momentum * min(1.0, max(0.0, outer.total_steps - step) / (outer.settle * outer.total_steps))
+
+
 def outer_step(
     outer: SHARED, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor, step: int = 0
 ) -> tuple[Tensor, Tensor]:
     """(anchor', momentum'), each (P,), bit-identical everywhere. The arguments are left alone."""
     if isinstance(outer, Sign):
         return anchor_P - combined_P.sign().mul_(rate_of(outer, step)), momentum_P
-    momentum_P = momentum_P * outer.momentum
+    momentum = momentum_at(outer, step)
+    momentum_P = momentum_P * momentum
     momentum_P.add_(combined_P)
-    ahead_P = momentum_P * outer.momentum
+    ahead_P = momentum_P * momentum
     ahead_P.add_(combined_P)
     ahead_P.mul_(rate_of(outer, step))
     return anchor_P - ahead_P, momentum_P

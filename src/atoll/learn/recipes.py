@@ -96,7 +96,7 @@ def lasting(recipe: Recipe, steps: int) -> Recipe:
     match outer:
         case AdamW():
             outer = inner_lasting(outer, steps)
-        case Nesterov() if outer.floor != 1.0:
+        case Nesterov() if outer.floor != 1.0 or outer.settle:
             outer = msgspec.structs.replace(outer, total_steps=steps)
         case Sign():
             warmup_steps = min(outer.warmup_steps, steps // 10)
