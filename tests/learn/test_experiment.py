@@ -96,9 +96,9 @@ def test_what_does_not_arrive_stays_in_error_feedback():
 
 
 def test_a_quarter_of_all_updates_lost_costs_little():
-    recipe = diloco(rounds=12, inner_steps=10, up="int8", down="int8")
+    recipe = diloco(rounds=8, inner_steps=8)
     calm, stormy = tried(recipe), tried(recipe, trouble=Trouble(lost=0.25))
-    assert sum(len(one.counted) for one in stormy.history) < 48
+    assert sum(len(one.counted) for one in stormy.history) < 32
     assert stormy.val_loss < calm.val_loss * 1.05
     assert stormy.upload_bytes == calm.upload_bytes, "what is lost was sent all the same"
 
@@ -129,11 +129,11 @@ def test_slow_peers_weigh_less_because_they_saw_less():
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_travels_as_plain_values_and_learns(name):
-    """From 5.6 nats per byte to below 5 in 60 steps; the sparse ones have hardly begun by then."""
+    """From 5.7 nats per byte to below 5.3 in 36 steps; the sparse ones have hardly begun by then."""
     recipe = METHODS[name]()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=Recipe) == recipe
     longer = replace(recipe, schedule=replace(recipe.schedule, inner_steps=min(recipe.schedule.inner_steps, 24)))
-    assert tried(longer, steps=60).val_loss < (5.6 if name in ("sparseloco", "demo_") else 5.0)
+    assert tried(longer, steps=36, peers=3).val_loss < (5.67 if name in ("sparseloco", "demo_") else 5.3)
 
 
 def test_it_is_found_where_it_is_promised():
