@@ -117,6 +117,17 @@ def test_peers_vanish_and_come_back_and_the_others_go_on():
     assert done.val_loss < 4.0
 
 
+def test_who_comes_back_while_a_fragment_is_under_way_takes_it_in():
+    """Peer 1 returns between sending and applying: it ends where the others are, but for its own steps."""
+    run = begun(
+        streaming(rounds=2, inner_steps=20, overlap=4, fragments=1), trouble=Trouble(absent=(Absence(1, 5, 22),))
+    )
+    while run.now < 24:
+        run.step()
+    away, own = (float((run.workers[peer].x_F - run.agreed()).norm()) for peer in (1, 0))
+    assert away < own, "it took two steps since, the others four"
+
+
 def test_slow_peers_weigh_less_because_they_saw_less():
     """One of two workers stands still: the mean is the other's alone."""
     recipe = local_sgd(rounds=1, inner_steps=8)

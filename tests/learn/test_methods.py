@@ -292,7 +292,7 @@ def test_an_eager_worker_feels_its_own_newest_share_at_once():
         assert 0.2 < share < 0.35, "a quarter of its own, nothing of the others yet"
 
 
-# ---- sparse and low-rank ---------------------------------------------------------------------------------------------
+# ---- sparse and low-rank ----------------------------------------------------------------------------------------
 
 
 def test_sparseloco_sends_a_sixty_fourth_and_lives_by_its_error_feedback():
@@ -332,7 +332,7 @@ def test_des_loc_averages_moments_on_clocks_of_their_own():
     assert alike == [(False, False), (False, False), (True, False), (False, False), (False, False), (True, True)]
 
 
-# ---- Muon -------------------------------------------------------------------------------------------------------------
+# ---- Muon -------------------------------------------------------------------------------------------------------
 
 
 def test_muon_makes_every_direction_of_a_matrix_equally_large():

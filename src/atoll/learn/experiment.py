@@ -209,6 +209,8 @@ class Experiment:
         present = [p for p in range(len(self.workers)) if not self._absent(p, step)]
         for peer in present:
             if peer not in self.present:
+                if self.recipe.own_anchors and self.present:  # it takes another's: its own is old
+                    self.anchors[peer].copy_(self.anchors[self.present[0]])
                 self.workers[peer].begin_again(self._anchor_of(peer))
         self.present = present
 
@@ -417,6 +419,7 @@ class Experiment:
         lo, hi = flight.lo, flight.hi
         inside = self._inside(lo, hi)
         step = flight.lands_at
+        before = [anchor_F[lo:hi].clone() for anchor_F in self.anchors]
         for index, combined in flight.combined.items():
             anchor_F, state = self.anchors[index], self.outers[index][flight.fragment]
             mean_anchor = flight.mean_anchor.get(index)
@@ -427,12 +430,14 @@ class Experiment:
             anchor_F[lo + inside : hi] -= combined[inside:]  # buffers are averaged
             self.outers[index][flight.fragment] = after
         self.momentum_P[lo : lo + inside] = self.outers[0][flight.fragment].momentum_P
-        for peer in self.present:
-            if peer in flight.sent:
-                x_F = self.workers[peer].x_F[lo:hi]
-                anchor_F = self._anchor_of(peer)[lo:hi]
-                swapped = flight.own[peer] - flight.combined[0] if self.recipe.merge == "swap" else None
-                x_F.copy_(merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F, swapped))
+        for peer in [] if self.recipe.reducer.group == "one" else self.present:
+            x_F = self.workers[peer].x_F[lo:hi]
+            anchor_F = self._anchor_of(peer)[lo:hi]
+            if peer not in flight.sent:  # it came while this was under way: it keeps its own steps
+                x_F.add_(anchor_F - before[peer if len(self.anchors) > 1 else 0])
+                continue
+            swapped = flight.own[peer] - flight.combined[0] if self.recipe.merge == "swap" else None
+            x_F.copy_(merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F, swapped))
         self.flights = [f for f in self.flights if f is not flight]
 
     def _average_moments(self, step: int) -> None:

@@ -62,6 +62,8 @@ def check_recipe(recipe: Recipe) -> None:
     codings += [(p.up or recipe.coding.up, p.down or recipe.coding.down) for p in recipe.schedule.phases]
     for up, down in codings:
         _check_codecs(up, down)
+    if recipe.schedule.closing and recipe.reducer.statistic != "mean":
+        raise ValueError("a closing average is a mean: statistic='mean'")
     if isinstance(recipe.outer, Gossip) != (recipe.reducer.group == "pair"):
         raise ValueError("random pairs and the gossip outer step need each other")
     whole = recipe.own_anchors or recipe.reducer.group == "one" or isinstance(recipe.outer, Delayed | AdamW)
