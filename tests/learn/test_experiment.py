@@ -172,5 +172,7 @@ def test_pieces_that_do_not_fit_are_refused_in_words():
             check_recipe(wrong)
     with pytest.raises(ValueError, match="at least 3 peers"):
         tried(METHODS["cooperative"](), peers=2)
+    with pytest.raises(ValueError, match="one entry for each of 4"):
+        tried(whole, trouble=Trouble(speeds=(1.0, 0.5)))
     with pytest.raises(ValueError, match="diverged"):
         tried(diloco(rounds=40, inner_steps=2, outer_lr=1e30))

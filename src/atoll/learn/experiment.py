@@ -21,7 +21,6 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from atoll.base.draw import draw_below
 from atoll.keys.digest import digest
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
@@ -36,25 +35,9 @@ from atoll.learn.reducer import agreement, arrived, pairs, reduced, weight_of
 from atoll.learn.schedule import due, fragments_of, phase_at
 from atoll.learn.state import SharedState
 from atoll.learn.traffic import Traffic
+from atoll.learn.trouble import Absence, Trouble, check_trouble
 from atoll.learn.update import Bounds, Common, Update, encode_update, part_bounds, part_codecs, settle
 from atoll.learn.worker import Loss, Worker
-
-CHANCE = 2**32
-
-
-class Absence(msgspec.Struct, frozen=True):
-    peer: int
-    since: int  # step
-    until: int | None = None  # None: for good
-
-
-class Trouble(msgspec.Struct, frozen=True):
-    """What goes wrong on purpose."""
-
-    lost: float = 0.0  # share of all updates that never arrive; they stay in error feedback
-    late: tuple[int, ...] = ()  # steps that each peer's updates are under way
-    speeds: tuple[float, ...] = ()  # steps that each peer takes per step of the run, at most 1
-    absent: tuple[Absence, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,8 +103,11 @@ def experiment(
     cannot be run.
     """
     check_recipe(recipe)
+    if peers < 1 or (steps is not None and steps < 1):
+        raise ValueError("peers and steps must be at least 1")
     if recipe.reducer.peers_min > peers:
         raise ValueError(f"this recipe needs at least {recipe.reducer.peers_min} peers, not {peers}")
+    check_trouble(trouble or Trouble(), peers)
     recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
     if isinstance(model, str) or model is None:
         name = model or recipe.model
@@ -196,7 +182,7 @@ class Experiment:
         known = len(self.history)
         self._come_and_go(self.now)
         for peer in self.present:
-            if self._takes_step(peer, self.now):
+            if self.trouble.takes_step(peer, self.now):
                 self.workers[peer].train(self.recipe, self.data, len(self.workers), self.now - 1, self.loss)
         if self.now == self.steps:
             self._close()
@@ -206,21 +192,13 @@ class Experiment:
         return self.history[known:]
 
     def _come_and_go(self, step: int) -> None:
-        present = [p for p in range(len(self.workers)) if not self._absent(p, step)]
+        present = [p for p in range(len(self.workers)) if not self.trouble.is_away(p, step)]
         for peer in present:
             if peer not in self.present:
                 if self.recipe.own_anchors and self.present:  # it takes another's: its own is old
                     self.anchors[peer].copy_(self.anchors[self.present[0]])
                 self.workers[peer].begin_again(self._anchor_of(peer))
         self.present = present
-
-    def _absent(self, peer: int, step: int) -> bool:
-        spans = (one for one in self.trouble.absent if one.peer == peer)
-        return any(one.since < step and (one.until is None or step <= one.until) for one in spans)
-
-    def _takes_step(self, peer: int, step: int) -> bool:
-        speed = self.trouble.speeds[peer] if self.trouble.speeds else 1.0
-        return int(step * speed) > int((step - 1) * speed)
 
     def _synchronise(self, step: int) -> None:
         reducer = self.recipe.reducer
@@ -274,9 +252,11 @@ class Experiment:
         bounds = part_bounds(hi - lo, 1 if in_pairs else len(members))
         ups = self._codecs(coding.up, bounds, lo)
         updates = {peer: self._encoded(peer, lo, hi, bounds, ups, coding) for peer in members}
-        late = [self.trouble.late[peer] if self.trouble.late else 0 for peer in members]
+        late = [self.trouble.lateness(peer) for peer in members]
         in_time, closes = arrived(reducer, late, self.recipe.schedule.overlap)
-        counted = [p for p, fine in zip(members, in_time, strict=True) if fine and not self._is_lost(p)]
+        counted = [
+            p for p, fine in zip(members, in_time, strict=True) if fine and not self.trouble.loses(self._seed(), p)
+        ]
         waits = self.recipe.schedule.overlap == 0 or step == self.steps
         flight = Flight(fragment, lo, hi, step if waits else step + closes, {})
         for peer in members:
@@ -397,7 +377,7 @@ class Experiment:
         coding = self._coding(step)
         ups = self._codecs(coding.up, bounds, 0)
         update = self._encoded(peer, lo, hi, bounds, ups, coding)
-        lost = self._is_lost(peer)
+        lost = self.trouble.loses(self._seed(), peer)
         if coding.beta:
             worker.memory_F.copy_(settle(update, [not lost] * len(bounds), ups))
         if not lost:
@@ -457,8 +437,8 @@ class Experiment:
 
     def _steps_of(self, peer: int) -> int:
         """DyLU (2401.09135): the slow take fewer steps per round, so that all are about equally stale."""
-        speeds = self.trouble.speeds or (1.0,) * len(self.workers)
-        return max(1, int(self.recipe.schedule.inner_steps * speeds[peer] / max(speeds)))
+        fastest = max(self.trouble.speed(one) for one in range(len(self.workers)))
+        return max(1, int(self.recipe.schedule.inner_steps * self.trouble.speed(peer) / fastest))
 
     # ---- small words ---------------------------------------------------------------------------------------
 
@@ -492,9 +472,6 @@ class Experiment:
     def _seed(self) -> bytes:
         return b"experiment %d %d" % (self.recipe.seed, self.launched)
 
-    def _is_lost(self, peer: int) -> bool:
-        return draw_below(self._seed(), f"lost {peer}", CHANCE) < self.trouble.lost * CHANCE
-
     def _written(self, flight: Flight, step: int, members: list[int], counted: list[int]) -> None:
         losses = [loss for peer in members for loss in self.workers[peer].losses]
         for peer in members:
@@ -524,3 +501,6 @@ class Experiment:
         found = validation(self.data, samples, 256, self.recipe.seq_len)
         losses = [(float(self.loss(viewer.model, one)), len(one[0])) for one in found]
         return sum(loss * size for loss, size in losses) / sum(size for _, size in losses)
+
+
+__all__ = ["Absence", "Experiment", "Outcome", "Round", "Trouble", "experiment"]
