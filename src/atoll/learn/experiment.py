@@ -249,7 +249,7 @@ class Experiment:
             return None
         self.launched += 1
         in_pairs = reducer.group == "pair"
-        bounds = part_bounds(hi - lo, 1 if in_pairs else len(members))
+        bounds = part_bounds(hi - lo, (1,) * (1 if in_pairs else len(members)))
         ups = self._codecs(coding.up, bounds, lo)
         updates = {peer: self._encoded(peer, lo, hi, bounds, ups, coding) for peer in members}
         late = [self.trouble.lateness(peer) for peer in members]
@@ -373,7 +373,7 @@ class Experiment:
         ):
             return
         self.launched += 1
-        bounds = part_bounds(hi, len(self.present))
+        bounds = part_bounds(hi, (1,) * len(self.present))
         coding = self._coding(step)
         ups = self._codecs(coding.up, bounds, 0)
         update = self._encoded(peer, lo, hi, bounds, ups, coding)

@@ -85,11 +85,21 @@ def swarm_problem(recipe: Recipe) -> str:
             bool(schedule.phases or schedule.closing) or schedule.moments != plain.moments
         ),
         f"{recipe.coding.answer} answers": recipe.coding.answer != "once",
+        f"answers in {recipe.coding.down}": not _stands_alone(recipe.coding.down),
         "a reducer other than the mean over all members": reducer != Reducer(),
         "this outer step": not isinstance(recipe.outer, Nesterov | Sign),
         "a merge other than replace": recipe.merge != "replace",
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
+
+
+def _stands_alone(codec: str) -> bool:
+    """It needs to know nothing beside its name."""
+    try:
+        codec_named(codec)
+    except ValueError:
+        return False
+    return True
 
 
 def lasting(recipe: Recipe, steps: int) -> Recipe:
@@ -141,6 +151,7 @@ def diloco(
 
     The outer momentum follows the number of rounds unless it is given.
     """
+    codec_named(down)  # owners of real rounds know nothing beside its name
     return recipe_for(
         model,
         batch=batch,
@@ -196,6 +207,7 @@ def own_loop(
 ) -> Recipe:
     """DiLoCo rounds around somebody's own training loop, which brings model, data and inner optimizer."""
     _check_codecs(up, down)
+    codec_named(down)
     if inner_steps < 1:
         raise ValueError("inner_steps must be at least 1")
     return Recipe(
