@@ -151,7 +151,13 @@ def main() -> None:
     figures = measured(asked)
     report = {
         "bench": "convergence",
-        "settings": {"model": "gpt-tiny", "data": asked.data, "seed": asked.seed, "lost": asked.lost},
+        "settings": {
+            "model": "gpt-tiny",
+            "data": asked.data,
+            "seed": asked.seed,
+            "lost": asked.lost,
+            "late": asked.late,
+        },
         "figures": figures,
         "versions": {"atoll": atoll.__version__, "torch": torch.__version__, "python": platform.python_version()},
     }
