@@ -1,7 +1,8 @@
 """Atoll trains one PyTorch model on many machines that nobody fully controls.
 
 What stands here is promised to stay: `join`, `found` and `local` for your own training loop (`atoll.host.attach`),
-`Run`, which they return, and the errors. Everything else may move. Importing this package imports nothing heavy.
+`Run`, which they return, `experiment`, which tries a recipe in one process, and the errors. All else may
+move. Importing this package imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedE
 
 if TYPE_CHECKING:
     from atoll.host.attach import Run, found, join, local
+    from atoll.learn.experiment import experiment
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,17 +24,24 @@ __all__ = [
     "RunFailedError",
     "UsageError",
     "__version__",
+    "experiment",
     "found",
     "join",
     "local",
 ]
 
-_LAZY = ("Run", "found", "join", "local")  # they import torch
+_LAZY = {  # they import torch
+    "Run": "atoll.host.attach",
+    "found": "atoll.host.attach",
+    "join": "atoll.host.attach",
+    "local": "atoll.host.attach",
+    "experiment": "atoll.learn.experiment",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        from atoll.host import attach
+        from importlib import import_module
 
-        return getattr(attach, name)
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")

@@ -8,10 +8,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from atoll.base.errors import UsageError
+from atoll.base.errors import PeerFault, UsageError
 from atoll.host.config import data_of, load_config, recipe_of, settings_of
-from atoll.node.config import ABOUT, NOT_YET, RECIPE, Config, commented_toml, decode_config, keys, reference
+from atoll.host.learning import built_in, decode_learning, found
+from atoll.learn.methods import METHODS
+from atoll.learn.recipes import diloco, swarm_problem
+from atoll.node.config import (
+    ABOUT,
+    EXPERIMENTS,
+    NOT_YET,
+    RECIPE,
+    RECIPES,
+    Config,
+    commented_toml,
+    decode_config,
+    keys,
+    reference,
+)
+from atoll.node.settings import RunSettings
 
 DOCS = Path(__file__).parents[2] / "docs" / "config.md"
 
@@ -209,3 +225,33 @@ def test_data_is_looked_for_beside_the_file(tmp_path: Path):
 def test_config_survives_its_own_encoding():
     config = load_config(None, ("train.lr=0.01", "network.announce_addresses=['/dns4/a.org/tcp/1']"), {})
     assert decode_config(msgspec.to_builtins(config)) == config
+
+
+def test_recipes_are_those_that_exist_and_what_real_runs_cannot_do_is_refused():
+    """Every method stands in one of the two lists, in the right one; those of the second are answered `not yet`."""
+    assert set(RECIPES) | set(EXPERIMENTS) == {*METHODS, "demo"} and not set(RECIPES) & set(EXPERIMENTS)
+    for name in set(RECIPES) - {"demo"}:
+        assert swarm_problem(METHODS[name]()) == ""
+    for name in EXPERIMENTS:
+        assert swarm_problem(METHODS[name]())
+        refused = trouble(f"train.recipe={name}")
+        assert refused.code == "E-CFG-04" and "atoll.experiment" in refused.cause
+    assert trouble("train.recipe=sgd").code == "E-CFG-02"
+
+
+def test_a_recipe_of_another_name_takes_what_the_file_says():
+    sets = ("train.recipe=opendiloco", "train.inner_steps=20", "run.rounds=10", "train.lr=0.001")
+    recipe = recipe_of(load_config(None, sets, {}))
+    assert (recipe.coding.up, recipe.outer.momentum, recipe.inner.lr) == ("fp16", 0.9, 0.001)
+    assert (recipe.inner.total_steps, recipe.inner.warmup_steps) == (200, 20)
+
+
+def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
+    """Neither from Python, nor by believing a genesis that a newer version made."""
+    beginning = built_in(METHODS["streaming"]("gpt-nano"), "stdlib")
+    with pytest.raises(UsageError, match="fragments or overlap"):
+        found(beginning, RunSettings())
+    good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
+    learning = replace(decode_learning(good), recipe=beginning.recipe)
+    with pytest.raises(PeerFault, match="fragments or overlap"):
+        decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))

@@ -46,6 +46,7 @@ def load_config(
 
 def recipe_of(config: Config) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
+    from atoll.learn.methods import METHODS
     from atoll.learn.recipes import demo_recipe, diloco
 
     train, sync = config.train, config.sync
@@ -65,10 +66,11 @@ def recipe_of(config: Config) -> Recipe:
     }
     given = {k: v for k, v in wanted.items() if v is not None}
     try:
-        if train.recipe == "demo":
-            recipe = _adjusted(demo_recipe(), given, config.model.name)
-        else:
+        if train.recipe == "diloco":
             recipe = diloco(config.model.name or "gpt-tiny", **given)
+        else:
+            tuned = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
+            recipe = _adjusted(tuned, given, config.model.name)
     except ValueError as why:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
     inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
@@ -127,16 +129,10 @@ def data_of(config: Config, beside: Path | None) -> str:
 
 def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
     """A tuned recipe with some of its numbers replaced; its schedule follows its length."""
-    from atoll.learn.recipes import fitting_seq_len
+    from atoll.learn.recipes import check_recipe, fitting_seq_len, lasting
 
     schedule = replace(recipe.schedule, **{k: given[k] for k in ("rounds", "inner_steps") if k in given})
-    steps = schedule.rounds * schedule.inner_steps
-    inner = replace(
-        recipe.inner,
-        lr=given.get("lr", recipe.inner.lr),
-        total_steps=steps,
-        warmup_steps=min(recipe.inner.warmup_steps, steps // 10),
-    )
+    inner = replace(recipe.inner, lr=given.get("lr", recipe.inner.lr))
     outer = replace(
         recipe.outer,
         lr=given.get("outer_lr", recipe.outer.lr),
@@ -146,7 +142,9 @@ def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
     rest = {k: given[k] for k in ("batch", "seed") if k in given}
     rest["model"] = model or recipe.model
     rest["seq_len"] = fitting_seq_len(rest["model"], given.get("seq_len"))
-    return replace(recipe, schedule=schedule, inner=inner, outer=outer, coding=coding, **rest)
+    adjusted = replace(recipe, schedule=schedule, inner=inner, outer=outer, coding=coding, **rest)
+    check_recipe(adjusted)
+    return lasting(adjusted, schedule.steps)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.combine import combine
 from atoll.learn.data import cursor_after
 from atoll.learn.layout import check_same
+from atoll.learn.outer import SHARED, momentum_of
 from atoll.learn.state import SharedState, advance, export_model, state_bytes, state_from_bytes
 from atoll.learn.update import (
     Common,
@@ -253,7 +254,7 @@ class Island:
     def _common(self, round: int) -> Common:
         assert self.head is not None and self.head_name is not None
         learning = self._learning
-        return Common(round, self.head, self.head_name, learning.layout, learning.recipe.outer.momentum)
+        return Common(round, self.head, self.head_name, learning.layout, momentum_of(learning.recipe.outer))
 
     def _combine(self, work: Combine, common: Common) -> Combined:
         coding, floats = self._learning.recipe.coding, self._learning.layout.floats
@@ -271,6 +272,7 @@ class Island:
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         recipe, layout = self._learning.recipe, self._learning.layout
+        assert isinstance(recipe.outer, SHARED), "decode_learning refuses the others"
         bounds = part_bounds(layout.floats, work.shares)
         after = advance(
             before,

@@ -12,7 +12,7 @@ from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import data_blob, load_data
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model
-from atoll.learn.recipes import Recipe
+from atoll.learn.recipes import Recipe, swarm_problem
 from atoll.learn.state import initial_state, state_bytes, state_hash
 from atoll.node.settings import RunSettings
 
@@ -26,9 +26,12 @@ class Learning(msgspec.Struct, frozen=True):
 
 def decode_learning(settings: RunSettings) -> Learning:
     try:
-        return msgspec.msgpack.decode(settings.learning, type=Learning)
+        learning = msgspec.msgpack.decode(settings.learning, type=Learning)
     except msgspec.DecodeError as why:
         raise PeerFault("", f"this run learns nothing that this version can read: {why}") from None
+    if problem := swarm_problem(learning.recipe):
+        raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
+    return learning
 
 
 SLOW_LINK_BYTES_S = 2.5e6  # 20 Mbit/s: a round of a large model must not fail because an owner's link is a home's
@@ -63,8 +66,15 @@ def built_in(recipe: Recipe, data: str) -> Beginning:
 
 
 def found(beginning: Beginning, settings: RunSettings) -> Founded:
-    """A run that learns this. UsageError if the model is too small to be cut into parts."""
+    """A run that learns this. UsageError if the model is too small to be cut into parts, or the recipe too new."""
     layout = beginning.layout
+    if problem := swarm_problem(beginning.recipe):
+        raise UsageError(
+            "E-RUN-12",
+            f"real runs cannot do this recipe yet: {problem}",
+            cause="it runs in one process so far: atoll.experiment",
+            fix="choose diloco",
+        )
     if layout.floats < PARTS_MAX * BLOCK:
         raise UsageError(
             "E-RUN-01",

@@ -1,20 +1,38 @@
 """How a worker's live parameters take in the new anchor. The anchor itself is never touched here.
 
 `replace` starts the next round from the anchor. `delta` keeps the steps taken while the message was under way
-(LOSCAR-SGD 2605.20866, the delay-corrected merge) and is the one to use when a round overlaps training.
+(LOSCAR-SGD 2605.20866, the delay-corrected merge) and is the one to use when a round overlaps training. `Mix`
+keeps a share of the worker's own parameters (Streaming DiLoCo 2501.18512, equation 3). `swap` takes what everybody
+said in the place of what I said, and leaves the rest alone: for recipes that send a few values at a time.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
 from torch import Tensor
 
-Merge = Literal["replace", "delta"]
+
+class Mix(msgspec.Struct, frozen=True, tag="mix"):
+    own: float = 0.5  # alpha: share of the worker's own parameters that stays
 
 
-def merge(how: Merge, x_F: Tensor, sent_F: Tensor, anchor_F: Tensor) -> Tensor:
-    """x' (F,) from the live x, the x that was encoded, and the new anchor."""
-    if how == "replace":
-        return anchor_F.clone()
-    return anchor_F + (x_F - sent_F)
+Merge = Literal["replace", "delta", "swap"] | Mix
+
+
+def merge(how: Merge, x_F: Tensor, sent_F: Tensor, anchor_F: Tensor, swapped_F: Tensor | None = None) -> Tensor:
+    """x' (F,) from the live x, the x that was encoded, and the new anchor.
+
+    `swapped_F`, for `swap` alone: what others make of this worker's message, its own minus the combined one.
+    """
+    match how:
+        case "replace":
+            return anchor_F.clone()
+        case "delta":
+            return anchor_F + (x_F - sent_F)
+        case "swap":
+            assert swapped_F is not None
+            return x_F + swapped_F
+        case Mix(own):
+            return x_F * own + anchor_F * (1 - own)

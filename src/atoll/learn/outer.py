@@ -1,14 +1,20 @@
 """The outer step: how the agreed parameters move when the members' combined update is known.
 
-Every peer takes this step for itself and must end with the same bits, so only single-rounded elementwise
-operations appear: `add(alpha=)`, `lerp` and `torch.optim.SGD(nesterov=True)` give other bits on other
-instruction sets (measured with torch 2.13).
+Where every peer takes this step for itself and must end with the same bits (`outer_step`: Nesterov, Sign), only
+single-rounded elementwise operations appear: `add(alpha=)`, `lerp` and `torch.optim.SGD(nesterov=True)` give other
+bits on other instruction sets (measured with torch 2.13). The other kinds (`move`) are for experiments and are
+refused by real runs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import msgspec
+import torch
 from torch import Tensor
+
+from atoll.learn.inner import AdamW, InnerState, fresh_inner, inner_step
 
 
 class Nesterov(msgspec.Struct, frozen=True, tag="nesterov"):
@@ -20,13 +26,149 @@ class Nesterov(msgspec.Struct, frozen=True, tag="nesterov"):
     lr: float = 1.0
     # lr / (1 - momentum) is the effective step: about 2 for 30–50 rounds, 2.5–5 from 100 rounds on
     momentum: float = 0.6
+    floor: float = 1.0  # share of lr at the end of the run; it falls on a straight line
+    settle: float = (
+        0.0  # last share of the run in which the momentum falls to 0, so that the end is plain averaging
+    )
+    total_steps: int = 0  # of the run, where anything falls
 
 
-def outer_step(outer: Nesterov, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor) -> tuple[Tensor, Tensor]:
-    """(anchor', momentum'), each (P,). The arguments are left alone."""
-    momentum_P = momentum_P * outer.momentum
+class Sign(msgspec.Struct, frozen=True, tag="sign"):
+    """anchor <- anchor - lr sign(d): signSGD over what error feedback gathers (DeMo 2411.19870, algorithm 1)."""
+
+    lr: float = 1e-3
+    warmup_steps: int = 0
+    total_steps: int = 0
+    floor: float = 1.0
+
+
+class Delayed(msgspec.Struct, frozen=True, tag="delayed"):
+    """Delayed Nesterov (2401.09135, algorithm 3), for updates that arrive one by one: each moves the anchor by
+    lr d / every; the momentum is renewed and felt only with every so-manieth of them.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    every: int = 4  # about the number of workers
+
+
+class Gossip(msgspec.Struct, frozen=True, tag="gossip"):
+    """NoLoCo (2506.10911, equation 2), for members with anchors of their own:
+
+    m <- mu m - lr d + gamma (mean anchor of the group - anchor);  anchor <- anchor + m.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.5
+    gamma: float = 0.7
+
+
+class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
+    """Nesterov whose momentum is `momentum` times how much the members' updates agree, part by part: where they
+    pull apart, the last rounds' direction counts for less. Part owners measure it (`reducer.agreement`).
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+
+Outer = Nesterov | Sign | Delayed | Gossip | Agreeing | AdamW
+SHARED = Nesterov | Sign  # every peer computes the same bits
+
+
+def momentum_of(outer: Outer) -> float:
+    """What codecs that build on the outer momentum may take it for."""
+    return 0.0 if isinstance(outer, Sign | AdamW) else outer.momentum
+
+
+def rate_of(outer: SHARED, step: int) -> float:
+    """The outer rate at a step of the run. Straight lines only: a cosine differs between machines' libraries."""
+    if isinstance(outer, Sign) and step < outer.warmup_steps:
+        return outer.lr * ((step + 1) / outer.warmup_steps)
+    if outer.floor == 1.0 or outer.total_steps <= 0:
+        return outer.lr
+    return outer.lr * (1.0 - (1.0 - outer.floor) * min(1.0, step / outer.total_steps))
+
+
+def momentum_at(outer: Nesterov, step: int) -> float:
+    """Outer momentum at a step of the run."""
+    if outer.settle <= 0.0 or outer.total_steps <= 0:
+        return outer.momentum
+    return outer.momentum * min(1.0, max(0.0, outer.total_steps - step) / (outer.settle * outer.total_steps))
+
+
+def outer_step(
+    outer: SHARED, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor, step: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(anchor', momentum'), each (P,), bit-identical everywhere. The arguments are left alone."""
+    if isinstance(outer, Sign):
+        return anchor_P - combined_P.sign().mul_(rate_of(outer, step)), momentum_P
+    momentum = momentum_at(outer, step)
+    momentum_P = momentum_P * momentum
     momentum_P.add_(combined_P)
-    ahead_P = momentum_P * outer.momentum
+    ahead_P = momentum_P * momentum
     ahead_P.add_(combined_P)
-    ahead_P.mul_(outer.lr)
+    ahead_P.mul_(rate_of(outer, step))
     return anchor_P - ahead_P, momentum_P
+
+
+# ---- every kind, for experiments ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OuterState:
+    """What an outer optimizer remembers of one anchor, or one fragment of it."""
+
+    momentum_P: Tensor
+    buffer_P: Tensor | None = None  # Delayed: what arrived since the momentum was renewed
+    inner: InnerState | None = None  # AdamW: its two moments
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What else is known when an update is applied."""
+
+    step: int  # of the run
+    agreement_P: Tensor | float = 1.0  # how much the updates agree, 0 … 1
+    mean_anchor_P: Tensor | None = None  # of the group, where members have anchors of their own
+
+
+def fresh_outer(outer: Outer, parameters: int) -> OuterState:
+    zeros_P = torch.zeros(parameters)
+    return OuterState(
+        zeros_P,
+        zeros_P.clone() if isinstance(outer, Delayed) else None,
+        fresh_inner(parameters) if isinstance(outer, AdamW) else None,
+    )
+
+
+def move(
+    outer: Outer, state: OuterState, anchor_P: Tensor, combined_P: Tensor, moment: Moment
+) -> tuple[Tensor, OuterState]:
+    """(anchor', state') after one combined update. Only AdamW's moments change in place."""
+    momentum_P = state.momentum_P
+    match outer:
+        case Nesterov() | Sign():
+            anchor_P, momentum_P = outer_step(outer, anchor_P, momentum_P, combined_P, moment.step)
+        case Agreeing(lr, momentum):
+            felt_P = moment.agreement_P * momentum
+            momentum_P = momentum_P * felt_P + combined_P
+            anchor_P = anchor_P - (combined_P + momentum_P * felt_P) * lr
+        case Gossip(lr, momentum, gamma):
+            assert moment.mean_anchor_P is not None
+            momentum_P = momentum_P * momentum - combined_P * lr + (moment.mean_anchor_P - anchor_P) * gamma
+            anchor_P = anchor_P + momentum_P
+        case Delayed(lr, momentum, every):
+            assert state.buffer_P is not None
+            share_P = combined_P / every
+            anchor_P, buffer_P, steps = anchor_P - share_P * lr, state.buffer_P + share_P, state.steps + 1
+            if steps % every == 0:
+                momentum_P = momentum_P * momentum + buffer_P
+                anchor_P, buffer_P = anchor_P - momentum_P * (lr * momentum), torch.zeros_like(buffer_P)
+            return anchor_P, replace(state, momentum_P=momentum_P, buffer_P=buffer_P, steps=steps)
+        case AdamW():
+            assert state.inner is not None
+            anchor_P = anchor_P.clone()
+            inner_step(outer, state.inner, anchor_P, combined_P.clone(), moment.step)
+    return anchor_P, replace(state, momentum_P=momentum_P, steps=state.steps + 1)

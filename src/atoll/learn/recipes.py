@@ -1,7 +1,8 @@
 """Recipes: which six pieces one training run is made of, as plain values that travel in genesis.
 
 A recipe names the model, the work of a round and the pieces INNER, SCHEDULE, CODEC, REDUCER, OUTER, MERGE
-(inner, schedule, codec, reducer, outer, merge). Every number has a reason or the measurement it comes from.
+(inner, schedule, coding, reducer, outer, merge). Here are its shape, what makes sense, what a real run can do so
+far, and the recipe of real runs, DiLoCo; `methods` has the others. Numbers have a reason or a source.
 """
 
 from __future__ import annotations
@@ -9,29 +10,29 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from torch import empty
 
-from atoll.learn.codec import check_name, codec_named
-from atoll.learn.inner import AdamW
+from atoll.learn.codec import Known, check_name, codec_named
+from atoll.learn.inner import Accumulate, AdamW, Inner
+from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
 from atoll.learn.models import GPT_SIZES, MODELS
-from atoll.learn.outer import Nesterov
+from atoll.learn.outer import Agreeing, Delayed, Gossip, Nesterov, Outer, Sign
+from atoll.learn.reducer import Reducer
+from atoll.learn.schedule import Schedule, check_schedule
 
 SEQ_LEN = 64  # tokens per sample where nobody says: enough to learn words from bytes
 
 
-class Schedule(msgspec.Struct, frozen=True):
-    """When peers synchronise: after so many steps, or earlier when the plan's time is up."""
-
-    inner_steps: int = 50  # H; the gap to synchronous training grows with it, the bytes shrink
-    rounds: int = 30
-
-
 class Coding(msgspec.Struct, frozen=True):
-    """How updates travel. Error feedback is the sender's; the answer is encoded once and has none."""
+    """How updates travel. Error feedback is the sender's; an owner's, of its answers, is `remembered`."""
 
     up: str = "int8"  # member to part owner
-    down: str = "int8"  # part owner to all; "2bit" would add an error that nothing feeds back
+    down: str = "int8"  # part owner to all; strong codecs need `remembered`, or their error is never made good
     beta: float = 1.0  # share of the error-feedback memory that survives a round; 0 switches it off
+    answer: Literal["once", "remembered", "gathered"] = "once"
+    """`once`: the owner encodes the mean. `remembered`: the same under error feedback of the owner. `gathered`: no
+    answers, everybody decodes everybody's rows (members - 1 times the bytes, no second loss)."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -39,12 +40,97 @@ class Recipe(msgspec.Struct, frozen=True):
     seed: int  # of the first weights and of the order of the data
     batch: int  # samples per inner step of one peer
     seq_len: int  # tokens per sample; ignored for images
-    inner: AdamW
+    inner: Inner
     schedule: Schedule
     coding: Coding
-    statistic: Literal["mean"]  # over the rows an owner has, weighted by samples
-    outer: Nesterov
+    outer: Outer
     merge: Merge
+    reducer: Reducer = Reducer()
+
+    @property
+    def own_anchors(self) -> bool:
+        """Members have anchors of their own, so a round does not end with one state hash."""
+        return self.reducer.group == "pair" or self.reducer.own == "fresh"
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """ValueError if the pieces do not fit each other."""
+    check_schedule(recipe.schedule)
+    if min(recipe.batch, recipe.seq_len) < 1:
+        raise ValueError("rounds, inner_steps, batch and seq_len must all be at least 1")
+    codings = [(recipe.coding.up, recipe.coding.down)]
+    codings += [(p.up or recipe.coding.up, p.down or recipe.coding.down) for p in recipe.schedule.phases]
+    for up, down in codings:
+        _check_codecs(up, down)
+    if recipe.schedule.closing and recipe.reducer.statistic != "mean":
+        raise ValueError("a closing average is a mean: statistic='mean'")
+    if isinstance(recipe.outer, Gossip) != (recipe.reducer.group == "pair"):
+        raise ValueError("random pairs and the gossip outer step need each other")
+    whole = recipe.own_anchors or recipe.reducer.group == "one" or isinstance(recipe.outer, Delayed | AdamW)
+    if whole and (recipe.schedule.fragments > 1 or recipe.schedule.overlap or recipe.schedule.closing):
+        raise ValueError("this reducer or outer step works on whole models: fragments=1, overlap=0, closing=''")
+    if whole and recipe.merge != "replace":
+        raise ValueError("this reducer or outer step starts every round from its anchor: merge='replace'")
+    if isinstance(recipe.inner, Accumulate) and (recipe.merge != "replace" or recipe.schedule.overlap):
+        raise ValueError("accumulated gradients leave x where it is: merge='replace', overlap=0")
+
+
+def swarm_problem(recipe: Recipe) -> str:
+    """What of a recipe real runs cannot do yet; empty if they can do it all."""
+    schedule, reducer, plain = recipe.schedule, recipe.reducer, Schedule()
+    cannot = {
+        "an inner optimizer other than AdamW": not isinstance(recipe.inner, AdamW),
+        "fragments or overlap": schedule.fragments > 1 or schedule.overlap > 0,
+        "a change of rhythm, a closing average or averages of moments": (
+            bool(schedule.phases or schedule.closing) or schedule.moments != plain.moments
+        ),
+        f"{recipe.coding.answer} answers": recipe.coding.answer != "once",
+        f"answers in {recipe.coding.down}": not _stands_alone(recipe.coding.down),
+        "a reducer other than the mean over all members": reducer != Reducer(),
+        "this outer step": not isinstance(recipe.outer, Nesterov | Sign),
+        "a merge other than replace": recipe.merge != "replace",
+    }
+    return ", ".join(what for what, asked in cannot.items() if asked)
+
+
+def _stands_alone(codec: str) -> bool:
+    """It needs to know nothing beside its name."""
+    try:
+        codec_named(codec)
+    except ValueError:
+        return False
+    return True
+
+
+def lasting(recipe: Recipe, steps: int) -> Recipe:
+    """The same recipe for a run of so many steps: schedules of rates follow."""
+    outer, schedule = recipe.outer, recipe.schedule
+    match outer:
+        case AdamW():
+            outer = inner_lasting(outer, steps)
+        case Nesterov() if outer.floor != 1.0 or outer.settle:
+            outer = msgspec.structs.replace(outer, total_steps=steps)
+        case Sign():
+            warmup_steps = min(outer.warmup_steps, steps // 10)
+            outer = msgspec.structs.replace(outer, total_steps=steps, warmup_steps=warmup_steps)
+        case Nesterov() | Delayed() | Gossip() | Agreeing():
+            pass
+    rounds = -(-steps // schedule.inner_steps)
+    return msgspec.structs.replace(
+        recipe,
+        inner=inner_lasting(recipe.inner, steps),
+        outer=outer,
+        schedule=msgspec.structs.replace(schedule, rounds=rounds),
+    )
+
+
+def momentum_for(rounds: int) -> float:
+    """Outer momentum with an outer rate of 1: the effective step should grow with the number of rounds.
+
+    The paper's (0.7, 0.9) wants hundreds of rounds; with 30–50 it leaves +11.9 % loss where (1.0, 0.5–0.6)
+    leaves +8 %.
+    """
+    return 0.5 if rounds <= 50 else 0.7 if rounds <= 100 else 0.8
 
 
 def diloco(
@@ -63,30 +149,41 @@ def diloco(
 ) -> Recipe:
     """DiLoCo (2311.08105, algorithm 1): AdamW inside, Nesterov outside, compressed pseudo-gradients.
 
-    The paper's outer step (0.7, 0.9) wants hundreds of rounds; with 30–50 it leaves +11.9 % loss where
-    (1.0, 0.5–0.6) leaves +8 %. So the momentum follows the number of rounds unless it is given.
+    The outer momentum follows the number of rounds unless it is given.
     """
-    _check_codecs(up, down)
+    codec_named(down)  # owners of real rounds know nothing beside its name
+    return recipe_for(
+        model,
+        batch=batch,
+        seq_len=seq_len,
+        seed=seed,
+        inner=AdamW(lr=lr),
+        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        coding=Coding(up=up, down=down),
+        outer=Nesterov(outer_lr, momentum_for(rounds) if outer_momentum is None else outer_momentum),
+    )
+
+
+def recipe_for(
+    model: str,
+    *,
+    batch: int,
+    seq_len: int | None,
+    seed: int,
+    inner: Inner,
+    schedule: Schedule,
+    coding: Coding,
+    outer: Outer,
+    merge: Merge = "replace",
+    reducer: Reducer | None = None,
+) -> Recipe:
+    """A checked recipe for a built-in model, its rates set to the length of its run."""
     if model not in MODELS:  # better said here than in every trainer
         raise ValueError(f"no built-in model is called {model!r}; there are {', '.join(MODELS)}")
     seq_len = fitting_seq_len(model, seq_len)
-    if min(rounds, inner_steps, batch, seq_len) < 1:
-        raise ValueError("rounds, inner_steps, batch and seq_len must all be at least 1")
-    if outer_momentum is None:
-        outer_momentum = 0.5 if rounds <= 50 else 0.7 if rounds <= 100 else 0.8
-    steps = rounds * inner_steps
-    return Recipe(
-        model=model,
-        seed=seed,
-        batch=batch,
-        seq_len=seq_len,
-        inner=AdamW(lr=lr, warmup_steps=min(100, steps // 10), total_steps=steps),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
-        coding=Coding(up=up, down=down),
-        statistic="mean",
-        outer=Nesterov(lr=outer_lr, momentum=outer_momentum),
-        merge="replace",
-    )
+    recipe = Recipe(model, seed, batch, seq_len, inner, schedule, coding, outer, merge, reducer or Reducer())
+    check_recipe(recipe)
+    return lasting(recipe, schedule.steps)
 
 
 def fitting_seq_len(model: str, seq_len: int | None) -> int:
@@ -110,6 +207,7 @@ def own_loop(
 ) -> Recipe:
     """DiLoCo rounds around somebody's own training loop, which brings model, data and inner optimizer."""
     _check_codecs(up, down)
+    codec_named(down)
     if inner_steps < 1:
         raise ValueError("inner_steps must be at least 1")
     return Recipe(
@@ -120,7 +218,6 @@ def own_loop(
         inner=AdamW(lr=1.0, warmup_steps=0, total_steps=1),  # never used: the loop has its own
         schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
         coding=Coding(up=up, down=down),
-        statistic="mean",
         outer=Nesterov(lr=outer_lr, momentum=outer_momentum),
         merge="replace",
     )
@@ -128,7 +225,8 @@ def own_loop(
 
 def _check_codecs(up: str, down: str) -> None:
     check_name(up)
-    if not codec_named(down).same_everywhere:
+    check_name(down)
+    if not codec_named(down, Known(seed=b"any", reference_N=empty(0), shapes=())).same_everywhere:
         raise ValueError(
             f"{down!r} cannot carry answers: its bytes may differ between owners' machines; "
             "name a codec without zstd, lz4 or snappy for the way down"

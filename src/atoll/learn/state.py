@@ -19,7 +19,7 @@ from atoll.base.ids import Digest
 from atoll.keys.digest import Buffer, blob_id, manifest_of
 from atoll.learn.codec import Codec
 from atoll.learn.layout import Layout, flatten, layout_digest, layout_of, named
-from atoll.learn.outer import Nesterov, outer_step
+from atoll.learn.outer import SHARED, outer_step
 from atoll.learn.tensorfile import dump, load
 
 FORMAT = "atoll/state/1"
@@ -50,7 +50,7 @@ def advance(
     parts: Sequence[Buffer | None],
     bounds: Sequence[tuple[int, int]],
     codec: Codec,
-    outer: Nesterov,
+    outer: SHARED,
     *,
     steps: int,
     samples: int,
@@ -65,7 +65,8 @@ def advance(
     """
     combined_F = decode_parts(parts, bounds, codec, len(state.anchor_F))
     parameters = len(state.momentum_P)
-    anchor_P, momentum_P = outer_step(outer, state.anchor_F[:parameters], state.momentum_P, combined_F[:parameters])
+    before_P = state.anchor_F[:parameters]
+    anchor_P, momentum_P = outer_step(outer, before_P, state.momentum_P, combined_F[:parameters], state.steps)
     buffers = state.anchor_F[parameters:] - combined_F[parameters:]
     counters_K = state.counters_K
     for row in counters:

@@ -23,6 +23,11 @@ from atoll.base.units import parse_duration_s
 from atoll.node.settings import TopologyName
 
 DURATION = {"unit": "duration"}
+RECIPES = ("diloco", "demo", "local_sgd", "opendiloco")
+EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
+    *("auto", "data_parallel", "fedavg", "muloco", "streaming", "eager", "sparseloco", "demo_", "noloco", "sparta"),
+    *("des_loc", "powersgd", "decoupled", "cooperative", "delayed_nesterov"),
+)
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
 
 
@@ -70,7 +75,7 @@ class Data(Section, frozen=True):
 class Train(Section, frozen=True):
     """How it learns. Travels with the run. What is left out is as the recipe has it."""
 
-    recipe: Literal["diloco", "demo"] = "diloco"
+    recipe: Text = "diloco"
     inner_steps: Count | None = None
     batch: Count | None = None
     seq_len: Count | None = None
@@ -173,7 +178,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "train.recipe": (
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '
-        '"demo": the same, tuned for `atoll demo`.'
+        '"demo": the same, tuned for `atoll demo`. "local_sgd": no outer momentum. "opendiloco": fp16, 500 steps. '
+        "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (
         "Steps of each peer between two synchronisations. More saves bytes, fewer stay closer to "
@@ -341,6 +347,18 @@ def _check_made(config: Config) -> None:
         section, _, name = key.partition(".")
         if getattr(getattr(config, section), name) != default:
             raise UsageError("E-CFG-04", f"{key}: not yet", cause=why, fix=f"leave {key} at {toml_text(default)}")
+    recipe = config.train.recipe
+    if recipe in EXPERIMENTS:
+        raise UsageError(
+            "E-CFG-04",
+            f'train.recipe = "{recipe}": not yet',
+            cause="it runs in one process so far: atoll.experiment",
+            fix=f"choose one of {', '.join(RECIPES)}",
+        )
+    if recipe not in RECIPES:
+        raise UsageError(
+            "E-CFG-02", f'train.recipe: no recipe is called "{recipe}"', fix=f"choose one of {', '.join(RECIPES)}"
+        )
     protocol = config.consensus.protocol
     if protocol in ("raft", "snow"):
         raise UsageError("E-CFG-04", f'consensus.protocol = "{protocol}": not yet', fix='leave it at "bft"')

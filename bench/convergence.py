@@ -1,0 +1,172 @@
+"""What a recipe reaches and what it sends, beside synchronous data parallelism with the same data and steps.
+
+    python bench/convergence.py --recipe streaming --peers 4 --steps 1500 --seeds 1 [--json] [--quick]
+    python bench/convergence.py --recipe streaming --set outer_momentum=0.8 --set phases=0.9:8:int8:int8
+
+The setting is that of the reference study: a byte GPT of 167 936 parameters, the sources of Python's standard
+library, 4 sequences of 64 bytes per peer and step (16 over all), AdamW 4e-3 with 100 steps of warm-up and a cosine
+to a tenth. `--set` changes a number of the recipe; `phases` is since:inner_steps:up:down, more with commas.
+`gap_percent` compares validation losses of the agreed model; with several seeds, means of both. Ratios count every
+copy of every tensor payload that one peer sends and hears (`atoll.learn.experiment`). The baseline's losses are
+kept in `--baselines`, a JSON file, by setting, so that many recipes need it only once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+import atoll
+from atoll.learn.data import Data, data_digest, load_data
+from atoll.learn.experiment import Outcome, Round, Trouble, experiment
+from atoll.learn.methods import METHODS
+from atoll.learn.recipes import Coding, Recipe
+from atoll.learn.schedule import Phase
+
+QUICK_STEPS = 300
+
+
+def value(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def phases_of(text: str) -> tuple[Phase, ...]:
+    def one(words: list[str]) -> Phase:
+        up, down = [*words[2:], "", ""][:2]
+        return Phase(float(words[0]), int(words[1]), up, down)
+
+    return tuple(one(piece.split(":")) for piece in text.split(","))
+
+
+def recipe_of(name: str, given: dict[str, object], steps: int, seed: int) -> Recipe:
+    """The method's recipe for so many steps; what its function does not take is set on its pieces."""
+    make, given = METHODS[name], dict(given)
+    pieces = {key: given.pop(key) for key in ("phases", "closing", "answer") if key in given}
+    probe = make("gpt-tiny", **given)
+    rounds = -(-steps // probe.schedule.inner_steps)
+    recipe = make("gpt-tiny", rounds=rounds, seed=seed, **given)
+    schedule, coding = recipe.schedule, recipe.coding
+    if "phases" in pieces:
+        schedule = msgspec.structs.replace(schedule, phases=phases_of(str(pieces["phases"])))
+    if "closing" in pieces:
+        schedule = msgspec.structs.replace(schedule, closing=str(pieces["closing"]))
+    if "answer" in pieces:
+        coding = msgspec.convert(msgspec.to_builtins(coding) | {"answer": pieces["answer"]}, Coding)
+    return msgspec.structs.replace(recipe, schedule=schedule, coding=coding)
+
+
+def baseline(data: Data, asked: argparse.Namespace, seed: int) -> float:
+    """Synchronous data parallelism's loss, from the file if it was measured before."""
+    kept = Path(asked.baselines) if asked.baselines else None
+    known = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    key = f"{data_digest(data).hex()[:16]} M={asked.peers} steps={asked.steps} seed={seed}"
+    if key not in known:
+        done = run(recipe_of("data_parallel", {}, asked.steps, seed), data, asked, Trouble())
+        known = json.loads(kept.read_text()) if kept and kept.exists() else {}
+        known[key] = done.val_loss
+        if kept:
+            kept.write_text(json.dumps(known, indent=1))
+    return known[key]
+
+
+def run(recipe: Recipe, data: Data, asked: argparse.Namespace, trouble: Trouble) -> Outcome:
+    def say(one: Round) -> None:
+        if one.fragment == 0 and one.step - say.last >= 250:
+            say.last = one.step
+            print(f"{one.step} {one.train_loss:.4f}", file=sys.stderr, flush=True)
+
+    say.last = 0
+    return experiment(recipe, data=data, peers=asked.peers, steps=asked.steps, trouble=trouble, progress=say)
+
+
+def measured(asked: argparse.Namespace) -> dict:
+    given = {key: value(text) for key, _, text in (one.partition("=") for one in asked.set)}
+    data = load_data(asked.data)
+    trouble = Trouble(lost=asked.lost, late=tuple(asked.late), speeds=tuple(asked.speeds))
+    began = time.monotonic()
+    outcomes = []
+    for seed in range(asked.seed, asked.seed + asked.seeds):
+        outcomes.append(run(recipe_of(asked.recipe, given, asked.steps, seed), data, asked, trouble))
+    wall_s = time.monotonic() - began
+    loss = statistics.mean(one.val_loss for one in outcomes)
+    figures = {
+        "recipe": asked.recipe,
+        "set": asked.set,
+        "peers": asked.peers,
+        "steps": asked.steps,
+        "seeds": asked.seeds,
+        "val_loss": round(loss, 5),
+        "live_loss": round(statistics.mean(one.live_loss for one in outcomes), 5),
+        "upload_ratio": _ratio(outcomes[0].upload_ratio),
+        "download_ratio": _ratio(outcomes[0].download_ratio),
+        "rounds": outcomes[0].rounds,
+        "wall_s": round(wall_s, 1),
+    }
+    if not asked.alone:
+        theirs = statistics.mean(
+            baseline(data, asked, seed) for seed in range(asked.seed, asked.seed + asked.seeds)
+        )
+        figures |= {"val_loss_data_parallel": round(theirs, 5), "gap_percent": round(100 * (loss / theirs - 1), 2)}
+    return figures
+
+
+def _ratio(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 1)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="auto" if "auto" in METHODS else "streaming", choices=sorted(METHODS))
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0, help="the first of the seeds")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--lost", type=float, default=0.0, help="share of updates that never arrive")
+    parser.add_argument("--late", type=int, nargs="*", default=[], help="steps that each peer's updates take")
+    parser.add_argument(
+        "--speeds", type=float, nargs="*", default=[], help="steps of each peer per step, at most 1"
+    )
+    parser.add_argument("--data", default="stdlib", metavar="FILE")
+    parser.add_argument("--baselines", default="", metavar="FILE")
+    parser.add_argument("--alone", action="store_true", help="without the baseline")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.steps = QUICK_STEPS
+    figures = measured(asked)
+    report = {
+        "bench": "convergence",
+        "settings": {
+            "model": "gpt-tiny",
+            "data": asked.data,
+            "seed": asked.seed,
+            "lost": asked.lost,
+            "late": asked.late,
+        },
+        "figures": figures,
+        "versions": {"atoll": atoll.__version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+    if asked.json:
+        print(json.dumps(report))
+        return
+    for name, figure in figures.items():
+        print(f"{name:24}{figure}")
+
+
+if __name__ == "__main__":
+    main()

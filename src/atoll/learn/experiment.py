@@ -1,0 +1,506 @@
+"""What a recipe reaches, before any network: all members of a run in one process, step by step, deterministically.
+
+    from atoll.learn.recipes import diloco
+    done = atoll.experiment(diloco(rounds=30, inner_steps=32, up="2bit", down="2bit"), peers=4)
+    done.val_loss, done.upload_ratio
+
+The arithmetic is that of real rounds: updates are encoded under error feedback, part owners decode, combine and
+encode the answer (`learn/combine`), everybody decodes it, takes the outer step and merges; so the loss of the way
+back is in the result. Bytes are those that one peer sends and hears under the butterfly plan, every copy counted:
+its rows to the owners, and its own part's answer to everybody. Ratios are against ring data parallelism in fp32,
+2 (M - 1) / M x 4 P bytes per step each way. Packet headers, agreement and downloads of joiners are left out.
+Time is counted in inner steps; nothing here waits or measures seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from atoll.keys.digest import digest
+from atoll.learn.codec import Codec
+from atoll.learn.combine import gather
+from atoll.learn.data import Data, load_data, validation
+from atoll.learn.layout import flatten, layout_of
+from atoll.learn.merge import merge
+from atoll.learn.models import build_model
+from atoll.learn.models import loss_of as built_in_loss
+from atoll.learn.outer import Agreeing, Moment, fresh_outer, momentum_of, move
+from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting
+from atoll.learn.reducer import agreement, arrived, pairs, reduced, weight_of
+from atoll.learn.schedule import due, fragments_of, phase_at
+from atoll.learn.state import SharedState
+from atoll.learn.traffic import Traffic
+from atoll.learn.trouble import Absence, Trouble, check_trouble
+from atoll.learn.update import Bounds, Common, Update, encode_update, part_bounds, part_codecs, settle
+from atoll.learn.worker import Loss, Worker
+
+
+@dataclass(frozen=True)
+class Round:
+    """One fragment, synchronised once. Bytes and rounds count from the beginning, bytes for an average peer."""
+
+    step: int
+    fragment: int
+    members: tuple[int, ...]
+    counted: tuple[int, ...]  # whose updates are in it
+    train_loss: float  # mean of the steps since the rounds before
+    upload_bytes: float
+    download_bytes: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    val_loss: float  # of the agreed model, nats per token or image
+    live_loss: float  # of the mean of live parameters just before the last round: what a closing average would give
+    upload_ratio: float | None  # times fewer bytes than ring data parallelism; None where nothing is sent
+    download_ratio: float | None
+    upload_bytes: float  # of an average peer, whole run
+    download_bytes: float
+    steps: int
+    rounds: int  # synchronisations of the first fragment
+    curve: tuple[tuple[int, float], ...]  # (step, validation loss)
+    history: tuple[Round, ...]
+    model_F: Tensor  # the agreed model as one flat vector
+
+
+@dataclass
+class Flight:
+    """A fragment between sending and applying."""
+
+    fragment: int
+    lo: int
+    hi: int
+    lands_at: int
+    sent: dict[int, Tensor]  # member -> its live parameters as they were sent
+    combined: dict[int, Tensor] = field(default_factory=dict)  # anchor -> update
+    own: dict[int, Tensor] = field(default_factory=dict)  # member -> what its own message decodes to
+    mean_anchor: dict[int, Tensor] = field(default_factory=dict)
+    agreement: Tensor | float = 1.0
+
+
+def experiment(
+    recipe: Recipe,
+    model: str | nn.Module | None = None,
+    data: str | Data | None = None,
+    *,
+    peers: int = 4,
+    steps: int | None = None,
+    trouble: Trouble | None = None,
+    evaluate_every: int = 0,
+    samples: int = 2048,
+    loss: Loss = built_in_loss,
+    progress: Callable[[Round], object] | None = None,
+) -> Outcome:
+    """Train `peers` workers by this recipe. `model`: a module to copy, or a built-in name (default: the recipe's).
+
+    `steps` overrides the recipe's length, and its learning rate then falls over those. `samples` of the validation
+    data are looked at, at the end and every `evaluate_every` steps (0: only at the end). ValueError if the recipe
+    cannot be run.
+    """
+    check_recipe(recipe)
+    if peers < 1 or (steps is not None and steps < 1):
+        raise ValueError("peers and steps must be at least 1")
+    if recipe.reducer.peers_min > peers:
+        raise ValueError(f"this recipe needs at least {recipe.reducer.peers_min} peers, not {peers}")
+    check_trouble(trouble or Trouble(), peers)
+    recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
+    if isinstance(model, str) or model is None:
+        name = model or recipe.model
+        recipe = msgspec.structs.replace(recipe, model=name)
+        model = build_model(name, recipe.seed)
+    found = load_data(data or "stdlib") if isinstance(data, str) or data is None else data
+    run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss)
+    return run.whole(evaluate_every, samples, progress)
+
+
+class Experiment:
+    """A run of a recipe in one process, to be looked into between steps."""
+
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, data: Data, peers: int, steps: int, trouble: Trouble, loss: Loss
+    ) -> None:
+        self.recipe, self.data, self.steps, self.trouble, self.loss = recipe, data, steps, trouble, loss
+        self.layout = layout_of(model)
+        self.fragments = fragments_of(self.layout, recipe.schedule.fragments)
+        self.workers = [Worker(shard, model, len(self.fragments)) for shard in range(peers)]
+        self.viewer = Worker(0, model, 0)  # its model is looked at, never trained
+        self.present = list(range(peers))
+        first_F, _ = flatten(model, self.layout)
+        anchors = peers if recipe.own_anchors else 1
+        self.anchors = [first_F.clone() for _ in range(anchors)]
+        self.outers = [
+            [fresh_outer(recipe.outer, self._inside(*f)) for f in self.fragments] for _ in range(anchors)
+        ]
+        self.momentum_P = torch.zeros(self.layout.parameters)  # what codecs may build on
+        self.owners: dict[tuple[int, int, int], Tensor | None] = {}  # (owner, lo, hi) -> what its answers left out
+        self.flights: list[Flight] = []
+        self.traffic = Traffic(peers)
+        self.history: list[Round] = []
+        self.launched = 0
+        self.train_loss = float("nan")
+        self.now = 0  # steps done
+        self.live_F = first_F  # mean of live parameters before the last round
+
+    def _inside(self, lo: int, hi: int) -> int:
+        """How many of lo … hi are parameters; the others are buffers."""
+        return max(0, min(hi, self.layout.parameters) - lo)
+
+    # ---- the story -----------------------------------------------------------------------------------------
+
+    def whole(self, evaluate_every: int, samples: int, progress: Callable[[Round], object] | None) -> Outcome:
+        curve = []
+        while self.now < self.steps:
+            for one in self.step():
+                if progress is not None:
+                    progress(one)
+            if evaluate_every and self.now % evaluate_every == 0 and self.now < self.steps:
+                curve.append((self.now, self.loss_at(self.agreed(), samples)))
+        final = self.loss_at(self.agreed(), samples)
+        up, down = self.traffic.ratios(self.layout.parameters, self.steps)
+        return Outcome(
+            val_loss=final,
+            live_loss=self.loss_at(self.live_F, samples),
+            upload_ratio=up,
+            download_ratio=down,
+            upload_bytes=self.traffic.upload_bytes,
+            download_bytes=self.traffic.download_bytes,
+            steps=self.steps,
+            rounds=sum(one.fragment == 0 for one in self.history),
+            curve=(*curve, (self.steps, final)),
+            history=tuple(self.history),
+            model_F=self.agreed(),
+        )
+
+    def step(self) -> list[Round]:
+        """One step of the run, and the rounds that ended with it."""
+        self.now += 1
+        known = len(self.history)
+        self._come_and_go(self.now)
+        for peer in self.present:
+            if self.trouble.takes_step(peer, self.now):
+                self.workers[peer].train(self.recipe, self.data, len(self.workers), self.now - 1, self.loss)
+        if self.now == self.steps:
+            self._close()
+        else:
+            self._land(self.now)
+            self._synchronise(self.now)
+        return self.history[known:]
+
+    def _come_and_go(self, step: int) -> None:
+        present = [p for p in range(len(self.workers)) if not self.trouble.is_away(p, step)]
+        for peer in present:
+            if peer not in self.present:
+                if self.recipe.own_anchors and self.present:  # it takes another's: its own is old
+                    self.anchors[peer].copy_(self.anchors[self.present[0]])
+                self.workers[peer].begin_again(self._anchor_of(peer))
+        self.present = present
+
+    def _synchronise(self, step: int) -> None:
+        reducer = self.recipe.reducer
+        if reducer.group == "one":
+            for peer in self.present:
+                self._alone(peer, step)
+            return
+        for fragment in due(self.recipe.schedule, step, self.steps):
+            for old in [f for f in self.flights if f.fragment == fragment and reducer.own == "sent"]:
+                self._apply(old)
+            flight = self._launch(fragment, step, self._coding(step))
+            if flight is None:
+                continue
+            if reducer.own == "fresh":
+                self._exchange(flight, next((f for f in self.flights if f.fragment == fragment), None))
+            elif flight.lands_at <= step:
+                self._apply(flight)
+            else:
+                self.flights.append(flight)
+        self._average_moments(step)
+
+    def _close(self) -> None:
+        """The last round waits for everything that is under way."""
+        schedule = self.recipe.schedule
+        if self.recipe.reducer.own == "sent":
+            for flight in list(self.flights):
+                self._apply(flight)
+        self.live_F = torch.stack([self.workers[peer].x_F for peer in self.present or [0]]).mean(0)
+        if not schedule.closing:
+            self._synchronise(self.steps)
+            for flight in list(self.flights):  # eager: the last round's mean is still to come
+                self._exchange(None, flight)
+            return
+        coding = Coding(up=schedule.closing, down=schedule.closing, beta=0.0)
+        for fragment in range(len(self.fragments)):
+            flight = self._launch(fragment, self.steps, coding)
+            if flight is not None:
+                for anchor_F in self.anchors:
+                    anchor_F[flight.lo : flight.hi] -= flight.combined[0]
+
+    # ---- one fragment --------------------------------------------------------------------------------------
+
+    def _launch(self, fragment: int, step: int, coding: Coding) -> Flight | None:
+        """Everybody present encodes and sends; None if too few are here."""
+        lo, hi = self.fragments[fragment]
+        members, reducer = list(self.present), self.recipe.reducer
+        if len(members) < max(1, reducer.peers_min):
+            return None
+        self.launched += 1
+        in_pairs = reducer.group == "pair"
+        bounds = part_bounds(hi - lo, (1,) * (1 if in_pairs else len(members)))
+        ups = self._codecs(coding.up, bounds, lo)
+        updates = {peer: self._encoded(peer, lo, hi, bounds, ups, coding) for peer in members}
+        late = [self.trouble.lateness(peer) for peer in members]
+        in_time, closes = arrived(reducer, late, self.recipe.schedule.overlap)
+        counted = [
+            p for p, fine in zip(members, in_time, strict=True) if fine and not self.trouble.loses(self._seed(), p)
+        ]
+        waits = self.recipe.schedule.overlap == 0 or step == self.steps
+        flight = Flight(fragment, lo, hi, step if waits else step + closes, {})
+        for peer in members:
+            flight.sent[peer] = self.workers[peer].x_F[lo:hi].clone()
+            if coding.beta:
+                kept = settle(updates[peer], [peer in counted] * len(bounds), ups)
+                self.workers[peer].memory_F[lo:hi] = kept
+            if reducer.own == "fresh" or self.recipe.merge == "swap":
+                wires = zip(ups, updates[peer].wires, bounds, strict=True)
+                flight.own[peer] = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
+        if in_pairs:
+            self._pair(flight, members, counted, updates, ups)
+        else:
+            self._reduce(flight, members, counted, updates, bounds, ups, coding)
+        self._written(flight, step, members, counted)
+        return flight
+
+    def _encoded(
+        self, peer: int, lo: int, hi: int, bounds: Bounds, ups: tuple[Codec, ...], coding: Coding
+    ) -> Update:
+        worker = self.workers[peer]
+        begin, end = worker.progress(self.recipe.inner, self._anchor_of(peer), lo, hi)
+        memory = worker.memory_F[lo:hi] if coding.beta else None
+        return encode_update(begin, end, memory, bounds, ups, coding.beta)
+
+    def _reduce(
+        self,
+        flight: Flight,
+        members: list[int],
+        counted: list[int],
+        updates: dict[int, Update],
+        bounds: Bounds,
+        ups: tuple[Codec, ...],
+        coding: Coding,
+    ) -> None:
+        """Every part at its owner, as in a real round."""
+        reducer, n = self.recipe.reducer, flight.hi - flight.lo
+        combined = torch.zeros(n)
+        agreed = torch.ones(n) if isinstance(self.recipe.outer, Agreeing) else None
+        gathered = coding.answer == "gathered"
+        downs = [None] * len(bounds) if gathered else self._codecs(coding.down, bounds, flight.lo)
+        weights = {p: self._weight(p, flight.fragment) for p in counted}
+        for part, ((a, b), up, down) in enumerate(zip(bounds, ups, downs, strict=True)):
+            owner = members[part % len(members)]
+            rows = [(weights[p], updates[p].wires[part]) for p in counted]
+            key = (owner, flight.lo + a, flight.lo + b)
+            sizes = self._sizes(flight.lo + a, flight.lo + b)
+            remember = coding.answer == "remembered"
+            done = reduced(reducer, rows, b - a, up, down, self.owners.get(key), remember, sizes)
+            self.owners[key] = done.memory_N
+            if done.value_N is not None:
+                combined[a:b] = done.value_N
+            if agreed is not None and len(rows) > 1:
+                agreed[a:b] = agreement(rows, b - a, up)
+            says = {p: len(updates[p].wires[part]) for p in members}
+            extra = 4 if agreed is not None else 0
+            self.traffic.part(owner, says, counted, None if gathered else done.sent_bytes + extra)
+        flight.combined[0] = combined
+        if agreed is not None:
+            flight.agreement = agreed[: self._inside(flight.lo, flight.hi)]
+        for peer in members:
+            worker = self.workers[peer]
+            worker.steps[flight.fragment] = worker.samples[flight.fragment] = 0
+
+    def _pair(
+        self,
+        flight: Flight,
+        members: list[int],
+        counted: list[int],
+        updates: dict[int, Update],
+        ups: tuple[Codec, ...],
+    ) -> None:
+        """Two by two; each pair also shows each other its anchors, in fp32."""
+        lo, hi = flight.lo, flight.hi
+        for pair in pairs(self._seed(), "pairs", members):
+            here = [p for p in pair if p in counted]
+            for peer in pair:
+                known = here if peer in here else [peer, *here]  # my own I always have
+                rows = [(1, updates[p].wires[0]) for p in sorted(known)]
+                mean_N = gather(rows, hi - lo, ups[0]).mean_N
+                assert mean_N is not None
+                flight.combined[peer] = mean_N
+                anchors = [self.anchors[p][lo:hi] for p in sorted(known)]
+                flight.mean_anchor[peer] = torch.stack(anchors).mean(0)
+                if len(pair) == 2:
+                    self.traffic.pair(peer, pair, len(updates[peer].wires[0]) + 4 * (hi - lo), peer in counted)
+
+    def _exchange(self, fresh: Flight | None, last: Flight | None) -> None:
+        """Eager updates (2502.12996): the last round's mean, my stale share of it exchanged for my fresh one."""
+        base = fresh or last
+        assert base is not None
+        now = Flight(base.fragment, base.lo, base.hi, base.lands_at, base.sent)
+        for peer in range(len(self.workers)):
+            mine = torch.zeros(now.hi - now.lo) if last is None else last.combined[0].clone()
+            if last is not None and peer in last.own:
+                mine -= last.own[peer] / len(last.own)
+            if fresh is not None and peer in fresh.own:
+                mine += fresh.own[peer] / len(fresh.own)
+            now.combined[peer] = mine
+        self._apply(now)
+        self.flights = [f for f in self.flights if f is not last]
+        if fresh is not None:
+            self.flights.append(fresh)
+
+    def _alone(self, peer: int, step: int) -> None:
+        """One worker's own round with whoever owns the parts: nobody else takes part, nobody waits."""
+        worker, lo, hi = self.workers[peer], 0, self.layout.floats
+        speeds = self.trouble.speeds or (1.0,) * len(self.workers)
+        # 2401.09135, DyLU: the slow take fewer steps per round, so that all are about equally stale
+        wanted = max(1, int(self.recipe.schedule.inner_steps * speeds[peer] / max(speeds)))
+        offset = wanted * peer // len(self.workers)  # not all in the same step
+        if step < self.steps and (
+            worker.steps[0] == 0 or (worker.steps[0] + offset * (worker.base_F is None)) < wanted
+        ):
+            return
+        self.launched += 1
+        bounds = part_bounds(hi, (1,) * len(self.present))
+        coding = self._coding(step)
+        ups = self._codecs(coding.up, bounds, 0)
+        update = self._encoded(peer, lo, hi, bounds, ups, coding)
+        lost = self.trouble.loses(self._seed(), peer)
+        if coding.beta:
+            worker.memory_F.copy_(settle(update, [not lost] * len(bounds), ups))
+        if not lost:
+            wires = zip(ups, update.wires, bounds, strict=True)
+            value = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
+            self._apply(Flight(0, lo, hi, step, {}, {0: value}))
+        self.traffic.alone(peer, self.present, [len(wire) for wire in update.wires], 4 * self.layout.floats)
+        worker.base_F = self.anchors[0].clone()
+        worker.x_F.copy_(worker.base_F)
+        worker.steps[0] = worker.samples[0] = 0
+        self._written(Flight(0, lo, hi, step, {}), step, [peer], [] if lost else [peer])
+
+    def _land(self, step: int) -> None:
+        for flight in [f for f in self.flights if f.lands_at <= step and self.recipe.reducer.own == "sent"]:
+            self._apply(flight)
+
+    def _apply(self, flight: Flight) -> None:
+        """The outer step at every anchor, then everybody's merge."""
+        lo, hi = flight.lo, flight.hi
+        inside = self._inside(lo, hi)
+        step = flight.lands_at
+        before = [anchor_F[lo:hi].clone() for anchor_F in self.anchors]
+        for index, combined in flight.combined.items():
+            anchor_F, state = self.anchors[index], self.outers[index][flight.fragment]
+            mean_anchor = flight.mean_anchor.get(index)
+            moment = Moment(step - 1, flight.agreement, None if mean_anchor is None else mean_anchor[:inside])
+            after_P, after = move(self.recipe.outer, state, anchor_F[lo : lo + inside], combined[:inside], moment)
+            self._check_finite(after_P, step)
+            anchor_F[lo : lo + inside] = after_P
+            anchor_F[lo + inside : hi] -= combined[inside:]  # buffers are averaged
+            self.outers[index][flight.fragment] = after
+        self.momentum_P[lo : lo + inside] = self.outers[0][flight.fragment].momentum_P
+        for peer in [] if self.recipe.reducer.group == "one" else self.present:
+            x_F = self.workers[peer].x_F[lo:hi]
+            anchor_F = self._anchor_of(peer)[lo:hi]
+            if peer not in flight.sent:  # it came while this was under way: it keeps its own steps
+                x_F.add_(anchor_F - before[peer if len(self.anchors) > 1 else 0])
+                continue
+            swapped = flight.own[peer] - flight.combined[0] if self.recipe.merge == "swap" else None
+            x_F.copy_(merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F, swapped))
+        self.flights = [f for f in self.flights if f is not flight]
+
+    def _average_moments(self, step: int) -> None:
+        """DES-LOC: the inner optimizer's moments are averaged now and then, too."""
+        rounds = sum(one.fragment == 0 for one in self.history)
+        if not due(self.recipe.schedule, step, self.steps) or not self.present:
+            return
+        for index, every in enumerate(self.recipe.schedule.moments):
+            if every and rounds % every == 0:
+                vectors = [
+                    (self.workers[p].inner.first_P, self.workers[p].inner.second_P)[index] for p in self.present
+                ]
+                mean_P = torch.stack(vectors).mean(0)
+                for vector_P in vectors:
+                    vector_P.copy_(mean_P)
+                self.traffic.average(self.present, 4 * len(mean_P))
+
+    def _steps_of(self, peer: int) -> int:
+        """DyLU (2401.09135): the slow take fewer steps per round, so that all are about equally stale."""
+        fastest = max(self.trouble.speed(one) for one in range(len(self.workers)))
+        return max(1, int(self.recipe.schedule.inner_steps * self.trouble.speed(peer) / fastest))
+
+    # ---- small words ---------------------------------------------------------------------------------------
+
+    def _anchor_of(self, peer: int) -> Tensor:
+        return self.anchors[peer if len(self.anchors) > 1 else 0]
+
+    def _coding(self, step: int) -> Coding:
+        coding, (_, phase) = self.recipe.coding, phase_at(self.recipe.schedule, step, self.steps)
+        up, down = phase.up or coding.up, phase.down or coding.down
+        return msgspec.structs.replace(coding, up=up, down=down)
+
+    def _codecs(self, name: str, bounds: Bounds, lo: int) -> tuple[Codec, ...]:
+        state = SharedState(self.anchors[0], self.momentum_P, torch.zeros(0, dtype=torch.int64))
+        seed, momentum = digest(self._seed()), momentum_of(self.recipe.outer)
+        common = Common(self.launched, state, seed, self.layout, momentum)
+        return part_codecs(name, common, tuple((lo + a, lo + b) for a, b in bounds))
+
+    def _sizes(self, lo: int, hi: int) -> tuple[int, ...]:
+        """How many values of lo … hi belong to each tensor."""
+        if self.recipe.reducer.statistic == "mean":
+            return ()
+        slots = (slot for slot in self.layout.slots if slot.kind != "counter")
+        cut = (min(hi, slot.at + slot.size) - max(lo, slot.at) for slot in slots)
+        return tuple(size for size in cut if size > 0)
+
+    def _weight(self, peer: int, fragment: int) -> int:
+        worker = self.workers[peer]
+        samples, steps = worker.samples[fragment], worker.steps[fragment]
+        return weight_of(self.recipe.reducer, samples, samples * self.recipe.seq_len, steps)
+
+    def _seed(self) -> bytes:
+        return b"experiment %d %d" % (self.recipe.seed, self.launched)
+
+    def _written(self, flight: Flight, step: int, members: list[int], counted: list[int]) -> None:
+        losses = [loss for peer in members for loss in self.workers[peer].losses]
+        for peer in members:
+            self.workers[peer].losses = []
+        if losses:
+            self.train_loss = sum(losses) / len(losses)
+        bytes_up, bytes_down = self.traffic.upload_bytes, self.traffic.download_bytes
+        one = Round(step, flight.fragment, tuple(members), tuple(counted), self.train_loss, bytes_up, bytes_down)
+        self.history.append(one)
+
+    def _check_finite(self, anchor: Tensor, step: int) -> None:
+        if not bool(anchor.isfinite().all()):
+            raise ValueError(f"training diverged at step {step}: lower the learning rate or the outer step")
+
+    def agreed(self) -> Tensor:
+        """The model that a run of this recipe would hand out."""
+        if self.recipe.merge == "swap":
+            live = [self.workers[peer].x_F for peer in self.present]
+            return torch.stack(live).mean(0)  # each value of the anchor is as old as its last turn
+        return torch.stack(self.anchors).mean(0)
+
+    @torch.no_grad()
+    def loss_at(self, x_F: Tensor, samples: int) -> float:
+        viewer = self.viewer
+        viewer.x_F.copy_(x_F)
+        viewer.model.eval()
+        found = validation(self.data, samples, 256, self.recipe.seq_len)
+        losses = [(float(self.loss(viewer.model, one)), len(one[0])) for one in found]
+        return sum(loss * size for loss, size in losses) / sum(size for _, size in losses)
+
+
+__all__ = ["Absence", "Experiment", "Outcome", "Round", "Trouble", "experiment"]

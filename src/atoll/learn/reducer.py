@@ -1,0 +1,143 @@
+"""Whose updates become one, and how: the group, who is waited for, and what is made of the rows.
+
+Acceptance: everybody, or a quorum and a grace period. Statistic: the weighted mean, or one that looks at rows
+as wholes. Part owners compute it and ship bytes, so reductions over a row need no agreement about their bits; a
+statistic sees the part that its owner holds, never the whole update.
+The mean itself is `learn/combine`, the very function of real rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.draw import shuffled
+from atoll.keys.digest import Buffer
+from atoll.learn.codec import Codec, pack
+from atoll.learn.combine import combine, combine_remembering, gather
+
+# G rows, N values of one part
+
+Statistic = Literal["mean", "radial", "support", "clipped"]
+
+
+class Reducer(msgspec.Struct, frozen=True):
+    group: Literal["all", "pair", "one"] = "all"
+    """`pair`: random pairs, every member has an anchor of its own. `one`: each arrives alone, nobody waits."""
+    quorum: int = 0  # updates that are waited for; 0: all of them
+    grace: int = 0  # steps that others may be later than the quorum's last
+    statistic: Statistic = "mean"
+    weight: Literal["samples", "tokens"] = "samples"  # tokens: tokens^2 / steps (2604.21428), so pace counts, too
+    own: Literal["sent", "fresh"] = "sent"
+    """`fresh`: a round is applied while the next one ends, my own stale share of it exchanged for my new one."""
+    peers_min: int = 1  # below so many members there is no round
+
+
+def weight_of(reducer: Reducer, samples: int, tokens: int, steps: int) -> int:
+    if reducer.weight == "samples":
+        return samples
+    return round(tokens * tokens / steps) if steps else 0
+
+
+def arrived(reducer: Reducer, late: Sequence[int], overlap: int) -> tuple[list[bool], int]:
+    """(who counts, steps until the round is closed) of updates that take so many steps each."""
+    in_order = sorted(late)
+    close = in_order[-1]
+    if 0 < reducer.quorum < len(late):
+        close = min(close, in_order[reducer.quorum - 1] + reducer.grace)
+    close = max(close, overlap)
+    return [steps <= close for steps in late], close
+
+
+def pairs(seed: bytes, purpose: str, members: Sequence[int]) -> list[tuple[int, ...]]:
+    """Everybody in a random pair; of an odd number one stays alone."""
+    order = shuffled(seed, purpose, members)
+    return [tuple(order[at : at + 2]) for at in range(0, len(order), 2)]
+
+
+class Answer(NamedTuple):
+    value_N: Tensor | None  # what every member ends with; None if no row had any weight
+    sent_bytes: int  # of the answer to one member; 0 where rows were gathered
+    memory_N: Tensor | None  # the owner's, of what its answers left out
+
+
+def reduced(
+    reducer: Reducer,
+    rows: Sequence[tuple[int, Buffer]],
+    n: int,
+    up: Codec,
+    down: Codec | None,
+    memory_N: Tensor | None = None,
+    remember: bool = False,
+    sizes: Sequence[int] = (),
+) -> Answer:
+    """The owner's work for one part. Without `down` everybody decodes everybody and there is no answer.
+
+    `sizes`: how many values of the part belong to each tensor in it; a row's length and direction are tensor-wise.
+    """
+    if reducer.statistic != "mean":
+        mean_N = statistic_of(reducer.statistic, rows, n, up, sizes or (n,))
+        if down is None or mean_N is None:
+            return Answer(mean_N, 0, memory_N)
+        wire, left_N = pack(down, mean_N, memory_N, 1.0)
+        return Answer(down.decode(wire, n), len(wire), left_N if remember else None)
+    if down is None:
+        return Answer(gather(rows, n, up).mean_N, 0, memory_N)
+    if remember:
+        done, memory_N = combine_remembering(rows, n, up, down, memory_N, 1.0)
+    else:
+        done = combine(rows, n, up, down)
+    if done.wire is None:
+        return Answer(None, 0, memory_N)
+    return Answer(down.decode(done.wire, n), len(done.wire), memory_N)
+
+
+def statistic_of(
+    which: Statistic, rows: Sequence[tuple[int, Buffer]], n: int, up: Codec, sizes: Sequence[int]
+) -> Tensor | None:
+    """(n,), or None if no row has any weight."""
+    kept = [(weight, up.decode(wire, n)) for weight, wire in rows if weight]
+    if not kept:
+        return None
+    rows_GN = torch.stack([row_N for _, row_N in kept])
+    total = sum(weight for weight, _ in kept)
+    share_G = torch.tensor([weight / total for weight, _ in kept])
+    if which == "support":
+        return support_mean(rows_GN, share_G)
+    over = radial_mean if which == "radial" else clipped_mean
+    return torch.cat([over(piece_GN, share_G) for piece_GN in rows_GN.split(list(sizes), 1)])
+
+
+def radial_mean(rows_GN: Tensor, share_G: Tensor) -> Tensor:
+    """Mean length times mean direction (Decoupled DiLoCo 2604.21428): one long row turns the mean no further."""
+    length_G = rows_GN.norm(dim=1)
+    direction_N = (rows_GN / length_G.clamp(min=1e-30)[:, None] * share_G[:, None]).sum(0)
+    return direction_N * (length_G * share_G).sum()
+
+
+def support_mean(rows_GN: Tensor, share_G: Tensor) -> Tensor:
+    """Per value, the mean over those who sent it (2509.22418): sparse supports hardly overlap."""
+    weight_N = ((rows_GN != 0) * share_G[:, None]).sum(0)
+    return (rows_GN * share_G[:, None]).sum(0) / weight_N.clamp(min=1e-30)
+
+
+def clipped_mean(rows_GN: Tensor, share_G: Tensor) -> Tensor:
+    """Mean of rows cut to the median length (Covenant 2603.08163): nobody pulls further than half the others."""
+    length_G = rows_GN.norm(dim=1)
+    scale_G = (length_G.median() / length_G.clamp(min=1e-30)).clamp(max=1.0)
+    return (rows_GN * (share_G * scale_G)[:, None]).sum(0)
+
+
+def agreement(rows: Sequence[tuple[int, Buffer]], n: int, up: Codec) -> float:
+    """Mean cosine between two members' updates of one part, cut to 0 … 1; 1 for a single member."""
+    rows_GN = torch.stack([up.decode(wire, n) for _, wire in rows])
+    count = len(rows_GN)
+    if count < 2:
+        return 1.0
+    direction_GN = rows_GN / rows_GN.norm(dim=1).clamp(min=1e-30)[:, None]
+    total = float(direction_GN.sum(0).square().sum())
+    return min(1.0, max(0.0, (total - count) / (count * (count - 1))))

@@ -1,0 +1,90 @@
+"""When members synchronise, and which slice of the model: fragments, offsets, overlap, changes of rhythm.
+
+A fragment is a stretch of the flat vector that is sent together; fragments take turns within a round, so that the
+peak rate falls. With an overlap a fragment is applied some steps after it was sent, and training never waits.
+Pure arithmetic on the run's step; every member comes to the same answer.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+
+from atoll.learn.layout import Layout
+from atoll.learn.update import Bounds
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """From here on another rhythm: shorter rounds at the end, or finer codecs."""
+
+    since: float  # share of the run's steps, 0 … 1
+    inner_steps: int
+    up: str = ""  # empty: as before
+    down: str = ""
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """When peers synchronise: after so many steps, or earlier when the plan's time is up."""
+
+    inner_steps: int = 50  # H; the gap to synchronous training grows with it, the bytes shrink
+    rounds: int = 30
+    fragments: int = 1  # each synchronises once per round, inner_steps / fragments steps after the one before
+    overlap: int = 0  # tau: steps between sending and applying; 0 waits. Keep below inner_steps / fragments
+    phases: tuple[Phase, ...] = ()
+    closing: str = ""  # codec of one last average of live parameters, both ways; empty: the last round is like all
+    moments: tuple[int, int] = (0, 0)  # rounds between averages of AdamW's moments (first, second); 0: never
+
+    @property
+    def steps(self) -> int:
+        return self.rounds * self.inner_steps
+
+
+def fragments_of(layout: Layout, count: int) -> Bounds:
+    """[lo, hi) of `count` fragments of about equal size, cut between tensors. ValueError if there are too few."""
+    ends = [slot.at + slot.size for slot in layout.slots if slot.kind != "counter"]
+    if count > len(ends):
+        raise ValueError(f"a model of {len(ends)} tensors cannot be cut into {count} fragments")
+    cuts = [0]
+    for index in range(1, count):
+        wanted = layout.floats * index / count
+        room = [end for end in ends if end > cuts[-1]][: -(count - index)]
+        cuts.append(min(room, key=lambda end: abs(end - wanted)))
+    return tuple(pairwise([*cuts, layout.floats]))
+
+
+def phase_at(schedule: Schedule, step: int, steps: int) -> tuple[int, Phase]:
+    """(the step at which it began, the phase) that holds after `step` steps of a run of `steps`."""
+    found = (0, Phase(0.0, schedule.inner_steps))
+    for phase in schedule.phases:
+        begins = round(phase.since * steps)
+        if step > begins:
+            found = (begins, phase)
+    return found
+
+
+def due(schedule: Schedule, step: int, steps: int) -> tuple[int, ...]:
+    """The fragments that are sent after `step` steps; at the end of the run, all of them."""
+    if step == steps:
+        return tuple(range(schedule.fragments))
+    begins, phase = phase_at(schedule, step, steps)
+    apart = phase.inner_steps / schedule.fragments
+    within = (step - begins) % phase.inner_steps
+    return tuple(f for f in range(schedule.fragments) if step > begins and within == int(f * apart))
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """ValueError if the numbers do not fit each other."""
+    if min(schedule.rounds, schedule.inner_steps, schedule.fragments) < 1 or schedule.overlap < 0:
+        raise ValueError("rounds, inner_steps and fragments must be at least 1, overlap at least 0")
+    shortest = min([schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)])
+    if schedule.fragments > shortest:
+        raise ValueError(f"{schedule.fragments} fragments do not fit rounds of {shortest} steps")
+    if schedule.overlap and schedule.overlap >= shortest / schedule.fragments:
+        raise ValueError(
+            f"an overlap of {schedule.overlap} steps needs more than {schedule.overlap * schedule.fragments} steps "
+            f"per round, or one fragment would be under way while the next is sent; a round has {shortest}"
+        )
+    since = [phase.since for phase in schedule.phases]
+    if since != sorted(since) or any(not 0 < at < 1 for at in since):
+        raise ValueError("phases begin in order, each after 0 and before 1 (shares of the run)")

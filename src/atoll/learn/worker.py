@@ -1,0 +1,67 @@
+"""One simulated worker of an experiment: a model, its inner optimizer, its place in the data, its error feedback.
+
+The arithmetic is that of a real trainer and its peer, one after the other in one process. Never talks to others:
+`experiment` carries what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from atoll.learn.data import Data, batch
+from atoll.learn.inner import Accumulate, Inner, fresh_inner, inner_step, matrices_of
+from atoll.learn.layout import bind, layout_of
+from atoll.learn.recipes import Recipe
+
+Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
+
+
+class Worker:
+    def __init__(self, shard: int, model: nn.Module, fragments: int) -> None:
+        self.shard, self.model = shard, deepcopy(model)
+        self.layout = layout_of(self.model)
+        self.x_F, self.gradient_P = bind(self.model, self.layout)
+        self.base_F: Tensor | None = None  # the anchor it started from, where that is not the common one
+        self.memory_F = torch.zeros_like(self.x_F)  # error feedback
+        self.inner = fresh_inner(self.layout.parameters)
+        self.matrices = matrices_of(self.layout)
+        self.cursor = 0
+        self.steps = [0] * fragments  # taken since each fragment was sent last
+        self.samples = [0] * fragments
+        self.losses: list[float] = []  # since they were last looked at
+
+    def train(self, recipe: Recipe, data: Data, shards: int, step: int, loss_of: Loss) -> None:
+        """One inner step at the run's step."""
+        found = batch(data, self.shard, shards, self.cursor, recipe.batch, recipe.seq_len, recipe.seed)
+        self.cursor += recipe.batch
+        self.gradient_P.zero_()
+        loss = loss_of(self.model, found)
+        loss.backward()
+        self.losses.append(loss.item())
+        x_P = self.x_F[: self.layout.parameters]
+        if isinstance(recipe.inner, Accumulate):
+            self.inner.first_P.add_(self.gradient_P)  # exact; the difference of two anchors would round it away
+        else:
+            inner_step(recipe.inner, self.inner, x_P, self.gradient_P, step, self.matrices)
+        for fragment in range(len(self.steps)):
+            self.steps[fragment] += 1
+            self.samples[fragment] += recipe.batch
+
+    def progress(self, inner: Inner, anchor_F: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        """(from, to) whose difference is this worker's pseudo-gradient of lo … hi."""
+        if isinstance(inner, Accumulate):
+            gathered_P = self.inner.first_P[lo:hi].clone()
+            self.inner.first_P[lo:hi] = 0
+            return gathered_P, torch.zeros_like(gathered_P)
+        base_F = anchor_F if self.base_F is None else self.base_F
+        return base_F[lo:hi], self.x_F[lo:hi]
+
+    def begin_again(self, anchor_F: Tensor) -> None:
+        """Back from an absence: nothing is left of what it had but its error feedback."""
+        self.x_F.copy_(anchor_F)
+        self.inner = fresh_inner(self.layout.parameters)
+        self.steps, self.samples = [0] * len(self.steps), [0] * len(self.steps)
