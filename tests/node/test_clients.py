@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from atoll.node.round import RoundClosed
+from atoll.node.facts import RoundClosed
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 
 

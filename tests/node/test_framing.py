@@ -10,7 +10,8 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.machine import Payload, Received, Report, Send, TimerFired
 from atoll.keys.digest import digest
-from atoll.node.round import Fault, Round
+from atoll.node.facts import Fault
+from atoll.node.round import Round
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import encode, vertex_id

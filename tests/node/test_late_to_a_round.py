@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.base.machine import Received, Send
-from atoll.node.round import RoundClosed
+from atoll.node.facts import RoundClosed
 from atoll.policy.plan import plan_round
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.messages.round import Committed, Repeat

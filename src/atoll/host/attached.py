@@ -40,8 +40,8 @@ from atoll.host.trainer import (
 from atoll.learn.layout import Layout, difference
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState, state_bytes
+from atoll.node.facts import RoundClosed
 from atoll.node.peer import GenesisKnown, Refused, RunOver
-from atoll.node.round import RoundClosed
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 

@@ -54,8 +54,8 @@ from atoll.keys.identity import (
     public_from_bytes,
     signature_bytes,
 )
+from atoll.node.facts import RoundClosed
 from atoll.node.peer import MembershipChanged, Peer, Wish
-from atoll.node.round import RoundClosed
 from atoll.policy.plan import quorum
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.statements import Invite

@@ -48,10 +48,11 @@ from atoll.host.learning import Founded
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.store import in_use
 from atoll.learn.codec import codec_named
+from atoll.node.facts import OtherSize, RoundBegan, RoundClosed
 from atoll.node.peer import GenesisKnown, Refused
-from atoll.node.round import Commits, OtherSize, RoundBegan, RoundClosed
 from atoll.node.settings import RunSettings
 from atoll.node.topology import TOPOLOGIES
+from atoll.node.trial import Commits
 from atoll.policy.plan import RoundSettings
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport

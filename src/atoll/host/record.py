@@ -15,8 +15,8 @@ from typing import Any
 from msgspec.structs import asdict
 
 from atoll.base.machine import Fact
+from atoll.node.facts import RoundClosed
 from atoll.node.peer import GenesisKnown, MembershipChanged
-from atoll.node.round import RoundClosed
 from atoll.protocol.consensus.agreement import Decided, Judge
 from atoll.wire.codec import decode_body
 from atoll.wire.messages.vertex import Member

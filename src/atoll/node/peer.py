@@ -56,10 +56,12 @@ from atoll.base.machine import (
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier
 from atoll.node.body import ground_after, write_recovery
+from atoll.node.facts import Fault, RoundClosed, ShareBegan, StateMissing
 from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
-from atoll.node.round import Fault, Measured, Round, RoundClosed, ShareBegan, StateMissing
+from atoll.node.round import Round
 from atoll.node.settings import RunSettings, decode_settings
+from atoll.node.trial import Measured
 from atoll.policy.links import Rates, report
 from atoll.policy.members import RECENT, Reported, suspicions_needed
 from atoll.policy.plan import plan_round

@@ -15,7 +15,6 @@ not list.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field
 from math import isfinite
 
 from msgspec.structs import replace
@@ -43,7 +42,20 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest, merkle_root
 from atoll.node.body import Ground, check_body, commit_flaw, parts_fit, write_body
+from atoll.node.facts import (
+    AttemptFailed,
+    Disagreed,
+    Fault,
+    OtherSize,
+    Passed,
+    RoundBegan,
+    RoundClosed,
+    ShareBegan,
+    StateMissing,
+    TrainEnded,
+)
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Train, Trained
+from atoll.node.trial import Commits, Measured, Step, Trial
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.run import PartAnswered, Reduce, Reduced, Update
@@ -64,135 +76,13 @@ from atoll.wire.messages.round import (
     Voted,
     WantPart,
 )
-from atoll.wire.messages.statements import Answered, Commit, Signed, Statement
+from atoll.wire.messages.statements import Answered, Commit, Signed
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
 PART_LATE_S = 0.3  # after a proposal, the combined parts that it names should be here
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 REPAIR_S = 6.0  # a decided round whose parts nobody serves for this long is caught up by the whole state
-
-
-class RoundBegan(Fact, frozen=True, kw_only=True):
-    phase = "plan"
-    members: tuple[PeerId, ...]
-    assembling: bool
-    topology: str  # empty while assembling
-    why: str  # this one
-
-
-class TrainEnded(Fact, frozen=True, kw_only=True):
-    phase = "train"
-    steps: int
-    samples: int
-    loss: float
-    step_s: Seconds
-
-
-class Passed(Fact, frozen=True, kw_only=True):
-    """I contribute nothing to this round, and say why."""
-
-    phase = "train"
-    why: str
-
-
-class ShareBegan(Fact, frozen=True, kw_only=True):
-    phase = "share"
-    attempt: int
-    committed: tuple[PeerId, ...]
-    absent: tuple[PeerId, ...]
-
-
-class AttemptFailed(Fact, frozen=True, kw_only=True):
-    phase = "agree"
-    attempt: int
-
-
-class Disagreed(Fact, frozen=True, kw_only=True):
-    """I found a proposal wrong and did not vote for it."""
-
-    phase = "agree"
-    proposer: PeerId
-    why: str
-
-
-class OtherSize(Fact, frozen=True, kw_only=True):
-    """Its update has another length than mine: they cannot be averaged."""
-
-    phase = "commit"
-    peer: PeerId
-    values: int
-    mine: int
-
-
-class Fault(Fact, frozen=True, kw_only=True):
-    """A peer broke the protocol; its message was dropped."""
-
-    phase = "trust"
-    peer: PeerId
-    what: str
-
-
-class StateMissing(Fact, frozen=True, kw_only=True):
-    """The round is decided, but I cannot compute its state: fetch it whole. `why` says whether I diverged."""
-
-    phase = "keep"
-    vertex: Vertex
-    why: str
-
-
-class RoundClosed(Fact, frozen=True, kw_only=True):
-    """Agreed, durable, merged: the next round may begin."""
-
-    phase = "keep"
-    vertex: Vertex
-    body: Body
-    id: Digest
-    counted: tuple[PeerId, ...]  # in at least one part
-    partly: tuple[PeerId, ...]  # of those, the ones missing from some part
-    missing: tuple[PeerId, ...]  # voting members in no part
-    parts_missing: int
-
-
-class Step(Statement, frozen=True):
-    """What turns one shared state into the next: combined parts, and the counters of those who count."""
-
-    parts: tuple[Digest | None, ...]
-    steps: int  # of one worker, the longest: the position of the learning-rate schedule
-    samples: int  # that all contributors learned from
-
-
-@dataclass
-class Trial:
-    """A body that I am checking, or that is final and that I am catching up with."""
-
-    raw: bytes
-    body: Body
-    answers: tuple[Answered | None, ...]
-    step: Step
-    final: bool = False
-    state: Digest | None = None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a peer knows about itself and its links, for its next commitment."""
-
-    offset_s: Seconds = 0.0  # of its clock from run time
-    links: bytes = b""  # a report of policy/links
-
-
-@dataclass
-class Commits:
-    """Commitments heard in one attempt."""
-
-    of: dict[PeerId, tuple[Commit, Signed]] = field(default_factory=dict[PeerId, tuple[Commit, Signed]])
-    giving: set[PeerId] = field(default_factory=set[PeerId])  # of those, the ones who have an update
-
-    def hear(self, peer: PeerId, commit: Commit, signed: Signed) -> None:
-        self.of[peer] = (commit, signed)
-        if commit.parts > 0:
-            self.giving.add(peer)
 
 
 class Round:

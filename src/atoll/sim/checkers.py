@@ -21,8 +21,8 @@ from atoll.base.limits import (
     ROUNDS_KEPT,
 )
 from atoll.base.machine import Fact
+from atoll.node.facts import Disagreed, RoundClosed, StateMissing
 from atoll.node.peer import CaughtUp, Fault
-from atoll.node.round import Disagreed, RoundClosed, StateMissing
 from atoll.protocol.consensus.agreement import Equivocation
 from atoll.protocol.dag.history import WINDOW
 from atoll.protocol.reduce.run import Garbage, PartAnswered

@@ -19,7 +19,7 @@ import msgspec
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
-from atoll.node.round import AttemptFailed
+from atoll.node.facts import AttemptFailed
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.sim.checkers import InvariantBroken

@@ -1,0 +1,91 @@
+"""What one peer's side of a round tells upward: how it began, what it lacked, whom it caught, how it closed.
+
+Facts are read by the driver, the dashboard and the simulator's checkers; saying them changes nothing.
+"""
+
+from __future__ import annotations
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Fact
+from atoll.wire.messages.vertex import Body, Vertex
+
+
+class RoundBegan(Fact, frozen=True, kw_only=True):
+    phase = "plan"
+    members: tuple[PeerId, ...]
+    assembling: bool
+    topology: str  # empty while assembling
+    why: str  # this one
+
+
+class TrainEnded(Fact, frozen=True, kw_only=True):
+    phase = "train"
+    steps: int
+    samples: int
+    loss: float
+    step_s: Seconds
+
+
+class Passed(Fact, frozen=True, kw_only=True):
+    """I contribute nothing to this round, and say why."""
+
+    phase = "train"
+    why: str
+
+
+class ShareBegan(Fact, frozen=True, kw_only=True):
+    phase = "share"
+    attempt: int
+    committed: tuple[PeerId, ...]
+    absent: tuple[PeerId, ...]
+
+
+class AttemptFailed(Fact, frozen=True, kw_only=True):
+    phase = "agree"
+    attempt: int
+
+
+class Disagreed(Fact, frozen=True, kw_only=True):
+    """I found a proposal wrong and did not vote for it."""
+
+    phase = "agree"
+    proposer: PeerId
+    why: str
+
+
+class OtherSize(Fact, frozen=True, kw_only=True):
+    """Its update has another length than mine: they cannot be averaged."""
+
+    phase = "commit"
+    peer: PeerId
+    values: int
+    mine: int
+
+
+class Fault(Fact, frozen=True, kw_only=True):
+    """A peer broke the protocol; its message was dropped."""
+
+    phase = "trust"
+    peer: PeerId
+    what: str
+
+
+class StateMissing(Fact, frozen=True, kw_only=True):
+    """The round is decided, but I cannot compute its state: fetch it whole. `why` says whether I diverged."""
+
+    phase = "keep"
+    vertex: Vertex
+    why: str
+
+
+class RoundClosed(Fact, frozen=True, kw_only=True):
+    """Agreed, durable, merged: the next round may begin."""
+
+    phase = "keep"
+    vertex: Vertex
+    body: Body
+    id: Digest
+    counted: tuple[PeerId, ...]  # in at least one part
+    partly: tuple[PeerId, ...]  # of those, the ones missing from some part
+    missing: tuple[PeerId, ...]  # voting members in no part
+    parts_missing: int
