@@ -255,3 +255,31 @@ def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
     learning = replace(decode_learning(good), recipe=beginning.recipe)
     with pytest.raises(PeerFault, match="fragments or overlap"):
         decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
+
+
+# ---- robust statistics -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (("run.min_peers=4", "run.start_peers=4"), 'run.trust = "private" says that there are none'),
+        (("run.trust=community", "run.min_peers=3", "run.start_peers=4"), "it takes 4 to withstand one liar"),
+        (("run.trust=community", "run.min_peers=4", "run.start_peers=4", "sync.topology=tree"), "cannot be sorted"),
+        (
+            ("run.trust=community", "run.byzantine_tolerance=0.2", "run.min_peers=4", "run.start_peers=4"),
+            "it takes 5 to withstand one liar",
+        ),
+    ],
+)
+def test_a_statistic_that_would_withstand_nobody_is_refused(sets: tuple[str, ...], says: str):
+    """The surprise: three members are too few even for one liar, whatever the tolerance says."""
+    refused = trouble("sync.statistic=median", *sets)
+    assert refused.code == "E-CFG-11" and says in f"{refused.what} {refused.cause}"
+
+
+def test_genesis_fixes_the_statistic_and_how_many_may_lie():
+    sets = ("sync.statistic=median", "run.trust=community", "run.min_peers=4", "run.start_peers=4")
+    config = load_config(None, sets, {})
+    settings = settings_of(config, recipe_of(config))
+    assert (settings.statistic, settings.tolerance) == ("median", 0.33)

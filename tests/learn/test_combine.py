@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+from atoll.learn.aggregate import RULES
 from atoll.learn.codec import CODECS
 from atoll.learn.codec.blocks import SCALE_MAX, SPAN
 from atoll.learn.combine import WEIGHT_MAX, combine
+from atoll.learn.statistic import Statistic
 
 FP32, INT8, TWO_BIT = CODECS["fp32"], CODECS["int8"], CODECS["2bit"]
 
@@ -70,3 +72,42 @@ def test_the_largest_lie_that_decodes_cannot_break_the_owner():
     lie = scale.to_bytes(2, "little") * 2 + b"\x80" * 300
     answer = combine([(WEIGHT_MAX, lie), (1, lie)], 300, INT8, INT8)
     assert bool(INT8.decode(answer.wire, 300).isfinite().all())
+
+
+# ---- order statistics --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "meamed"])
+def test_a_sorted_part_is_the_rule_on_the_decoded_rows(name: str):
+    """Over more than one span, and whatever the order of the rows. One row claims to weigh 2^40: it counts once."""
+    n = SPAN + 777
+    _, rows = rows_of(5, n, INT8, weights=[1, 2**40, 3, 1, 7])
+    decoded = [INT8.decode(wire, n) for _, wire in rows]
+    expected = RULES["coordinate_median" if name == "median" else name](decoded, f=2)
+    answer = combine(rows, n, INT8, FP32, Statistic(name, 2))
+    assert torch.equal(FP32.decode(answer.wire, n), expected + 0.0)
+    assert combine(rows[::-1], n, INT8, FP32, Statistic(name, 2)).wire == answer.wire
+
+
+def test_a_newcomer_is_named_and_does_not_move_a_sorted_part():
+    """Weight 0, with values that would be every maximum."""
+    _, rows = rows_of(3, 1000)
+    late = (0, FP32.encode(torch.full((1000,), 1e6)))
+    answer = combine([*rows, late], 1000, FP32, FP32, Statistic("median", 1))
+    assert answer.counted == (0, 1, 2, 3)
+    assert answer.wire == combine(rows, 1000, FP32, FP32, Statistic("median", 1)).wire
+
+
+def test_too_few_rows_have_no_answer_and_say_how_many_are_needed():
+    """Five rows, of which one is rubbish and one a newcomer's: three are left, and two liars need five."""
+    _, rows = rows_of(5, 1000, weights=[1, 1, 0, 1, 1])
+    rows[4] = (1, b"rubbish")
+    answer = combine(rows, 1000, FP32, FP32, Statistic("trimmed_mean", 2))
+    assert answer.wire is None and answer.counted == (0, 1, 2, 3)
+    assert answer.why == "trimmed_mean needs 5 rows to withstand 2 liars, 3 are here"
+
+
+def test_the_sign_of_a_zero_is_not_left_to_chance():
+    """The least of 0 and -0 may be either; the answer's bytes must not follow it."""
+    rows = [(1, FP32.encode(torch.tensor(zeros))) for zeros in ([0.0, -0.0], [-0.0, 0.0], [-0.0, -0.0])]
+    assert combine(rows, 2, FP32, FP32, Statistic("median", 1)).wire == bytes(8)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
-from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, decode_config
+from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, decode_config, tolerance_of
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 
@@ -99,13 +99,15 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
         min_peers=run.min_peers,
         open_to_all=run.open_to_all,
         topology=config.sync.topology,
+        statistic=config.sync.statistic,
+        tolerance=tolerance_of(run),
         round=RoundSettings(
             inner_steps=recipe.schedule.inner_steps,
             first_train_s=run.first_train,
             train_max_s=run.train_max,
             owner_s=owner_s,
             agree_s=2 * owner_s,
-            quorum="two-thirds" if run.trust == "community" else "majority",
+            quorum="majority" if run.trust == "private" else "two-thirds",
             suspect_s=run.suspect,
             beat_s=run.beat,
         ),

@@ -203,7 +203,7 @@ class GroupIsland:
         done = combine(rows, hi - lo, up, up if work.onward else self._way_back(call))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty)
+        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)
 
     def _advance(self, work: Advance) -> Advanced:
         """The state is the names of the agreed parts: enough for every member to see that it holds the same."""

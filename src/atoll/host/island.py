@@ -34,6 +34,7 @@ from atoll.learn.data import cursor_after
 from atoll.learn.layout import check_same
 from atoll.learn.outer import SHARED, momentum_of
 from atoll.learn.state import SharedState, advance, export_model, state_bytes, state_from_bytes
+from atoll.learn.statistic import Statistic
 from atoll.learn.update import (
     Common,
     Update,
@@ -262,10 +263,11 @@ class Island:
         lo, hi = bounds[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
         up = part_codec(coding.up, common, bounds, work.part)
-        done = combine(rows, hi - lo, up, codec_named(coding.down))
+        down, statistic = codec_named(coding.down), Statistic(work.statistic, work.liars)
+        done = combine(rows, hi - lo, up, down, statistic)
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty)
+        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)
 
     def _advance(self, work: Advance) -> Advanced:
         before = self._state(work.before)

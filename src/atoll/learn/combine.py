@@ -1,10 +1,11 @@
-"""The way back: what members sent for one part becomes one mean that all of them hold.
+"""The way back: what members sent for one part becomes one mean (or order statistic) that all of them hold.
 
-`combine` is the part owner's work: decode, average, encode the answer once. `combine_remembering` lets the owner
-keep what its answers left out, and make it good in the next ones. `gather` needs no owner: everybody decodes
-everybody. The order of rows is the caller's and is kept; every operation is elementwise, rounds once and runs on
-the CPU, so any two that are given the same rows get the same bits. Beside the rows and the answer an owner holds
-a few spans, however large the part is, unless the answer's codec has to see all of it (`Codec.spanwise`).
+`combine` is the part owner's work: decode, average or sort (learn/statistic), encode the answer once.
+`combine_remembering` lets the owner keep what its answers left out, and make it good in the next ones. `gather`
+needs no owner: everybody decodes everybody. The order of rows is the caller's and is kept; every operation is
+elementwise, rounds once and runs on the CPU, so any two that are given the same rows get the same bits. Beside the
+rows and the answer an owner holds a few spans, however large the part is, unless the answer's codec has to see all
+of it (`Codec.spanwise`).
 Never raises for a row: one that does not decode is named by index, and the others count without it.
 """
 
@@ -20,14 +21,16 @@ from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec import Codec
 from atoll.learn.codec.blocks import SPAN, spans_of
+from atoll.learn.statistic import MEAN, Statistic, order_statistics
 
 WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; above it a weight is a lie
 
 
 class Combined(NamedTuple):
-    wire: Buffer | None  # the weighted mean, encoded; None if no row had any weight
+    wire: Buffer | None  # the answer, encoded; None if no row had any weight, or too few for the statistic
     counted: tuple[int, ...]  # indices of the rows that are in it (a row of weight 0 adds nothing, but is in it)
     faults: tuple[tuple[int, str], ...]  # (index, what was wrong) of the rows left out
+    why: str = ""  # there is no answer, in words
 
 
 class Gathered(NamedTuple):
@@ -48,11 +51,20 @@ class _Rows(NamedTuple):
         return sum(weight for weight, _ in self.opened)
 
 
-def combine(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec, reply: Codec) -> Combined:
-    """Weighted mean of n values over (weight, wire) rows, encoded with `reply`."""
+def combine(
+    rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec, reply: Codec, statistic: Statistic = MEAN
+) -> Combined:
+    """Statistic of n values over (weight, wire) rows, encoded with `reply`.
+
+    Rows that do not decode are not reckoned against the liars: the others alone shall give the same answer.
+    """
     kept = _opened(rows, n, codec)
-    wire = reply.encode_spans(n, _means(kept, n, codec)) if kept.total else None
-    return Combined(wire, kept.counted, kept.faults)
+    if statistic.sorts:
+        sorted_in = [opened for weight, opened in kept.opened if weight]
+        why, spans = statistic.shortage(len(sorted_in)), order_statistics(sorted_in, n, codec, statistic)
+    else:
+        why, spans = "" if kept.total else "no row has any weight", _means(kept, n, codec)
+    return Combined(None if why else reply.encode_spans(n, spans), kept.counted, kept.faults, why)
 
 
 def combine_remembering(

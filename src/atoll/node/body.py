@@ -23,6 +23,8 @@ from atoll.node.topology import way_of
 from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
+from atoll.policy.trust import StatisticName, liars_among, rows_needed
+from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
@@ -42,6 +44,8 @@ class Ground:
     topology: Topology | None  # how updates are reduced; None in a round that only assembles members
     why: str  # this topology, in words for people
     admissible: Callable[[Reported, bool], str | None]  # (report, as proposer)
+    statistic: StatisticName = "mean"
+    tolerance: float = 0.0
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -52,6 +56,32 @@ class Ground:
     def shares(self) -> tuple[int, ...]:
         """Relative sizes of the parts."""
         return tuple(part.share for part in self.topology.parts) if self.topology is not None else ()
+
+    @cached_property
+    def weightless(self) -> frozenset[PeerId]:
+        """Newcomers: their rows are shared and checked like any other, but move nothing yet."""
+        return frozenset(m.peer for m in self.plan.trainers if m.standing == "new")
+
+    @cached_property
+    def liars(self) -> int:
+        """How many of the rows that count may be lies."""
+        return liars_among(len(self.plan.trainers) - len(self.weightless), self.tolerance)
+
+    def reduce_plan(self, attempt: int) -> ReducePlan:
+        assert self.topology is not None
+        plan = self.plan
+        return ReducePlan(
+            plan.round,
+            attempt,
+            plan.trace,
+            self.topology,
+            tuple(m.peer for m in plan.members if m.present),
+            plan.times(attempt).answer_until,
+            self.statistic,
+            self.liars,
+            rows_needed(self.statistic, self.liars),
+            self.weightless,
+        )
 
     @cached_property
     def vote_key_of(self) -> dict[PeerId, bytes]:
@@ -77,7 +107,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     if not enough:
         return Ground(plan, parent, None, "too few members to train", judge)
     way = way_of(settings, plan, _answered_bytes(parent))
-    return Ground(plan, parent, way.topology, way.why, judge)
+    return Ground(plan, parent, way.topology, way.why, judge, settings.statistic, settings.tolerance)
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -200,6 +230,9 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     answers: list[Answered | None] = []
     for part, signed in enumerate(body.parts):
         answers.append(None if signed is None else _check_part(ground, notary, body, part, signed))
+    for answered in answers:
+        if answered is not None and not ground.reduce_plan(body.attempt).enough(answered.contributors):
+            return f"part {answered.part} has too few rows for a {ground.statistic}"
     contributors = _contributors(answers)
     commits: dict[PeerId, Commit] = {}
     for signed in body.commits:
@@ -211,6 +244,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         if flaw is not None:
             return f"the commitment of {signed.signer} {flaw}"
         commits[signed.signer] = commit
+        if not weighs_right(ground, signed.signer, commit):
+            return f"the commitment of {signed.signer} claims a weight that is not its own"
     if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
     kept, opened = _judge_reports(ground, notary, body.reports, as_proposer=False)
@@ -243,6 +278,16 @@ def parts_fit(ground: Ground, commit: Commit) -> bool:
     """A pass has no parts; an update has all of them, or the first ones where its length is its caller's choice."""
     planned = len(ground.owners)
     return commit.parts in (0, planned) or (commit.values > 0 and 0 < commit.parts < planned)
+
+
+def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
+    """A row weighs what it learned from, a newcomer's nothing. Where rows are sorted, each must weigh something."""
+    member = ground.plan.by_peer.get(peer)
+    if member is None or not member.trains:
+        return False
+    if commit.parts == 0 or member.standing == "new":
+        return commit.weight == 0
+    return commit.weight == commit.samples and (commit.samples > 0 or ground.statistic == "mean")
 
 
 def commit_flaw(commit: Commit) -> str | None:

@@ -21,6 +21,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import parse_duration_s
 from atoll.node.settings import TopologyName
+from atoll.policy.trust import StatisticName, peers_for_one_liar
 
 DURATION = {"unit": "duration"}
 RECIPES = ("diloco", "demo", "local_sgd", "opendiloco")
@@ -99,6 +100,7 @@ class Sync(Section, frozen=True):
     compression_ratio: Share = 0.1
     compression_level: Literal[3, 5, 9] = 3
     topology: TopologyName = "auto"
+    statistic: StatisticName = "mean"
 
 
 class Consensus(Section, frozen=True):
@@ -150,8 +152,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.min_peers": "Voting members needed for any round to train; below that members only assemble.",
     "run.trust": (
         '"private": members may crash but do not lie, and more than half must be present. "community": up '
-        "to a third may lie about what was agreed, and more than two thirds must be present. Averaging "
-        "that withstands poisoned updates: not yet."
+        "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
+        "for sync.statistic to withstand."
     ),
     "run.byzantine_tolerance": (
         'Share of members that may lie without splitting the run: 0 with trust = "private", 0.33 with '
@@ -213,6 +215,13 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'several places ("eu/ada", "us/bob"), else what the planner finds cheapest on the links that members '
         'measured and agreed on, and a butterfly until these are known. With trust = "community" rows are never '
         "combined on the way."
+    ),
+    "sync.statistic": (
+        'What the rows of a part become. "mean": weighted by samples, any liar can move it. "median", '
+        '"trimmed_mean", "meamed": per value, withstanding run.byzantine_tolerance of the members; every row '
+        "counts once, whatever number of samples it claims. They need rows that reach owners directly, more than "
+        "twice as many as there may be liars, and memory for one decoded MiB of every row. A part with fewer rows "
+        "counts for nobody in that round, which the round reports."
     ),
     "consensus.protocol": (
         '"bft": two phases of signed votes, a rotating proposer, and the quorum that run.trust asks for. '
@@ -368,6 +377,41 @@ def _check_made(config: Config) -> None:
         )
 
 
+def tolerance_of(run: Run) -> float:
+    """The share of members that may lie, also where only `trust` is written."""
+    if run.byzantine_tolerance is not None:
+        return run.byzantine_tolerance
+    return 0.0 if run.trust == "private" else 0.33
+
+
+def _check_statistic(config: Config) -> None:
+    """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
+    run, name, topology = config.run, config.sync.statistic, config.sync.topology
+    if name == "mean":
+        return
+    if run.trust == "private":
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.statistic = "{name}" withstands liars, and run.trust = "private" says that there are none',
+            fix='write run.trust = "community", or sync.statistic = "mean"',
+        )
+    if topology in ("ring", "tree", "hierarchical"):
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.statistic = "{name}" cannot work with sync.topology = "{topology}"',
+            cause="its rows are combined on the way, and a sum of rows cannot be sorted",
+            fix='write sync.topology = "butterfly" (or "star", or "auto")',
+        )
+    least = peers_for_one_liar(tolerance_of(run))
+    if run.min_peers < least:
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.statistic = "{name}" withstands nobody among {run.min_peers} members (run.min_peers)',
+            cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} it takes {least} to withstand one liar",
+            fix=f"write run.min_peers = {least} and run.start_peers = {least} or more",
+        )
+
+
 def _check_sense(config: Config) -> None:
     run, consensus = config.run, config.consensus
     tolerance = run.byzantine_tolerance
@@ -384,6 +428,7 @@ def _check_sense(config: Config) -> None:
             f'run.byzantine_tolerance = {tolerance:g} does not fit run.trust = "{run.trust}"',
             fix=f'write run.trust = "{"community" if tolerance > 0 else "private"}"',
         )
+    _check_statistic(config)
     used = f"{config.sync.up or ''}+{config.sync.down or ''}"
     for key, words, like in (
         ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),

@@ -41,7 +41,7 @@ from atoll.base.machine import (
     TimerFired,
 )
 from atoll.keys.digest import digest, merkle_root
-from atoll.node.body import Ground, check_body, commit_flaw, parts_fit, write_body
+from atoll.node.body import Ground, check_body, commit_flaw, parts_fit, weighs_right, write_body
 from atoll.node.facts import (
     AttemptFailed,
     Disagreed,
@@ -57,7 +57,6 @@ from atoll.node.facts import (
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Train, Trained
 from atoll.node.trial import Commits, Measured, Step, Trial
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
-from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.run import PartAnswered, Reduce, Reduced, Update
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import Notary
@@ -260,13 +259,9 @@ class Round:
         self.too_early = set()
         if self.ground.topology is None:
             return effects
-        present = tuple(m.peer for m in self.plan.members if m.present)
-        plan = ReducePlan(
-            self.plan.round, self.attempt, self.plan.trace, self.ground.topology, present, times.answer_until
-        )
         self.reduce = Reduce(
             self.notary,
-            plan,
+            self.ground.reduce_plan(self.attempt),
             self.ground.vote_key_of.get,
             self._commit_of,
             self._awaits,
@@ -358,7 +353,7 @@ class Round:
         flaw = commit_flaw(commit)
         if flaw is not None:
             raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
-        if not self._may_weigh(signed.signer, commit):
+        if not weighs_right(self.ground, signed.signer, commit):
             raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
         known = self.commits.setdefault(commit.attempt, Commits())
         if signed.signer in known.of:
@@ -394,12 +389,6 @@ class Round:
         if not message.asks or mine is None or sender not in self.hearers:
             return []
         return [Send(sender, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1]))]
-
-    def _may_weigh(self, peer: PeerId, commit: Commit) -> bool:
-        member = self.plan.by_peer.get(peer)
-        if member is None or not member.trains:
-            return False
-        return commit.weight == (0 if member.standing == "new" or commit.parts == 0 else commit.samples)
 
     def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
         """(who hears my commitment, whose commitment I hear).

@@ -9,6 +9,7 @@ import msgspec
 from atoll.base.errors import PeerFault
 from atoll.base.limits import PIECES_MAX
 from atoll.policy.plan import RoundSettings
+from atoll.policy.trust import StatisticName
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
@@ -25,6 +26,8 @@ class RunSettings(msgspec.Struct, frozen=True):
     topology: TopologyName = "butterfly"  # how updates are reduced: see specs/topologies.md
     pieces: Pieces = 1  # each owner's share is cut so fine: while one is combined the next is on its way
     update_bytes: int = 0  # the most that one encoded update can have; large ones are cut into more parts
+    statistic: StatisticName = "mean"  # what the rows of a part become; others than the mean need direct rows
+    tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # share of members that may lie
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
 
 

@@ -55,7 +55,7 @@ def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> W
 
 def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> Way:
     wanted, peers, pieces = settings.topology, plan.owners, settings.pieces
-    if plan.settings.quorum != "majority":
+    if plan.settings.quorum != "majority" or settings.statistic != "mean":  # nobody can sort partial sums
         name = "star" if wanted == "star" else "butterfly"
         return Way(_built(name, peers, plan.head, None, peers, pieces), "every row goes to its owner directly")
     links = agreed_links(plan.members, peers)

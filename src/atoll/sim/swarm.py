@@ -28,6 +28,7 @@ from atoll.wire.ticket import Ticket, TicketBody, ticket_id
 
 __all__ = ["Swarm", "SwarmKnobs", "peer_name"]
 
+IslandMaker = Callable[[PeerId, IslandKnobs, random.Random], Island]
 PeerMaker = Callable[[Digest, Signer, Keys, Wish, Vertex | None, tuple[PeerId, ...]], Peer]
 
 
@@ -52,7 +53,8 @@ class SwarmKnobs:
 class Swarm:
     """`peers` founding members that all stand in genesis; others may join later with `join`.
 
-    `villains` maps the index of a founder to how its peer is made; all others are honest.
+    `villains` maps the index of a founder to how its peer is made; all others are honest. `island` makes what
+    stands behind each peer.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class Swarm:
         knobs: SwarmKnobs | None = None,
         villains: dict[int, PeerMaker] | None = None,
         keys: Keys | None = None,
+        island: IslandMaker = Island,
     ) -> None:
-        self.knobs = knobs or SwarmKnobs()
+        self.knobs, self.island = knobs or SwarmKnobs(), island
         self.keys = keys or VirtualKeys()
         self.makers = villains or {}
         self.world = World(seed, self.knobs.network)
@@ -118,7 +121,7 @@ class Swarm:
         role: str = "trainer",
     ) -> Node:
         name = self.keys.name(index)
-        island = Island(name, self.knobs.island, random.Random(f"island/{self.world.seed}/{name}"))
+        island = self.island(name, self.knobs.island, random.Random(f"island/{self.world.seed}/{name}"))
         k = self.knobs
         clock = Clock(
             self.draw.uniform(-k.clock_offset_s, k.clock_offset_s), self.draw.uniform(-k.clock_drift, k.clock_drift)

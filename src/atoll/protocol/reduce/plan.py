@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from atoll.base.ids import PeerId, Seconds
@@ -16,10 +17,18 @@ class ReducePlan:
     topology: Topology
     listeners: tuple[PeerId, ...]  # who gets the answers: every member and observer, in plan order
     answer_until: tuple[Seconds, ...]  # run time by which owner 0, 1, … must have answered
+    statistic: str = "mean"  # what the rows of a part become
+    liars: int = 0  # that the statistic withstands
+    rows_least: int = 1  # of members whose rows count: with fewer a part has no answer
+    weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are named and move nothing
 
     @property
     def parts(self) -> int:
         return len(self.topology.parts)
+
+    def enough(self, contributors: Collection[PeerId]) -> bool:
+        """Whether an answer made of these rows can be what the statistic promises."""
+        return sum(name not in self.weightless for name in contributors) >= self.rows_least
 
     def owners(self, part: int) -> tuple[PeerId, ...]:
         return self.topology.parts[part].owners

@@ -84,6 +84,14 @@ class Garbage(Fact, frozen=True, kw_only=True):
     part: int
 
 
+class NoAnswer(Fact, frozen=True, kw_only=True):
+    """I own this part and cannot answer for it: somebody else may, else it counts for nobody."""
+
+    phase = "share"
+    part: int
+    why: str
+
+
 @dataclass(frozen=True)
 class Update:
     """My own encoded update: one payload per part, and my signed commitment to exactly these."""
@@ -207,8 +215,8 @@ class Reduce:
                 return self._answer(int(job.rsplit("/", 1)[1]), result, now)
             case Done(job, Combined() as result) if job.startswith(self._job("on/")):
                 return self._combined_onward(int(job.rsplit("/", 1)[1]), result, now)
-            case Failed(job, _) if job.startswith(self._job("")):
-                return self._cannot(int(job.rsplit("/", 1)[1]), now)
+            case Failed(job, why) if job.startswith(self._job("")):
+                return self._cannot(int(job.rsplit("/", 1)[1]), why, now)
             case _:
                 return []  # another attempt, or not for this room
 
@@ -345,7 +353,7 @@ class Reduce:
         relay = self.relays[part]
         effects = self._name_garbage(part, result)
         if result.payload is None:
-            return effects + self._cannot(part, now)
+            return effects + self._cannot(part, result.why, now)
         counted = [relay.rows[sender] for sender in result.counted]
         names = frozenset(name for held in counted for name in held.names)
         relay.done = Held(names, sum(held.weight for held in counted), result.payload)
@@ -356,13 +364,16 @@ class Reduce:
         chosen = gather.chosen().items()
         rows = tuple(Row(sender, held.weight, held.payload, tuple(sorted(held.names))) for sender, held in chosen)
         shares = tuple(tree.share for tree in self.plan.topology.parts)
-        return [Ask(self._job(f"{job}/{part}"), Combine(self.plan.round, part, shares, rows, onward))]
+        plan = self.plan
+        work = Combine(plan.round, part, shares, rows, onward, plan.statistic, plan.liars)
+        return [Ask(self._job(f"{job}/{part}"), work)]
 
-    def _cannot(self, part: int, now: Seconds) -> list[Effect]:
+    def _cannot(self, part: int, why: str, now: Seconds) -> list[Effect]:
         """I cannot combine this part: nobody shall wait for me."""
         plan = self.plan
         word = Declined(plan.round, plan.attempt, plan.trace, part)
-        told: list[Effect] = [Send(peer, word) for peer in plan.listeners if peer != self.me]
+        told: list[Effect] = [self._report(NoAnswer(part=part, why=why))]
+        told += [Send(peer, word) for peer in plan.listeners if peer != self.me]
         return told + self._decline(part, self.me, now)
 
     def _decline(self, part: int, who: PeerId, now: Seconds) -> list[Effect]:
@@ -450,7 +461,7 @@ class Reduce:
         gather.rows.clear()  # an update's worth of memory, wanted for the next parts
         effects = self._name_garbage(part, result)
         if result.payload is None:
-            return effects + self._cannot(part, now)
+            return effects + self._cannot(part, result.why, now)
         payload = result.payload
         names = {name for sender in result.counted for name in rows[sender].names}
         answered = Answered(
@@ -579,6 +590,8 @@ class Reduce:
         rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting what is sorted is quick
         if not names or not rising or not set(self.plan.listeners).issuperset(names):
             raise PeerFault(owner, f"lists contributors of part {part} that cannot be")
+        if not self.plan.enough(names):
+            raise PeerFault(owner, f"combined {len(names)} rows of part {part}, {self.plan.rows_least} are needed")
 
     def _hold(self, held: AnswerHeld) -> list[Effect]:
         answered = held.answered

@@ -16,13 +16,15 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Combine(msgspec.Struct, frozen=True):
-    """Decode the rows, average them by weight in the given order, encode the result once -> Combined."""
+    """Decode the rows, make one of them in the given order by the statistic, encode it once -> Combined."""
 
     round: int
     part: int
     shares: tuple[int, ...]  # relative sizes of all parts
     rows: tuple[Row, ...]
     onward: bool = False  # the result is a row again: encode it as an update, not as an answer
+    statistic: str = "mean"  # weighted; all others sort values, and every row with weight counts once
+    liars: int = 0  # rows that the statistic has to withstand
 
     @property
     def parts(self) -> int:
@@ -30,6 +32,7 @@ class Combine(msgspec.Struct, frozen=True):
 
 
 class Combined(msgspec.Struct, frozen=True):
-    payload: Payload | None  # None: no row could be decoded
+    payload: Payload | None  # None: there is no answer, for the reason in `why`
     counted: tuple[PeerId, ...]
     undecodable: tuple[PeerId, ...]
+    why: str = ""

@@ -1,0 +1,68 @@
+"""One value out of many: what the rows of a part become, value by value, where some of the rows may be lies.
+
+    mean          weighted by samples; withstands nobody
+    median        the middle value, of an even number the mean of the two middle ones
+    trimmed_mean  the mean without the f lowest and the f highest
+    meamed        the mean of the n - f values nearest the median
+
+The last three sort values (learn/aggregate/columns). **Every row then counts once, whatever number of samples it
+claims**: a weight is the sender's own word, and whoever sets its own weight sets a weighted order statistic. A row
+of weight 0 (a newcomer's) is left out of the sort, as it adds nothing to a mean.
+Needs 2f + 1 rows that count, and says so instead of answering with less. Works span by span: beside the rows it
+holds one decoded span (1 MiB) of each. The same rows give the same bits in any order, on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.learn.aggregate import columns
+from atoll.learn.codec import Codec
+from atoll.learn.codec.blocks import SPAN, spans_of
+
+OF_COLUMNS: dict[str, Callable[[list[Tensor], int], Tensor]] = {  # of (rows of a span, f)
+    "median": lambda rows, liars: columns.median(rows),
+    "trimmed_mean": columns.trimmed_mean,
+    "meamed": lambda rows, liars: columns.mean_around_median(rows, len(rows) - liars),
+}
+STATISTICS = ("mean", *OF_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    name: str = "mean"
+    liars: int = 0  # f: rows that may say anything
+
+    def __post_init__(self) -> None:
+        if self.name not in STATISTICS:
+            raise ValueError(f"there is no statistic {self.name!r}; there are {', '.join(STATISTICS)}")
+        if self.liars < 0:
+            raise ValueError(f"{self.name} cannot reckon with {self.liars} liars")
+
+    @property
+    def sorts(self) -> bool:
+        return self.name in OF_COLUMNS
+
+    def shortage(self, rows: int) -> str:
+        """Why so few rows that count give no answer; empty if they do."""
+        least = 2 * self.liars + 1
+        if not self.sorts or rows >= least:
+            return ""
+        return f"{self.name} needs {least} rows to withstand {self.liars} liars, {rows} are here"
+
+
+MEAN = Statistic()
+
+
+def order_statistics(opened: Sequence[Any], n: int, codec: Codec, statistic: Statistic) -> Iterator[Tensor]:
+    """The statistic of n values over opened wires, span by span; each is good until the next is asked for."""
+    work, rows_RS = OF_COLUMNS[statistic.name], torch.empty(len(opened), min(n, SPAN))
+    for lo, hi in spans_of(n):
+        rows = [codec.read_span(wire, lo, room_S[: hi - lo]) for wire, room_S in zip(opened, rows_RS, strict=True)]
+        # a minimum of 0 and -0 may be either, and its sign would be another byte: -0 + 0 is 0
+        yield work(rows, statistic.liars).add_(0.0)

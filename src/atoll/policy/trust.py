@@ -1,0 +1,42 @@
+"""How much lying a round is built for: pure arithmetic on the agreed settings and members.
+
+Of n members whose rows count, f may lie; a statistic that withstands f needs 2f + 1 rows; and of f + 1 owners who
+give the same answer for a part, one is honest. Never looks at what anybody sent.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+StatisticName: TypeAlias = Literal["mean", "median", "trimmed_mean", "meamed"]  # of one value over the rows
+
+
+def liars_among(n: int, tolerance: float) -> int:
+    """f: how many of n may lie. Never more than agreement survives (Pease, Shostak, Lamport 1980)."""
+    return max(0, min(int(tolerance * n), (n - 1) // 3))
+
+
+def peers_for_one_liar(tolerance: float) -> int:
+    """The fewest members among whom this tolerance withstands anybody at all."""
+    assert tolerance > 0
+    n = 4
+    while liars_among(n, tolerance) == 0:
+        n += 1
+    return n
+
+
+def rows_needed(statistic: StatisticName, liars: int) -> int:
+    """Rows of settled members without which a part has no answer: more honest ones than lies, per value.
+
+    Yin et al. 2018 (median, trimmed mean) and Xie et al. 2018 (mean around the median) ask for n > 2f.
+    """
+    return 1 if statistic == "mean" else 2 * liars + 1
+
+
+def witnesses(owners: int, liars: int) -> int:
+    """Owners beside the first who combine a part too, where owners are not trusted: f, as far as there are owners.
+
+    At least one; above f = 2 the list of owners is shorter than f + 1, and then all of a part's owners together
+    can lie if the draw gives the part to villains alone.
+    """
+    return min(owners - 1, max(1, liars))

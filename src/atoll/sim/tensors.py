@@ -1,0 +1,111 @@
+"""A virtual island with real numbers: a small vector that learns, through the codecs and rules of the real one.
+
+Everybody's loss is the squared distance to one point, seen through noise of its own. What a poisoner sends is
+committed to and signed like any honest update: only a rule that looks at the values can tell. Nothing here is
+faster or slower than in the island of names.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import inf, nan
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Payload
+from atoll.keys.digest import blob_id, digest, manifest_of
+from atoll.learn.codec import CODECS
+from atoll.learn.combine import combine
+from atoll.learn.statistic import Statistic
+from atoll.learn.update import part_bounds
+from atoll.node.jobs import Advance, Advanced, Encode, Encoded
+from atoll.protocol.reduce.work import Combine, Combined
+from atoll.sim.island import GENESIS_STATE, Island, IslandKnobs
+
+VALUES = 16 * 256  # so that each of up to 16 parts has a block of its own
+STEP = 0.5  # of the way to the point, per round
+NOISE = 0.1  # of one peer's update, per value
+FP32 = CODECS["fp32"]
+
+Poison = Callable[[Tensor], Tensor]  # what an honest update becomes
+
+POISONS: dict[str, Poison] = {
+    "sign flip": lambda delta_V: -delta_V,
+    "scaling": lambda delta_V: delta_V * -10.0,
+    "not a number": lambda delta_V: torch.full_like(delta_V, nan),
+    "infinity": lambda delta_V: torch.full_like(delta_V, inf),
+    "1e30": lambda delta_V: torch.full_like(delta_V, 1e30),
+    "huge": lambda delta_V: torch.full_like(delta_V, 1e17),  # the largest that a codec lets through
+}
+
+
+class Learned(msgspec.Struct, frozen=True, array_like=True):
+    round: int
+    values: bytes
+
+
+class TensorIsland(Island):
+    """The state is the anchor itself; `poison` twists what this peer encodes."""
+
+    def __init__(self, me: PeerId, knobs: IslandKnobs, draw: random.Random, poison: Poison | None = None) -> None:
+        super().__init__(me, knobs, draw)
+        self.poison = poison
+        self.point_V = torch.ones(VALUES)
+        self.generator = torch.Generator().manual_seed(draw.getrandbits(62))
+
+    def distance(self, state: Digest | None = None) -> float:
+        """How far the head (or this state) is from the point that everybody learns, per value."""
+        return float((self._anchor(state or self.head) - self.point_V).abs().mean())
+
+    def do(self, work: object) -> object:
+        match work:
+            case Encode():
+                return self._encode(work)
+            case Combine():
+                return self._combined(work)
+            case Advance():
+                return self._advanced(work)
+            case _:
+                return super().do(work)
+
+    def _encode(self, work: Encode) -> Encoded:
+        noise_V = torch.randn(VALUES, generator=self.generator) * NOISE
+        delta_V = (self._anchor(self.head) - self.point_V) * STEP + noise_V
+        if self.poison is not None:
+            delta_V = self.poison(delta_V)
+        bounds = part_bounds(VALUES, work.parts)
+        return Encoded(tuple(_payload(delta_V[lo:hi].numpy().tobytes()) for lo, hi in bounds))
+
+    def _combined(self, work: Combine) -> Combined:
+        lo, hi = part_bounds(VALUES, work.parts)[work.part]
+        rows = [(row.weight, row.payload.data) for row in work.rows]
+        done = combine(rows, hi - lo, FP32, FP32, Statistic(work.statistic, work.liars))
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        faulty = tuple(work.rows[i].peer for i, _ in done.faults)
+        return Combined(None if done.wire is None else _payload(bytes(done.wire)), counted, faulty, done.why)
+
+    def _advanced(self, work: Advance) -> Advanced:
+        anchor_V = self._anchor(work.before).clone()
+        bounds = part_bounds(VALUES, len(work.parts))
+        for (lo, hi), payload in zip(bounds, work.parts, strict=True):
+            if payload is not None:
+                anchor_V[lo:hi] -= FP32.decode(payload.data, hi - lo)
+        data = msgspec.msgpack.encode(Learned(work.round, anchor_V.numpy().tobytes()))
+        name = blob_id(manifest_of(data))
+        self.blobs[name] = data
+        return Advanced(name)
+
+    def _anchor(self, state: Digest | None) -> Tensor:
+        data = self.blobs[state] if state is not None else GENESIS_STATE
+        if data == GENESIS_STATE:
+            return torch.zeros(VALUES)
+        values = msgspec.msgpack.decode(data, type=Learned).values
+        return torch.frombuffer(bytearray(values), dtype=torch.float32)
+
+
+def _payload(wire: bytes) -> Payload:
+    return Payload(digest(wire), len(wire), wire)
