@@ -17,7 +17,8 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Done, Effect, Keep, Payload, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest, merkle_root
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.run import PartAnswered, PartMissing, Reduce, Reduced, Update
+from atoll.protocol.reduce.rows import Update
+from atoll.protocol.reduce.run import PartAnswered, PartMissing, Reduce, Reduced
 from atoll.protocol.reduce.topology import Topology, butterfly, hierarchical, ring, star, tree
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier

@@ -7,7 +7,7 @@ combined parts. Whose turn it is to propose is the agreement's business. Never t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -23,12 +23,12 @@ from atoll.node.topology import way_of
 from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
-from atoll.policy.trust import StatisticName, liars_among, rows_needed
+from atoll.policy.trust import StatisticName, liars_among, rows_needed, witnesses
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Answered, Commit, Join, Signed, Statement
+from atoll.wire.messages.statements import Answered, Caught, Commit, Join, Signed, Statement
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
@@ -46,6 +46,7 @@ class Ground:
     admissible: Callable[[Reported, bool], str | None]  # (report, as proposer)
     statistic: StatisticName = "mean"
     tolerance: float = 0.0
+    witnessed: bool = False
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -67,6 +68,12 @@ class Ground:
         """How many of the rows that count may be lies."""
         return liars_among(len(self.plan.trainers) - len(self.weightless), self.tolerance)
 
+    @cached_property
+    def witnesses(self) -> int:
+        """Owners after the first that combine every part too."""
+        owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
+        return witnesses(owners, liars_among(len(self.plan.voters), self.tolerance)) if self.witnessed else 0
+
     def reduce_plan(self, attempt: int) -> ReducePlan:
         assert self.topology is not None
         plan = self.plan
@@ -80,6 +87,7 @@ class Ground:
             self.statistic,
             self.liars,
             rows_needed(self.statistic, self.liars),
+            self.witnesses,
             self.weightless,
         )
 
@@ -107,7 +115,9 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     if not enough:
         return Ground(plan, parent, None, "too few members to train", judge)
     way = way_of(settings, plan, _answered_bytes(parent))
-    return Ground(plan, parent, way.topology, way.why, judge, settings.statistic, settings.tolerance)
+    return Ground(
+        plan, parent, way.topology, way.why, judge, settings.statistic, settings.tolerance, settings.witnessed
+    )
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -325,16 +335,19 @@ def _judge_reports(
     kept: list[Signed] = []
     opened: list[Reported] = []
     for signed in reports[:REPORTS_PER_VERTEX_MAX]:
-        report = open_report(notary, signed, ground.vote_key_of.get(signed.signer))
+        report = open_report(notary, signed, ground.vote_key_of)
         if report is not None and ground.admissible(report, as_proposer) is None:
             kept.append(signed)
             opened.append(report)
     return kept, opened
 
 
-def open_report(notary: Notary, signed: Signed, vote_key: bytes | None) -> Reported | None:
-    """A member report whose signature holds. A Join brings its own key, certified by the identity it names."""
-    identity = ZERO_DIGEST
+def open_report(notary: Notary, signed: Signed, vote_keys: Mapping[PeerId, bytes]) -> Reported | None:
+    """A member report whose signature holds. A Join brings its own key, certified by the identity it names.
+
+    What somebody was caught at holds only if that one signed it.
+    """
+    identity, vote_key = ZERO_DIGEST, vote_keys.get(signed.signer)
     try:
         statement = decode_statement(signed.body, signed.signer)
         if isinstance(statement, Join):
@@ -346,6 +359,10 @@ def open_report(notary: Notary, signed: Signed, vote_key: bytes | None) -> Repor
             vote_key = statement.vote_key
             identity = digest(notary.verifier.identity_of(statement.certificate) or b"")
         statement = notary.open(signed, Statement, vote_key)
+        if isinstance(statement, Caught):
+            for answer in (statement.answer, statement.other):
+                if answer is not None:
+                    notary.open(answer, Answered, vote_keys.get(statement.answer.signer))
     except PeerFault:
         return None
     return Reported(signed.signer, statement, identity)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
+from atoll.wire.messages.statements import Caught, Complaint, Lapse
 from atoll.wire.messages.vertex import Body, Vertex
 
 
@@ -68,6 +69,22 @@ class Fault(Fact, frozen=True, kw_only=True):
     phase = "trust"
     peer: PeerId
     what: str
+
+
+class Accused(Fact, frozen=True, kw_only=True):
+    """I have something against this peer that the members should know: a proven lie, or one failure too many."""
+
+    phase = "trust"
+    peer: PeerId
+    statement: Caught | Complaint
+
+
+class Lapsed(Fact, frozen=True, kw_only=True):
+    """This owner failed the round as far as I could see, in a way that proves nothing."""
+
+    phase = "trust"
+    peer: PeerId
+    why: Lapse
 
 
 class StateMissing(Fact, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ from atoll.base.machine import (
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier
 from atoll.node.body import ground_after, write_recovery
-from atoll.node.facts import Fault, RoundClosed, ShareBegan, StateMissing
+from atoll.node.facts import Accused, Fault, RoundClosed, ShareBegan, StateMissing
 from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
 from atoll.node.round import Round
@@ -65,6 +65,7 @@ from atoll.node.trial import Measured
 from atoll.policy.links import Rates, report
 from atoll.policy.members import RECENT, Reported, suspicions_needed
 from atoll.policy.plan import plan_round
+from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
@@ -74,7 +75,7 @@ from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
-from atoll.wire.messages.statements import Invite, Join, Leave, Ready, Signed, Statement, Suspect
+from atoll.wire.messages.statements import Caught, Invite, Join, Leave, Ready, Signed, Statement, Suspect
 from atoll.wire.messages.vertex import Body, Member, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
@@ -181,6 +182,7 @@ class Peer:
         self.linked: set[PeerId] = set()
         self.rates = Rates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
+        self.strikes = Strikes()
         self.over = self.leaving = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -340,7 +342,9 @@ class Peer:
         self._drop_old_parts(plan.round)
         held = self.held.setdefault(plan.round, {})
         gone = self.heartbeat.gone
-        self.round = Round(ground, self.notary, agreement, gone, pool.chosen, held, self.said, self._measured)
+        self.round = Round(
+            ground, self.notary, agreement, gone, pool.chosen, held, self.said, self._measured, self.strikes
+        )
         effects = self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
@@ -386,6 +390,8 @@ class Peer:
             match effect.fact:
                 case RoundClosed():
                     out += self._round_closed(effect.fact, now)
+                case Accused():
+                    out += self._tell_members(self.notary.sign(effect.fact.statement), now)
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
                 case StateMissing():
@@ -749,6 +755,8 @@ class Peer:
         effects: list[Effect] = []
         if isinstance(statement, Suspect) and by != self.me:
             self.heartbeat.accuse(statement.peer, by, now)
+        if isinstance(statement, Caught) and self.round is not None:
+            effects += self._from_round(self.round.heed(statement, self._run_time(now)), now)
         if isinstance(statement, Leave):
             self.heartbeat.refused.add(by)
         told_by_all = isinstance(statement, Suspect)  # each accuser says it to everybody itself

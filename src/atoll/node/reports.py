@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.node.body import open_report
-from atoll.policy.members import RECENT, Recent, Reported, admissible
+from atoll.policy.members import RECENT, Recent, Reported, admissible, target_of
 from atoll.protocol.dag.history import History
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Invite, Signed, Suspect
+from atoll.wire.messages.statements import Invite, Signed
 from atoll.wire.messages.vertex import Body
 
 Key = tuple[str, PeerId, str]
@@ -41,7 +41,7 @@ class ReportPool:
     def add(self, signed: Signed, run_time: Seconds) -> Pooled | None:
         """Remember a report. None if its signature does not hold, it is known already, or the pool is full."""
         head = self.history.head_body
-        reported = open_report(self.notary, signed, _vote_keys(head).get(signed.signer))
+        reported = open_report(self.notary, signed, _vote_keys(head))
         if reported is None:
             return None
         wrong = self.judge(reported, head, self.recent(), run_time)
@@ -76,7 +76,7 @@ class ReportPool:
         carried = {s.body for s in body.reports}
         recent, keys = self.recent(), _vote_keys(body)
         for key, signed in list(self.pool.items()):
-            reported = open_report(self.notary, signed, keys.get(signed.signer))
+            reported = open_report(self.notary, signed, keys)
             stale = reported is None or self.judge(reported, body, recent, None) is not None
             done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
@@ -97,10 +97,4 @@ def _vote_keys(body: Body) -> dict[PeerId, bytes]:
 
 
 def _key(reported: Reported) -> Key:
-    statement = reported.statement
-    target = ""
-    if isinstance(statement, Suspect):
-        target = statement.peer
-    elif isinstance(statement, Invite):
-        target = statement.ticket.hex()
-    return type(statement).__name__, reported.by, target
+    return type(reported.statement).__name__, reported.by, target_of(reported.statement)

@@ -43,9 +43,11 @@ from atoll.base.machine import (
 from atoll.keys.digest import digest, merkle_root
 from atoll.node.body import Ground, check_body, commit_flaw, parts_fit, weighs_right, write_body
 from atoll.node.facts import (
+    Accused,
     AttemptFailed,
     Disagreed,
     Fault,
+    Lapsed,
     OtherSize,
     Passed,
     RoundBegan,
@@ -56,8 +58,11 @@ from atoll.node.facts import (
 )
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Train, Trained
 from atoll.node.trial import Commits, Measured, Step, Trial
+from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
-from atoll.protocol.reduce.run import PartAnswered, Reduce, Reduced, Update
+from atoll.protocol.reduce.rows import Update
+from atoll.protocol.reduce.run import PartAnswered, Reduce, Reduced
+from atoll.protocol.reduce.witness import Contradicted, Lied
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import Vertices
@@ -67,6 +72,7 @@ from atoll.wire.messages.round import (
     Contribution,
     Declined,
     Handed,
+    Opened,
     PartBytes,
     Propose,
     Repeat,
@@ -74,8 +80,9 @@ from atoll.wire.messages.round import (
     TimedOut,
     Voted,
     WantPart,
+    WantRow,
 )
-from atoll.wire.messages.statements import Answered, Commit, Signed
+from atoll.wire.messages.statements import Answered, Caught, Commit, Complaint, Signed
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
@@ -97,12 +104,14 @@ class Round:
         held: dict[Digest, Payload],
         said: dict[str, bytes],
         measured: Callable[[], Measured],
+        strikes: Strikes | None = None,
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.agreement, self.gone, self.reports = agreement, gone, reports
         self.held = held  # combined parts by digest, of this and recent rounds
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
         self.measured = measured
+        self.strikes = strikes or Strikes()
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.hearers, self.speakers = self._audience()
@@ -173,14 +182,14 @@ class Round:
         match message:
             case Committed():
                 return self._hear_commit(message.statement, now) + self._answer_commit(sender, message)
-            case Contribution() | Handed() | Declined() | Answer() if message.attempt > self.attempt:
+            case Contribution() | Opened() | Handed() | Declined() | Answer() if message.attempt > self.attempt:
                 self.too_early.add(sender)
                 return []
-            case Contribution():
+            case Contribution() | Opened():
                 if message.attempt != self.attempt:
                     return []
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
-            case Answer() | Handed() | Declined():
+            case Answer() | Handed() | Declined() | WantRow():
                 if message.attempt != self.attempt or self.reduce is None:
                     return []
                 return self.reduce.handle(event, now)
@@ -204,7 +213,11 @@ class Round:
                 continue
             match effect.fact:
                 case PartAnswered():
-                    more = self._answer_here(effect.fact)
+                    more = self._answer_here(effect.fact, now)
+                case Lied(peer=peer, statement=lie):
+                    more = self._accuse(peer, Caught(lie))
+                case Contradicted(peer=peer, first=first, second=second):
+                    more = self._accuse(peer, Caught(first, second))
                 case Reduced():
                     more = self._reduced(now)
                 case Judge():
@@ -268,6 +281,7 @@ class Round:
             self.gone,
             self.said,
             self._filled,
+            judges=self.agreement.votes,
         )
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 
@@ -442,11 +456,11 @@ class Round:
             return None  # whoever hears too few may be the one who is cut off
         return max((commits.of[p][0].parts for p in commits.giving), default=0)
 
-    def _answer_here(self, fact: PartAnswered) -> list[Effect]:
+    def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
         answer = self.reduce.answers[fact.part]
         self.held[answer.payload.digest] = answer.payload
-        return []
+        return self._try_all(now) if self.ground.witnesses else []  # a vote may have waited for its proof
 
     def _reduced(self, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
@@ -507,7 +521,11 @@ class Round:
         if wrong is not None:
             return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
         trial = self.trials.setdefault(vertex_id(raw), self._trial(raw))
-        return self._try(vertex_id(raw), trial, now)
+        effects: list[Effect] = []
+        if self.reduce is not None and body.attempt == self.attempt:
+            for signed in body.parts:
+                effects += self.reduce.examine(signed, _opened(signed), now) if signed is not None else []
+        return effects + self._try(vertex_id(raw), trial, now)
 
     def _trial(self, raw: bytes) -> Trial:
         body = decode_body(raw)
@@ -517,6 +535,8 @@ class Round:
 
     def _try(self, digest: Digest, trial: Trial, now: Seconds) -> list[Effect]:
         """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
+        if not trial.final and not self._vouched(trial):
+            return []
         if trial.state is None and not trial.body.parts:
             trial.state = self.ground.parent.state  # nothing was averaged: the state stays
         if trial.state is None:
@@ -533,6 +553,13 @@ class Round:
         if trial.final:
             return self._adopt(digest, trial)
         return self.agreement.approve(digest)
+
+    def _vouched(self, trial: Trial) -> bool:
+        """Do I believe every answer in it? Whom I believe, and what I recompute, is the reduce's business."""
+        reduce = self.reduce
+        if not self.ground.witnesses or reduce is None:
+            return True
+        return all(reduce.believes(answered) is True for answered in trial.answers if answered is not None)
 
     def _try_all(self, now: Seconds) -> list[Effect]:
         waiting = [(key, trial) for key, trial in self.trials.items() if trial.state is None]
@@ -675,6 +702,8 @@ class Round:
             effects += self.agreement.remind()
         if self.wanted_body is not None:
             effects += self._want_body(self.wanted_body)
+        if self.reduce is not None:
+            effects += self.reduce.ask_again(now)
         effects += self._try_all(now)
         return effects + self._propose_if_ready(now) + self._skip_gone_proposer()
 
@@ -727,7 +756,26 @@ class Round:
         if decided.body is None:
             return self._want_body(decided.digest)
         vertex = Vertex(decided.body, decided.certificate)
-        return [*self._tell_listeners(vertex), *self._finish(vertex, now)]
+        return [*self._tell_listeners(vertex), *self._note_lapses(now), *self._finish(vertex, now)]
+
+    def _note_lapses(self, now: Seconds) -> list[Effect]:
+        """Who owed us something that did not come: noted, and told when it is not the first time."""
+        effects: list[Effect] = []
+        for peer, why in (self.reduce.lapses(now) if self.reduce is not None else {}).items():
+            effects.append(self._report(Lapsed(peer=peer, why=why)))
+            if self.strikes.note(peer, self.plan.round):
+                effects += self._accuse(peer, Complaint(self.plan.round, peer, why))
+        return effects
+
+    def heed(self, caught: Caught, now: Seconds) -> list[Effect]:
+        """Somebody calls an answer a lie: whoever was told something else by the same owner can prove it."""
+        answered = _opened(caught.answer)
+        if self.reduce is None or self.closed or answered.round != self.plan.round:
+            return []
+        return self._spread(self.reduce.examine(caught.answer, answered, now), now)
+
+    def _accuse(self, peer: PeerId, statement: Caught | Complaint) -> list[Effect]:
+        return [self._report(Accused(peer=peer, statement=statement))] if self.agreement.votes else []
 
     def _finish(self, vertex: Vertex, now: Seconds) -> list[Effect]:
         self.final, self.final_at = vertex, now

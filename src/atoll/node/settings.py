@@ -28,6 +28,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     update_bytes: int = 0  # the most that one encoded update can have; large ones are cut into more parts
     statistic: StatisticName = "mean"  # what the rows of a part become; others than the mean need direct rows
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # share of members that may lie
+    witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
 
 

@@ -16,7 +16,20 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, PEERS_MAX, WORDS_MAX
 from atoll.policy.plan import QuorumRule
-from atoll.wire.messages.statements import AnyStatement, Commit, Invite, Join, Leave, Ready, Suspect
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import (
+    Answered,
+    AnyStatement,
+    Caught,
+    Commit,
+    Complaint,
+    Invite,
+    Join,
+    Leave,
+    Ready,
+    Signed,
+    Suspect,
+)
 from atoll.wire.messages.vertex import Body, Member, TicketUse
 from atoll.wire.ticket import redeemed_ticket, redemption_holds
 
@@ -77,16 +90,47 @@ def admissible(
         case Leave(why=why):
             if len(why) > WORDS_MAX:
                 return "gives too long a reason"
-            return None if mine is not None and mine.standing != "away" else "is not a member"
+            return None if mine is not None and mine.present else "is not a member"
         case Suspect(round=round, peer=peer):
             target = members.get(peer)
-            if mine is None or not mine.votes or target is None or target.standing == "away":
+            if mine is None or not mine.votes or target is None or not target.present:
                 return "only voting members can suspect members"
+            return None if parent.round - RECENT <= round <= parent.round + 1 else "is out of date"
+        case Caught():
+            return _may_accuse(statement, mine, members, parent.round)
+        case Complaint(round=round, peer=peer):
+            target = members.get(peer)
+            if mine is None or not mine.votes or target is None or not target.votes or peer == by:
+                return "only voting members can complain of others"
             return None if parent.round - RECENT <= round <= parent.round + 1 else "is out of date"
         case Invite():
             return None if mine is not None and mine.votes else "only voting members can invite"
         case _:
             return "is no member report"
+
+
+def _may_accuse(caught: Caught, mine: Member | None, members: dict[PeerId, Member], round: int) -> str | None:
+    """Whether what was caught is an answer of a member, or two of one slot, is settled before (node/body)."""
+    answer, other = caught.answer, caught.other
+    target, said = members.get(answer.signer), _answered(answer)
+    if mine is None or not mine.votes or target is None or not target.present:
+        return "only voting members can accuse members"
+    if said is None or not round - RECENT <= said.round <= round + 1:
+        return "is no answer, or out of date"
+    if other is None:
+        return None
+    again = _answered(other)
+    same = again is not None and other.signer == answer.signer and _slot(again) == _slot(said) and again != said
+    return None if same else "its two answers are not by one owner for one slot"
+
+
+def _answered(signed: Signed) -> Answered | None:
+    statement = decode_statement(signed.body, signed.signer)
+    return statement if isinstance(statement, Answered) else None
+
+
+def _slot(answered: Answered) -> tuple[int, int, int, int]:
+    return answered.round, answered.attempt, answered.part, answered.owner_index
 
 
 def _may_join(
@@ -107,6 +151,8 @@ def _may_join(
     if join.after not in recent.states:
         return "it was written too long ago; ask again"
     before = members.get(by)
+    if before is not None and before.standing == "expelled":
+        return "it was expelled: members hold a lie that it signed"
     if before is not None and before.vote_key == join.vote_key and before.standing != "away":
         return "it is a member already" if before.addresses == join.addresses else None
     if before is not None and before.identity != reported.identity:
@@ -157,6 +203,7 @@ def next_members(
             accusers.setdefault(r.statement.peer, set()).add(r.by)
     need = suspicions_needed(len(voters), rule)
     lost = {p for p, who in accusers.items() if len(who) >= need and p not in contributors}
+    liars, failing = _convicted(by_kind, len(voters), rule)
     ready = {r.by for r in by_kind if isinstance(r.statement, Ready)}
     joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join)]
 
@@ -172,12 +219,12 @@ def next_members(
             missed=_missed(m, counted) if training else m.missed,
             standing="member" if m.standing == "new" else m.standing,
         )
-        going = m.peer in leaving or m.peer in lost
-        if going and m.standing != "away":
+        going = m.peer in leaving or m.peer in lost or m.peer in failing or m.peer in liars
+        if going and m.present:
             changes_quorum = m.votes
             if not changes_quorum or (budget > 0 and _voters_left(parent, members, m.peer) > 0):
                 budget -= changes_quorum
-                m = replace(m, standing="away")
+                m = replace(m, standing="expelled" if m.peer in liars else "away")
         elif m.peer in ready and m.standing == "observer" and (budget > 0 or m.role == "client"):
             budget -= m.role == "trainer"
             m = replace(m, standing="new", missed=0)
@@ -192,6 +239,29 @@ def next_members(
             if i.uses > 0 and len(tickets) < PEERS_MAX:
                 tickets.append(TicketUse(i.ticket, i.key, i.role, i.uses, i.expires_s))
     return tuple(members), tuple(tickets)
+
+
+def _convicted(reports: Sequence[Reported], voters: int, rule: QuorumRule) -> tuple[set[PeerId], set[PeerId]]:
+    """(proven liars, those that too many complain of). Where members trust each other there is neither.
+
+    Two answers for one slot prove themselves. All else takes more voices than may lie: one of them is honest.
+    """
+    if rule != "two-thirds":
+        return set(), set()
+    liars: set[PeerId] = set()
+    accusers: dict[tuple[type, PeerId], set[PeerId]] = {}
+    for r in reports:
+        match r.statement:
+            case Caught(answer=answer, other=other):
+                if other is not None:
+                    liars.add(answer.signer)
+                accusers.setdefault((Caught, answer.signer), set()).add(r.by)
+            case Complaint(peer=peer):
+                accusers.setdefault((Complaint, peer), set()).add(r.by)
+            case _:
+                pass
+    enough = {key for key, who in accusers.items() if len(who) >= suspicions_needed(voters, rule)}
+    return liars | {p for kind, p in enough if kind is Caught}, {p for kind, p in enough if kind is Complaint}
 
 
 def _missed(member: Member, counted: bool) -> int:
@@ -234,8 +304,18 @@ def _sorted_reports(reports: Sequence[Reported]) -> list[Reported]:
     """One order for everybody, whatever order the proposer heard them in; one report per kind, signer, target."""
     unique: dict[tuple[str, PeerId, str], Reported] = {}
     for r in reports:
-        target = r.statement.peer if isinstance(r.statement, Suspect) else ""
-        if isinstance(r.statement, Invite):
-            target = r.statement.ticket.hex()
-        unique.setdefault((type(r.statement).__name__, r.by, target), r)
+        unique.setdefault((type(r.statement).__name__, r.by, target_of(r.statement)), r)
     return [unique[key] for key in sorted(unique)]
+
+
+def target_of(statement: AnyStatement) -> str:
+    """What a report is about, where one signer may send several of a kind."""
+    match statement:
+        case Suspect(peer=peer) | Complaint(peer=peer):
+            return peer
+        case Caught(answer=answer, other=other):
+            return f"{answer.signer}/{other is not None}"
+        case Invite(ticket=ticket):
+            return ticket.hex()
+        case _:
+            return ""

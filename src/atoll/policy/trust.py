@@ -2,11 +2,20 @@
 
 Of n members whose rows count, f may lie; a statistic that withstands f needs 2f + 1 rows; and of f + 1 owners who
 give the same answer for a part, one is honest. Never looks at what anybody sent.
+
+A lie is proven by what the liar signed (node/body) and ends its membership for good. Silence, left-out rows and
+rows that are not shown can happen to honest peers too: they are noted, and only who fails twice within a few
+rounds is complained of. Complaints by more members than may lie make it step back, and it may return.
 """
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
+
+from atoll.base.ids import PeerId
+
+STRIKES = 2  # failures seen by one member before it complains: one may be the network's
+STRIKE_ROUNDS = 8  # within so many rounds
 
 StatisticName: TypeAlias = Literal["mean", "median", "trimmed_mean", "meamed"]  # of one value over the rows
 
@@ -40,3 +49,16 @@ def witnesses(owners: int, liars: int) -> int:
     can lie if the draw gives the part to villains alone.
     """
     return min(owners - 1, max(1, liars))
+
+
+class Strikes:
+    """What this member saw others fail at. Local, so it only ever leads to a signed complaint."""
+
+    def __init__(self) -> None:
+        self.seen: dict[PeerId, list[int]] = {}  # the last rounds in which this peer failed
+
+    def note(self, peer: PeerId, round: int) -> bool:
+        """True if this is a failure too many."""
+        recent = [r for r in self.seen.get(peer, []) if round - STRIKE_ROUNDS < r < round]
+        self.seen[peer] = [*recent, round][-STRIKES:]
+        return len(self.seen[peer]) >= STRIKES

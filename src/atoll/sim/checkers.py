@@ -5,6 +5,7 @@
 - every contribution is counted exactly once in a part, or the peer is reported missing
 - with no faults, everybody is counted in every training round
 - an honest peer is never found breaking the protocol, nor saying two things, not even across a restart
+- nobody honest calls an honest owner a liar
 - nothing that strangers can grow grows beyond its bound
 """
 
@@ -21,12 +22,13 @@ from atoll.base.limits import (
     ROUNDS_KEPT,
 )
 from atoll.base.machine import Fact
-from atoll.node.facts import Disagreed, RoundClosed, StateMissing
+from atoll.node.facts import Accused, Disagreed, RoundClosed, StateMissing
 from atoll.node.peer import CaughtUp, Fault
 from atoll.protocol.consensus.agreement import Equivocation
 from atoll.protocol.dag.history import WINDOW
 from atoll.protocol.reduce.run import Garbage, PartAnswered
 from atoll.sim.world import Node
+from atoll.wire.messages.statements import Caught
 
 ANSWERS_WATCHED = 4096  # of the last few rounds
 
@@ -47,6 +49,7 @@ class Checkers:
     missing: int = 0
     answers: dict[tuple[int, str, int, int, PeerId], Digest] = field(default_factory=dict)
     repairs: int = 0
+    complaints: int = 0  # of honest peers: the network may be to blame, and it takes many to act
     attempts: dict[int, int] = field(default_factory=dict)  # round -> attempt that decided it
 
     def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
@@ -63,6 +66,10 @@ class Checkers:
                 self._broken(f"honest {peer} was caught saying two things in round {fact.round}")
             case Fault(peer=peer, what=what) if peer not in self.villains:
                 self._broken(f"honest {peer} is blamed by {node.name}: {what}")
+            case Accused(peer=peer, statement=Caught()) if peer not in self.villains:
+                self._broken(f"honest {peer} is called a liar by {node.name} in round {fact.round}")
+            case Accused(peer=peer) if peer not in self.villains:
+                self.complaints += 1
             case Garbage(peer=peer) if peer not in self.villains:
                 self._broken(f"honest {peer}'s bytes do not decode")
             case StateMissing(why=why):

@@ -8,6 +8,7 @@ one. Work takes virtual time; what is durable when the answer arrives survives a
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -37,6 +38,11 @@ class Shared(msgspec.Struct, frozen=True, array_like=True):
 
 
 GENESIS_STATE = msgspec.msgpack.encode(Shared(-1, digest(b"genesis"), 0, {}))
+
+
+def whole_of(rows: Sequence[Digest], round: int, part: int) -> Digest:
+    """What these rows make, in this order."""
+    return digest(b"".join(rows) + str((round, part)).encode())
 
 
 @dataclass
@@ -152,7 +158,7 @@ class Island:
                     f"part {work.part} of round {work.round} holds {row.payload.data} as {row.names}"
                 )
             names += row.payload.data
-        whole = digest(b"".join(row.payload.digest for row in work.rows) + str((work.round, work.part)).encode())
+        whole = whole_of([row.payload.digest for row in work.rows], work.round, work.part)
         payload = Payload(whole, self.knobs.update_bytes // work.parts, tuple(names))
         return Combined(payload, tuple(row.peer for row in work.rows), ())
 

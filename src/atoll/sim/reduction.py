@@ -41,7 +41,8 @@ from atoll.base.machine import (
 from atoll.keys.digest import digest, merkle_root
 from atoll.policy.topology import Links
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.run import Reduce, Reduced, Update
+from atoll.protocol.reduce.rows import Update
+from atoll.protocol.reduce.run import Reduce, Reduced
 from atoll.protocol.reduce.topology import Topology
 from atoll.protocol.reduce.work import Combine
 from atoll.sim.island import Island, IslandKnobs

@@ -239,12 +239,13 @@ KINDS: dict[str, Twist] = {
 }
 
 
-def villain(kind: str) -> Callable[..., Villain]:
+def villain(kind: str | Twist) -> Callable[..., Villain]:
     """How a swarm makes this kind of villain."""
 
     def make(
         run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
     ) -> Villain:
-        return Villain(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), KINDS[kind])
+        twist = KINDS[kind] if isinstance(kind, str) else kind
+        return Villain(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), twist)
 
     return make

@@ -25,12 +25,14 @@ from atoll.wire.messages.round import (
     Contribution,
     Declined,
     Handed,
+    Opened,
     PartBytes,
     Propose,
     Repeat,
     TimedOut,
     Voted,
     WantPart,
+    WantRow,
 )
 from atoll.wire.messages.statements import AnyStatement, Statement
 from atoll.wire.messages.vertex import Body, Vertex
@@ -40,6 +42,8 @@ AnyMessage = (
     | Contribution
     | Answer
     | WantPart
+    | WantRow
+    | Opened
     | PartBytes
     | Propose
     | Voted

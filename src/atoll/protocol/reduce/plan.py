@@ -20,6 +20,7 @@ class ReducePlan:
     statistic: str = "mean"  # what the rows of a part become
     liars: int = 0  # that the statistic withstands
     rows_least: int = 1  # of members whose rows count: with fewer a part has no answer
+    witnesses: int = 0  # owners after the first who combine every part too, and sign what they got
     weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are named and move nothing
 
     @property
@@ -29,6 +30,10 @@ class ReducePlan:
     def enough(self, contributors: Collection[PeerId]) -> bool:
         """Whether an answer made of these rows can be what the statistic promises."""
         return sum(name not in self.weightless for name in contributors) >= self.rows_least
+
+    def watchers(self, part: int) -> tuple[PeerId, ...]:
+        """The owners that combine this part without waiting for their turn."""
+        return self.owners(part)[: self.witnesses + 1]
 
     def owners(self, part: int) -> tuple[PeerId, ...]:
         return self.topology.parts[part].owners

@@ -10,12 +10,15 @@ missing. Never waits for one peer, never counts anybody twice, never looks into 
 Rows that overlap (a child sent again what its dead parent had handed on already) cannot both be in: the larger
 ones count. Rows combined on the way cannot be held against a commitment, so parents are for members that trust
 each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard.
+
+Where not even owners are trusted (`plan.witnesses`), several of them combine each part, and what they say is judged
+by `witness.py` before it stands as an answer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -40,12 +43,15 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import merkle_holds, merkle_path
 from atoll.protocol.reduce.plan import ReducePlan
+from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, Update
+from atoll.protocol.reduce.witness import Witnesses
 from atoll.protocol.reduce.work import Combine, Combined, Row
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Repeat, WantPart
-from atoll.wire.messages.statements import Answered, Commit, Signed
+from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Opened, Repeat, WantPart, WantRow
+from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
 
+OPENED_MAX = 2  # times that one row is opened to one peer: it may be lost once
 ONWARD = -1  # where an owner's index would stand: for a peer that hands it on
 
 
@@ -92,62 +98,6 @@ class NoAnswer(Fact, frozen=True, kw_only=True):
     why: str
 
 
-@dataclass(frozen=True)
-class Update:
-    """My own encoded update: one payload per part, and my signed commitment to exactly these."""
-
-    statement: Signed
-    parts: tuple[Payload, ...]
-
-    @property
-    def digests(self) -> tuple[Digest, ...]:
-        return tuple(p.digest for p in self.parts)
-
-
-@dataclass(frozen=True)
-class Held:
-    """A row of this part: one peer's, or several peers' combined on the way."""
-
-    names: frozenset[PeerId]
-    weight: int
-    payload: Payload
-
-
-@dataclass
-class Gather:
-    """What I hold of one part that I am in charge of, as its owner or on the way to it."""
-
-    owner_index: int  # or ONWARD
-    below: frozenset[PeerId] | None = None  # whose rows come through me; None: everybody's
-    rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # by sender
-    names: set[PeerId] = field(default_factory=set[PeerId])  # in any of the rows
-    closed: bool = False  # its rows are being combined, or were
-    done: Held | None = None  # what I hand on
-
-    def add(self, sender: PeerId, held: Held) -> None:
-        """The first word of each sender counts."""
-        if sender not in self.rows:
-            self.rows[sender] = held
-            self.names |= held.names
-
-    def chosen(self) -> dict[PeerId, Held]:
-        """Rows that name nobody twice, the largest first."""
-        chosen: dict[PeerId, Held] = {}
-        named: set[PeerId] = set()
-        for sender, held in sorted(self.rows.items(), key=lambda item: (-len(item[1].names), item[0])):
-            if named.isdisjoint(held.names):
-                chosen[sender] = held
-                named |= held.names
-        return {sender: chosen[sender] for sender in sorted(chosen)}
-
-
-@dataclass(frozen=True)
-class AnswerHeld:
-    statement: Signed
-    answered: Answered
-    payload: Payload
-
-
 class Reduce:
     """One peer's side of one attempt. `commit_of` says what a peer committed to, or None."""
 
@@ -161,10 +111,12 @@ class Reduce:
         gone: Callable[[PeerId], bool],
         said: Container[str] = (),
         filled: Callable[[], int | None] = lambda: None,
+        judges: bool = False,
     ) -> None:
         """`awaits(part, names, among)`: may somebody of `among` (None: anybody) still come who is not in `names`?
 
         `filled()`: how many parts, the first ones, the longest update has; None while that cannot be known.
+        `judges`: I vote, so I believe no single owner where there are witnesses.
         """
         self.notary, self.plan, self.me = notary, plan, notary.me
         self.vote_key_of, self.commit_of = vote_key_of, commit_of
@@ -192,6 +144,13 @@ class Reduce:
         self.answers: dict[int, AnswerHeld] = {}
         self.missing: set[int] = set()
         self.started = self.finished = False
+        self.watch: Witnesses | None = None
+        if plan.witnesses:
+            self.watch = Witnesses(plan, self.me, self._row_held, commit_of, gone, judges)
+        self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
+        self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody
+        self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked the other owners for)
+        self.opened: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, whose row, to whom): how often
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -206,15 +165,23 @@ class Reduce:
             case Received(sender, Declined(part=part)):
                 return self._decline(part, sender, now)
             case Received(sender, Answer() as message, Payload() as payload):
-                return self._learn(sender, message, payload)
+                return self._learn(sender, message, payload, now)
             case Received(sender, Answer() as message):
-                return self._hear_of(sender, message)
+                return self._hear_of(sender, message, now)
+            case Received(sender, WantRow() as message):
+                return self._open_row(sender, message)
+            case Received(sender, Opened() as message, Payload() as payload):
+                return self._take_opened(sender, message, payload, now)
             case TimerFired(name) if name == self._timer():
                 return self.look_again(now)
             case Done(job, Combined() as result) if job.startswith(self._job("own/")):
                 return self._answer(int(job.rsplit("/", 1)[1]), result, now)
             case Done(job, Combined() as result) if job.startswith(self._job("on/")):
                 return self._combined_onward(int(job.rsplit("/", 1)[1]), result, now)
+            case Done(job, Combined() as result) if job.startswith(self._job("judge/")):
+                return self._recomputed(job, result, now)
+            case Failed(job) if job.startswith(self._job("judge/")):
+                return []  # nobody waits for my judgement but I
             case Failed(job, why) if job.startswith(self._job("")):
                 return self._cannot(int(job.rsplit("/", 1)[1]), why, now)
             case _:
@@ -240,17 +207,19 @@ class Reduce:
             elif part not in self.missing:
                 effects += self._fetch_heard(part)
                 effects += self._contribute_part(part)
+                effects += self._pull_rows(part, now)
                 effects += self._hand_on_if_due(part, now)
                 effects += self._close_if_due(part, now)
                 effects += self._ask_past_the_gone(part)
+            effects += self._watch_part(part, now)
         # only after what is due was done: a word that comes in the instant of a deadline must not push it away
         return [*effects, *self._finish_if_over(), *self._set_timer(now)]
 
     def resend(self, to: PeerId) -> list[Effect]:
         """This peer came back, or came late: give it what it may have missed."""
-        effects: list[Effect] = []
+        effects: list[Effect] = [self._word_to(to, held) for held in self.mine.values()]
         for part, held in self.answers.items():
-            if self._serves(part, held.statement.signer, to):
+            if part not in self.mine and self._serves(part, held.statement.signer, to):
                 effects.append(self._answer_to(to, held))
         for part, target in sorted(self.sent):
             if target == to and part not in self.answers and part not in self.missing:
@@ -283,15 +252,16 @@ class Reduce:
             return []
         relay = self.relays.get(part)
         if relay is None or (part, self.me) in self.declined:
-            return self._send_row(part)
+            watchers = self.plan.watchers(part) if self.watch is not None else ()
+            return [e for owner in watchers for e in self._send_row(part, owner)] + self._send_row(part)
         if not relay.closed:
             relay.add(self.me, self._my_row(part))
         return []  # it goes with the others' rows
 
-    def _send_row(self, part: int) -> list[Effect]:
+    def _send_row(self, part: int, to: PeerId | None = None) -> list[Effect]:
         if part in self.missing:
             return []
-        target = self._target(part)
+        target = to or self._target(part)
         if (part, target) in self.sent:
             return []
         self.sent.add((part, target))
@@ -321,7 +291,8 @@ class Reduce:
         assert self.update is not None
         commit = self.commit_of(self.me)
         assert commit is not None
-        return Held(frozenset((self.me,)), commit.weight, self.update.parts[part])
+        path = merkle_path(self.update.digests, part)
+        return Held(frozenset((self.me,)), commit.weight, self.update.parts[part], path, self.update.statement)
 
     def _target(self, part: int) -> PeerId:
         """Whoever hands my row on, or the owner whose turn it is."""
@@ -393,7 +364,8 @@ class Reduce:
             return self._answer_already(message.part, sender)  # not committed, not mine, or closed
         if not merkle_holds(commit.root, payload.digest, message.part, commit.parts, message.path):
             raise PeerFault(sender, f"part {message.part} is not what it committed to", message.statement.body)
-        return self._take(message.part, gather, sender, Held(frozenset((sender,)), commit.weight, payload), now)
+        row = Held(frozenset((sender,)), commit.weight, payload, message.path, message.statement)
+        return self._take(message.part, gather, sender, row, now)
 
     def _collect_handed(self, sender: PeerId, message: Handed, payload: Payload, now: Seconds) -> list[Effect]:
         gather = self._gather_for(message.part, message.owner_index)
@@ -437,9 +409,12 @@ class Reduce:
 
     def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:
         gather = self.gathers.get(part)
-        if gather is None or gather.closed or self.turn[part] != gather.owner_index:
+        if gather is None or gather.closed:
             return []
-        early = now < self._gather_until(gather.owner_index, 1)
+        watches = self.watch is not None and gather.owner_index <= self.plan.witnesses
+        if not watches and self.turn[part] != gather.owner_index:
+            return []
+        early = now < self._gather_until(0 if watches else gather.owner_index, 1)
         coming = part in self.fetching or self.awaits(part, gather.names, gather.below)
         if part in self.answers or not gather.rows or (early and coming):
             return []
@@ -458,7 +433,8 @@ class Reduce:
     def _answer(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
         gather, plan = self.gathers[part], self.plan
         rows = dict(gather.rows)
-        gather.rows.clear()  # an update's worth of memory, wanted for the next parts
+        if self.watch is None:  # whoever doubts an answer may ask for its rows
+            gather.rows.clear()  # an update's worth of memory, wanted for the next parts
         effects = self._name_garbage(part, result)
         if result.payload is None:
             return effects + self._cannot(part, result.why, now)
@@ -476,7 +452,12 @@ class Reduce:
         held = AnswerHeld(self.notary.sign(answered), answered, payload)
         # durable before it is sent: a restarted owner must never give a second, different answer
         effects.append(Keep(self._said_name(part), encode(answered)))
-        return effects + self._hold(held)
+        if self.watch is None:
+            return effects + self._hold(held)
+        self.mine[part] = held
+        if self._owner_now(part) != self.me:
+            effects += [self._word_to(peer, held) for peer in plan.listeners if peer != self.me]
+        return effects + self.watch.hear(held.statement, answered, payload) + self._watch_part(part, now)
 
     def _answer_to(self, to: PeerId, held: AnswerHeld) -> Send:
         plan = self.plan
@@ -529,12 +510,14 @@ class Reduce:
         self.shown.add((part, owner))
         return [Send(owner, Answer(self.plan.round, self.plan.attempt, self.plan.trace, held.statement))]
 
-    def _hear_of(self, sender: PeerId, message: Answer) -> list[Effect]:
+    def _hear_of(self, sender: PeerId, message: Answer, now: Seconds) -> list[Effect]:
         signed = message.statement
         answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
         if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
             return []
         self.check_answer(signed.signer, answered)
+        if self.watch is not None:
+            return self.watch.hear(signed, answered, None) + self._watch_part(answered.part, now)
         if answered.part in self.answers:
             return []
         self.heard.setdefault(answered.part, {}).setdefault(sender, signed)
@@ -565,9 +548,133 @@ class Reduce:
                 return self._hold(AnswerHeld(signed, answered, payload))
         return []
 
+    # ---- owners that check each other ----------------------------------------------------------------------
+
+    def examine(self, signed: Signed, answered: Answered, now: Seconds) -> list[Effect]:
+        """An answer of this attempt that stands in a proposal, or that somebody calls a lie."""
+        if self.watch is None or answered.attempt != self.plan.attempt:
+            return []
+        return self.watch.hear(signed, answered, None) + self._watch_part(answered.part, now)
+
+    def believes(self, answered: Answered) -> bool | None:
+        """May I vote for this answer? None: not yet."""
+        if self.watch is None:
+            return True
+        return self.watch.believes(answered) if answered.attempt == self.plan.attempt else None
+
+    def ask_again(self, now: Seconds) -> list[Effect]:
+        """Rows that were asked for may have been lost."""
+        if self.watch is None or not self.started:
+            return []
+        return [e for part in range(self.plan.parts) for e in self._watch_part(part, now, again=True)]
+
+    def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
+        """Owners that failed this attempt, as I saw it, in ways that cannot be proven."""
+        found: dict[PeerId, Lapse] = {}
+        if self.watch is not None and self.started:
+            late = now >= self.plan.answer_until[0]
+            for part in range(self.plan.parts):
+                held = self.answers.get(part)
+                declined = {who for where, who in self.declined if where == part}
+                seen = self.watch.lapses(part, held.answered if held is not None else None, late)
+                found |= {peer: why for peer, why in seen.items() if peer not in declined}
+        return found
+
+    def _watch_part(self, part: int, now: Seconds, again: bool = False) -> list[Effect]:
+        """Show what I made of a part, doubt what others made of it, settle on what is true."""
+        if self.watch is None or not self.started:
+            return []
+        late = now >= self.plan.answer_until[0]
+        waiting = not late and self._unheard(part, -1)
+        effects = self._reveal_if_due(part, now) + self.watch.look(part, waiting, again)
+        if part not in self.answers and (held := self.watch.settled(part, patient=not late)) is not None:
+            effects += self._hold(held)
+        return effects
+
+    def _unheard(self, part: int, after: int) -> bool:
+        """May one of the owners after this one, that combine this part too, still say what it got?"""
+        assert self.watch is not None
+        over = self.watch.spoken(part) | {who for where, who in self.declined if where == part}
+        left = [owner for owner in self.plan.watchers(part)[after + 1 :] if owner not in over]
+        return any(owner == self.me or not self.gone(owner) for owner in left)
+
+    def _reveal_if_due(self, part: int, now: Seconds) -> list[Effect]:
+        """Everybody gets the bytes when the witnesses have signed: none of them can copy my answer as its own."""
+        held = self.mine.get(part)
+        if held is None or part in self.revealed or self._owner_now(part) != self.me:
+            return []
+        index = held.answered.owner_index
+        if index > 0 and part in self.answers:
+            return []  # the owners before me were slow, not silent
+        if now < self._reveal_until(index) and self._unheard(part, index):
+            return []
+        self.revealed.add(part)
+        return [self._answer_to(peer, held) for peer in self.plan.listeners if peer != self.me]
+
+    def _reveal_until(self, owner_index: int) -> Seconds:
+        """Halfway between the end of gathering and the end of the window."""
+        return (self._gather_until(owner_index, 1) + self.plan.answer_until[owner_index]) / 2
+
+    def _word_to(self, to: PeerId, held: AnswerHeld) -> Send:
+        if held.answered.part in self.revealed:
+            return self._answer_to(to, held)
+        return Send(to, Answer(self.plan.round, self.plan.attempt, self.plan.trace, held.statement))
+
+    def _pull_rows(self, part: int, now: Seconds) -> list[Effect]:
+        """Rows that have not come after a third of my window: the other owners of this part may have them."""
+        gather = self.gathers.get(part)
+        watchers = self.plan.watchers(part) if self.watch is not None else ()
+        if gather is None or gather.closed or self.me not in watchers or now < self._gather_until(0, 2):
+            return []
+        effects: list[Effect] = []
+        for peer in self.plan.listeners:
+            commit = self.commit_of(peer)
+            if commit is None or commit.parts <= part or peer in gather.names or (part, peer) in self.pulled:
+                continue
+            self.pulled.add((part, peer))
+            wish = WantRow(self.plan.round, self.plan.attempt, self.plan.trace, part, peer)
+            effects += [Send(owner, wish) for owner in watchers if owner != self.me and not self.gone(owner)]
+        return effects
+
+    def _open_row(self, sender: PeerId, wish: WantRow) -> list[Effect]:
+        slot = (wish.part, wish.peer, sender)
+        if not self.started or sender not in self.plan.listeners or self.opened[slot] >= OPENED_MAX:
+            return []
+        row = self._row_held(wish.part, wish.peer)
+        if row is None or row.statement is None:
+            return []
+        self.opened[slot] += 1
+        message = Opened(self.plan.round, self.plan.attempt, self.plan.trace, wish.part, row.path, row.statement)
+        return [Send(sender, message, Lane.BULK, row.payload)]
+
+    def _row_held(self, part: int, peer: PeerId) -> Held | None:
+        if peer == self.me:
+            mine = self.update is not None and 0 <= part < len(self.update.parts)
+            return self._my_row(part) if mine else None
+        gather = self.gathers.get(part)
+        return gather.rows.get(peer) if gather is not None else None
+
+    def _take_opened(self, sender: PeerId, message: Opened, payload: Payload, now: Seconds) -> list[Effect]:
+        author, part = message.statement.signer, message.part
+        commit = self.commit_of(author)
+        if self.watch is None or commit is None or not 0 <= part < self.plan.parts:
+            return []
+        if not merkle_holds(commit.root, payload.digest, part, commit.parts, message.path):
+            raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
+        row = Held(frozenset((author,)), commit.weight, payload, message.path, message.statement)
+        gather = self.gathers.get(part)
+        if (part, author) in self.pulled and gather is not None and not gather.closed:
+            return self._take(part, gather, author, row, now)
+        return self.watch.take(part, author, row) if self.watch.wants(part, author) else []
+
+    def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
+        assert self.watch is not None
+        check, part = (int(word) for word in job.rsplit("/", 2)[1:])
+        return self.watch.recomputed(part, check, result) + self._watch_part(part, now)
+
     # ---- what comes back -----------------------------------------------------------------------------------
 
-    def _learn(self, sender: PeerId, message: Answer, payload: Payload) -> list[Effect]:
+    def _learn(self, sender: PeerId, message: Answer, payload: Payload, now: Seconds) -> list[Effect]:
         signed = message.statement
         answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
         if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
@@ -575,6 +682,8 @@ class Reduce:
         self.check_answer(signed.signer, answered)
         if payload.digest != answered.digest or payload.size_bytes != answered.size_bytes:
             raise PeerFault(sender, f"bytes of part {answered.part} are not the ones its owner signed", signed.body)
+        if self.watch is not None:
+            return self.watch.hear(signed, answered, payload) + self._watch_part(answered.part, now)
         if answered.part in self.answers:
             return []
         return self._hold(AnswerHeld(signed, answered, payload))
@@ -606,7 +715,8 @@ class Reduce:
             digest=answered.digest,
             contributors=answered.contributors,
         )
-        return [self._report(fact), *self._pass_down(held), *self._finish_if_over()]
+        down = self._pass_down(held) if self.watch is None else ()  # who believes nobody needs no messenger
+        return [self._report(fact), *down, *self._finish_if_over()]
 
     def _finish_if_over(self) -> list[Effect]:
         if self.finished or len(self.answers.keys() | self.missing) < self.plan.parts:
@@ -622,6 +732,8 @@ class Reduce:
             return []
         until = self.plan.answer_until
         moments = [*until, *(self._gather_until(i, 1) for i in range(len(until))), self._gather_until(0, 2)]
+        if self.watch is not None:
+            moments += [self._reveal_until(i) for i in range(len(until))]
         ahead = [m for m in moments if m > now]
         return [SetTimer(self._timer(), min(ahead))] if ahead else []
 

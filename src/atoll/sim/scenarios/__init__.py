@@ -7,6 +7,9 @@
     late_joiner  somebody comes when the run is long
     frozen       one member sleeps for ten seconds and comes back
     liars        a third of the voters lie, at most; nobody honest is harmed
+    owners       a third of the owners lie about their parts, at most; each is out within three rounds
+    framers      a third call everybody else liars; nobody is believed
+    watched      nobody lies where owners watch each other, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
 A failing run ends with one line that replays it.
@@ -21,6 +24,7 @@ import msgspec
 
 from atoll.sim.scenarios.churn import churn, real_keys
 from atoll.sim.scenarios.liars import liars
+from atoll.sim.scenarios.owners import framers, owners, watched
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
 
@@ -34,6 +38,9 @@ SCENARIOS: dict[str, Scenario] = {
     "late_joiner": Scenario(late_joiner, peers=4, rounds=300),
     "frozen": Scenario(frozen, peers=5, rounds=10),
     "liars": Scenario(liars, peers=7, rounds=15),
+    "owners": Scenario(owners, peers=7, rounds=4),
+    "framers": Scenario(framers, peers=7, rounds=6),
+    "watched": Scenario(watched, peers=7, rounds=20),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 

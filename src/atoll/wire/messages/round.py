@@ -52,10 +52,30 @@ class Declined(RoundMessage, frozen=True):
 
 
 class Answer(RoundMessage, frozen=True):
-    """The combined part, once, for everybody; the encoded bytes are the payload."""
+    """The combined part, once, for everybody; the encoded bytes are the payload.
+
+    Without a payload it is an owner's word alone: a witness's, or one that somebody holds of an owner that died.
+    """
 
     phase: ClassVar[str] = "share"
     statement: Signed  # Answered
+
+
+class WantRow(RoundMessage, frozen=True):
+    """Open to me what this peer contributed to this part: I doubt its answer, or lack the row as an owner."""
+
+    phase: ClassVar[str] = "share"
+    part: int
+    peer: PeerId
+
+
+class Opened(RoundMessage, frozen=True):
+    """The row of whoever signed `statement`, as its author sent it to the owners; the bytes are the payload."""
+
+    phase: ClassVar[str] = "share"
+    part: int
+    path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
+    statement: Signed  # Commit
 
 
 class WantPart(RoundMessage, frozen=True):

@@ -61,6 +61,7 @@ class Answered(Statement, frozen=True):
 
 
 Stage = Literal["prepare", "commit"]
+Lapse = Literal["withheld", "censored", "unopened"]  # an answer; rows left out of it; rows it says are in it
 Role = Literal["trainer", "client", "observer"]  # a client trains, but nobody can dial it: no part, no vote
 
 
@@ -136,6 +137,24 @@ class Suspect(Statement, frozen=True):
     why: Literal["silent", "refused"]
 
 
+class Caught(Statement, frozen=True):
+    """This signed answer is a lie: its contributors' committed rows make something else, as I computed myself.
+
+    With `other`, a different answer by the same owner in the same slot, it proves itself to everybody.
+    """
+
+    answer: Signed  # Answered
+    other: Signed | None = None  # Answered
+
+
+class Complaint(Statement, frozen=True):
+    """An owner that was there failed us in this round, and not for the first time, as far as I could see."""
+
+    round: int
+    peer: PeerId
+    why: Lapse
+
+
 class Invite(Statement, frozen=True):
     """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
 
@@ -146,4 +165,6 @@ class Invite(Statement, frozen=True):
     expires_s: float  # wall clock: only tickets and joins use it
 
 
-AnyStatement = Commit | Answered | Proposed | Vote | Timeout | Join | Ready | Leave | Suspect | Invite
+AnyStatement = (
+    Commit | Answered | Proposed | Vote | Timeout | Join | Ready | Leave | Suspect | Caught | Complaint | Invite
+)

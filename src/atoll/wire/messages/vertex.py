@@ -13,14 +13,15 @@ import msgspec
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.wire.messages.statements import Certificate, Role, Signed
 
-Standing = Literal["observer", "new", "member", "away"]
+Standing = Literal["observer", "new", "member", "away", "expelled"]
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """One line of the agreed membership.
 
     An `observer` downloads the state and owns nothing; a `new` member votes and owns, but its first update has
-    weight zero; a `member` is complete; one that is `away` left or was lost, and may come back without a ticket.
+    weight zero; a `member` is complete; one that is `away` left or was lost, and may come back without a ticket;
+    one that is `expelled` was proven a liar, and its identity never comes back.
     """
 
     peer: PeerId
@@ -47,7 +48,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def present(self) -> bool:
-        return self.standing != "away"
+        return self.standing not in ("away", "expelled")
 
 
 class TicketUse(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,67 @@
+"""What a reduce holds: my own update, rows of others on their way into an answer, and answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Payload
+from atoll.wire.messages.statements import Answered, Signed
+
+
+@dataclass(frozen=True)
+class Update:
+    """My own encoded update: one payload per part, and my signed commitment to exactly these."""
+
+    statement: Signed
+    parts: tuple[Payload, ...]
+
+    @property
+    def digests(self) -> tuple[Digest, ...]:
+        return tuple(p.digest for p in self.parts)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A row of this part: one peer's, or several peers' combined on the way."""
+
+    names: frozenset[PeerId]
+    weight: int
+    payload: Payload
+    path: tuple[Digest, ...] = ()  # of one peer's: what shows others that it committed to exactly this
+    statement: Signed | None = None
+
+
+@dataclass
+class Gather:
+    """What I hold of one part that I am in charge of, as its owner or on the way to it."""
+
+    owner_index: int  # or ONWARD
+    below: frozenset[PeerId] | None = None  # whose rows come through me; None: everybody's
+    rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # by sender
+    names: set[PeerId] = field(default_factory=set[PeerId])  # in any of the rows
+    closed: bool = False  # its rows are being combined, or were
+    done: Held | None = None  # what I hand on
+
+    def add(self, sender: PeerId, held: Held) -> None:
+        """The first word of each sender counts."""
+        if sender not in self.rows:
+            self.rows[sender] = held
+            self.names |= held.names
+
+    def chosen(self) -> dict[PeerId, Held]:
+        """Rows that name nobody twice, the largest first."""
+        chosen: dict[PeerId, Held] = {}
+        named: set[PeerId] = set()
+        for sender, held in sorted(self.rows.items(), key=lambda item: (-len(item[1].names), item[0])):
+            if named.isdisjoint(held.names):
+                chosen[sender] = held
+                named |= held.names
+        return {sender: chosen[sender] for sender in sorted(chosen)}
+
+
+@dataclass(frozen=True)
+class AnswerHeld:
+    statement: Signed
+    answered: Answered
+    payload: Payload

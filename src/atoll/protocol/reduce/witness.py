@@ -1,0 +1,248 @@
+"""Owners that check each other: who said what about a part, what is known to be true of it, and who lied.
+
+Where owners are not trusted, the first f + 1 of a part all combine it and sign what they got; the first one shows
+the bytes only when it has heard the others. An answer is *believed* when all of them say the same, since one of
+them is honest, or when I recomputed it from rows that their authors committed to. A part about which they differ,
+or of which one has not spoken in time, is *doubted*: its rows are opened to me, and I recompute every answer that
+was signed for it. Of what proves true the answer with most contributors stands.
+An owner is called a liar only for what it signed: bytes that its contributors' rows do not make, or two answers in
+one slot. Never believes an answer for who gave it, never asks for a row without end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Ask, Effect, Fact, Payload, Report, Send
+from atoll.protocol.reduce.plan import ReducePlan
+from atoll.protocol.reduce.rows import AnswerHeld, Held
+from atoll.protocol.reduce.work import Combine, Combined, Row
+from atoll.wire.messages.round import WantRow
+from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
+
+WORDS_PER_OWNER = 2  # signed answers of one owner for one part: a second one is evidence, a third no news
+ASKS_MAX = 6  # for one row, of one holder after the other; then its answer stays unproven
+
+
+class Doubted(Fact, frozen=True, kw_only=True):
+    """The owners of this part do not say the same in time: I recompute it."""
+
+    phase = "share"
+    part: int
+    answers: int  # different ones
+
+
+class Lied(Fact, frozen=True, kw_only=True):
+    """This owner signed an answer that its contributors' rows do not make."""
+
+    phase = "trust"
+    peer: PeerId
+    part: int
+    statement: Signed
+
+
+class Contradicted(Fact, frozen=True, kw_only=True):
+    """This owner signed two different answers for one slot."""
+
+    phase = "trust"
+    peer: PeerId
+    part: int
+    first: Signed
+    second: Signed
+
+
+@dataclass(frozen=True)
+class Word:
+    statement: Signed
+    answered: Answered
+
+
+@dataclass
+class Case:
+    """One part."""
+
+    words: list[Word] = field(default_factory=list[Word])
+    bytes_of: dict[Digest, Payload] = field(default_factory=dict[Digest, Payload])  # answers shown or recomputed
+    rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # opened to me
+    makes: dict[tuple[PeerId, ...], Digest | None] = field(  # contributors -> their rows' answer, if they have one
+        default_factory=dict[tuple[PeerId, ...], Digest | None]
+    )
+    checks: list[tuple[PeerId, ...]] = field(default_factory=list[tuple[PeerId, ...]])  # recomputed, or just being
+    asked: Counter[PeerId] = field(default_factory=Counter[PeerId])  # for whose row, how often
+    blamed: set[int] = field(default_factory=set[int])  # owner indices
+    doubted: bool = False
+
+
+class Witnesses:
+    """`row_of(part, peer)` is a row that I hold anyway; `judges` is False for those who have no vote."""
+
+    def __init__(
+        self,
+        plan: ReducePlan,
+        me: PeerId,
+        row_of: Callable[[int, PeerId], Held | None],
+        commit_of: Callable[[PeerId], Commit | None],
+        gone: Callable[[PeerId], bool],
+        judges: bool,
+    ) -> None:
+        self.plan, self.me, self.row_of = plan, me, row_of
+        self.commit_of, self.gone, self.judges = commit_of, gone, judges
+        self.cases = [Case() for _ in range(plan.parts)]
+
+    # ---- what is said --------------------------------------------------------------------------------------
+
+    def hear(self, signed: Signed, answered: Answered, payload: Payload | None) -> list[Effect]:
+        """A checked answer by its owner, shown or only signed."""
+        case, effects = self.cases[answered.part], list[Effect]()
+        earlier = [w for w in case.words if w.answered.owner_index == answered.owner_index]
+        if all(w.answered != answered for w in earlier) and len(earlier) < WORDS_PER_OWNER:
+            case.words.append(Word(signed, answered))
+            if earlier:
+                first = earlier[0].statement
+                fact = Contradicted(peer=signed.signer, part=answered.part, first=first, second=signed)
+                effects.append(self._report(fact))
+        if payload is not None and any(w.answered.digest == payload.digest for w in case.words):
+            case.bytes_of[payload.digest] = payload
+        return effects + self._blame(answered.part)
+
+    def spoken(self, part: int) -> set[PeerId]:
+        return {w.statement.signer for w in self.cases[part].words}
+
+    def words_of(self, signer: PeerId) -> list[Word]:
+        return [w for case in self.cases for w in case.words if w.statement.signer == signer]
+
+    # ---- what is true --------------------------------------------------------------------------------------
+
+    def believes(self, answered: Answered) -> bool | None:
+        """True, False, or None while nobody knows."""
+        case = self.cases[answered.part]
+        if answered.contributors in case.makes:
+            return case.makes[answered.contributors] == answered.digest
+        alike = [w.answered for w in case.words if w.answered.contributors == answered.contributors]
+        said_by = {a.owner_index for a in alike if a.digest == answered.digest}
+        return True if len(said_by) > self.plan.witnesses else None
+
+    def settled(self, part: int, patient: bool) -> AnswerHeld | None:
+        """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true."""
+        case = self.cases[part]
+        for word in self._largest_first(case):
+            believed = self.believes(word.answered) if self.judges else True
+            if believed and (payload := case.bytes_of.get(word.answered.digest)) is not None:
+                return AnswerHeld(word.statement, word.answered, payload)
+            if believed or (believed is None and patient):
+                return None
+        return None
+
+    def look(self, part: int, waiting: bool, again: bool = False) -> list[Effect]:
+        """Doubt what there is to doubt. `waiting`: an owner may still speak. `again`: ask for rows again."""
+        case = self.cases[part]
+        if not self.judges or not case.words:
+            return []
+        differ = len({(w.answered.digest, w.answered.contributors) for w in case.words})
+        unknown = any(self.believes(w.answered) is None for w in case.words)
+        if not unknown or (differ == 1 and waiting):
+            return []
+        effects: list[Effect] = []
+        if not case.doubted:
+            case.doubted = True
+            effects.append(self._report(Doubted(part=part, answers=differ)))
+        return effects + self._ask_rows(part, again) + self._recompute(part)
+
+    def wants(self, part: int, peer: PeerId) -> bool:
+        return self.cases[part].doubted and peer in self._named(part) and self._row(part, peer) is None
+
+    def take(self, part: int, peer: PeerId, row: Held) -> list[Effect]:
+        self.cases[part].rows[peer] = row
+        return self._recompute(part)
+
+    def recomputed(self, part: int, check: int, result: Combined) -> list[Effect]:
+        case = self.cases[part]
+        names = case.checks[check]
+        whole = result.payload if result.counted == names else None  # who does not decode cannot have been counted
+        case.makes[names] = whole.digest if whole is not None else None
+        if whole is not None and any(w.answered.digest == whole.digest for w in case.words):
+            case.bytes_of[whole.digest] = whole
+        return self._blame(part)
+
+    def _blame(self, part: int) -> list[Effect]:
+        case, effects = self.cases[part], list[Effect]()
+        for word in case.words:
+            index = word.answered.owner_index
+            made = case.makes.get(word.answered.contributors, word.answered.digest)
+            if made != word.answered.digest and index not in case.blamed:
+                case.blamed.add(index)
+                effects.append(self._report(Lied(peer=word.statement.signer, part=part, statement=word.statement)))
+        return effects
+
+    def _recompute(self, part: int) -> list[Effect]:
+        case, plan, effects = self.cases[part], self.plan, list[Effect]()
+        for word in case.words:
+            names = word.answered.contributors
+            held = [self._row(part, name) for name in names]
+            rows = [row for row in held if row is not None]
+            if names in case.checks or len(rows) < len(names):
+                continue
+            case.checks.append(names)
+            shares = tuple(tree.share for tree in plan.topology.parts)
+            given = tuple(Row(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
+            work = Combine(plan.round, part, shares, given, False, plan.statistic, plan.liars)
+            job = f"combine/{plan.round}/{plan.attempt}/judge/{len(case.checks) - 1}/{part}"
+            effects.append(Ask(job, work))
+        return effects
+
+    # ---- opening -------------------------------------------------------------------------------------------
+
+    def _ask_rows(self, part: int, again: bool) -> list[Effect]:
+        """Its author first, then whoever says that it has counted it, in turn."""
+        case, plan, effects = self.cases[part], self.plan, list[Effect]()
+        for name in sorted(self._named(part)):
+            times = case.asked[name]
+            if self._row(part, name) is not None or times >= ASKS_MAX or (times and not again):
+                continue
+            counters = [w.statement.signer for w in case.words if name in w.answered.contributors]
+            holders = [p for p in dict.fromkeys([name, *counters]) if p != self.me and not self.gone(p)]
+            case.asked[name] += 1
+            if holders:
+                wish = WantRow(plan.round, plan.attempt, plan.trace, part, name)
+                effects.append(Send(holders[times % len(holders)], wish))
+        return effects
+
+    def _named(self, part: int) -> set[PeerId]:
+        """Whose rows it takes to know what is not known yet."""
+        words = self.cases[part].words
+        return {name for w in words if self.believes(w.answered) is None for name in w.answered.contributors}
+
+    def _row(self, part: int, peer: PeerId) -> Held | None:
+        return self.row_of(part, peer) or self.cases[part].rows.get(peer)
+
+    # ---- who failed ----------------------------------------------------------------------------------------
+
+    def lapses(self, part: int, stands: Answered | None, late: bool) -> dict[PeerId, Lapse]:
+        """Owners that failed this part without a lie that could be proven; nobody who is gone."""
+        found: dict[PeerId, Lapse] = {}
+        spoken = self.spoken(part)
+        for owner in self.plan.watchers(part):
+            if late and owner not in spoken and owner != self.me and not self.gone(owner):
+                found[owner] = "withheld"
+        for word in self.cases[part].words:
+            known, names = self.believes(word.answered), set(word.answered.contributors)
+            if late and known is None:
+                found[word.statement.signer] = "unopened"
+            elif known and stands is not None and names < set(stands.contributors):
+                found[word.statement.signer] = "censored"
+        found.pop(self.me, None)
+        return found
+
+    # ---- small words ---------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _largest_first(case: Case) -> list[Word]:
+        return sorted(case.words, key=lambda w: (-len(w.answered.contributors), w.answered.owner_index))
+
+    def _report(self, fact: Fact) -> Report:
+        return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))

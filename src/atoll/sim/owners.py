@@ -1,0 +1,119 @@
+"""Owners that lie about their parts, as owners and as witnesses of other owners' parts. Each signs what it says.
+
+miscounter    answers with other bytes than its contributors' rows make
+censor        leaves two contributors out, and sums the others rightly
+forger        leaves two contributors out of the sum, and lists them all the same
+two_tongued   answers rightly to every second peer, and with other bytes to the rest
+mute          combines, and never says a word of it
+framer        answers rightly, and calls every honest answer a lie
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Effect, Payload, Send
+from atoll.keys.digest import digest
+from atoll.sim.island import whole_of
+from atoll.sim.villains import MISCHIEF, Twist, Villain
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.round import Answer
+from atoll.wire.messages.statements import Answered, Caught, Complaint
+
+CENSORED = 2  # contributors that a censor leaves out
+
+Lie = Callable[[Villain, Answered, tuple[PeerId, ...]], tuple[Answered, tuple[PeerId, ...]]]
+
+
+def _told(villain: Villain, send: Send, lie: Lie) -> list[Effect]:
+    """An answer of its own, shown or only signed, with a lie in it; all else as it was."""
+    message = send.message
+    if not isinstance(message, Answer) or message.statement.signer != villain.peer.me:
+        return [send]
+    answered = decode_statement(message.statement.body, villain.peer.me)
+    assert isinstance(answered, Answered)
+    other, names = lie(villain, answered, tuple(send.payload.data) if send.payload is not None else ())
+    said = replace(message, statement=villain.notary.sign(other))
+    payload = Payload(other.digest, other.size_bytes, names) if send.payload is not None else None
+    return [replace(send, message=said, payload=payload)]
+
+
+def _other_bytes(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
+    return replace(answered, digest=digest(answered.digest)), names
+
+
+def _fewer(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
+    round = villain.peer.round
+    assert round is not None and round.reduce is not None
+    rows = round.reduce.gathers[answered.part].rows
+    out = [p for p in answered.contributors if p != villain.peer.me][:CENSORED]
+    left = tuple(p for p in answered.contributors if p not in out)
+    made = whole_of([rows[p].payload.digest for p in left], answered.round, answered.part)
+    return replace(answered, digest=made, contributors=left), left
+
+
+def _forged(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
+    other, left = _fewer(villain, answered, names)
+    return replace(other, contributors=answered.contributors), left
+
+
+def miscount(villain: Villain, send: Send) -> list[Effect]:
+    return _told(villain, send, _other_bytes)
+
+
+def censor(villain: Villain, send: Send) -> list[Effect]:
+    return _told(villain, send, _fewer)
+
+
+def forge(villain: Villain, send: Send) -> list[Effect]:
+    return _told(villain, send, _forged)
+
+
+def two_tongued(villain: Villain, send: Send) -> list[Effect]:
+    others = villain.others
+    if send.to not in others or others.index(send.to) % 2:
+        return [send]
+    return _told(villain, send, _other_bytes)
+
+
+def mute(villain: Villain, send: Send) -> list[Effect]:
+    mine = isinstance(send.message, Answer) and send.message.statement.signer == villain.peer.me
+    return [] if mine else [send]
+
+
+def frame(villain: Villain, send: Send) -> list[Effect]:
+    return [send]
+
+
+def _frame(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+    round = villain.peer.round
+    if round is None or round.reduce is None or round.reduce.watch is None:
+        return []
+    words = [w for p in villain.others for w in round.reduce.watch.words_of(p)]
+    if not words:
+        return []
+    word, another = villain.draw.choice(words), villain.draw.choice(words)
+    said = villain.draw.choice(
+        [
+            Caught(word.statement),
+            Caught(word.statement, another.statement),
+            Caught(word.statement, word.statement),
+            Complaint(round.plan.round, word.statement.signer, "withheld"),
+        ]
+    )
+    return [Send(to, MemberReport(villain.notary.sign(said)))]
+
+
+MISCHIEF[frame] = _frame
+CROOKS: dict[str, Twist] = {
+    "miscounter": miscount,
+    "censor": censor,
+    "forger": forge,
+    "two_tongued": two_tongued,
+    "mute": mute,
+    "framer": frame,
+}

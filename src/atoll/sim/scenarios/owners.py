@@ -1,0 +1,64 @@
+"""Owners that lie about their parts, where owners watch each other (`trust = "open"`)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Fact
+from atoll.node.facts import RoundClosed
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.network import NetworkKnobs
+from atoll.sim.owners import CROOKS
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.swarm import SwarmKnobs
+from atoll.sim.villains import villain
+from atoll.sim.world import Node
+
+ROUND_S = 120.0  # virtual time per round beside villains
+CAUGHT_WITHIN = 3  # rounds
+
+
+def owners(stage: Stage) -> None:
+    """As many liars as the run withstands, kinds drawn: each is out within three rounds, and nobody honest is."""
+    kinds = sorted(set(CROOKS) - {"framer"})
+    tolerated = (stage.peers - 1) // 3
+    drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
+    play_crooks(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
+
+
+def framers(stage: Stage) -> None:
+    """The liars answer rightly and call everybody else a liar: nobody honest leaves."""
+    tolerated = (stage.peers - 1) // 3
+    play_crooks(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "framer"))
+
+
+def watched(stage: Stage) -> None:
+    """Nobody lies, but messages are lost and links are slow: no accusation, no complaint that is heeded."""
+    play_crooks(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
+
+
+def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | None = None) -> None:
+    stage.quorum = "two-thirds"
+    settings = replace(stage.settings(), witnessed=True, tolerance=0.33)
+    knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
+    for kind in crooks.values():
+        stage.fault(kind)
+    swarm = stage.gather(knobs, villains={place: villain(CROOKS[kind]) for place, kind in crooks.items()})
+    left: dict[PeerId, int] = {}  # who was no member any more after which round, first
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if isinstance(fact, RoundClosed):
+            for member in fact.body.members:
+                if not member.present:
+                    left.setdefault(member.peer, fact.body.round)
+
+    stage.world.watchers.append(watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    for place, kind in crooks.items():
+        name = swarm.keys.name(place)
+        if kind != "framer" and left.get(name, stage.rounds) >= CAUGHT_WITHIN:
+            raise InvariantBroken(f"the {kind} {name} left after round {left.get(name)}")
+    harmed = sorted(left.keys() - swarm.checkers.villains)
+    if harmed:
+        raise InvariantBroken(f"honest {harmed} lost their place")
