@@ -465,6 +465,8 @@ class Round:
     def _reduced(self, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
         answers = self.reduce.answers
+        # a part given up before may have been settled in the same breath: its own fact comes behind this one
+        self.held.update({held.payload.digest: held.payload for held in answers.values()})
         self.view = tuple(answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
         step = self._my_step()
         effects = self._advance(step) if step is not None else []  # early: every voter needs this state

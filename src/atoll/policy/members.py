@@ -34,6 +34,7 @@ from atoll.wire.messages.vertex import Body, Member, TicketUse
 from atoll.wire.ticket import redeemed_ticket, redemption_holds
 
 RECENT = 32  # rounds for which a Join or Ready that names a vertex stays good; rounds may take milliseconds
+FRESH = 2  # rounds for a complaint: several of one moment mean something, several of a day may be the network's
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def admissible(
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or not target.votes or peer == by:
                 return "only voting members can complain of others"
-            return None if parent.round - RECENT <= round <= parent.round + 1 else "is out of date"
+            return None if parent.round - FRESH < round <= parent.round + 1 else "is out of date"
         case Invite():
             return None if mine is not None and mine.votes else "only voting members can invite"
         case _:

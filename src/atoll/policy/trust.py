@@ -39,7 +39,7 @@ def rows_needed(statistic: StatisticName, liars: int) -> int:
 
     Yin et al. 2018 (median, trimmed mean) and Xie et al. 2018 (mean around the median) ask for n > 2f.
     """
-    return 1 if statistic == "mean" else 2 * liars + 1
+    return 0 if statistic == "mean" else 2 * liars + 1
 
 
 def witnesses(owners: int, liars: int) -> int:

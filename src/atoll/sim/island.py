@@ -65,6 +65,7 @@ class Island:
     partial: dict[Digest, tuple[Manifest, dict[int, bytes]]] = field(default_factory=dict)
     steps_done: int = 0  # since the last counted update
     head: Digest | None = None
+    encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
 
     def crash(self) -> None:
@@ -85,7 +86,9 @@ class Island:
             case Train():
                 return self._train(work)
             case Encode():
-                return Encoded(tuple(self._part(work, index) for index in range(work.parts)))
+                parts = tuple(self._part(work, index) for index in range(work.parts))
+                self.encoded[work.round] = tuple(part.digest for part in parts)
+                return Encoded(parts)
             case Combine():
                 return self._combine(work)
             case Advance():

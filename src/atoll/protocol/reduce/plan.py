@@ -19,7 +19,7 @@ class ReducePlan:
     answer_until: tuple[Seconds, ...]  # run time by which owner 0, 1, … must have answered
     statistic: str = "mean"  # what the rows of a part become
     liars: int = 0  # that the statistic withstands
-    rows_least: int = 1  # of members whose rows count: with fewer a part has no answer
+    rows_least: int = 0  # of members whose rows count: with fewer a part has no answer
     witnesses: int = 0  # owners after the first who combine every part too, and sign what they got
     weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are named and move nothing
 

@@ -566,7 +566,14 @@ class Reduce:
         """Rows that were asked for may have been lost."""
         if self.watch is None or not self.started:
             return []
-        return [e for part in range(self.plan.parts) for e in self._watch_part(part, now, again=True)]
+        effects = [e for part in range(self.plan.parts) for e in self._watch_part(part, now, again=True)]
+        if now < self._gather_until(0, 1):
+            return effects
+        silent = {owner for part in range(self.plan.parts) for owner in self._unheard(part, -1)} - {self.me}
+        for owner in sorted(silent - {who for _, who in self.asked}):
+            self.asked.update((part, owner) for part in range(self.plan.parts))
+            effects.append(Send(owner, Repeat(self.plan.round, self.plan.attempt, self.plan.trace)))
+        return effects
 
     def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
         """Owners that failed this attempt, as I saw it, in ways that cannot be proven."""
@@ -585,18 +592,18 @@ class Reduce:
         if self.watch is None or not self.started:
             return []
         late = now >= self.plan.answer_until[0]
-        waiting = not late and self._unheard(part, -1)
+        waiting = not late and bool(self._unheard(part, -1))
         effects = self._reveal_if_due(part, now) + self.watch.look(part, waiting, again)
         if part not in self.answers and (held := self.watch.settled(part, patient=not late)) is not None:
             effects += self._hold(held)
         return effects
 
-    def _unheard(self, part: int, after: int) -> bool:
-        """May one of the owners after this one, that combine this part too, still say what it got?"""
+    def _unheard(self, part: int, after: int) -> list[PeerId]:
+        """Which of the owners after this one, that combine this part too, may still say what they got."""
         assert self.watch is not None
         over = self.watch.spoken(part) | {who for where, who in self.declined if where == part}
         left = [owner for owner in self.plan.watchers(part)[after + 1 :] if owner not in over]
-        return any(owner == self.me or not self.gone(owner) for owner in left)
+        return [owner for owner in left if owner == self.me or not self.gone(owner)]
 
     def _reveal_if_due(self, part: int, now: Seconds) -> list[Effect]:
         """Everybody gets the bytes when the witnesses have signed: none of them can copy my answer as its own."""

@@ -8,12 +8,15 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
 from atoll.sim.checkers import InvariantBroken
+from atoll.sim.island import whole_of
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.owners import CROOKS
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs
 from atoll.sim.villains import villain
-from atoll.sim.world import Node
+from atoll.sim.world import Node, World
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Answered
 
 ROUND_S = 120.0  # virtual time per round beside villains
 CAUGHT_WITHIN = 3  # rounds
@@ -49,6 +52,7 @@ def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | No
 
     def watch(now: float, node: Node, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
+            check_sums(stage.world, fact)
             for member in fact.body.members:
                 if not member.present:
                     left.setdefault(member.peer, fact.body.round)
@@ -62,3 +66,18 @@ def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | No
     harmed = sorted(left.keys() - swarm.checkers.villains)
     if harmed:
         raise InvariantBroken(f"honest {harmed} lost their place")
+
+
+def check_sums(world: World, closed: RoundClosed) -> None:
+    """What was agreed on is what the rows of its contributors make, whoever answered."""
+    body = closed.body
+    for part, signed in enumerate(body.parts):
+        if signed is None:
+            continue
+        answered = decode_statement(signed.body, signed.signer)
+        assert isinstance(answered, Answered)
+        rows = [world.nodes[p].island.encoded[body.round][part] for p in answered.contributors]
+        if answered.digest != whole_of(rows, body.round, part):
+            raise InvariantBroken(
+                f"a false answer of {signed.signer} for part {part} was agreed on in {body.round}"
+            )
