@@ -278,6 +278,13 @@ def test_a_statistic_that_would_withstand_nobody_is_refused(sets: tuple[str, ...
     assert refused.code == "E-CFG-11" and says in f"{refused.what} {refused.cause}"
 
 
+def test_open_needs_enough_members_and_then_has_owners_watch_each_other():
+    assert "it takes 4" in trouble("run.trust=open", "run.min_peers=3", "run.start_peers=3").cause
+    config = load_config(None, ("run.trust=open", "run.min_peers=4", "run.start_peers=4"), {})
+    settings = settings_of(config, recipe_of(config))
+    assert settings.witnessed and settings.round.quorum == "two-thirds"
+
+
 def test_genesis_fixes_the_statistic_and_how_many_may_lie():
     sets = ("sync.statistic=median", "run.trust=community", "run.min_peers=4", "run.start_peers=4")
     config = load_config(None, sets, {})

@@ -277,6 +277,8 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         name=wish.name,
         rounds=wish.rounds,
         start_peers=wish.start_peers,
+        tolerance=0.0 if wish.trust == "private" else 0.33,
+        witnessed=wish.trust == "open",
         round=RoundSettings(inner_steps=steps, quorum=quorum),
     )
     return beginning, settings

@@ -101,6 +101,7 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
         topology=config.sync.topology,
         statistic=config.sync.statistic,
         tolerance=tolerance_of(run),
+        witnessed=run.trust == "open",
         round=RoundSettings(
             inner_steps=recipe.schedule.inner_steps,
             first_train_s=run.first_train,

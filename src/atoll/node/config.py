@@ -52,7 +52,7 @@ class Run(Section, frozen=True):
     rounds: Whole | None = None
     start_peers: Peers = 1
     min_peers: Peers = 1
-    trust: Literal["private", "community"] = "private"
+    trust: Literal["private", "community", "open"] = "private"
     byzantine_tolerance: Share | None = None
     open_to_all: bool = False
     first_train: Duration = 180.0
@@ -153,11 +153,13 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.trust": (
         '"private": members may crash but do not lie, and more than half must be present. "community": up '
         "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
-        "for sync.statistic to withstand."
+        'for sync.statistic to withstand, and owners of parts are believed. "open": nor are they; up to three '
+        "owners combine every part and sign what they got, doubted parts are opened and recomputed, and proven "
+        "liars are expelled. Costs up to three times the upload."
     ),
     "run.byzantine_tolerance": (
         'Share of members that may lie without splitting the run: 0 with trust = "private", 0.33 with '
-        '"community"; the two must agree.'
+        '"community" and "open"; the two must agree.'
     ),
     "run.open_to_all": "True: whoever knows an address may join without a ticket.",
     "run.first_train": (
@@ -387,6 +389,8 @@ def tolerance_of(run: Run) -> float:
 def _check_statistic(config: Config) -> None:
     """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
     run, name, topology = config.run, config.sync.statistic, config.sync.topology
+    if run.trust == "open":
+        _check_enough(run, 'run.trust = "open"')
     if name == "mean":
         return
     if run.trust == "private":
@@ -402,11 +406,15 @@ def _check_statistic(config: Config) -> None:
             cause="its rows are combined on the way, and a sum of rows cannot be sorted",
             fix='write sync.topology = "butterfly" (or "star", or "auto")',
         )
+    _check_enough(run, f'sync.statistic = "{name}"')
+
+
+def _check_enough(run: Run, what: str) -> None:
     least = peers_for_one_liar(tolerance_of(run))
     if run.min_peers < least:
         raise UsageError(
             "E-CFG-11",
-            f'sync.statistic = "{name}" withstands nobody among {run.min_peers} members (run.min_peers)',
+            f"{what} withstands nobody among {run.min_peers} members (run.min_peers)",
             cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} it takes {least} to withstand one liar",
             fix=f"write run.min_peers = {least} and run.start_peers = {least} or more",
         )
@@ -420,9 +428,9 @@ def _check_sense(config: Config) -> None:
             "E-CFG-05",
             f"run.byzantine_tolerance = {tolerance:g} is impossible",
             cause="no agreement survives more than a third of liars (Pease, Shostak, Lamport 1980)",
-            fix="write 0 (trust = private) or 0.33 (trust = community)",
+            fix="write 0 (trust = private) or 0.33 (trust = community or open)",
         )
-    if tolerance is not None and (tolerance > 0) != (run.trust == "community"):
+    if tolerance is not None and (tolerance > 0) == (run.trust == "private"):
         raise UsageError(
             "E-CFG-05",
             f'run.byzantine_tolerance = {tolerance:g} does not fit run.trust = "{run.trust}"',

@@ -1,0 +1,89 @@
+"""Owners that lie about their parts, beside owners that watch them: nothing false is agreed on, liars leave.
+
+Every scenario checks each agreed part against the very rows that its contributors encoded.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.policy import members
+from atoll.protocol.reduce.witness import Witnesses
+from atoll.sim.owners import CROOKS
+from atoll.sim.scenarios import ScenarioFailed, run_scenario
+from atoll.sim.scenarios.owners import play_crooks
+from atoll.sim.scenarios.stage import Stage
+
+
+@pytest.mark.parametrize("kind", sorted(set(CROOKS) - {"framer"}))
+def test_two_lying_owners_of_seven_are_out_within_three_rounds(kind: str):
+    """Whatever the lie, what is agreed on is true; a proven liar never comes back, a silent one may."""
+    stage = Stage(f"owners/{kind}", 1, peers=7, rounds=3, quorum="two-thirds")
+    play_crooks(stage, {2: kind, 5: kind})
+    newest = stage.newest
+    assert newest is not None
+    standing = {m.peer: m.standing for m in newest.head_body.members}
+    proven = kind in ("miscounter", "forger", "two_tongued")
+    villains = stage.swarm.checkers.villains
+    assert all((standing[v] == "expelled") == proven and standing[v] != "member" for v in villains)
+
+
+def test_one_liar_of_each_kind_in_a_drawn_swarm():
+    for seed in (4, 8):
+        assert run_scenario("owners", seed, rounds=3).rounds >= 3
+
+
+def test_villains_that_call_everybody_a_liar_are_not_believed():
+    """Two of seven; with true answers as evidence, the same answer twice, and answers of different owners."""
+    assert run_scenario("framers", 1, rounds=4).members == 7
+
+
+@pytest.mark.parametrize(("seed", "peers", "rounds"), [(1, 7, 20), (2, 4, 30), (3, 5, 30), (4, 4, 30)])
+def test_a_hundred_honest_rounds_over_a_network_that_loses_messages(seed: int, peers: int, rounds: int):
+    """One message of a hundred is lost: nobody is accused, and nobody loses its place."""
+    check_honest(seed, peers, rounds)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_a_thousand_honest_rounds(seed: int):
+    check_honest(seed, 7, 20)
+
+
+def check_honest(seed: int, peers: int, rounds: int) -> None:
+    from atoll.sim.scenarios.owners import watched
+
+    stage = Stage("watched", seed, peers, rounds, "two-thirds")
+    watched(stage)
+    assert stage.swarm.checkers.complaints == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_hundreds_of_crooked_swarms(seed: int):
+    run_scenario("owners", seed, peers=[4, 5, 7, 7, 10][seed % 5])
+    run_scenario("framers", seed, peers=[4, 5, 7, 7, 10][seed % 5])
+
+
+# ---- a rule is deleted, and the scenarios notice -----------------------------------------------------------
+
+
+def test_without_witnesses_a_lie_is_agreed_on(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: whatever one owner signs is believed."""
+    monkeypatch.setattr(Witnesses, "believes", lambda self, answered: True)
+    with pytest.raises(ScenarioFailed, match="false answer"):
+        run_scenario("owners", 2, rounds=3)
+
+
+def test_if_one_accuser_were_enough_anybody_could_be_framed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(members, "suspicions_needed", lambda voters, rule: 1)
+    with pytest.raises(ScenarioFailed, match="lost their place"):
+        run_scenario("framers", 1, rounds=4)
+
+
+def test_two_answers_prove_a_lie_only_in_one_slot(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: any two answers of one owner are taken for a contradiction."""
+    monkeypatch.setattr(members, "_slot", lambda answered: (0, 0, 0, 0))
+    with pytest.raises(ScenarioFailed, match="lost their place"):
+        for seed in range(1, 4):
+            run_scenario("framers", seed, rounds=6)
