@@ -6,10 +6,12 @@ One honest peer of four, spoken to by a villain that knows everything but the ot
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.machine import Payload, Received, Report, Send, TimerFired
 from atoll.keys.digest import digest
+from atoll.node.body import open_report
 from atoll.node.facts import Fault
 from atoll.node.round import Round
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
@@ -17,7 +19,7 @@ from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Committed, Contribution, Handed, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate, Commit, Proposed, Signed, Timeout, Vote
+from atoll.wire.messages.statements import Answered, Caught, Certificate, Commit, Proposed, Signed, Timeout, Vote
 
 ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
 
@@ -151,3 +153,16 @@ def test_a_row_dressed_up_as_a_sum_is_refused(stand: Stand):
 
 def _agree_timer(round: Round):
     return TimerFired(f"round/{round.plan.round}/agree/{round.attempt}")
+
+
+def test_a_lie_that_its_owner_did_not_sign_is_no_report(stand: Stand):
+    """Anyone can write an answer under an honest name; only what the owner signed may stand in a vertex."""
+    said = Answered(0, 0, 0, 0, digest(b"x"), 8, (HONEST,))
+    real, keys = stand.sign(said, HONEST), stand.round.ground.vote_key_of
+    forged = Signed(HONEST, encode(replace(said, digest=digest(b"y"))), b"forged")
+    notary = Notary(stand.swarm.run_id, VirtualSigner(ME), VirtualVerifier())
+    assert open_report(notary, stand.sign(Caught(real), VILLAIN), keys) is not None
+    assert open_report(notary, stand.sign(Caught(forged), VILLAIN), keys) is None
+    assert open_report(notary, stand.sign(Caught(real, forged), VILLAIN), keys) is None
+    vote = stand.sign(Vote(0, 0, "commit", ZERO_DIGEST), HONEST)
+    assert open_report(notary, stand.sign(Caught(vote), VILLAIN), keys) is None

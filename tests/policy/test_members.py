@@ -7,7 +7,18 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.policy.members import Recent, Reported, admissible, changes_max, next_members, suspicions_needed
-from atoll.wire.messages.statements import Invite, Join, Leave, Ready, Suspect
+from atoll.wire.codec import encode
+from atoll.wire.messages.statements import (
+    Answered,
+    Caught,
+    Complaint,
+    Invite,
+    Join,
+    Leave,
+    Ready,
+    Signed,
+    Suspect,
+)
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 RUN, HEAD, STATE = Digest(bytes(32)), Digest(b"h" * 32), Digest(b"s" * 32)
@@ -151,3 +162,65 @@ def test_the_last_voter_with_a_new_session_key_stays_a_voter():
     renewed = Join(PeerId("a"), b"another key", b"", (), "trainer", "a", HEAD, b"")
     members, _ = after(parent, Reported(PeerId("a"), renewed))
     assert voters(members) == "a" and members[PeerId("a")].vote_key == b"another key"
+
+
+# ---- liars -------------------------------------------------------------------------------------------------
+
+
+def answer(owner: str, part: int = 0, made: bytes = b"x", attempt: int = 0, index: int = 0) -> Signed:
+    said = Answered(5, attempt, part, index, Digest(made * 32), 8, (PeerId("a"), PeerId("b")))
+    return Signed(PeerId(owner), encode(said), b"")
+
+
+def catches(by: str, first: Signed, other: Signed | None = None) -> Reported:
+    return Reported(PeerId(by), Caught(first, other))
+
+
+SEVEN = body(*(member(p) for p in "abcdefg"))
+
+
+def test_two_answers_in_one_slot_expel_their_owner_on_one_word():
+    """It does not help that the liar's own update counted in this round; under a majority rule nobody is judged."""
+    proof = catches("a", answer("g"), answer("g", made=b"y"))
+    assert admissible(proof, SEVEN, RECENTLY, RUN, False, None) is None
+    members, _ = after(SEVEN, proof, rule="two-thirds", counted="abcdefg")
+    assert members[PeerId("g")].standing == "expelled" and voters(members) == "abcdef"
+    members, _ = after(SEVEN, proof, rule="majority")
+    assert voters(members) == "abcdefg"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [answer("g"), answer("g", 1, b"y"), answer("g", 0, b"y", attempt=1), answer("g", made=b"y", index=1)],
+    ids=["the same", "another part", "another attempt", "another turn"],
+)
+def test_what_an_honest_owner_may_sign_twice_proves_nothing(other: Signed):
+    assert admissible(catches("a", answer("g"), other), SEVEN, RECENTLY, RUN, False, None) is not None
+    assert admissible(catches("a", answer("g"), answer("f", made=b"y")), SEVEN, RECENTLY, RUN, False, None)
+
+
+def test_a_recomputed_lie_takes_more_voices_than_may_lie():
+    """Two of seven may lie: their word alone, said twice, expels nobody; a third voice does."""
+    lies = [catches(p, answer("g", part)) for p in "ab" for part in (0, 1)]
+    members, _ = after(SEVEN, *lies, rule="two-thirds")
+    assert voters(members) == "abcdefg"
+    members, _ = after(SEVEN, *lies, catches("c", answer("g", 4)), rule="two-thirds")
+    assert members[PeerId("g")].standing == "expelled"
+
+
+def test_who_is_complained_of_steps_back_and_who_is_expelled_never_returns():
+    complaints = [Reported(PeerId(p), Complaint(5, PeerId("f"), "withheld")) for p in "abc"]
+    proof = catches("a", answer("g"), answer("g", made=b"y"))
+    members, _ = after(SEVEN, *complaints, proof, rule="two-thirds", counted="abcdefg")
+    assert (members[PeerId("f")].standing, members[PeerId("g")].standing) == ("away", "expelled")
+    later = replace(SEVEN, members=tuple(members.values()))
+    assert admissible(join("f"), later, RECENTLY, RUN, False, None) is None
+    assert "expelled" in (admissible(join("g"), later, RECENTLY, RUN, True, None) or "")
+
+
+def test_complaints_are_about_now_and_from_voters():
+    old = Reported(PeerId("a"), Complaint(3, PeerId("f"), "censored"))
+    assert admissible(old, SEVEN, RECENTLY, RUN, False, None) == "is out of date"
+    stranger = Reported(PeerId("z"), Complaint(5, PeerId("f"), "censored"))
+    assert admissible(stranger, SEVEN, RECENTLY, RUN, False, None) is not None
+    assert admissible(catches("z", answer("g")), SEVEN, RECENTLY, RUN, False, None) is not None

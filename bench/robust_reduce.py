@@ -1,0 +1,141 @@
+"""What distrust costs a reduce: order statistics instead of a mean, and owners that watch each other.
+
+`combine`: one part owner's CPU seconds for one part, from encoded rows to the encoded answer, on real tensors; each
+statistic turn by turn with the mean in one process, medians. `rounds`: whole rounds of the real peers in the
+simulator (virtual network of 100 Mbit/s, 10 to 80 ms, update of 4 MB), honest or with villains; bytes are payloads
+sent by all, seconds are virtual, both against the same swarm with trust = "community". What the simulator does not
+charge is arithmetic, which is what `combine` is for.
+
+    python bench/robust_reduce.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from importlib.metadata import version
+from statistics import median
+
+import torch
+from msgspec.structs import replace
+
+from atoll.learn.codec import CODECS
+from atoll.learn.combine import combine
+from atoll.learn.statistic import STATISTICS, Statistic
+from atoll.node.settings import RunSettings
+from atoll.policy.plan import RoundSettings
+from atoll.policy.trust import liars_among
+from atoll.sim.island import IslandKnobs
+from atoll.sim.owners import CROOKS
+from atoll.sim.swarm import Swarm, SwarmKnobs
+from atoll.sim.villains import villain
+
+SIZES = (4, 7, 16)
+VALUES, QUICK_VALUES = 4_000_000, 1_000_000
+UPDATE_BYTES = 4_000_000
+CASES: dict[str, dict[int, str]] = {  # which founders are villains, in a swarm of seven
+    "honest": {},
+    "one miscounter": {2: "miscounter"},
+    "two miscounters": {2: "miscounter", 5: "miscounter"},
+    "one mute": {2: "mute"},
+}
+
+
+def combine_figures(members: int, values: int, repeats: int) -> list[dict]:
+    """CPU seconds per statistic, and against the mean."""
+    codec, generator = CODECS["int8"], torch.Generator().manual_seed(members)
+    rows = [(1, codec.encode(torch.randn(values, generator=generator))) for _ in range(members)]
+    liars = liars_among(members, 0.33)
+    spent: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    for _ in range(repeats + 1):
+        for name in STATISTICS:
+            began = time.process_time()
+            combine(rows, values, codec, codec, Statistic(name, liars))
+            spent[name].append(time.process_time() - began)
+    cpu_s = {name: median(seconds[1:]) for name, seconds in spent.items()}  # the first one warms up
+    return [
+        {
+            "members": members,
+            "liars": liars,
+            "statistic": name,
+            "cpu_s_per_million": round(cpu_s[name] / values * 1e6, 4),
+            "time_ratio": round(cpu_s[name] / cpu_s["mean"], 2),
+        }
+        for name in STATISTICS
+    ]
+
+
+def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed: bool) -> tuple[float, float, int]:
+    """(payload bytes, virtual seconds) per round, and members that vote at the end."""
+    plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
+    run = RunSettings(open_to_all=True, round=plan, tolerance=0.33)
+    knobs = SwarmKnobs(peers, island=IslandKnobs(update_bytes=UPDATE_BYTES), run=replace(run, witnessed=witnessed))
+    swarm = Swarm(1, knobs, {place: villain(CROOKS[kind]) for place, kind in villains.items()})
+    swarm.world.run(3600.0 * rounds, stop=lambda: min(swarm.heads()) >= rounds - 1)
+    machine = swarm.honest[0].machine
+    assert machine is not None and machine.history is not None and machine.at >= rounds - 1
+    voting = sum(m.votes for m in machine.history.head_body.members)
+    return swarm.world.network.bytes / rounds, swarm.world.now / rounds, voting
+
+
+def measure(quick: bool) -> dict:
+    values, repeats, rounds = (QUICK_VALUES, 3, 6) if quick else (VALUES, 7, 20)
+    combined = [figure for members in SIZES for figure in combine_figures(members, values, repeats)]
+    played = []
+    for peers in (4, 7):
+        plain = rounds_figures(peers, rounds, {}, witnessed=False)
+        for case, villains in CASES.items():
+            if villains and peers != 7:
+                continue
+            size, seconds, voting = rounds_figures(peers, rounds, villains, witnessed=True)
+            played.append(
+                {
+                    "peers": peers,
+                    "case": case,
+                    "bytes_ratio": round(size / plain[0], 2),
+                    "time_ratio": round(seconds / plain[1], 2),
+                    "voting_at_the_end": voting,
+                }
+            )
+    return {
+        "bench": "robust_reduce",
+        "settings": {
+            "quick": quick,
+            "values": values,
+            "rounds": rounds,
+            "update_bytes": UPDATE_BYTES,
+            "codec": "int8",
+        },
+        "figures": {"combine": combined, "rounds": played},
+        "versions": {"python": platform.python_version(), "torch": version("torch")},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result = measure(options.quick)
+    if options.json:
+        print(json.dumps(result))
+        return
+    for figure in result["figures"]["combine"]:
+        print(
+            "{members:>3} members, {liars} liars  {statistic:<13} {cpu_s_per_million:.4f} s  x{time_ratio}".format(
+                **figure
+            )
+        )
+    for figure in result["figures"]["rounds"]:
+        print(
+            "{peers:>3} peers  {case:<16} bytes x{bytes_ratio}  time x{time_ratio}  {voting_at_the_end} vote".format(
+                **figure
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What is believed about a part, what is doubted, and who is named: the judge alone, with rows of names."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Ask, Effect, Payload, Report, Send
+from atoll.keys.digest import digest
+from atoll.protocol.reduce.plan import ReducePlan
+from atoll.protocol.reduce.rows import Held
+from atoll.protocol.reduce.topology import Part, Topology
+from atoll.protocol.reduce.witness import ASKS_MAX, Contradicted, Doubted, Lied, Witnesses
+from atoll.protocol.reduce.work import Combine, Combined
+from atoll.wire.messages.round import WantRow
+from atoll.wire.messages.statements import Answered, Signed
+
+A, B, C, D, E = (PeerId(p) for p in "abcde")
+OWNERS, ALL = (A, B, C), (A, B, C, D, E)
+PLAN = ReducePlan(3, 0, "", Topology("star", (Part(OWNERS, 1, {}),)), ALL, (6.0, 12.0, 18.0), witnesses=2)
+
+
+def truth(names: tuple[PeerId, ...]) -> Digest:
+    return digest("".join(names).encode())
+
+
+class Judge:
+    """D, who owns nothing and votes."""
+
+    def __init__(self) -> None:
+        self.gone: set[PeerId] = set()
+        self.at = Witnesses(PLAN, D, lambda part, peer: None, lambda peer: None, self.gone.__contains__, True)
+        self.asked: list[tuple[PeerId, PeerId]] = []
+        self.facts: list[object] = []
+
+    def hears(self, owner: PeerId, names=ALL, made: bytes | None = None, shown: bool = False) -> Judge:
+        what = truth(names) if made is None else digest(made)
+        said = Answered(3, 0, 0, OWNERS.index(owner), what, 8, names)
+        payload = Payload(what, 8, names) if shown else None
+        return self.does(self.at.hear(Signed(owner, b"", what), said, payload))
+
+    def looks(self, waiting: bool = False, again: bool = False) -> Judge:
+        return self.does(self.at.look(0, waiting, again))
+
+    def opens(self, *peers: PeerId) -> Judge:
+        for peer in peers:
+            assert self.at.wants(0, peer)
+            self.does(self.at.take(0, peer, Held(frozenset((peer,)), 1, Payload(truth((peer,)), 8, (peer,)))))
+        return self
+
+    def does(self, effects: list[Effect]) -> Judge:
+        for effect in effects:
+            match effect:
+                case Report(fact):
+                    self.facts.append(fact)
+                case Send(to, WantRow(peer=peer)):
+                    self.asked.append((to, peer))
+                case Ask(job, Combine() as work):
+                    names = tuple(row.peer for row in work.rows)
+                    whole = Combined(Payload(truth(names), 8, names), names, ())
+                    check, part = (int(x) for x in job.rsplit("/", 2)[1:])
+                    self.does(self.at.recomputed(part, check, whole))
+                case _:
+                    raise AssertionError(effect)
+        return self
+
+    def told(self, kind: type) -> list[PeerId]:
+        return [fact.peer for fact in self.facts if isinstance(fact, kind)]
+
+    def stands(self, patient: bool = False) -> tuple[PeerId, ...] | None:
+        held = self.at.settled(0, patient)
+        return None if held is None else held.answered.contributors
+
+
+def test_three_owners_who_say_the_same_are_believed_without_a_row():
+    judge = Judge().hears(A, shown=True).hears(B)
+    assert judge.looks(waiting=True).stands() is None
+    assert judge.hears(C).looks().stands() == ALL and judge.asked == []
+
+
+def test_a_false_sum_is_replaced_by_the_recomputed_one_and_its_owner_named():
+    """A shows other bytes than B and C signed. Nobody shows the right ones: the judge has made them itself."""
+    judge = Judge().hears(A, made=b"lie", shown=True).hears(B).hears(C).looks()
+    assert {peer for _, peer in judge.asked} == set(ALL) and judge.stands() is None
+    judge.opens(*ALL)
+    assert judge.stands() == ALL and judge.told(Lied) == [A]
+    assert judge.at.settled(0, True).payload.data == ALL
+
+
+def test_all_three_may_lie_and_nothing_is_believed():
+    judge = Judge().hears(A, made=b"lie", shown=True).hears(B, made=b"lie2").hears(C, made=b"lie3").looks()
+    judge.opens(*ALL)
+    assert judge.stands() is None and set(judge.told(Lied)) == set(OWNERS)
+
+
+def test_of_two_true_answers_the_one_with_more_contributors_stands_and_nobody_lied():
+    """A lost two rows, or left them out: no proof against it, and no harm done."""
+    judge = Judge().hears(A, names=(A, B, C), shown=True).hears(B).hears(C).looks().opens(*ALL)
+    assert judge.stands() == ALL and judge.told(Lied) == []
+    stands = judge.at.settled(0, False).answered
+    assert judge.at.lapses(0, stands, late=False) == {A: "censored"}
+
+
+def test_a_larger_answer_that_nobody_opens_does_not_stand_for_ever_in_the_way():
+    """A counts E, whose row it alone holds and does not show."""
+    judge = Judge().hears(A, shown=True).hears(B, names=(A, B, C, D)).hears(C, names=(A, B, C, D)).looks()
+    judge.opens(A, B, C, D)
+    assert judge.stands(patient=True) is None
+    assert judge.stands(patient=False) == (A, B, C, D)
+    assert judge.at.lapses(0, None, late=True) == {A: "unopened"}
+
+
+def test_silence_is_doubted_when_nobody_may_still_speak():
+    judge = Judge().hears(A, shown=True).hears(B).looks(waiting=True)
+    assert judge.asked == []
+    judge.looks(waiting=False).opens(*ALL)
+    assert judge.stands() == ALL and judge.at.lapses(0, None, late=True) == {C: "withheld"}
+    judge.gone.add(C)
+    assert judge.at.lapses(0, None, late=True) == {}
+
+
+def test_two_answers_of_one_owner_prove_a_lie_at_once_and_a_third_is_no_news():
+    judge = Judge().hears(A, shown=True).hears(A, made=b"other").hears(A, made=b"third")
+    assert judge.told(Contradicted) == [A] and len(judge.at.cases[0].words) == 2
+
+
+def test_rows_are_asked_of_their_author_then_of_who_counted_them_and_not_without_end():
+    judge = Judge().hears(A, made=b"lie", shown=True).hears(B).looks()
+    for _ in range(20):
+        judge.looks(again=True)
+    assert [to for to, peer in judge.asked if peer == E] == [E, A, B] * (ASKS_MAX // 3)
+
+
+def test_a_row_that_is_not_wanted_is_not_kept():
+    """Nothing is doubted: strangers cannot fill the memory with rows, however well committed."""
+    judge = Judge().hears(A, shown=True)
+    assert not judge.at.wants(0, E)
+
+
+def test_who_has_no_vote_takes_what_the_first_owner_shows():
+    judge = Judge()
+    judge.at.judges = False
+    assert judge.hears(A, made=b"whatever", shown=True).looks().told(Doubted) == []
+    assert judge.stands() == ALL
+
+
+@pytest.mark.parametrize("names", [(A, B), ALL])
+def test_an_answer_that_lists_who_does_not_decode_is_false(names):
+    judge = Judge().hears(A, names=names, shown=True).looks()
+    case = judge.at.cases[0]
+    case.checks.append(names)
+    judge.does(judge.at.recomputed(0, 0, Combined(Payload(truth(names), 8, names), names[1:], names[:1])))
+    assert judge.told(Lied) == [A]
