@@ -123,18 +123,12 @@ def main() -> None:
     if options.json:
         print(json.dumps(result))
         return
-    for figure in result["figures"]["combine"]:
-        print(
-            "{members:>3} members, {liars} liars  {statistic:<13} {cpu_s_per_million:.4f} s  x{time_ratio}".format(
-                **figure
-            )
-        )
-    for figure in result["figures"]["rounds"]:
-        print(
-            "{peers:>3} peers  {case:<16} bytes x{bytes_ratio}  time x{time_ratio}  {voting_at_the_end} vote".format(
-                **figure
-            )
-        )
+    for f in result["figures"]["combine"]:
+        who = f"{f['members']:>3} members, {f['liars']} liars  {f['statistic']:<13}"
+        print(f"{who} {f['cpu_s_per_million']:.4f} s per million values  x{f['time_ratio']}")
+    for f in result["figures"]["rounds"]:
+        costs = f"bytes x{f['bytes_ratio']}  time x{f['time_ratio']}"
+        print(f"{f['peers']:>3} peers  {f['case']:<16} {costs}  {f['voting_at_the_end']} vote at the end")
 
 
 if __name__ == "__main__":
