@@ -77,11 +77,11 @@ class TensorIsland(Island):
         delta_V = (self._anchor(self.head) - self.point_V) * STEP + noise_V
         if self.poison is not None:
             delta_V = self.poison(delta_V)
-        bounds = part_bounds(VALUES, work.parts)
+        bounds = part_bounds(VALUES, work.shares)
         return Encoded(tuple(_payload(delta_V[lo:hi].numpy().tobytes()) for lo, hi in bounds))
 
     def _combined(self, work: Combine) -> Combined:
-        lo, hi = part_bounds(VALUES, work.parts)[work.part]
+        lo, hi = part_bounds(VALUES, work.shares)[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
         done = combine(rows, hi - lo, FP32, FP32, Statistic(work.statistic, work.liars))
         counted = tuple(work.rows[i].peer for i in done.counted)
@@ -90,7 +90,7 @@ class TensorIsland(Island):
 
     def _advanced(self, work: Advance) -> Advanced:
         anchor_V = self._anchor(work.before).clone()
-        bounds = part_bounds(VALUES, len(work.parts))
+        bounds = part_bounds(VALUES, work.shares)
         for (lo, hi), payload in zip(bounds, work.parts, strict=True):
             if payload is not None:
                 anchor_V[lo:hi] -= FP32.decode(payload.data, hi - lo)
