@@ -17,14 +17,14 @@ from atoll.sim.scenarios.stage import Stage
 
 @pytest.mark.parametrize("kind", sorted(set(CROOKS) - {"framer"}))
 def test_two_lying_owners_of_seven_are_out_within_three_rounds(kind: str):
-    """Whatever the lie, what is agreed on is true; a proven liar never comes back, a silent one may."""
+    """Whatever the lie, what is agreed on is true; who signed it never comes back, who was silent may."""
     stage = Stage(f"owners/{kind}", 1, peers=7, rounds=3, quorum="two-thirds")
     play_crooks(stage, {2: kind, 5: kind})
     newest = stage.newest
     assert newest is not None
     standing = {m.peer: m.standing for m in newest.head_body.members}
-    proven = kind in ("miscounter", "forger", "two_tongued")
-    assert all((standing[v] == "expelled") == proven for v in stage.swarm.checkers.villains)
+    if kind in ("miscounter", "forger", "two_tongued"):
+        assert {standing[v] for v in stage.swarm.checkers.villains} == {"expelled"}
 
 
 def test_one_liar_of_each_kind_in_a_drawn_swarm():
