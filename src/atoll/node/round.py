@@ -72,11 +72,11 @@ from atoll.wire.messages.round import (
     Contribution,
     Declined,
     Handed,
-    Opened,
     PartBytes,
     Propose,
     Repeat,
     RoundMessage,
+    RowBytes,
     TimedOut,
     Voted,
     WantPart,
@@ -182,10 +182,10 @@ class Round:
         match message:
             case Committed():
                 return self._hear_commit(message.statement, now) + self._answer_commit(sender, message)
-            case Contribution() | Opened() | Handed() | Declined() | Answer() if message.attempt > self.attempt:
+            case Contribution() | RowBytes() | Handed() | Declined() | Answer() if message.attempt > self.attempt:
                 self.too_early.add(sender)
                 return []
-            case Contribution() | Opened():
+            case Contribution() | RowBytes():
                 if message.attempt != self.attempt:
                     return []
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)

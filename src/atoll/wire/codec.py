@@ -25,10 +25,10 @@ from atoll.wire.messages.round import (
     Contribution,
     Declined,
     Handed,
-    Opened,
     PartBytes,
     Propose,
     Repeat,
+    RowBytes,
     TimedOut,
     Voted,
     WantPart,
@@ -43,7 +43,7 @@ AnyMessage = (
     | Answer
     | WantPart
     | WantRow
-    | Opened
+    | RowBytes
     | PartBytes
     | Propose
     | Voted

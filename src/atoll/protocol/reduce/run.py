@@ -48,7 +48,7 @@ from atoll.protocol.reduce.witness import Witnesses
 from atoll.protocol.reduce.work import Combine, Combined, Row
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Opened, Repeat, WantPart, WantRow
+from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Repeat, RowBytes, WantPart, WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
 
 OPENED_MAX = 2  # times that one row is opened to one peer: it may be lost once
@@ -170,7 +170,7 @@ class Reduce:
                 return self._hear_of(sender, message, now)
             case Received(sender, WantRow() as message):
                 return self._open_row(sender, message)
-            case Received(sender, Opened() as message, Payload() as payload):
+            case Received(sender, RowBytes() as message, Payload() as payload):
                 return self._take_opened(sender, message, payload, now)
             case TimerFired(name) if name == self._timer():
                 return self.look_again(now)
@@ -651,7 +651,7 @@ class Reduce:
         if row is None or row.statement is None:
             return []
         self.opened[slot] += 1
-        message = Opened(self.plan.round, self.plan.attempt, self.plan.trace, wish.part, row.path, row.statement)
+        message = RowBytes(self.plan.round, self.plan.attempt, self.plan.trace, wish.part, row.path, row.statement)
         return [Send(sender, message, Lane.BULK, row.payload)]
 
     def _row_held(self, part: int, peer: PeerId) -> Held | None:
@@ -661,7 +661,7 @@ class Reduce:
         gather = self.gathers.get(part)
         return gather.rows.get(peer) if gather is not None else None
 
-    def _take_opened(self, sender: PeerId, message: Opened, payload: Payload, now: Seconds) -> list[Effect]:
+    def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
         author, part = message.statement.signer, message.part
         commit = self.commit_of(author)
         if self.watch is None or commit is None or not 0 <= part < self.plan.parts:

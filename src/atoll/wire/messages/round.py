@@ -69,7 +69,7 @@ class WantRow(RoundMessage, frozen=True):
     peer: PeerId
 
 
-class Opened(RoundMessage, frozen=True):
+class RowBytes(RoundMessage, frozen=True):
     """The row of whoever signed `statement`, as its author sent it to the owners; the bytes are the payload."""
 
     phase: ClassVar[str] = "share"
