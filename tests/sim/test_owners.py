@@ -11,7 +11,7 @@ from atoll.policy import members
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.sim.owners import CROOKS
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
-from atoll.sim.scenarios.owners import play_crooks
+from atoll.sim.scenarios.owners import PROVEN, play_crooks, watched
 from atoll.sim.scenarios.stage import Stage
 
 
@@ -23,7 +23,7 @@ def test_two_lying_owners_of_seven_are_out_within_three_rounds(kind: str):
     newest = stage.newest
     assert newest is not None
     standing = {m.peer: m.standing for m in newest.head_body.members}
-    if kind in ("miscounter", "forger", "two_tongued"):
+    if kind in PROVEN:
         assert {standing[v] for v in stage.swarm.checkers.villains} == {"expelled"}
 
 
@@ -50,8 +50,6 @@ def test_a_thousand_honest_rounds(seed: int):
 
 
 def check_honest(seed: int, peers: int, rounds: int) -> None:
-    from atoll.sim.scenarios.owners import watched
-
     stage = Stage("watched", seed, peers, rounds, "two-thirds")
     watched(stage)
     assert stage.swarm.checkers.complaints == 0

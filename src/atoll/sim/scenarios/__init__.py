@@ -7,7 +7,7 @@
     late_joiner  somebody comes when the run is long
     frozen       one member sleeps for ten seconds and comes back
     liars        a third of the voters lie, at most; nobody honest is harmed
-    owners       a third of the owners lie about their parts, at most; each is out within three rounds
+    owners       a third of the owners lie about their parts, at most; each is soon out
     framers      a third call everybody else liars; nobody is believed
     watched      nobody lies where owners watch each other, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities

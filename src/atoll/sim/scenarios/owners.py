@@ -19,11 +19,13 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Answered
 
 ROUND_S = 120.0  # virtual time per round beside villains
-CAUGHT_WITHIN = 3  # rounds
+CAUGHT_WITHIN = 3  # rounds, for what the liar signed
+NOTICED_WITHIN = 4  # for silence and left-out rows: two rounds to see them twice, one to say so, one to agree
+PROVEN = ("miscounter", "forger", "two_tongued")
 
 
 def owners(stage: Stage) -> None:
-    """As many liars as the run withstands, kinds drawn: each is out within three rounds, and nobody honest is."""
+    """As many liars as the run withstands, kinds drawn: each is soon out, and nobody honest is."""
     kinds = sorted(set(CROOKS) - {"framer"})
     tolerated = (stage.peers - 1) // 3
     drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
@@ -61,7 +63,8 @@ def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | No
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     for place, kind in crooks.items():
         name = swarm.keys.name(place)
-        if kind != "framer" and left.get(name, stage.rounds) >= CAUGHT_WITHIN:
+        within = min(CAUGHT_WITHIN if kind in PROVEN else NOTICED_WITHIN, stage.rounds)
+        if kind != "framer" and left.get(name, within) >= within:
             raise InvariantBroken(f"the {kind} {name} left after round {left.get(name)}")
     harmed = sorted(left.keys() - swarm.checkers.villains)
     if harmed:
