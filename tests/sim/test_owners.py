@@ -33,7 +33,7 @@ def test_one_liar_of_each_kind_in_a_drawn_swarm():
 
 
 def test_villains_that_call_everybody_a_liar_are_not_believed():
-    """Two of seven; with true answers as evidence, the same answer twice, and answers of different owners."""
+    """Two of seven; with true answers as evidence, the same answer twice, answers of different owners, and nonsense of their own."""
     assert run_scenario("framers", 1, rounds=4).members == 7
 
 

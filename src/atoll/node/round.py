@@ -774,6 +774,7 @@ class Round:
         answered = _opened(caught.answer)
         if self.reduce is None or self.closed or answered.round != self.plan.round:
             return []
+        self.reduce.check_answer(caught.answer.signer, answered)  # anybody can sign nonsense and call it its own
         return self._spread(self.reduce.examine(caught.answer, answered, now), now)
 
     def _accuse(self, peer: PeerId, statement: Caught | Complaint) -> list[Effect]:

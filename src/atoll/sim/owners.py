@@ -102,6 +102,7 @@ def _frame(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
             Caught(word.statement),
             Caught(word.statement, another.statement),
             Caught(word.statement, word.statement),
+            Caught(villain.notary.sign(replace(word.answered, part=999))),
             Complaint(round.plan.round, word.statement.signer, "withheld"),
         ]
     )
