@@ -33,7 +33,7 @@ def test_one_liar_of_each_kind_in_a_drawn_swarm():
 
 
 def test_villains_that_call_everybody_a_liar_are_not_believed():
-    """Two of seven; with true answers as evidence, the same answer twice, answers of different owners, and nonsense of their own."""
+    """Two of seven show true answers, the same one twice, two of different owners, and nonsense of their own."""
     assert run_scenario("framers", 1, rounds=4).members == 7
 
 
@@ -80,7 +80,7 @@ def test_if_one_accuser_were_enough_anybody_could_be_framed(monkeypatch: pytest.
 
 def test_two_answers_prove_a_lie_only_in_one_slot(monkeypatch: pytest.MonkeyPatch):
     """Mutant: any two answers of one owner are taken for a contradiction."""
-    monkeypatch.setattr(members, "_slot", lambda answered: (0, 0, 0, 0))
+    monkeypatch.setattr(members, "slot_of", lambda statement: ("answer", 0, 0, ""))
     with pytest.raises(ScenarioFailed, match="lost their place"):
         for seed in range(1, 4):
             run_scenario("framers", seed, rounds=6)

@@ -17,6 +17,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, PEERS_MAX, WORDS_MAX
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import decode_statement
+from atoll.wire.evidence import slot_of
 from atoll.wire.messages.statements import (
     Answered,
     AnyStatement,
@@ -121,17 +122,13 @@ def _may_accuse(caught: Caught, mine: Member | None, members: dict[PeerId, Membe
     if other is None:
         return None
     again = _answered(other)
-    same = again is not None and other.signer == answer.signer and _slot(again) == _slot(said) and again != said
+    same = again is not None and other.signer == answer.signer and slot_of(again) == slot_of(said) and again != said
     return None if same else "its two answers are not by one owner for one slot"
 
 
 def _answered(signed: Signed) -> Answered | None:
     statement = decode_statement(signed.body, signed.signer)
     return statement if isinstance(statement, Answered) else None
-
-
-def _slot(answered: Answered) -> tuple[int, int, int, int]:
-    return answered.round, answered.attempt, answered.part, answered.owner_index
 
 
 def _may_join(
