@@ -35,9 +35,8 @@ from operator import and_, itemgetter, or_
 from typing import Any
 
 from allreduce import LEAD_S, MB, available, enter_own_network, note, surroundings, versions
-from systems import Task
+from systems import Task, patterns
 from systems.crew import START_S, CrewError, Process, Silence, start
-from systems.patterns import CODEC_TOLERANCE, TOLERANCES, subset_means
 from systems.probe import Watch
 
 HANG_S = 60.0
@@ -284,7 +283,7 @@ def main() -> None:
         raise ValueError(
             f"of {options.peers} peers {options.kill} cannot be killed and leave survivors; raise --peers"
         )
-    subset_means(options.peers, TOLERANCES.get(options.codec, CODEC_TOLERANCE))  # before anything is started
+    patterns.check(options.peers, options.codec)  # before anything is started
     network = enter_own_network(sys.argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no peer is left behind
     if options.system not in available([options.system]):

@@ -69,7 +69,7 @@ class Desk:
         return {"errors": asdict(data.errors(self.system.x, round, self.task.rank, self.task.peers))}
 
     def paint(self, slot: int, trial: int) -> dict[str, Any]:
-        patterns.paint(self.system.x, slot, trial)
+        patterns.paint(self.system.x, slot, trial, self.task.peers)
         return {"painted": slot}
 
     def recognise(self, trial: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import OWNERS_PER_PART
 from atoll.base.machine import Ask, Done, Effect, Keep, Payload, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest, merkle_root
 from atoll.protocol.reduce.plan import ReducePlan
@@ -27,7 +28,7 @@ from atoll.wire.messages.round import Answer, PartBytes, Repeat, WantPart
 from atoll.wire.messages.statements import Commit
 
 RUN = Digest(bytes(32))
-ANSWER_UNTIL = (6.0, 12.0, 18.0)
+ANSWER_UNTIL = (6.0, 12.0, 18.0, 18.0, 18.0, 18.0)  # as plans have it: owners behind the third have its end
 
 
 def topology_named(name: str, names: tuple[PeerId, ...]) -> Topology:
@@ -57,7 +58,7 @@ class Group:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
         notaries = {p: Notary(RUN, VirtualSigner(p), VirtualVerifier()) for p in self.names}
         topology = topology_named(self.topology, self.names)
-        self.plan = ReducePlan(0, 0, "", topology, self.names, ANSWER_UNTIL[: min(3, self.count)])
+        self.plan = ReducePlan(0, 0, "", topology, self.names, ANSWER_UNTIL[: min(OWNERS_PER_PART, self.count)])
         self.flying: list[tuple[PeerId, Send]] = []
         self.timers: dict[tuple[PeerId, str], float] = {}
         self.kept: dict[PeerId, dict[str, bytes]] = {p: {} for p in self.names}
@@ -195,13 +196,22 @@ def test_an_owner_that_goes_silent_costs_its_time_and_no_more():
 
 
 def test_a_part_without_any_owner_is_missing_and_the_others_are_not():
-    """All three owners of part 0 of seven are gone: it counts for nobody, and that is said."""
-    group = Group(7)
+    """All six owners of part 0 of nine are gone: it counts for nobody, and that is said."""
+    group = Group(9)
     group.dead |= set(group.plan.owners(0))
     group.begin().finish()
     for p in set(group.names) - group.dead:
         missing = {f.part for f in group.facts[p] if isinstance(f, PartMissing)}
-        assert 0 in missing and missing | group.parts_of(p).keys() == set(range(7))
+        assert 0 in missing and missing | group.parts_of(p).keys() == set(range(9))
+
+
+def test_five_of_nine_that_die_at_once_leave_every_part_somebody_to_combine_it():
+    group = Group(9).begin()
+    for p in group.plan.owners(0)[:5]:
+        group.dies(p)
+    group.finish().check()
+    for p in set(group.names) - group.dead:
+        assert group.parts_of(p).keys() == set(range(9))
 
 
 def test_bytes_that_were_not_committed_to_are_the_senders_fault():

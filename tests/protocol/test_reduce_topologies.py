@@ -356,6 +356,7 @@ def test_an_update_that_frames_could_not_carry_is_cut_finer():
 
 
 a, b, c, d = names(4)
+MANY = tuple(names(OWNERS_PER_PART + 1))
 GOOD = Part((a, b), 1, {c: b})
 
 
@@ -365,7 +366,7 @@ GOOD = Part((a, b), 1, {c: b})
         (replace(GOOD, share=0), "share"),
         (replace(GOOD, owners=()), "different owners"),
         (replace(GOOD, owners=(a, a)), "different owners"),
-        (replace(GOOD, owners=(a, b, c, d)), "different owners"),
+        (replace(GOOD, owners=MANY), "different owners"),
         (replace(GOOD, owners=(PeerId("stranger"),)), "no peer"),
         (replace(GOOD, parents={c: PeerId("stranger")}), "no peer"),
         (replace(GOOD, parents={PeerId("stranger"): b}), "no peer"),

@@ -17,7 +17,10 @@ PART_BYTES_MAX = (
     48 * MIB
 )  # of an encoded part; keeps it below a bulk frame with room for the largest codec's extras
 HELD_BYTES_MAX = 512 * MIB  # combined parts of recent rounds in memory; older ones than the current go first
-OWNERS_PER_PART = 3  # takeover chain; each owner adds one sub-deadline to the plan
+OWNERS_PER_PART = 6  # takeover chain: five that die at once leave every part somebody to combine it
+OWNER_WINDOWS = (
+    3  # sub-deadlines in the plan; owners behind the third are for those that are gone, not for the late
+)
 ATTEMPTS_MAX = 64  # windows grow 1.5x per attempt: attempt 20 already waits an hour
 EARLY_MESSAGES_MAX = 2048  # messages for a round not reached yet; older ones are dropped first
 EARLY_BYTES_MAX = 256 * MIB  # their payloads

@@ -153,9 +153,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.trust": (
         '"private": members may crash but do not lie, and more than half must be present. "community": up '
         "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
-        'for sync.statistic to withstand, and owners of parts are believed. "open": nor are they; up to three '
+        'for sync.statistic to withstand, and owners of parts are believed. "open": nor are they; several '
         "owners combine every part and sign what they got, doubted parts are opened and recomputed, and proven "
-        "liars are expelled. Costs up to three times the upload."
+        "liars are expelled. Costs the upload as many times."
     ),
     "run.byzantine_tolerance": (
         'Share of members that may lie without splitting the run: 0 with trust = "private", 0.33 with '

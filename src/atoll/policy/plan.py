@@ -18,7 +18,7 @@ import msgspec
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX
+from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX, OWNER_WINDOWS, OWNERS_PER_PART
 from atoll.wire.messages.vertex import Body, Member
 
 QuorumRule = Literal["majority", "two-thirds"]
@@ -137,7 +137,8 @@ class RoundPlan:
         stretch = GROWTH ** min(attempt, GROWN_ATTEMPTS)
         train_until = begin + (self.train_s if attempt == 0 else self.settings.owner_s * stretch)
         owner_s = self.settings.owner_s * stretch
-        answers = tuple(train_until + (k + 1) * owner_s for k in range(self.owners_per_part))
+        windows = self._windows
+        answers = tuple(train_until + min(k + 1, windows) * owner_s for k in range(self.owners_per_part))
         return Times(begin, train_until, answers, answers[-1] + self.settings.agree_s * stretch)
 
     def attempt_at(self, run_time: Seconds) -> int:
@@ -153,7 +154,11 @@ class RoundPlan:
     def _length(self, attempt: int) -> Seconds:
         s, stretch = self.settings, GROWTH ** min(attempt, GROWN_ATTEMPTS)
         train = self.train_s if attempt == 0 else s.owner_s * stretch
-        return train + (self.owners_per_part * s.owner_s + s.agree_s) * stretch
+        return train + (self._windows * s.owner_s + s.agree_s) * stretch
+
+    @property
+    def _windows(self) -> int:
+        return min(OWNER_WINDOWS, self.owners_per_part)
 
 
 def quorum(voters: int, rule: QuorumRule) -> int:
@@ -180,6 +185,6 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
         train_s += settings.agree_s  # the plan counts from the proposal; members hear of it after the votes
     else:
         train_s = settings.first_train_s
-    owners = min(3, len(voting))
+    owners = min(OWNERS_PER_PART, len(voting))
     train_s = min(train_s, settings.train_max_s)
     return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners)

@@ -45,7 +45,7 @@ def rows_needed(statistic: StatisticName, liars: int) -> int:
 def witnesses(owners: int, liars: int) -> int:
     """Owners beside the first who combine a part too, where owners are not trusted: f, as far as there are owners.
 
-    At least one; above f = 2 the list of owners is shorter than f + 1, and then all of a part's owners together
+    At least one; above f = 5 the list of owners is shorter than f + 1, and then all of a part's owners together
     can lie if the draw gives the part to villains alone.
     """
     return min(owners - 1, max(1, liars))

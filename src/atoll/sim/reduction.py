@@ -23,7 +23,7 @@ from hashlib import blake2b
 from typing import cast
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import OWNERS_PER_PART
+from atoll.base.limits import OWNER_WINDOWS, OWNERS_PER_PART
 from atoll.base.machine import (
     Ask,
     Done,
@@ -106,7 +106,8 @@ class Reduction:
         self.draw = random.Random(f"reduction/{seed}")
         self.network = Network(self.knobs.network, random.Random(f"network/{seed}"))
         self.index = {peer: i for i, peer in enumerate(self.peers)}
-        until = tuple(self.knobs.window_s * (k + 1) for k in range(min(OWNERS_PER_PART, len(self.peers))))
+        owners = range(min(OWNERS_PER_PART, len(self.peers)))
+        until = tuple(self.knobs.window_s * min(k + 1, OWNER_WINDOWS) for k in owners)
         self.plan = ReducePlan(0, 0, "", topology, self.peers, until)
         self.island = Island(PeerId("all"), IslandKnobs(update_bytes=self.knobs.update_bytes), self.draw)
         self.now: Seconds = 0.0
