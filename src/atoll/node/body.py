@@ -360,9 +360,10 @@ def open_report(notary: Notary, signed: Signed, vote_keys: Mapping[PeerId, bytes
             identity = digest(notary.verifier.identity_of(statement.certificate) or b"")
         statement = notary.open(signed, Statement, vote_key)
         if isinstance(statement, Caught):
-            for answer in (statement.answer, statement.other):
-                if answer is not None:
-                    notary.open(answer, Answered, vote_keys.get(statement.answer.signer))
+            kind = Answered if statement.other is None else Statement
+            for said in (statement.answer, statement.other):
+                if said is not None:
+                    notary.open(said, kind, vote_keys.get(statement.answer.signer))
     except PeerFault:
         return None
     return Reported(signed.signer, statement, identity)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement
