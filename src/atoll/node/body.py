@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import REPORTS_PER_VERTEX_MAX, WORDS_MAX
+from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX, WORDS_MAX
 from atoll.keys.digest import digest
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.node.topology import way_of
@@ -347,6 +347,8 @@ def open_report(notary: Notary, signed: Signed, vote_keys: Mapping[PeerId, bytes
 
     What somebody was caught at holds only if that one signed it.
     """
+    if len(signed.body) > REPORT_BYTES_MAX:
+        return None
     identity, vote_key = ZERO_DIGEST, vote_keys.get(signed.signer)
     try:
         statement = decode_statement(signed.body, signed.signer)

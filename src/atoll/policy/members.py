@@ -103,7 +103,9 @@ def admissible(
             if mine is None or not mine.votes or target is None or not target.votes or peer == by:
                 return "only voting members can complain of others"
             return None if parent.round - FRESH < round <= parent.round + 1 else "is out of date"
-        case Invite():
+        case Invite(ticket=ticket, key=key):
+            if len(ticket) > 64 or len(key) > 64:
+                return "its ticket or key is too long"
             return None if mine is not None and mine.votes else "only voting members can invite"
         case _:
             return "is no member report"
@@ -121,7 +123,7 @@ def _may_accuse(caught: Caught, mine: Member | None, members: dict[PeerId, Membe
     if other is None:
         return None
     again = decode_statement(other.body, other.signer)
-    same = other.signer == first.signer and slot_of(again) == slot and again != said
+    same = other.signer == first.signer and slot_of(again) == slot and again != said and other.body != first.body
     return None if same else "its two statements are not by one signer for one slot"
 
 
