@@ -1,8 +1,8 @@
 """Member reports on their way into a vertex: joins, readiness, farewells, suspicions, invitations.
 
 The pool remembers one report per kind, signer and target, only while it may stand in the next vertex, and never
-more than a vertex can carry; when it is full, whoever says most gives way. Judging is `policy/members.py`'s; whether
-a report was carried is the vertex's.
+more than a vertex can carry; when it is full, whoever says most gives way. Judging is `policy/members.py`'s;
+whether a report was carried is the vertex's.
 """
 
 from __future__ import annotations
