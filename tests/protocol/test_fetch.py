@@ -178,6 +178,26 @@ def test_a_late_answer_still_counts_and_brings_its_source_back():
     assert not fetch.handle(Received(other, Chunk(BLOB, index), payload), 6.2), "stored twice"
 
 
+def test_a_source_that_was_left_does_not_come_back_by_showing_the_manifest_again():
+    """It would be a fresh source each time, be given eight requests, and answer none of them."""
+    library = Library({NAMES[0]: "silent"} | dict.fromkeys(NAMES[1:], "good"))
+    fetch = library.fetch
+    library.do(fetch.handle(Start({}), 0.0))
+    library.do(fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0))
+    index = next(iter(fetch.sources[NAMES[0]].asked))
+    library.do(fetch.handle(Received(NAMES[0], Chunk(BLOB, index)), 0.1))  # "I do not hold this one"
+    library.do(fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.2))
+    assert NAMES[0] not in fetch.sources
+
+
+def test_nobody_who_was_not_asked_becomes_a_source():
+    """A manifest is no secret: any stranger can show it."""
+    library = Library(dict.fromkeys(NAMES, "good"))
+    library.do(library.fetch.handle(Start({}), 0.0))
+    library.do(library.fetch.handle(Received(PeerId("stranger"), ManifestIs(BLOB, MANIFEST)), 0.0))
+    assert PeerId("stranger") not in library.fetch.sources
+
+
 def test_if_nobody_holds_it_that_is_said():
     assert "nobody" in Library(dict.fromkeys(NAMES, "empty")).run().told(FetchFailed)[0].why
 
