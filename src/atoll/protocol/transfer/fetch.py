@@ -308,8 +308,8 @@ class Fetch:
         return self._give_up_if_alone()
 
     def _forget_requests(self, peer: PeerId) -> None:
-        for index in [index for index, asked in self.waiting.items() if peer in asked]:
-            del self.waiting[index][peer]
+        for index, asked in list(self.waiting.items()):  # also what was to be asked of this peer next
+            asked.pop(peer, None)
             self._settle(index)
 
     def _give_up_if_alone(self) -> list[Effect]:
