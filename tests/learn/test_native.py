@@ -153,3 +153,16 @@ def test_what_keeps_kernels_from_loading_is_said_and_torch_goes_on(monkeypatch, 
     monkeypatch.setattr(native.importlib, "import_module", fails)
     assert not native.load() and "no compiler today" in caplog.text
     assert len(codec_named("int8").encode(torch.ones(10))) == 12
+
+
+def test_a_process_that_is_ending_codes_with_torch(monkeypatch):
+    """No thread can be started any more, and the last update shall leave all the same."""
+
+    class NoMore(native.threading.Thread):
+        def start(self):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(native, "_loader", None)
+    monkeypatch.setattr(native.threading, "Thread", NoMore)
+    native.load_for(native.PAYS_FROM)
+    assert native.kernels is None

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.machine import Payload, Received, Report, Send, TimerFired
-from atoll.keys.digest import digest
+from atoll.keys.digest import digest, merkle_path, merkle_root
 from atoll.node.body import open_report
 from atoll.node.facts import Fault
 from atoll.node.round import Round
@@ -166,3 +166,31 @@ def test_a_lie_that_its_owner_did_not_sign_is_no_report(stand: Stand):
     assert open_report(notary, stand.sign(Caught(real, forged), VILLAIN), keys) is None
     vote = stand.sign(Vote(0, 0, "commit", ZERO_DIGEST), HONEST)
     assert open_report(notary, stand.sign(Caught(vote), VILLAIN), keys) is None
+
+
+def test_two_commitments_of_one_peer_are_a_report_and_one_is_none(stand: Stand):
+    fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
+    one = stand.sign(Commit(0, 0, digest(b"root"), **fields), HONEST)
+    other = stand.sign(Commit(0, 0, digest(b"another"), **fields), HONEST)
+    keys = stand.round.ground.vote_key_of
+    notary = Notary(stand.swarm.run_id, VirtualSigner(ME), VirtualVerifier())
+    assert open_report(notary, stand.sign(Caught(one, other), VILLAIN), keys) is not None
+    assert open_report(notary, stand.sign(Caught(one), VILLAIN), keys) is None
+
+
+@pytest.mark.parametrize("whose", ["another's", "an older one"])
+def test_a_row_that_brings_another_commitment_is_refused(stand: Stand, whose: str):
+    """Its owner would show that word to whoever doubts the sum, and seem to hide the row."""
+    fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
+    rows = tuple(digest(f"row {j}".encode()) for j in range(4))
+    root = merkle_root(rows)
+    stand.hears(Committed(0, 0, stand.trace, stand.sign(Commit(0, 0, root, **fields), VILLAIN)))
+    part = next(j for j, owners in enumerate(stand.round.ground.owners) if ME in owners)
+    index = stand.round.ground.owners[part].index(ME)
+    if whose == "another's":
+        word = stand.sign(Commit(0, 0, root, **fields), HONEST)
+    else:
+        word = stand.sign(Commit(-1, 0, digest(b"root of a past round"), **fields), VILLAIN)
+    message = Contribution(0, 0, stand.trace, part, index, merkle_path(rows, part), word)
+    assert stand.hears(message, Payload(rows[part], 8, (VILLAIN,))) == [VILLAIN]
+    assert VILLAIN not in stand.round.reduce.gathers[part].rows

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.base.ids import PeerId
@@ -178,12 +178,33 @@ def test_a_late_answer_still_counts_and_brings_its_source_back():
     assert not fetch.handle(Received(other, Chunk(BLOB, index), payload), 6.2), "stored twice"
 
 
+def test_a_source_that_was_left_does_not_come_back_by_showing_the_manifest_again():
+    """It would be a fresh source each time, be given eight requests, and answer none of them."""
+    library = Library({NAMES[0]: "silent"} | dict.fromkeys(NAMES[1:], "good"))
+    fetch = library.fetch
+    library.do(fetch.handle(Start({}), 0.0))
+    library.do(fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0))
+    index = next(iter(fetch.sources[NAMES[0]].asked))
+    library.do(fetch.handle(Received(NAMES[0], Chunk(BLOB, index)), 0.1))  # "I do not hold this one"
+    library.do(fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.2))
+    assert NAMES[0] not in fetch.sources
+
+
+def test_nobody_who_was_not_asked_becomes_a_source():
+    """A manifest is no secret: any stranger can show it."""
+    library = Library(dict.fromkeys(NAMES, "good"))
+    library.do(library.fetch.handle(Start({}), 0.0))
+    library.do(library.fetch.handle(Received(PeerId("stranger"), ManifestIs(BLOB, MANIFEST)), 0.0))
+    assert PeerId("stranger") not in library.fetch.sources
+
+
 def test_if_nobody_holds_it_that_is_said():
     assert "nobody" in Library(dict.fromkeys(NAMES, "empty")).run().told(FetchFailed)[0].why
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.sampled_from(["liar", "silent", "empty", "forger"]), max_size=3), st.integers(0, 2**32))
+@example(["liar", "empty", "silent"], 600668)  # a late chunk waited for ever for a source that had been left
 def test_one_good_source_is_enough_whatever_the_others_do(bad: list[str], seed: int):
     """Messages are lost and reordered; every lie is noticed before it is stored."""
     draw = random.Random(seed)

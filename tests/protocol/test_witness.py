@@ -8,12 +8,12 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Effect, Payload, Report, Send
 from atoll.keys.digest import digest
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import Held
+from atoll.protocol.reduce.rows import Held, rows_of
 from atoll.protocol.reduce.topology import Part, Topology
-from atoll.protocol.reduce.witness import ASKS_MAX, Contradicted, Doubted, Lied, Witnesses
+from atoll.protocol.reduce.witness import ASKS_MAX, Contradicted, Doubted, Lied, OtherRows, Witnesses
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.wire.messages.round import WantRow
-from atoll.wire.messages.statements import Answered, Signed
+from atoll.wire.messages.statements import Answered, Commit, Signed
 
 A, B, C, D, E = (PeerId(p) for p in "abcde")
 OWNERS, ALL = (A, B, C), (A, B, C, D, E)
@@ -24,18 +24,25 @@ def truth(names: tuple[PeerId, ...]) -> Digest:
     return digest("".join(names).encode())
 
 
+def promise(peer: PeerId, other: bool = False) -> Commit:
+    return Commit(3, 0, truth((peer, peer) if other else (peer,)), 1, 1, 1, 1.0, 1.0, 1)
+
+
 class Judge:
     """D, who owns nothing and votes."""
 
     def __init__(self) -> None:
         self.gone: set[PeerId] = set()
-        self.at = Witnesses(PLAN, D, lambda part, peer: None, lambda peer: None, self.gone.__contains__, True)
+        self.at = Witnesses(PLAN, D, lambda part, peer: None, promise, self.gone.__contains__, True)
         self.asked: list[tuple[PeerId, PeerId]] = []
         self.facts: list[object] = []
 
-    def hears(self, owner: PeerId, names=ALL, made: bytes | None = None, shown: bool = False) -> Judge:
+    def hears(
+        self, owner: PeerId, names=ALL, made: bytes | None = None, shown: bool = False, twice: PeerId | None = None
+    ) -> Judge:
         what = truth(names) if made is None else digest(made)
-        said = Answered(3, 0, 0, OWNERS.index(owner), what, 8, names)
+        rows = rows_of(promise(p, other=p == twice) for p in names)
+        said = Answered(3, 0, 0, OWNERS.index(owner), what, 8, names, rows)
         payload = Payload(what, 8, names) if shown else None
         return self.does(self.at.hear(Signed(owner, b"", what), said, payload))
 
@@ -85,6 +92,16 @@ def test_a_false_sum_is_replaced_by_the_recomputed_one_and_its_owner_named():
     judge.opens(*ALL)
     assert judge.stands() == ALL and judge.told(Lied) == [A]
     assert judge.at.settled(0, True).payload.data == ALL
+
+
+def test_an_owner_is_not_judged_by_a_row_that_its_author_promised_to_others():
+    """E committed to one row before A and B, and to another before me: no honest sum of it is a lie."""
+    judge = Judge().hears(A, made=b"of E's other row", twice=E, shown=True).hears(B).hears(C).looks().opens(*ALL)
+    assert judge.told(Lied) == [] and judge.stands(patient=True) == ALL
+    assert [fact.owner for fact in judge.facts if isinstance(fact, OtherRows)] == [A]
+    assert judge.at.lapses(0, None, late=True) == {A: "unopened"}
+    judge.at.two_faced = {E}
+    assert judge.at.lapses(0, None, late=True) == {}
 
 
 def test_all_three_may_lie_and_nothing_is_believed():
@@ -148,6 +165,6 @@ def test_who_has_no_vote_takes_what_the_first_owner_shows():
 def test_an_answer_that_lists_who_does_not_decode_is_false(names):
     judge = Judge().hears(A, names=names, shown=True).looks()
     case = judge.at.cases[0]
-    case.checks.append(names)
+    case.checks.append((names, rows_of(map(promise, names))))
     judge.does(judge.at.recomputed(0, 0, Combined(Payload(truth(names), 8, names), names[1:], names[:1])))
     assert judge.told(Lied) == [A]

@@ -68,7 +68,7 @@ VERTEX = Vertex(b"body", CERTIFICATE, b"recovery")
 
 STATEMENTS = (
     Commit(7, 1, A, 2, 32, 512, 2.5, 0.25, 512, "why"),
-    Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB)),
+    Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), B),
     Proposed(7, 9, A),
     Vote(7, 9, "commit", A),
     Timeout(7, 9, 8, A),

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import REPORTS_PER_VERTEX_MAX, WORDS_MAX
+from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX, WORDS_MAX
 from atoll.keys.digest import digest
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.node.topology import way_of
@@ -347,6 +347,8 @@ def open_report(notary: Notary, signed: Signed, vote_keys: Mapping[PeerId, bytes
 
     What somebody was caught at holds only if that one signed it.
     """
+    if len(signed.body) > REPORT_BYTES_MAX:
+        return None
     identity, vote_key = ZERO_DIGEST, vote_keys.get(signed.signer)
     try:
         statement = decode_statement(signed.body, signed.signer)
@@ -360,9 +362,10 @@ def open_report(notary: Notary, signed: Signed, vote_keys: Mapping[PeerId, bytes
             identity = digest(notary.verifier.identity_of(statement.certificate) or b"")
         statement = notary.open(signed, Statement, vote_key)
         if isinstance(statement, Caught):
-            for answer in (statement.answer, statement.other):
-                if answer is not None:
-                    notary.open(answer, Answered, vote_keys.get(statement.answer.signer))
+            kind = Answered if statement.other is None else Statement
+            for said in (statement.answer, statement.other):
+                if said is not None:
+                    notary.open(said, kind, vote_keys.get(statement.answer.signer))
     except PeerFault:
         return None
     return Reported(signed.signer, statement, identity)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement

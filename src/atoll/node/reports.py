@@ -1,11 +1,13 @@
 """Member reports on their way into a vertex: joins, readiness, farewells, suspicions, invitations.
 
 The pool remembers one report per kind, signer and target, only while it may stand in the next vertex, and never
-more than a vertex can carry. Judging is `policy/members.py`'s; whether a report was carried is the vertex's.
+more than a vertex can carry; when it is full, whoever says most gives way. Judging is `policy/members.py`'s;
+whether a report was carried is the vertex's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from atoll.base.ids import PeerId, Seconds
@@ -51,20 +53,31 @@ class ReportPool:
         fresh = key not in self.pool
         if not fresh and self.pool[key].body == signed.body:
             return None
-        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX:
+        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX and not self._make_room(reported.by):
             return None
         self.pool[key] = signed
         return Pooled(reported, fresh)
+
+    def _make_room(self, by: PeerId) -> bool:
+        """A flood displaces only its own words. Strangers are one voice together: new identities are free."""
+        members = {m.peer for m in self.history.head_body.members}
+        voice_of = {key: key[1] if key[1] in members else None for key in self.pool}
+        words = Counter(voice_of.values())
+        loudest = max(words, key=lambda voice: words[voice])
+        if words[by if by in members else None] + 1 >= words[loudest]:
+            return False
+        del self.pool[next(key for key in reversed(self.pool) if voice_of[key] == loudest)]
+        return True
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
         """The accused was heard again."""
         self.pool.pop(("Suspect", by, peer), None)
 
     def chosen(self) -> list[Signed]:
-        """What a proposer may put into a vertex: as many reports as fit."""
+        """What a proposer may put into a vertex: as many reports as fit, the shortest first."""
         chosen: list[Signed] = []
         size = 0
-        for signed in self.pool.values():
+        for signed in sorted(self.pool.values(), key=lambda signed: len(signed.body)):
             size += len(signed.body) + len(signed.signature)
             if len(chosen) == REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
                 break

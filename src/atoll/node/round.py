@@ -62,7 +62,7 @@ from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
 from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import PartAnswered, Reduce, Reduced
-from atoll.protocol.reduce.witness import Contradicted, Lied
+from atoll.protocol.reduce.witness import Contradicted, Lied, OtherRows
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import Vertices
@@ -125,6 +125,7 @@ class Round:
         self.commits: dict[int, Commits] = {}
         self.reduce: Reduce | None = None
         self.sharing = False
+        self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
         self.free: int | None = None  # the view in which I may propose what I like
         self.bound: int | None = None  # the view in which I must re-propose a certified body
@@ -218,6 +219,8 @@ class Round:
                     more = self._accuse(peer, Caught(lie))
                 case Contradicted(peer=peer, first=first, second=second):
                     more = self._accuse(peer, Caught(first, second))
+                case OtherRows(owner=owner, contributors=names):
+                    more = self._show_commits(owner, names)
                 case Reduced():
                     more = self._reduced(now)
                 case Judge():
@@ -262,7 +265,7 @@ class Round:
         # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
         settled = {m.peer for m in self.plan.trainers if m.standing == "member"}
         mine = {self.me} if self.trains else set[PeerId]()
-        self.awaited = (set(self.speakers) & settled | mine) - self._commits().of.keys()
+        self.awaited = (set(self.speakers) & settled | mine) - self._commits().of.keys() - self.two_faced
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
@@ -282,6 +285,7 @@ class Round:
             self.said,
             self._filled,
             judges=self.agreement.votes,
+            two_faced=self.two_faced,
         )
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 
@@ -370,8 +374,10 @@ class Round:
         if not weighs_right(self.ground, signed.signer, commit):
             raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
         known = self.commits.setdefault(commit.attempt, Commits())
-        if signed.signer in known.of:
-            return []  # the first commitment counts; a different one could follow another's reveal
+        if signed.signer in known.of:  # the first commitment counts; a different one could follow another's reveal
+            return self._compare_commits(known.of[signed.signer][1], signed)
+        if signed.signer in self.two_faced:
+            return []
         known.hear(signed.signer, commit, signed)
         effects = self._compare_sizes([signed.signer])
         if commit.attempt != self.attempt:
@@ -380,6 +386,27 @@ class Round:
         if self.sharing and self.reduce is not None:
             return effects + self.reduce.look_again(now)
         return effects + self._share_if_due(now)
+
+    def _compare_commits(self, first: Signed, second: Signed) -> list[Effect]:
+        """Whoever commits twice makes honest owners combine different rows: two such words are its own proof."""
+        signer = first.signer
+        if first.body == second.body or signer in self.two_faced or not self.ground.witnesses:
+            return []
+        self._count_no_more(signer)
+        return self._accuse(signer, Caught(first, second))
+
+    def _count_no_more(self, peer: PeerId) -> None:
+        """Its rows of this attempt are on their way; there will be none in the next one."""
+        self.two_faced.add(peer)
+        for commits in (c for attempt, c in self.commits.items() if attempt > self.attempt):
+            commits.of.pop(peer, None)
+            commits.giving.discard(peer)
+
+    def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
+        """One of these said to me what it did not say to that owner: together we can prove it."""
+        known = self._commits().of
+        said = [known[p][1] for p in names if p in known and p != self.me]
+        return [Send(to, Committed(self.plan.round, self.attempt, self.plan.trace, signed)) for signed in said]
 
     def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
         """Say whose update has another length than mine: where callers choose the length, that is a mistake."""
@@ -771,7 +798,11 @@ class Round:
 
     def heed(self, caught: Caught, now: Seconds) -> list[Effect]:
         """Somebody calls an answer a lie: whoever was told something else by the same owner can prove it."""
-        answered = _opened(caught.answer)
+        answered = decode_statement(caught.answer.body, caught.answer.signer)
+        if isinstance(answered, Commit) and answered.round == self.plan.round:
+            self._count_no_more(caught.answer.signer)
+        if not isinstance(answered, Answered):
+            return []
         if self.reduce is None or self.closed or answered.round != self.plan.round:
             return []
         self.reduce.check_answer(caught.answer.signer, answered)  # anybody can sign nonsense and call it its own

@@ -19,7 +19,6 @@ from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of
 from atoll.wire.messages.statements import (
-    Answered,
     AnyStatement,
     Caught,
     Commit,
@@ -28,7 +27,6 @@ from atoll.wire.messages.statements import (
     Join,
     Leave,
     Ready,
-    Signed,
     Suspect,
 )
 from atoll.wire.messages.vertex import Body, Member, TicketUse
@@ -105,30 +103,28 @@ def admissible(
             if mine is None or not mine.votes or target is None or not target.votes or peer == by:
                 return "only voting members can complain of others"
             return None if parent.round - FRESH < round <= parent.round + 1 else "is out of date"
-        case Invite():
+        case Invite(ticket=ticket, key=key):
+            if len(ticket) > 64 or len(key) > 64:
+                return "its ticket or key is too long"
             return None if mine is not None and mine.votes else "only voting members can invite"
         case _:
             return "is no member report"
 
 
 def _may_accuse(caught: Caught, mine: Member | None, members: dict[PeerId, Member], round: int) -> str | None:
-    """Whether what was caught is an answer of a member, or two of one slot, is settled before (node/body)."""
-    answer, other = caught.answer, caught.other
-    target, said = members.get(answer.signer), _answered(answer)
+    """That it is an answer, or two statements, which its signer did sign is settled before (node/body)."""
+    first, other = caught.answer, caught.other
+    target, said = members.get(first.signer), decode_statement(first.body, first.signer)
     if mine is None or not mine.votes or target is None or not target.present:
         return "only voting members can accuse members"
-    if said is None or not round - RECENT <= said.round <= round + 1:
-        return "is no answer, or out of date"
+    slot = slot_of(said)
+    if slot is None or not round - RECENT <= slot[1] <= round + 1:
+        return "is for no slot, or out of date"
     if other is None:
         return None
-    again = _answered(other)
-    same = again is not None and other.signer == answer.signer and slot_of(again) == slot_of(said) and again != said
-    return None if same else "its two answers are not by one owner for one slot"
-
-
-def _answered(signed: Signed) -> Answered | None:
-    statement = decode_statement(signed.body, signed.signer)
-    return statement if isinstance(statement, Answered) else None
+    again = decode_statement(other.body, other.signer)
+    same = other.signer == first.signer and slot_of(again) == slot and again != said and other.body != first.body
+    return None if same else "its two statements are not by one signer for one slot"
 
 
 def _may_join(
@@ -242,7 +238,7 @@ def next_members(
 def _convicted(reports: Sequence[Reported], voters: int, rule: QuorumRule) -> tuple[set[PeerId], set[PeerId]]:
     """(proven liars, those that too many complain of). Where members trust each other there is neither.
 
-    Two answers for one slot prove themselves. All else takes more voices than may lie: one of them is honest.
+    Two statements for one slot prove themselves. All else takes more voices than may lie: one of them is honest.
     """
     if rule != "two-thirds":
         return set(), set()

@@ -5,6 +5,7 @@ censor        leaves two contributors out, and sums the others rightly
 forger        leaves two contributors out of the sum, and lists them all the same
 two_tongued   answers rightly to every second peer, and with other bytes to the rest
 mute          combines, and never says a word of it
+two_promises  commits to one update before every second peer and to another before the rest, and sends each its own
 framer        answers rightly, and calls every honest answer a lie
 """
 
@@ -14,15 +15,16 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from atoll.base.ids import PeerId, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Payload, Send
-from atoll.keys.digest import digest
+from atoll.keys.digest import digest, merkle_path, merkle_root
+from atoll.protocol.reduce.rows import rows_of
 from atoll.sim.island import whole_of
 from atoll.sim.villains import MISCHIEF, Twist, Villain
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import Answer
-from atoll.wire.messages.statements import Answered, Caught, Complaint
+from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
+from atoll.wire.messages.statements import Answered, Caught, Commit, Complaint
 
 CENSORED = 2  # contributors that a censor leaves out
 
@@ -53,12 +55,13 @@ def _fewer(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
     out = [p for p in answered.contributors if p != villain.peer.me][:CENSORED]
     left = tuple(p for p in answered.contributors if p not in out)
     made = whole_of([rows[p].payload.digest for p in left], answered.round, answered.part)
-    return replace(answered, digest=made, contributors=left), left
+    commits = [commit for commit in map(round.reduce.commit_of, left) if commit is not None]
+    return replace(answered, digest=made, contributors=left, rows=rows_of(commits)), left
 
 
 def _forged(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
     other, left = _fewer(villain, answered, names)
-    return replace(other, contributors=answered.contributors), left
+    return replace(other, contributors=answered.contributors, rows=answered.rows), left
 
 
 def miscount(villain: Villain, send: Send) -> list[Effect]:
@@ -83,6 +86,26 @@ def two_tongued(villain: Villain, send: Send) -> list[Effect]:
 def mute(villain: Villain, send: Send) -> list[Effect]:
     mine = isinstance(send.message, Answer) and send.message.statement.signer == villain.peer.me
     return [] if mine else [send]
+
+
+def two_promises(villain: Villain, send: Send) -> list[Effect]:
+    message, others, round = send.message, villain.others, villain.peer.round
+    mine = isinstance(message, Committed | Contribution | RowBytes) and message.statement.signer == villain.peer.me
+    if not mine or send.to not in others or others.index(send.to) % 2 or round is None or round.encoded is None:
+        return [send]
+    commit = decode_statement(message.statement.body, villain.peer.me)
+    assert isinstance(commit, Commit)
+    rows = tuple(second_promise(part.digest) for part in round.encoded)
+    signed = villain.notary.sign(replace(commit, root=merkle_root(rows)))
+    if isinstance(message, Committed) or send.payload is None:
+        return [replace(send, message=replace(message, statement=signed))]
+    said = replace(message, statement=signed, path=merkle_path(rows, message.part))
+    return [replace(send, message=said, payload=replace(send.payload, digest=rows[message.part]))]
+
+
+def second_promise(row: Digest) -> Digest:
+    """What one that commits twice sends in place of this row."""
+    return digest(row)
 
 
 def frame(villain: Villain, send: Send) -> list[Effect]:
@@ -116,5 +139,6 @@ CROOKS: dict[str, Twist] = {
     "forger": forge,
     "two_tongued": two_tongued,
     "mute": mute,
+    "two_promises": two_promises,
     "framer": frame,
 }

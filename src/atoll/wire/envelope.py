@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import OPENED_BYTES_MAX
 from atoll.keys.signer import Signer, Verifier
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.statements import Certificate, Signed, Statement, Vote
@@ -50,7 +51,8 @@ class Notary:
             raise PeerFault(nobody, f"a {kind.__name__} by {signed.signer}, who has no vote key here")
         if not self.verifier.holds(vote_key, signed_bytes(self.run, signed.body), signed.signature):
             raise PeerFault(nobody, f"a {kind.__name__} that {signed.signer} did not sign", signed.body)
-        self._opened[signed, vote_key] = statement
+        if len(signed.body) <= OPENED_BYTES_MAX:
+            self._opened[signed, vote_key] = statement
         if len(self._opened) > OPENED_MAX:
             self._opened.popitem(last=False)
         return statement

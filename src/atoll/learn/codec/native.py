@@ -7,6 +7,7 @@ ATOLL_NATIVE=0 turns the kernels off. Never fails: what keeps them from loading 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import logging
@@ -28,7 +29,8 @@ def load_for(values: int) -> None:
     global _loader
     if values >= PAYS_FROM and _loader is None and kernels is None:
         _loader = threading.Thread(target=load, name="kernels")
-        _loader.start()
+        with contextlib.suppress(RuntimeError):  # the process is ending
+            _loader.start()
 
 
 def load() -> bool:

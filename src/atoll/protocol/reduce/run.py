@@ -23,7 +23,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import (
     Ask,
     Done,
@@ -43,7 +43,7 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import merkle_holds, merkle_path
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, Update
+from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, Update, rows_of
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.protocol.reduce.work import Combine, Combined, Row
 from atoll.wire.codec import decode_statement, encode
@@ -112,11 +112,12 @@ class Reduce:
         said: Container[str] = (),
         filled: Callable[[], int | None] = lambda: None,
         judges: bool = False,
+        two_faced: Container[PeerId] = (),
     ) -> None:
         """`awaits(part, names, among)`: may somebody of `among` (None: anybody) still come who is not in `names`?
 
         `filled()`: how many parts, the first ones, the longest update has; None while that cannot be known.
-        `judges`: I vote, so I believe no single owner where there are witnesses.
+        `judges`: I vote, so I believe no single owner where there are witnesses. `two_faced`: who committed twice.
         """
         self.notary, self.plan, self.me = notary, plan, notary.me
         self.vote_key_of, self.commit_of = vote_key_of, commit_of
@@ -146,7 +147,7 @@ class Reduce:
         self.started = self.finished = False
         self.watch: Witnesses | None = None
         if plan.witnesses:
-            self.watch = Witnesses(plan, self.me, self._row_held, commit_of, gone, judges)
+            self.watch = Witnesses(plan, self.me, self._row_held, commit_of, gone, judges, two_faced)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody
         self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked the other owners for)
@@ -362,6 +363,10 @@ class Reduce:
         gather = self._gather_for(message.part, message.owner_index)
         if commit is None or gather is None:
             return self._answer_already(message.part, sender)  # not committed, not mine, or closed
+        said = message.statement
+        if said.signer != sender or self.notary.open(said, Commit, self.vote_key_of(sender)) != commit:
+            # it goes with the row when others ask me for it
+            raise PeerFault(sender, f"part {message.part} comes with another commitment than I heard", said.body)
         if not merkle_holds(commit.root, payload.digest, message.part, commit.parts, message.path):
             raise PeerFault(sender, f"part {message.part} is not what it committed to", message.statement.body)
         row = Held(frozenset((sender,)), commit.weight, payload, message.path, message.statement)
@@ -440,6 +445,7 @@ class Reduce:
             return effects + self._cannot(part, result.why, now)
         payload = result.payload
         names = {name for sender in result.counted for name in rows[sender].names}
+        commits = [commit for commit in map(self.commit_of, sorted(names)) if commit is not None]
         answered = Answered(
             plan.round,
             plan.attempt,
@@ -448,6 +454,7 @@ class Reduce:
             payload.digest,
             payload.size_bytes,
             tuple(sorted(names)),
+            ZERO_DIGEST if self.watch is None else rows_of(commits),
         )
         held = AnswerHeld(self.notary.sign(answered), answered, payload)
         # durable before it is sent: a restarted owner must never give a second, different answer
@@ -666,6 +673,8 @@ class Reduce:
         commit = self.commit_of(author)
         if self.watch is None or commit is None or not 0 <= part < self.plan.parts:
             return []
+        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) != commit:
+            return []  # it committed twice, and the one who opens its row heard the other word
         if not merkle_holds(commit.root, payload.digest, part, commit.parts, message.path):
             raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
         row = Held(frozenset((author,)), commit.weight, payload, message.path, message.statement)

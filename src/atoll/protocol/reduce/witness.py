@@ -6,13 +6,14 @@ them is honest, or when I recomputed it from rows that their authors committed t
 or of which one has not spoken in time, is *doubted*: its rows are opened to me, and I recompute every answer that
 was signed for it. Of what proves true the answer with most contributors stands.
 An owner is called a liar only for what it signed: bytes that its contributors' rows do not make, or two answers in
-one slot. Never believes an answer for who gave it, never asks for a row without end.
+one slot. It is judged by the rows that it names: an author may have committed to one row before it and to another
+before me. Never believes an answer for who gave it, never asks for a row without end.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -20,10 +21,12 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Effect, Fact, Payload, Report, Send
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import AnswerHeld, Held
+from atoll.protocol.reduce.rows import AnswerHeld, Held, rows_of
 from atoll.protocol.reduce.work import Combine, Combined, Row
 from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
+
+Rows = tuple[tuple[PeerId, ...], Digest]  # contributors, and what they committed to
 
 WORDS_PER_OWNER = 2  # signed answers of one owner for one part: a second one is evidence, a third no news
 ASKS_MAX = 6  # for one row, of one holder after the other; then its answer stays unproven
@@ -56,6 +59,14 @@ class Contradicted(Fact, frozen=True, kw_only=True):
     second: Signed
 
 
+class OtherRows(Fact, frozen=True, kw_only=True):
+    """This owner heard other commitments of these contributors than I did: it should see mine."""
+
+    phase = "share"
+    owner: PeerId
+    contributors: tuple[PeerId, ...]
+
+
 @dataclass(frozen=True)
 class Word:
     statement: Signed
@@ -69,12 +80,13 @@ class Case:
     words: list[Word] = field(default_factory=list[Word])
     bytes_of: dict[Digest, Payload] = field(default_factory=dict[Digest, Payload])  # answers shown or recomputed
     rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # opened to me
-    makes: dict[tuple[PeerId, ...], Digest | None] = field(  # contributors -> their rows' answer, if they have one
-        default_factory=dict[tuple[PeerId, ...], Digest | None]
-    )
-    checks: list[tuple[PeerId, ...]] = field(default_factory=list[tuple[PeerId, ...]])  # recomputed, or just being
+    makes: dict[Rows, Digest | None] = field(
+        default_factory=dict[Rows, Digest | None]
+    )  # their answer, if there is one
+    checks: list[Rows] = field(default_factory=list[Rows])  # recomputed, or just being
     asked: Counter[PeerId] = field(default_factory=Counter[PeerId])  # for whose row, how often
     blamed: set[int] = field(default_factory=set[int])  # owner indices
+    compared: set[PeerId] = field(default_factory=set[PeerId])  # owners whose rows are not those that I know of
     doubted: bool = False
 
 
@@ -89,9 +101,10 @@ class Witnesses:
         commit_of: Callable[[PeerId], Commit | None],
         gone: Callable[[PeerId], bool],
         judges: bool,
+        two_faced: Container[PeerId] = (),
     ) -> None:
         self.plan, self.me, self.row_of = plan, me, row_of
-        self.commit_of, self.gone, self.judges = commit_of, gone, judges
+        self.commit_of, self.gone, self.judges, self.two_faced = commit_of, gone, judges, two_faced
         self.cases = [Case() for _ in range(plan.parts)]
 
     # ---- what is said --------------------------------------------------------------------------------------
@@ -121,9 +134,9 @@ class Witnesses:
     def believes(self, answered: Answered) -> bool | None:
         """True, False, or None while nobody knows."""
         case = self.cases[answered.part]
-        if answered.contributors in case.makes:
-            return case.makes[answered.contributors] == answered.digest
-        alike = [w.answered for w in case.words if w.answered.contributors == answered.contributors]
+        if _rows(answered) in case.makes:
+            return case.makes[_rows(answered)] == answered.digest
+        alike = [w.answered for w in case.words if _rows(w.answered) == _rows(answered)]
         said_by = {a.owner_index for a in alike if a.digest == answered.digest}
         return True if len(said_by) > self.plan.witnesses else None
 
@@ -143,7 +156,7 @@ class Witnesses:
         case = self.cases[part]
         if not self.judges or not case.words:
             return []
-        differ = len({(w.answered.digest, w.answered.contributors) for w in case.words})
+        differ = len({(w.answered.digest, _rows(w.answered)) for w in case.words})
         unknown = any(self.believes(w.answered) is None for w in case.words)
         if not unknown or (differ == 1 and waiting):
             return []
@@ -151,7 +164,7 @@ class Witnesses:
         if not case.doubted:
             case.doubted = True
             effects.append(self._report(Doubted(part=part, answers=differ)))
-        return effects + self._ask_rows(part, again) + self._recompute(part)
+        return effects + self._compare_rows(part) + self._ask_rows(part, again) + self._recompute(part)
 
     def wants(self, part: int, peer: PeerId) -> bool:
         return self.cases[part].doubted and peer in self._named(part) and self._row(part, peer) is None
@@ -162,18 +175,33 @@ class Witnesses:
 
     def recomputed(self, part: int, check: int, result: Combined) -> list[Effect]:
         case = self.cases[part]
-        names = case.checks[check]
-        whole = result.payload if result.counted == names else None  # who does not decode cannot have been counted
-        case.makes[names] = whole.digest if whole is not None else None
+        rows = case.checks[check]
+        whole = (
+            result.payload if result.counted == rows[0] else None
+        )  # who does not decode cannot have been counted
+        case.makes[rows] = whole.digest if whole is not None else None
         if whole is not None and any(w.answered.digest == whole.digest for w in case.words):
             case.bytes_of[whole.digest] = whole
         return self._blame(part)
+
+    def _compare_rows(self, part: int) -> list[Effect]:
+        case, effects = self.cases[part], list[Effect]()
+        for word in case.words:
+            owner, names = word.statement.signer, word.answered.contributors
+            if (
+                owner not in case.compared
+                and all(map(self.commit_of, names))
+                and not self._same_rows(word.answered)
+            ):
+                case.compared.add(owner)
+                effects.append(self._report(OtherRows(owner=owner, contributors=names)))
+        return effects
 
     def _blame(self, part: int) -> list[Effect]:
         case, effects = self.cases[part], list[Effect]()
         for word in case.words:
             index = word.answered.owner_index
-            made = case.makes.get(word.answered.contributors, word.answered.digest)
+            made = case.makes.get(_rows(word.answered), word.answered.digest)
             if made != word.answered.digest and index not in case.blamed:
                 case.blamed.add(index)
                 effects.append(self._report(Lied(peer=word.statement.signer, part=part, statement=word.statement)))
@@ -185,9 +213,9 @@ class Witnesses:
             names = word.answered.contributors
             held = [self._row(part, name) for name in names]
             rows = [row for row in held if row is not None]
-            if names in case.checks or len(rows) < len(names):
+            if _rows(word.answered) in case.checks or len(rows) < len(names) or not self._same_rows(word.answered):
                 continue
-            case.checks.append(names)
+            case.checks.append(_rows(word.answered))
             shares = tuple(tree.share for tree in plan.topology.parts)
             given = tuple(Row(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
             work = Combine(plan.round, part, shares, given, False, plan.statistic, plan.liars)
@@ -217,6 +245,11 @@ class Witnesses:
         words = self.cases[part].words
         return {name for w in words if self.believes(w.answered) is None for name in w.answered.contributors}
 
+    def _same_rows(self, answered: Answered) -> bool:
+        """Was it made of the rows that its contributors committed to before me?"""
+        known = [commit for commit in map(self.commit_of, answered.contributors) if commit is not None]
+        return len(known) == len(answered.contributors) and rows_of(known) == answered.rows
+
     def _row(self, part: int, peer: PeerId) -> Held | None:
         return self.row_of(part, peer) or self.cases[part].rows.get(peer)
 
@@ -231,7 +264,7 @@ class Witnesses:
                 found[owner] = "withheld"
         for word in self.cases[part].words:
             known, names = self.believes(word.answered), set(word.answered.contributors)
-            if late and known is None:
+            if late and known is None and not any(name in self.two_faced for name in names):
                 found[word.statement.signer] = "unopened"
             elif known and stands is not None and names < set(stands.contributors):
                 found[word.statement.signer] = "censored"
@@ -240,9 +273,18 @@ class Witnesses:
 
     # ---- small words ---------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _largest_first(case: Case) -> list[Word]:
-        return sorted(case.words, key=lambda w: (-len(w.answered.contributors), w.answered.owner_index))
+    def _largest_first(self, case: Case) -> list[Word]:
+        """Of equally large ones those that I can judge, so that nobody waits for what adds nothing."""
+
+        def place(word: Word) -> tuple[int, bool, int]:
+            unknown = self.judges and self.believes(word.answered) is None
+            return -len(word.answered.contributors), unknown, word.answered.owner_index
+
+        return sorted(case.words, key=place)
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
+
+
+def _rows(answered: Answered) -> Rows:
+    return answered.contributors, answered.rows

@@ -175,6 +175,8 @@ class Fetch:
         return [Send(p, WantManifest(self.blob)) for p in self.sources]
 
     def _open(self, sender: PeerId, manifest: Manifest | None, now: Seconds) -> list[Effect]:
+        if sender not in self.sources:
+            return []  # not asked, or left: a manifest is no secret
         if manifest is None:
             return self._leave(sender)
         try:
@@ -183,8 +185,6 @@ class Fetch:
             return self._blame(sender)
         if blob_id(manifest) != self.blob:
             return self._blame(sender)
-        if sender not in self.bad:
-            self.sources.setdefault(sender, Source())
         if self.manifest is not None:
             return self._ask_chunks(now) if self.opened else []
         self.manifest = manifest
@@ -308,8 +308,8 @@ class Fetch:
         return self._give_up_if_alone()
 
     def _forget_requests(self, peer: PeerId) -> None:
-        for index in [index for index, asked in self.waiting.items() if peer in asked]:
-            del self.waiting[index][peer]
+        for index, asked in list(self.waiting.items()):  # also what was to be asked of this peer next
+            asked.pop(peer, None)
             self._settle(index)
 
     def _give_up_if_alone(self) -> list[Effect]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
@@ -10,7 +12,7 @@ from atoll.node.facts import RoundClosed
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import whole_of
 from atoll.sim.network import NetworkKnobs
-from atoll.sim.owners import CROOKS
+from atoll.sim.owners import CROOKS, second_promise
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs
 from atoll.sim.villains import villain
@@ -21,7 +23,7 @@ from atoll.wire.messages.statements import Answered
 ROUND_S = 120.0  # virtual time per round beside villains
 CAUGHT_WITHIN = 3  # rounds, for what the liar signed
 NOTICED_WITHIN = 4  # for silence and left-out rows: two rounds to see them twice, one to say so, one to agree
-PROVEN = ("miscounter", "forger", "two_tongued")
+PROVEN = ("miscounter", "forger", "two_tongued", "two_promises")
 
 
 def owners(stage: Stage) -> None:
@@ -54,7 +56,7 @@ def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | No
 
     def watch(now: float, node: Node, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
-            check_sums(stage.world, fact)
+            check_sums(stage.world, fact, swarm.checkers.villains)
             for member in fact.body.members:
                 if not member.present:
                     left.setdefault(member.peer, fact.body.round)
@@ -71,7 +73,7 @@ def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | No
         raise InvariantBroken(f"honest {harmed} lost their place")
 
 
-def check_sums(world: World, closed: RoundClosed) -> None:
+def check_sums(world: World, closed: RoundClosed, villains: frozenset[PeerId]) -> None:
     """What was agreed on is what the rows of its contributors make, whoever answered."""
     body = closed.body
     for part, signed in enumerate(body.parts):
@@ -79,8 +81,9 @@ def check_sums(world: World, closed: RoundClosed) -> None:
             continue
         answered = decode_statement(signed.body, signed.signer)
         assert isinstance(answered, Answered)
-        rows = [world.nodes[p].island.encoded[body.round][part] for p in answered.contributors]
-        if answered.digest != whole_of(rows, body.round, part):
+        true = ((p, world.nodes[p].island.encoded[body.round][part]) for p in answered.contributors)
+        rows = [(row, second_promise(row)) if p in villains else (row,) for p, row in true]
+        if all(answered.digest != whole_of(chosen, body.round, part) for chosen in product(*rows)):
             raise InvariantBroken(
                 f"a false answer of {signed.signer} for part {part} was agreed on in {body.round}"
             )

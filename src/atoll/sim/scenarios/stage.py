@@ -162,7 +162,7 @@ class Stage:
 
 
 def _where(node: Node) -> str:
-    m = node.machine
+    m = getattr(node.machine, "peer", node.machine)  # a villain has an honest peer inside
     if m is None:
         return "down"
     state = f"at {m.at}, knows {m.history.head if m.history else None}"

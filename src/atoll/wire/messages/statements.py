@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -58,6 +58,9 @@ class Answered(Statement, frozen=True):
     digest: Digest
     size_bytes: int
     contributors: tuple[PeerId, ...]
+    rows: Digest = (
+        ZERO_DIGEST  # where owners check each other: what the contributors had committed to, as I heard it
+    )
 
 
 Stage = Literal["prepare", "commit"]
@@ -140,11 +143,11 @@ class Suspect(Statement, frozen=True):
 class Caught(Statement, frozen=True):
     """This signed answer is a lie: its contributors' committed rows make something else, as I computed myself.
 
-    With `other`, a different answer by the same owner in the same slot, it proves itself to everybody.
+    With `other`, a different statement by the same signer for the same slot, it proves itself to everybody.
     """
 
-    answer: Signed  # Answered
-    other: Signed | None = None  # Answered
+    answer: Signed  # Answered; with `other` anything that may be said once
+    other: Signed | None = None
 
 
 class Complaint(Statement, frozen=True):

@@ -1,0 +1,97 @@
+"""Reports on their way into a vertex: who shouts keeps nobody else from being heard."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.keys.digest import digest
+from atoll.node.body import open_report
+from atoll.node.reports import ReportPool
+from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Answered, Caught, Invite, Join, Leave, Signed
+
+ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
+
+
+class Stand:
+    """The pool of one peer of four."""
+
+    def __init__(self) -> None:
+        self.swarm = Swarm(1, SwarmKnobs(4))
+        self.swarm.world.run(0.5)
+        self.pool: ReportPool = self.swarm.world.nodes[ME].machine.pool
+        self.head = self.pool.history.head_id
+
+    def sign(self, statement, by: PeerId) -> Signed:
+        return Notary(self.swarm.run_id, VirtualSigner(by), VirtualVerifier()).sign(statement)
+
+    def adds(self, statement, by: PeerId) -> bool:
+        pooled = self.pool.add(self.sign(statement, by), 0.5)
+        return pooled is not None and pooled.fresh
+
+    def join(self, name: str) -> bool:
+        signer = VirtualSigner(PeerId(name))
+        join = Join(signer.peer, signer.vote_key, signer.certificate, (), "trainer", name, self.head, b"")
+        return self.adds(join, signer.peer)
+
+    def invite(self, k: int, by: PeerId = VILLAIN) -> bool:
+        return self.adds(Invite(k.to_bytes(16, "big"), bytes(32), "trainer", 1, 1e9), by)
+
+    def caught(self, names: int, by: PeerId = VILLAIN) -> Signed:
+        """Of itself: a liar may sign an answer of any length."""
+        crowd = tuple(PeerId(f"{k:052}") for k in range(names))
+        answer = self.sign(Answered(0, 0, 0, 0, digest(b"x"), 8, crowd), by)
+        return self.sign(Caught(answer), by)
+
+    def chosen(self) -> set[PeerId]:
+        return {signed.signer for signed in self.pool.chosen()}
+
+
+@pytest.fixture
+def stand() -> Stand:
+    return Stand()
+
+
+def test_a_report_that_would_fill_the_vertex_is_none(stand: Stand):
+    """One accusation of 300 kB, and no join or farewell would ever have been carried again."""
+    long = stand.caught(REPORT_BYTES_MAX // 50)
+    assert open_report(stand.pool.notary, long, {VILLAIN: VirtualSigner(VILLAIN).vote_key}) is None
+    assert stand.pool.add(long, 0.5) is None
+
+
+def test_short_reports_are_carried_before_long_ones(stand: Stand):
+    """Three accusations as long as they may be come first; the farewell behind them is carried all the same."""
+    for villain in (VILLAIN, peer_name(3), HONEST):
+        assert stand.pool.add(stand.caught(REPORT_BYTES_MAX // 60, villain), 0.5) is not None
+    assert sum(len(s.body) for s in stand.pool.pool.values()) > REPORTS_BYTES_MAX
+    assert stand.adds(Leave(0, "bye"), ME)
+    assert ME in stand.chosen()
+
+
+def test_a_flood_displaces_only_its_own_words(stand: Stand):
+    """The villain fills the pool; whoever says less than it still finds a place, and it finds no other."""
+    for k in range(REPORTS_PER_VERTEX_MAX):
+        assert stand.invite(k)
+    assert not stand.invite(REPORTS_PER_VERTEX_MAX)
+    assert stand.join("newcomer") and stand.adds(Leave(0, "bye"), HONEST)
+    assert len(stand.pool) == REPORTS_PER_VERTEX_MAX and {PeerId("newcomer"), HONEST} <= stand.chosen()
+
+
+def test_strangers_together_are_one_voice(stand: Stand):
+    """New identities are free: a pool full of joins still takes a member's word."""
+    for k in range(REPORTS_PER_VERTEX_MAX):
+        assert stand.join(f"stranger {k}")
+    assert not stand.join("one more")
+    assert stand.adds(Leave(0, "bye"), HONEST)
+
+
+@pytest.mark.parametrize("wrong", [{"ticket": b"t" * 1000}, {"key": b"k" * 1000}])
+def test_an_invitation_that_would_make_every_vertex_longer_is_refused(stand: Stand, wrong: dict):
+    """Tickets travel in every body until they expire."""
+    fields = {"ticket": b"t" * 16, "key": bytes(32), "role": "trainer", "uses": 1, "expires_s": 1e9} | wrong
+    pooled = stand.pool.add(stand.sign(Invite(**fields), VILLAIN), 0.5)
+    assert pooled is not None and pooled.wrong is not None
