@@ -10,8 +10,10 @@ from torch.nn import functional
 from atoll.learn.codec import codec_named
 from atoll.learn.data.images import Images
 from atoll.learn.data.text import Text
+from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.inner import AdamW, fresh_inner, inner_step
 from atoll.learn.layout import bind, flatten, layout_of, unflatten
+from atoll.learn.methods import data_parallel
 from atoll.learn.models import build_model, generate_text, loss_of, misfit, shape_of, spec_of, task_of
 from atoll.learn.models.llama import rotations, turned
 from atoll.learn.outer import Nesterov
@@ -158,6 +160,22 @@ def test_a_variance_that_a_codec_pushed_below_zero_counts_as_zero():
     model(torch.rand(4, 28, 28))
     model.bn1.running_var[0] = -1e-3
     assert bool(model.eval()(torch.rand(2, 28, 28)).isfinite().all())
+
+
+def test_gradients_are_gathered_and_statistics_averaged_side_by_side():
+    """Data parallelism of one worker: the buffers of the agreed model are the worker's own after its step."""
+    labels = np.arange(40, dtype=np.uint8) % 4
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3), np.uint8)
+    run = Experiment(
+        data_parallel("resnet18:w=4,c=4", rounds=2),
+        build_model("resnet18:w=4,c=4", 0),
+        *(Images(pixels, labels, pixels, labels), 1, 2, Trouble(), loss_of),
+    )
+    before, x_F = run.agreed().clone(), run.workers[0].x_F
+    run.step()
+    buffers = slice(run.layout.parameters, None)
+    assert not torch.equal(run.agreed()[buffers], before[buffers])
+    assert torch.allclose(run.agreed()[buffers], x_F[buffers]) and not torch.equal(run.agreed(), before)
 
 
 def test_small_images_stand_in_the_middle_of_a_black_frame():

@@ -61,14 +61,18 @@ def _gpt(n: Mapping[str, int]) -> Callable[[], nn.Module]:
 
 
 def _llama(n: Mapping[str, int]) -> Callable[[], nn.Module]:
+    return partial(Llama, llama_size(n))
+
+
+def llama_size(n: Mapping[str, int]) -> LlamaSize:
+    """The size that the numbers of a name stand for. ValueError if they do not fit each other."""
     n = {**n, "kv": n["kv"] or n["h"]}
     _divides(n, "h", "d")
     _divides(n, "kv", "h")
     if n["d"] // n["h"] % 2:
         raise ValueError(f"a head of {n['d'] // n['h']} cannot be turned in pairs; d / h must be even")
     hidden = n["f"] or -(-8 * n["d"] // 3 // 32) * 32  # as many values as a plain layer of 4 d, in multiples of 32
-    size = LlamaSize(n["d"], n["l"], n["h"], n["kv"], hidden, n["t"], n["v"], n["theta"], bool(n["tie"]))
-    return partial(Llama, size)
+    return LlamaSize(n["d"], n["l"], n["h"], n["kv"], hidden, n["t"], n["v"], n["theta"], bool(n["tie"]))
 
 
 def _resnet18(n: Mapping[str, int]) -> Callable[[], nn.Module]:
