@@ -3,7 +3,7 @@
 ResNet-18 (He et al. 2016) with the first layer they use for CIFAR: 3 x 3, no pooling. VGG-11 (Simonyan & Zisserman
 2015, A) with batch norm and one linear layer behind the pooling instead of three.
 Running statistics are float buffers: peers average them, so they describe everybody's data; counters take the
-maximum. What a coarse codec makes of a variance may fall below zero, which counts as zero.
+maximum. What a coarse codec makes of a variance may fall below zero, which counts as zero: better int8 or finer.
 """
 
 from __future__ import annotations
