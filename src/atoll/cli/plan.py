@@ -190,7 +190,7 @@ def _owned_s(one: Exchange, links: Links) -> float:
 
 
 def _overlap(recipe: Recipe) -> int:
-    """Steps that hide an exchange; eager hides it behind a whole round, and who arrives alone never waits."""
+    """Steps that hide an exchange; eager hides it behind a whole round."""
     if recipe.reducer.own == "fresh":
         return recipe.schedule.inner_steps
     return recipe.schedule.overlap
