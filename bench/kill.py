@@ -42,7 +42,7 @@ from systems.probe import Watch
 HANG_S = 60.0
 TRIALS, QUICK_TRIALS = 100, 8
 MEGABYTES, QUICK_MEGABYTES = 100.0, 20.0
-SPARES = 10  # times those killed per trial: started together, while nothing is timed
+SPARES = 3  # times those killed per trial: started together, while nothing is timed
 NEWS_TRIALS = 10  # between two lines of progress
 FOUNDED = {"atoll"}  # its ticket holds the founder's address alone: when rank 0 dies, nobody can take its place
 ANCHORED = {"torchft"}  # rank 0 holds what the group cannot lose, so it is never killed

@@ -10,7 +10,7 @@ import pytest
 from processes import atoll
 
 LIGHT = ["status", "peers", "invite", "export", "leave", "stop", "recover", "init", "plot", "simulate"]
-LIGHT += ["verify", "checkpoint"]
+LIGHT += ["verify", "checkpoint", "plan"]
 HEAVY_MODULES = ("torch", "numpy", "matplotlib")
 
 

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from processes import SMALL, Peer, answer_of, atoll, peers
+from safetensors.torch import load_file
 
 from atoll.cli.verify import check_blobs, verify
+from atoll.learn.models import build_model
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.vertex import Vertex
 
@@ -205,6 +207,26 @@ def test_an_agreed_state_is_exported_whole_or_not_at_all(folder: Path, tmp_path:
     blob.unlink()
     gone = atoll("checkpoint", "export", str(newest["round"]), tmp_path / "c.safetensors", folder)
     assert gone.returncode == 2 and "E-CHK-03" in gone.stderr
+
+
+def test_an_agreed_model_is_exported_as_a_folder_with_a_filled_in_card(folder: Path, tmp_path: Path):
+    """The tensors load into the model by name; the card names both peers and what the vertices say they gave."""
+    newest = answer_of("checkpoint", "list", folder)[-1]["round"]
+    gave = answer_of("verify", folder)["contributions"]
+    answer_of("checkpoint", "export", str(newest), tmp_path / "model", folder, "--hf")
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    model = build_model("gpt-nano", 1)
+    model.load_state_dict(load_file(tmp_path / "model" / "model.safetensors"))
+    card = (tmp_path / "model" / "README.md").read_text()
+    for one in gave.values():
+        assert f"| {one['name']} | {one['rounds']} | {one['steps']:,} | {one['samples']:,} |" in card
+    assert "trained together by 2 peers" in card and "data-parallel training would have sent" in card
+    again = atoll("checkpoint", "export", str(newest), tmp_path / "model", folder, "--hf")
+    assert again.returncode == 2 and "E-CHK-04" in again.stderr
 
 
 def test_blame_compares_what_peers_reported_and_says_what_it_cannot_tell(folder: Path):

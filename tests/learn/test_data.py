@@ -1,5 +1,6 @@
 import gzip
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from atoll.base.errors import PeerFault
 from atoll.learn.data import (
@@ -143,6 +145,77 @@ def test_mnist_is_read_from_npz_and_from_idx_alike(tmp_path: Path):
     assert sorted(found.tolist()) == sorted(labels.tolist()) and 0 <= float(pixels.min()) <= 1
     index = int((torch.from_numpy(images).float() / 255 - pixels[0]).abs().sum((1, 2)).argmin())
     assert int(found[0]) == labels[index]
+
+
+def pictures(folder: Path, *names: str, size: tuple[int, int] = (12, 10), mode: str = "L", shade: int = 40) -> None:
+    for number, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        colour = shade + number if mode == "L" else (shade + number, 0, 200)
+        Image.new(mode, size, colour).save(path)
+
+
+def test_a_folder_per_class_is_images(tmp_path: Path):
+    """Forty cats darker than forty dogs, grey and of one size: kept as they are, split by name, labels by class."""
+    pictures(tmp_path, *(f"cat/{i}.png" for i in range(40)))
+    pictures(tmp_path, *(f"dog/{i}.png" for i in range(40)), shade=140)
+    (tmp_path / "cat" / "README.md").write_text("not a picture")
+    data = load_data(str(tmp_path))
+    assert isinstance(data, Images) and data.train_images.shape[1:] == (10, 12)
+    assert len(data.train_labels) + len(data.validation_labels) == 80
+    assert set(data.train_labels) == set(data.validation_labels) == {0, 1}
+    for images, labels in (data[:2], data[2:]):
+        assert ((images[:, 0, 0] >= 140) == labels).all()
+    trained, held_out = (
+        {(int(i[0, 0]), int(n)) for i, n in zip(*side, strict=True)} for side in (data[:2], data[2:])
+    )
+    assert not trained & held_out, "no picture is on both sides"
+    again = data_from_blob(data_blob(data))
+    assert data_digest(again) == data_digest(data)
+
+
+def test_pictures_of_many_sizes_are_cut_to_one_and_colour_makes_all_colour(tmp_path: Path):
+    """A wide red photograph with blue ends: the middle square is all that is left of it."""
+    pictures(tmp_path, "train/a/1.png", "val/a/2.png", "train/b/1.png", "val/b/1.png", size=(50, 40))
+    wide = Image.new("RGB", (90, 30), (0, 0, 255))
+    wide.paste((255, 0, 0), (30, 0, 60, 30))
+    wide.save(tmp_path / "train/b/wide.jpg", quality=95)
+    data = load_data(str(tmp_path))
+    assert data.train_images.shape == (3, 32, 32, 3) and data.validation_images.shape == (2, 32, 32, 3)
+    assert data.train_labels.tolist() == [0, 1, 1] and data.validation_labels.tolist() == [0, 1]
+    red = data.train_images[2].astype(int)[4:28, 4:28]
+    assert red[..., 0].min() > 200 and red[..., 2].max() < 60
+    pixels, labels = batch(data, 0, 1, 0, 3, 0, seed=0)
+    assert pixels.shape == (3, 32, 32, 3) and sorted(labels.tolist()) == [0, 1, 1]
+
+
+def test_pictures_that_cannot_be_used_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pictures(tmp_path, "one/a/1.png", "two/a/1.png", "two/b/1.png", "tiny/a/1.png", "tiny/b/2.png", size=(4, 4))
+    (tmp_path / "two/b/2.jpg").write_bytes(b"no picture")
+    for name, words in (
+        ("one", "has 1 classes"),
+        ("two", r"2\.jpg cannot be read"),
+        ("tiny", "no picture is left"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load_data(str(tmp_path / name))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ValueError, match=r"pip install 'atoll\[images\]'"):
+        load_data(str(tmp_path / "two"))
+
+
+def test_a_text_folder_with_a_picture_in_it_is_still_text(tmp_path: Path):
+    pictures(tmp_path, "docs/img/logo.png")
+    for index in range(4):
+        (tmp_path / "docs" / f"{index}.md").write_text("words " * 2000)
+    assert isinstance(load_data(str(tmp_path)), Text)
+
+
+def test_cifar_as_npz_has_colours_and_labels_in_a_column(tmp_path: Path):
+    images, labels = np.zeros((6, 32, 32, 3), np.uint8), np.arange(6).reshape(6, 1)
+    np.savez(tmp_path / "c.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    data = load_data(str(tmp_path / "c.npz"))
+    assert data.train_images.shape == (6, 32, 32, 3) and data.train_labels.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_data_that_cannot_be_used_is_refused_in_words(tmp_path: Path):

@@ -12,12 +12,12 @@ from atoll.learn.layout import (
     named,
     unflatten,
 )
-from atoll.learn.models import MODELS, build_model
+from atoll.learn.models import MODELS, build_model, shape_of
 
 
 def test_every_built_in_model_survives_the_trip_through_one_vector():
-    """Flatten, overwrite with zeros, unflatten: the same outputs; the 100 M model is left out for time."""
-    for name in MODELS.keys() - {"gpt-10m", "gpt-30m", "gpt-100m"}:
+    """Flatten, overwrite with zeros, unflatten: the same outputs; large models are left out for time."""
+    for name in [name for name in MODELS if shape_of(name).floats < 2e6]:
         model = build_model(name, 1)
         layout = layout_of(model)
         flat, counters = flatten(model, layout)

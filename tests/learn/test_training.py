@@ -15,7 +15,7 @@ from atoll.learn.inner import (
 )
 from atoll.learn.layout import bind, layout_of
 from atoll.learn.merge import merge
-from atoll.learn.models import GPT_SIZES, build_model, generate_text, loss_of
+from atoll.learn.models import build_model, generate_text, loss_of, spec_of
 from atoll.learn.recipes import Recipe, demo_recipe, diloco
 
 
@@ -110,7 +110,7 @@ def test_text_is_the_prompt_and_so_many_bytes_more():
     model = build_model("gpt-nano", 0)
     text = generate_text(model, "def ", 40, seed=1)
     assert text.startswith("def ") and text == generate_text(model, "def ", 40, seed=1)
-    assert GPT_SIZES["gpt-nano"].seq_len < 44  # the window slid
+    assert spec_of("gpt-nano").seq_len < 44  # the window slid
 
 
 def test_merging_replaces_or_keeps_what_was_learned_meanwhile():

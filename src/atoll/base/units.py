@@ -16,6 +16,36 @@ def parse_duration_s(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+_RATE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMG]?)(bit|bps|B)(?:/s)?\s*$")
+_COUNT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kKMBT]?)\s*$")
+_THOUSANDS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+
+def parse_rate_bytes_s(text: str) -> float:
+    """'20Mbit', '1 Gbit/s', '2.5MB/s' -> bytes per second. Raises ValueError with the accepted forms."""
+    match = _RATE.match(text)
+    if match is None or not float(match[1]):
+        raise ValueError(f"{text!r} is not a rate; write for example 20Mbit, 1Gbit or 2.5MB (per second)")
+    return float(match[1]) * _THOUSANDS[match[2]] / (1 if match[3] == "B" else 8)
+
+
+def parse_count(text: str) -> int:
+    """'1B', '350M', '22k', '1000000' -> how many. Raises ValueError with the accepted forms."""
+    match = _COUNT.match(text)
+    if match is None or not float(match[1]):
+        raise ValueError(f"{text!r} is not a count; write for example 350M, 1B or 1.5B")
+    return round(float(match[1]) * _THOUSANDS[match[2]])
+
+
+def count_text(count: float) -> str:
+    """168_000 -> '168 k', as models are named."""
+    for unit in ("", " k", " M", " B"):
+        if abs(count) < 1000 or unit == " B":
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
 def bytes_text(count: float) -> str:
     """1536 -> '1.5 kB' (decimal units, as network links are sold)."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

@@ -2,7 +2,8 @@
 
 Reads a peer's folder as `atoll verify` does, without judging it, while the peer runs or after it ended. Says which
 states are still in the folder: a peer keeps the newest ones. `export` writes one of them elsewhere, whole and
-checked against the name that was agreed on, or not at all. Never changes the folder; never imports torch.
+checked against the name that was agreed on, or not at all. Never changes the folder; never imports torch, but for
+`export --hf`.
 """
 
 from __future__ import annotations
@@ -82,13 +83,19 @@ def show(
 @checkpoint.command
 def export(
     round: Annotated[int, Parameter(help="The round; -1 is genesis.")],
-    to: Annotated[Path, Parameter(help="The file to write; it must not exist yet. It is safetensors.")],
+    to: Annotated[
+        Path, Parameter(help="The file (safetensors) or, with --hf, the folder to write; it must not exist yet.")
+    ],
     run: Run = None,
     /,
     *,
+    hf: Annotated[
+        bool,
+        Parameter(negative="", help="A model folder as Hugging Face has it: tensors by name, config, model card."),
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Write the agreed state of a round to a file, if this folder still holds it, checked byte for byte."""
+    """Write the agreed state of a round, or its model, if this folder still holds it, checked byte for byte."""
     from atoll.cli.verify import blob_id_of
     from atoll.host.store import write_durably
 
@@ -117,12 +124,20 @@ def export(
             cause="this disk or a copy of this folder lost or changed bytes",
             fix=f"atoll verify {folder} --deep",
         )
-    write_durably(to, source.read_bytes())
-    size = to.stat().st_size
+    if hf:
+        from atoll.cli.hub import write_model_folder
+
+        with kept_in(folder) as kept:
+            files = write_model_folder(kept, folder, round, source.read_bytes(), to)
+        size = sum(file.stat().st_size for file in files)
+    else:
+        write_durably(to, source.read_bytes())
+        size = to.stat().st_size
     if json:
         say_json({"round": round, "state": state.hex(), "file": str(to), "size_bytes": size})
         return
-    say(f"  the state of round {round} ({state.hex()[:8]}, {bytes_text(size)}) is in {to}")
+    what = "model" if hf else "state"
+    say(f"  the {what} of round {round} ({state.hex()[:8]}, {bytes_text(size)}) is in {to}")
 
 
 def _state_path(folder: Path, kept: Kept, round: int) -> Path:

@@ -13,7 +13,7 @@ import cyclopts
 
 from atoll import __version__
 from atoll.base.errors import AtollError, RunFailedError, UsageError
-from atoll.cli import blame, checkpoint, demo, init, join, leave, plot, simulate, status, up, verify
+from atoll.cli import blame, checkpoint, demo, init, join, leave, plan, plot, simulate, status, up, verify
 from atoll.cli.say import say_trouble
 
 app = cyclopts.App(
@@ -27,7 +27,7 @@ for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers
     app.command(verb)
 for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate):
     app.command(verb)
-for verb in (verify.verify, checkpoint.checkpoint, blame.blame):
+for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
     app.command(verb)
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.limits import BULK_FRAME_MAX, MIB, PIECES_MAX
+from atoll.base.limits import BULK_FRAME_MAX, MIB, PEERS_MAX, PIECES_MAX
 from atoll.base.machine import Event, Fact, Received
 from atoll.host import driver
 from atoll.host.group_island import (
@@ -246,8 +246,9 @@ def found(
 
     async def opening() -> tuple[GroupHost, str]:
         founded, where = Founded(settings, STATE), Listening(listen, announce)
+        invitation = Invitation(uses=PEERS_MAX)  # members of a group come and go
         with _folder() as folder:
-            host, ticket = await found_run(folder, founded, name, where, Invitation(), GroupHost, durable=False)
+            host, ticket = await found_run(folder, founded, name, where, invitation, GroupHost, durable=False)
         host.start()
         return host, ticket.text
 

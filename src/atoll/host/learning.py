@@ -11,7 +11,7 @@ from atoll.base.limits import PARTS_MAX
 from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import data_blob, load_data
 from atoll.learn.layout import Layout, layout_of
-from atoll.learn.models import build_model
+from atoll.learn.models import build_model, misfit
 from atoll.learn.recipes import Recipe, swarm_problem
 from atoll.learn.state import initial_state, state_bytes, state_hash
 from atoll.node.settings import RunSettings
@@ -59,10 +59,13 @@ class Founded(msgspec.Struct, frozen=True):
 
 def built_in(recipe: Recipe, data: str) -> Beginning:
     """A model that Atoll knows by name. The first weights travel as a blob, never as a seed."""
+    loaded = load_data(data)
+    if problem := misfit(recipe.model, loaded):
+        raise UsageError("E-RUN-13", problem, fix="choose another model.name or data.source")
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, recipe.seed)
     layout = layout_of(model)
-    return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(load_data(data)))
+    return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(loaded))
 
 
 def found(beginning: Beginning, settings: RunSettings) -> Founded:

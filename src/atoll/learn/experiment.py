@@ -27,7 +27,7 @@ from atoll.learn.combine import gather
 from atoll.learn.data import Data, load_data, validation
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge
-from atoll.learn.models import build_model
+from atoll.learn.models import build_model, misfit
 from atoll.learn.models import loss_of as built_in_loss
 from atoll.learn.outer import Agreeing, Moment, fresh_outer, momentum_of, move
 from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting
@@ -109,11 +109,13 @@ def experiment(
         raise ValueError(f"this recipe needs at least {recipe.reducer.peers_min} peers, not {peers}")
     check_trouble(trouble or Trouble(), peers)
     recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
+    found = load_data(data or "stdlib") if isinstance(data, str) or data is None else data
     if isinstance(model, str) or model is None:
         name = model or recipe.model
+        if problem := misfit(name, found):
+            raise ValueError(problem)
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
-    found = load_data(data or "stdlib") if isinstance(data, str) or data is None else data
     run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss)
     return run.whole(evaluate_every, samples, progress)
 

@@ -16,7 +16,7 @@ from atoll.learn.codec import Known, check_name, codec_named
 from atoll.learn.inner import Accumulate, AdamW, Inner
 from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
-from atoll.learn.models import GPT_SIZES, MODELS
+from atoll.learn.models import spec_of
 from atoll.learn.outer import Agreeing, Delayed, Gossip, Nesterov, Outer, Sign
 from atoll.learn.reducer import Reducer
 from atoll.learn.schedule import Schedule, check_schedule
@@ -178,8 +178,6 @@ def recipe_for(
     reducer: Reducer | None = None,
 ) -> Recipe:
     """A checked recipe for a built-in model, its rates set to the length of its run."""
-    if model not in MODELS:  # better said here than in every trainer
-        raise ValueError(f"no built-in model is called {model!r}; there are {', '.join(MODELS)}")
     seq_len = fitting_seq_len(model, seq_len)
     recipe = Recipe(model, seed, batch, seq_len, inner, schedule, coding, outer, merge, reducer or Reducer())
     check_recipe(recipe)
@@ -188,10 +186,10 @@ def recipe_for(
 
 def fitting_seq_len(model: str, seq_len: int | None) -> int:
     """Tokens per sample: what was asked for if the model can read so many, else SEQ_LEN or what it can."""
-    longest = GPT_SIZES[model].seq_len if model in GPT_SIZES else SEQ_LEN
+    longest = spec_of(model).seq_len  # says so if there is no such model: better here than in every trainer
     if seq_len is None:
-        return min(SEQ_LEN, longest)
-    if model in GPT_SIZES and seq_len > longest:
+        return min(SEQ_LEN, longest or SEQ_LEN)
+    if longest and seq_len > longest:
         raise ValueError(f"{model} reads at most {longest} tokens at once, seq_len is {seq_len}")
     return seq_len
 

@@ -53,11 +53,13 @@ class Worker:
 
     def progress(self, inner: Inner, anchor_F: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """(from, to) whose difference is this worker's pseudo-gradient of lo … hi."""
+        base_F = anchor_F if self.base_F is None else self.base_F
         if isinstance(inner, Accumulate):
             gathered_P = self.inner.first_P[lo:hi].clone()
             self.inner.first_P[lo:hi] = 0
-            return gathered_P, torch.zeros_like(gathered_P)
-        base_F = anchor_F if self.base_F is None else self.base_F
+            buffers = slice(max(lo, self.layout.parameters), hi)  # they have no gradient: they moved by themselves
+            from_F = torch.cat([gathered_P, base_F[buffers]])
+            return from_F, torch.cat([torch.zeros_like(gathered_P), self.x_F[buffers]])
         return base_F[lo:hi], self.x_F[lo:hi]
 
     def begin_again(self, anchor_F: Tensor) -> None:

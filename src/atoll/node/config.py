@@ -174,11 +174,15 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.beat": "Heartbeat period. Shorter notices silence sooner and costs more messages.",
     "model.name": (
         "A built-in model. Text: gpt-nano (22 k parameters), gpt-tiny (168 k), gpt-small (1 M), gpt-10m, "
-        "gpt-30m, gpt-100m. Images: cnn-mnist (100 k)."
+        "gpt-30m, gpt-100m, llama-tiny, llama-10m, llama-100m. Images: cnn-mnist (100 k), resnet18-mnist and "
+        'resnet18-cifar (11 M), vgg11-mnist and vgg11-cifar (9 M). Or any size: "gpt:d=64,l=3,h=4,t=64" (width, '
+        'layers, heads, tokens read at once; v=256), "llama:d=64,l=3,h=4,kv=2,t=64" (also f, theta, tie), '
+        '"resnet18:c=10,i=3,w=64" (classes, channels, first width), "vgg11:…" alike.'
     ),
     "data.source": (
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
-        "text, tokens (.npy, .bin of uint16), MNIST as .npz or as a folder of idx files."
+        "text, tokens (.npy, .bin of uint16), MNIST as .npz or as a folder of idx files, "
+        "images (PNG, JPEG) in one folder per class."
     ),
     "train.recipe": (
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '

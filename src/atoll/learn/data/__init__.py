@@ -22,6 +22,7 @@ from atoll.base.ids import Digest
 from atoll.keys.digest import blob_id, manifest_of
 from atoll.learn.data.images import Images, image_samples, images_problem, load_images
 from atoll.learn.data.order import places
+from atoll.learn.data.pictures import holds_pictures, load_pictures
 from atoll.learn.data.text import Text, load_text, standard_library, text_problem, text_samples, windows_at
 from atoll.learn.tensorfile import dump, load
 
@@ -30,7 +31,8 @@ STDLIB = "stdlib"
 
 
 def load_data(source: str) -> Data:
-    """`stdlib`, a blob written by `data_blob`, a text file or folder, `.npy`/`.bin` tokens, MNIST npz or idx."""
+    """`stdlib`, a blob written by `data_blob`, a text file or folder, `.npy`/`.bin` tokens, images as npz or
+    idx, or pictures in a folder per class."""
     if source == STDLIB:
         return standard_library()
     path = Path(source).expanduser()
@@ -40,6 +42,8 @@ def load_data(source: str) -> Data:
         return data_from_blob(path.read_bytes())
     if path.suffix == ".npz" or "idx3" in path.name or any(path.glob("*idx3*")):
         return load_images(path)
+    if path.is_dir() and holds_pictures(path):
+        return load_pictures(path)
     return load_text(path)
 
 
@@ -76,8 +80,8 @@ def data_digest(data: Data) -> Digest:
 def batch(
     data: Data, shard: int, shards: int, cursor: int, size: int, seq_len: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Samples cursor … cursor + size of one shard: (inputs, targets), text (B, T) and (B, T), images (B, 28, 28)
-    and (B,). The next cursor is cursor + size."""
+    """Samples cursor … cursor + size of one shard: (inputs, targets), text (B, T) and (B, T), images (B, H, W)
+    or (B, H, W, 3) and (B,). The next cursor is cursor + size."""
     assert 0 <= shard < shards and cursor >= 0
     positions_B = (cursor + np.arange(size, dtype=np.int64)) * shards + shard
     match data:

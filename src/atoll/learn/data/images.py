@@ -1,4 +1,7 @@
-"""Labelled grey images: MNIST and its relatives, as one npz file or a folder of idx files."""
+"""Labelled images, grey or in colour: as one npz file (MNIST, CIFAR) or a folder of idx files.
+
+Pictures in folders are read by `pictures`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SIDE = 28  # pixels
+SIDE_MIN, SIDE_MAX = 8, 512  # pixels; a blob of larger ones is a mistake or an attack on memory
+CLASSES_MAX = 256  # labels are bytes
 IDX_NAMES = {
     "train_images": "train-images*idx3*",
     "train_labels": "train-labels*idx1*",
@@ -26,7 +30,7 @@ NPZ_NAMES = {
 
 
 class Images(NamedTuple):
-    train_images: np.ndarray  # uint8 (N, 28, 28)
+    train_images: np.ndarray  # uint8 (N, H, W), or (N, H, W, 3) in colour
     train_labels: np.ndarray  # uint8 (N,)
     validation_images: np.ndarray
     validation_labels: np.ndarray
@@ -40,6 +44,8 @@ def load_images(path: Path) -> Images:
             if missing:
                 raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
             found = {field: arrays[name] for field, name in NPZ_NAMES.items()}
+        for field in ("train_labels", "validation_labels"):
+            found[field] = found[field].reshape(-1)  # CIFAR has them in a column
     else:
         folder = path if path.is_dir() else path.parent
         found = {field: _idx(folder, pattern) for field, pattern in IDX_NAMES.items()}
@@ -52,15 +58,19 @@ def load_images(path: Path) -> Images:
 def images_problem(data: Images) -> str:
     """What keeps these arrays from being labelled images; an empty string if nothing does."""
     for images, labels in (data[:2], data[2:]):
-        if images.shape[1:] != (SIDE, SIDE) or labels.shape != images.shape[:1] or len(labels) == 0:
+        sides, colours = images.shape[1:3], images.shape[3:]
+        drawn = len(sides) == 2 and all(SIDE_MIN <= side <= SIDE_MAX for side in sides) and colours in ((), (3,))
+        if not drawn or labels.shape != images.shape[:1] or len(labels) == 0:
             return f"images of shape {images.shape} with labels of shape {labels.shape}"
         if images.dtype != np.uint8 or labels.dtype != np.uint8:
             return f"images are {images.dtype} and labels {labels.dtype}; both must be bytes"
+    if data.train_images.shape[1:] != data.validation_images.shape[1:]:
+        return f"training images of shape {data.train_images.shape}, validation {data.validation_images.shape}"
     return ""
 
 
 def image_samples(images: np.ndarray, labels: np.ndarray, index_B: np.ndarray) -> tuple[Tensor, Tensor]:
-    """(images in 0…1 (B, 28, 28), labels (B,))."""
+    """(images in 0…1 (B, H, W) or (B, H, W, 3), labels (B,))."""
     pixels = torch.from_numpy(images[index_B]).to(torch.float32) / 255
     return pixels, torch.from_numpy(labels[index_B].astype(np.int64))
 

@@ -6,43 +6,55 @@ weights are therefore a blob in genesis, and the seed matters to its creator alo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
-from atoll.learn.models.cnn import SmallCNN
-from atoll.learn.models.gpt import GPT, GPTSize, generate
+from atoll.learn.data import Data
+from atoll.learn.data.text import Text
+from atoll.learn.layout import Layout, layout_of
+from atoll.learn.models.gpt import GPT
+from atoll.learn.models.llama import Llama
+from atoll.learn.models.names import BYTES, MODELS, Task, spec_of
 
-BYTES = 256
-
-GPT_SIZES = {
-    "gpt-nano": GPTSize(width=32, layers=1, heads=2, seq_len=32),  # 22 k parameters, for tests
-    "gpt-tiny": GPTSize(width=64, layers=3, heads=4, seq_len=64),  # 168 k, the demo: a round takes seconds
-    "gpt-small": GPTSize(width=128, layers=5, heads=4, seq_len=128),  # 1.0 M, a laptop
-    "gpt-10m": GPTSize(width=320, layers=8, heads=5, seq_len=256),  # 10 M
-    "gpt-30m": GPTSize(width=512, layers=10, heads=8, seq_len=256),  # 32 M, one small GPU
-    "gpt-100m": GPTSize(width=768, layers=14, heads=12, seq_len=512),  # 100 M
-}
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    **{name: (lambda size=size: GPT(size, BYTES)) for name, size in GPT_SIZES.items()},
-    "cnn-mnist": SmallCNN,  # 100 k
-}
-Task = Literal["text", "images"]
+LOOKED_AT = 2**20  # tokens of a file that may be larger than memory
 
 
 def build_model(name: str, seed: int) -> nn.Module:
     """A freshly initialised model; torch's global generator is left as it was found."""
-    if name not in MODELS:
-        raise ValueError(f"no built-in model is called {name!r}; there are {', '.join(MODELS)}")
+    spec = spec_of(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name]()
+        return spec.build()
+
+
+def shape_of(name: str) -> Layout:
+    """The layout of a model without its numbers: no memory, whatever its size."""
+    with torch.device("meta"):
+        return layout_of(spec_of(name).build())
 
 
 def task_of(name: str) -> Task:
-    return "text" if name in GPT_SIZES else "images"
+    return spec_of(name).task
+
+
+def misfit(name: str, data: Data) -> str:
+    """Why this model cannot learn from this data, and what can; empty if it can."""
+    spec = spec_of(name)
+    if isinstance(data, Text) != (spec.task == "text"):
+        theirs = "text" if isinstance(data, Text) else "images"
+        return f"{name} learns from {spec.task}, the data is {theirs}"
+    if isinstance(data, Text):
+        largest = max(int(tokens[:LOOKED_AT].max(initial=0)) for tokens in data)
+        fits = largest < spec.numbers["v"]
+        return "" if fits else f"{name} knows {spec.numbers['v']} tokens, the data has token {largest}; set v="
+    pixels, channels = data.train_images.shape[1:3], (*data.train_images.shape, 1)[3]
+    classes = 1 + int(max(data.train_labels.max(), data.validation_labels.max()))
+    if spec.family == "cnn" and (pixels != (28, 28) or channels != 1):
+        return f"{name} reads grey images of 28 x 28; these are {pixels[0]} x {pixels[1]} with {channels} channels"
+    if channels != spec.numbers.get("i", 1):
+        return f"{name} reads images of {spec.numbers['i']} channels, the data has {channels}; set i={channels}"
+    knows = spec.numbers.get("c", 10)
+    return "" if classes <= knows else f"{name} knows {knows} classes, the data has {classes}; set c={classes}"
 
 
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -54,6 +66,25 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def generate_text(model: nn.Module, prompt: str, n: int, seed: int) -> str:
     """`prompt` continued by `n` bytes, drawn with a generator of its own."""
-    assert isinstance(model, GPT), "only the GPT models write text"
-    written = generate(model, prompt.encode(), n, seed)
-    return written.decode(errors="replace")
+    if not isinstance(model, GPT | Llama):
+        raise ValueError("only models of text write text")
+    vocabulary = model.vocabulary if isinstance(model, GPT) else model.size.vocabulary
+    if vocabulary != BYTES:
+        raise ValueError(f"this model writes one of {vocabulary} tokens, not bytes: there is no text to show")
+    return generate(model, model.size.seq_len, prompt.encode(), n, seed).decode(errors="replace")
+
+
+@torch.no_grad()
+def generate(model: nn.Module, seq_len: int, prompt: bytes, n: int, seed: int, temperature: float = 0.8) -> bytes:
+    """`prompt` and `n` more bytes. An empty prompt starts from a newline."""
+    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    text = list(prompt) or [10]
+    for _ in range(n):
+        window_1T = torch.tensor([text[-seq_len:]], device=device)
+        scores_V = model(window_1T)[0, -1].float().cpu() / temperature
+        text.append(int(torch.multinomial(scores_V.softmax(0), 1, generator=generator)))
+    return bytes(text)
+
+
+__all__ = ["MODELS", "build_model", "generate_text", "loss_of", "misfit", "shape_of", "spec_of", "task_of"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -60,16 +59,3 @@ class GPT(nn.Module):
         for block in self.blocks:
             h_BTD = block(h_BTD)
         return functional.linear(functional.rms_norm(h_BTD, (self.size.width,)), self.token.weight)
-
-
-@torch.no_grad()
-def generate(model: GPT, prompt: bytes, n: int, seed: int, temperature: float = 0.8) -> bytes:
-    """`prompt` and `n` more bytes. An empty prompt starts from a newline."""
-    generator = torch.Generator().manual_seed(seed)
-    device = model.token.weight.device
-    text = list(prompt) or [10]
-    for _ in range(n):
-        window_1T = torch.tensor([text[-model.size.seq_len :]], device=device)
-        scores_V = model(window_1T)[0, -1].float().cpu() / temperature
-        text.append(int(torch.multinomial(scores_V.softmax(0), 1, generator=generator)))
-    return bytes(text)

@@ -1,0 +1,106 @@
+"""`atoll checkpoint export --hf`: an agreed state as a model folder, with a card filled in from the run's history.
+
+Reads what `checkpoint` reads, unjudged (`atoll verify` judges). The folder appears whole or not at all.
+Loads torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.base.errors import PeerFault, RunFailedError
+
+if TYPE_CHECKING:
+    from atoll.host.learning import Learning
+    from atoll.learn.export import Story
+    from atoll.node.verify import Kept
+
+
+def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
+    """The files written. RunFailedError if this run or this state is none that this version can read."""
+    from atoll.cli.checkpoint import read_vertex
+    from atoll.host.learning import decode_learning
+    from atoll.host.store import write_durably
+    from atoll.learn.export import hugging_face_files
+    from atoll.learn.state import state_from_bytes
+    from atoll.node.settings import decode_settings
+
+    try:
+        settings = decode_settings(read_vertex(kept, folder, -1)[1].settings)
+        learning = decode_learning(settings)
+        agreed = state_from_bytes(state, learning.layout)
+    except PeerFault as fault:
+        raise RunFailedError(
+            "E-CHK-06",
+            f"this run has no model to export: {fault.what}",
+            cause="a group that only reduces, or a run of another version",
+            fix="leave out --hf to have the state as it is",
+        ) from None
+    files = hugging_face_files(agreed, learning.layout, _story(kept, folder, round, settings.name, learning))
+    aside = to.with_name(to.name + ".partial")
+    aside.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        write_durably(aside / name, data)
+    aside.rename(to)
+    return [to / name for name in files]
+
+
+def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -> Story:
+    from atoll.cli.checkpoint import read_vertex
+    from atoll.learn.export import Contributor, Story
+    from atoll.wire.codec import decode_statement, vertex_id
+    from atoll.wire.messages.statements import Commit
+
+    shares: dict[str, Contributor] = {}
+    names: dict[str, str] = {}
+    losses: list[float] = []
+    for number in [-1, *(r for r in kept.rounds if r <= round)]:
+        vertex, body = read_vertex(kept, folder, number)
+        names |= {member.peer: member.name for member in body.members if member.name}
+        losses += [body.metrics.loss] if body.commits else []
+        for signed in body.commits:
+            commit = decode_statement(signed.body, signed.signer)
+            if isinstance(commit, Commit):
+                before = shares.get(signed.signer, Contributor("", 0, 0, 0))
+                steps, samples = before.steps + commit.steps, before.samples + commit.samples
+                shares[signed.signer] = Contributor("", before.rounds + 1, steps, samples)
+    given = [share._replace(name=names.get(peer) or peer) for peer, share in shares.items()]
+    recipe = learning.recipe
+    sent, alone = _bytes_until(folder / "facts.jsonl", round)
+    return Story(
+        run=run,
+        round=round,
+        vertex=vertex_id(vertex.body).hex(),
+        state=body.state.hex(),
+        genesis=vertex_id(read_vertex(kept, folder, -1)[0].body).hex(),
+        model=recipe.model,
+        data=Path(learning.data).name,
+        inner_steps=recipe.schedule.inner_steps,
+        codecs=(recipe.coding.up, recipe.coding.down),
+        trained=body.trained,
+        contributors=tuple(sorted(given, key=lambda c: (-c.samples, c.name))),
+        loss_first=losses[0] if losses else None,
+        loss_last=losses[-1] if losses else None,
+        sent_bytes=sent,
+        data_parallel_bytes=alone,
+    )
+
+
+def _bytes_until(record: Path, round: int) -> tuple[int | None, int | None]:
+    """(sent by this peer, what it would have sent data-parallel) up to a round, as its record says."""
+    import msgspec
+
+    from atoll.host.record import Progress
+
+    if not record.exists():
+        return None, None
+    progress = Progress()
+    for line in record.open("rb"):
+        try:
+            entry = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue  # torn by a power cut
+        if entry.get("round", -2) <= round:
+            progress.see(entry)
+    return (progress.bytes_out, progress.bytes_data_parallel) if progress.trained else (None, None)

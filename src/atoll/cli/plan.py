@@ -1,0 +1,269 @@
+"""`atoll plan`: what every recipe would cost on your links, before there is a run. Arithmetic; nothing is measured.
+
+Bytes come from the functions that count them in experiments (`learn/forecast`), the time of rounds with owners
+from the planner of real rounds (`policy/topology.predict`, a butterfly). Left out: codec work, agreement (some
+latencies per round), lost packets, slow peers. So times are a little low, and meant for comparing.
+Loads torch, since codecs know their own sizes and live with tensors; help does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from atoll.base.errors import UsageError
+from atoll.base.limits import FULL_MESH_MAX
+from atoll.base.units import (
+    bytes_text,
+    count_text,
+    parse_count,
+    parse_duration_s,
+    parse_rate_bytes_s,
+    seconds_text,
+)
+from atoll.cli.say import AsJson, say, say_json
+
+if TYPE_CHECKING:
+    from atoll.learn.forecast import Exchange
+    from atoll.learn.layout import Layout
+    from atoll.learn.recipes import Recipe
+
+DEVICE_FLOPS = 1e13
+"""Operations per second where nobody says how fast a step is: what a consumer GPU sustains, give or take three
+times. A step is 6 of them per parameter and token (Kaplan et al. 2020, section 2.1)."""
+STEP_TOKENS = 32_768  # of one peer, where only a number of parameters is given
+STEPS_TRIED = 500  # per round: the most that a run of others was published with (DiLoCo, OpenDiLoCo)
+
+
+@dataclass(frozen=True)
+class Links:
+    """One kind of link for every peer."""
+
+    peers: int
+    up_bytes_s: float
+    down_bytes_s: float
+    latency_s: float
+
+
+def plan(
+    *,
+    model: Annotated[str, Parameter(help="A built-in model, or how many parameters: 350M, 1B.")],
+    peers: Annotated[int, Parameter(help=f"Members, 2 to {FULL_MESH_MAX}.")],
+    uplink: Annotated[str, Parameter(help="What one peer can send: 20Mbit, 2.5MB (per second).")],
+    downlink: Annotated[str, Parameter(help="What one peer can receive. Default: as much.")] = "",
+    latency: Annotated[str, Parameter(help="One way between two peers. Default: 50ms.")] = "50ms",
+    step_seconds: Annotated[float | None, Parameter(help="One training step of one peer.")] = None,
+    tokens_per_s: Annotated[float | None, Parameter(help="Or: what one peer trains on per second.")] = None,
+    tokens_per_step: Annotated[
+        int | None,
+        Parameter(help=f"Of one peer. Default: batch 4 of a built-in model, else {STEP_TOKENS:,}."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Estimate time and bytes per round of every recipe on your links, and recommend one."""
+    links = _links(peers, uplink, downlink, latency)
+    layout, step_tokens = _model(model, tokens_per_step)
+    step_s, assumed = _step(layout, step_tokens, step_seconds, tokens_per_s)
+    told = planned(layout, links, step_s, step_tokens)
+    told = {"model": model, "parameters": layout.parameters, **told, "step_assumed": assumed}
+    if json:
+        say_json(told)
+    else:
+        _say(told)
+
+
+def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> dict[str, Any]:
+    """Every recipe on these links, those that real runs can do first, and the recommendation."""
+    from atoll.learn.methods import METHODS
+    from atoll.learn.recipes import diloco, swarm_problem
+
+    recipes = {name: make() for name, make in METHODS.items()}
+    rows = [_row(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
+    rows.sort(key=lambda row: bool(row["not_yet"]))
+    choices = {name: ("", recipe) for name, recipe in recipes.items() if not swarm_problem(recipe)}
+    choices["diloco, 2 bits up"] = ("2bit", diloco(up="2bit"))
+    return {
+        "peers": links.peers,
+        "uplink_bytes_s": links.up_bytes_s,
+        "downlink_bytes_s": links.down_bytes_s,
+        "latency_s": links.latency_s,
+        "step_s": step_s,
+        "step_tokens": step_tokens,
+        "recipes": rows,
+        "recommended": _recommended(choices, layout, links, step_s),
+    }
+
+
+def _row(
+    name: str, recipe: Recipe, layout: Layout, links: Links, step_s: float, step_tokens: int
+) -> dict[str, Any]:
+    from atoll.learn.forecast import forecast
+    from atoll.learn.recipes import swarm_problem
+    from atoll.policy.pace import pace
+
+    row: dict[str, Any] = {"recipe": name, "not_yet": swarm_problem(recipe)}
+    try:
+        cost = forecast(recipe, layout, links.peers)
+    except ValueError as why:
+        return row | {"not_yet": str(why), "round_s": None}
+    steps, overlap = recipe.schedule.inner_steps, _overlap(recipe)
+    exchanges_s = _exchanges_s(recipe, cost.exchanges, links)
+    waiting = pace(exchanges_s, steps, step_s)
+    overlapped = pace(exchanges_s, steps, step_s, overlap) if overlap else None
+    return row | {
+        "steps": steps,
+        "round_s": (overlapped or waiting).round_s,
+        "exchange_s": sum(exchanges_s),
+        "utilisation_waiting": waiting.utilisation,
+        "utilisation_overlapped": overlapped.utilisation if overlapped else None,
+        "up_bytes": cost.up_bytes,
+        "down_bytes": cost.down_bytes,
+        "up_bytes_per_token": cost.up_bytes / (steps * step_tokens),
+        "down_bytes_per_token": cost.down_bytes / (steps * step_tokens),
+        "up_ratio": cost.up_ratio,
+        "down_ratio": cost.down_ratio,
+    }
+
+
+def _recommended(
+    choices: dict[str, tuple[str, Recipe]], layout: Layout, links: Links, step_s: float
+) -> dict[str, Any]:
+    """Of what real runs can do: whatever keeps peers training with the fewest steps per round.
+
+    Loss falls behind synchronous training as rounds get longer; eight bits or two cost it next to nothing
+    (bench/RESULTS.md, "convergence"). Between equals the first one, with the finer codec.
+    """
+    from atoll.learn.forecast import forecast
+    from atoll.policy.pace import ENOUGH, pace, steps_for
+
+    found = []
+    for name, (up, recipe) in choices.items():
+        exchanges_s = _exchanges_s(recipe, forecast(recipe, layout, links.peers).exchanges, links)
+        steps = max(recipe.schedule.inner_steps, steps_for(ENOUGH, exchanges_s, step_s))
+        found.append((steps, name.partition(",")[0], up, exchanges_s))
+    steps, name, up, exchanges_s = min(found, key=lambda one: (one[0], one[1] != "diloco"))
+    share = pace(exchanges_s, steps, step_s).utilisation
+    settings = {"train.recipe": name, "train.inner_steps": steps} | ({"sync.up": up} if up else {})
+    needs = ", ".join(f"{n} {u} {s}".replace("  ", " ") for s, n, u, _ in sorted(found)[:4])
+    reason = (
+        f"an exchange takes {seconds_text(sum(exchanges_s))}, so {steps} steps per round keep peers training "
+        f"{share:.0%} of the time, and longer rounds cost loss (steps needed: {needs})"
+    )
+    if steps > STEPS_TRIED:
+        reason += (
+            f". Rounds of more than {STEPS_TRIED} steps are untried: expect a worse loss, or find faster links"
+        )
+    return {"settings": settings, "utilisation": share, "reason": reason, "steps_tried": steps <= STEPS_TRIED}
+
+
+def _exchanges_s(recipe: Recipe, exchanges: tuple[Exchange, ...], links: Links) -> list[float]:
+    """What each takes, spread over the rounds if it is not made in every one."""
+    from atoll.policy.pace import simple_exchange_s
+
+    hops = 2 if recipe.reducer.group == "one" else 1
+    rates = links.up_bytes_s, links.down_bytes_s
+    return [
+        (
+            _owned_s(one, links)
+            if one.answer_bytes and recipe.reducer.group == "all"
+            else simple_exchange_s(one.sent_bytes, one.heard_bytes, *rates, hops, links.latency_s)
+        )
+        / one.every
+        for one in exchanges
+    ]
+
+
+def _owned_s(one: Exchange, links: Links) -> float:
+    """Rows to the owners of parts, answers back: as the planner of real rounds predicts it."""
+    from atoll.base.ids import PeerId
+    from atoll.policy.topology import Links as Agreed
+    from atoll.policy.topology import predict
+    from atoll.protocol.reduce.topology import butterfly
+
+    names = tuple(PeerId(f"{peer:04}") for peer in range(links.peers))
+    latencies = [[links.latency_s] * links.peers] * links.peers
+    agreed = Agreed(names, latencies, [links.up_bytes_s] * links.peers, [links.down_bytes_s] * links.peers)
+    up_ratio, down_ratio = one.row_bytes / one.dense_bytes, one.answer_bytes / one.dense_bytes
+    return predict(butterfly(names, b"planner"), one.dense_bytes, agreed, up_ratio, down_ratio).seconds
+
+
+def _overlap(recipe: Recipe) -> int:
+    """Steps that hide an exchange; eager hides it behind a whole round."""
+    if recipe.reducer.own == "fresh":
+        return recipe.schedule.inner_steps
+    return recipe.schedule.overlap
+
+
+# ---- what was asked --------------------------------------------------------------------------------------------
+
+
+def _links(peers: int, uplink: str, downlink: str, latency: str) -> Links:
+    if not 2 <= peers <= FULL_MESH_MAX:
+        raise UsageError("E-PLAN-01", f"--peers {peers}: 2 to {FULL_MESH_MAX} can be planned", fix="--peers 8")
+    try:
+        up = parse_rate_bytes_s(uplink)
+        return Links(peers, up, parse_rate_bytes_s(downlink) if downlink else up, parse_duration_s(latency))
+    except ValueError as why:
+        raise UsageError("E-PLAN-02", str(why), fix="--uplink 20Mbit --latency 50ms") from None
+
+
+def _model(name: str, step_tokens: int | None) -> tuple[Layout, int]:
+    from atoll.learn.forecast import layout_of_size
+    from atoll.learn.methods import METHODS
+    from atoll.learn.models import MODELS, shape_of
+
+    if step_tokens is not None and step_tokens < 1:
+        raise UsageError("E-PLAN-03", f"--tokens-per-step {step_tokens} is no step", fix="leave it out")
+    try:
+        if name in MODELS or ":" in name:
+            recipe = METHODS["diloco"](name)
+            return shape_of(name), step_tokens or recipe.batch * recipe.seq_len
+        return layout_of_size(parse_count(name)), step_tokens or STEP_TOKENS
+    except ValueError as why:
+        raise UsageError("E-PLAN-04", f"--model {name}: {why}", fix="--model 1B, or --model gpt-small") from None
+
+
+def _step(layout: Layout, tokens: int, step_s: float | None, tokens_per_s: float | None) -> tuple[float, str]:
+    """(seconds per step, what was assumed about it)."""
+    if step_s is not None and tokens_per_s is not None:
+        raise UsageError("E-PLAN-05", "--step-seconds and --tokens-per-s say the same", fix="give one of them")
+    given = step_s if step_s is not None else tokens_per_s
+    if given is None:
+        step_s = 6.0 * layout.parameters * tokens / DEVICE_FLOPS
+        return step_s, f"a device of {DEVICE_FLOPS / 1e12:.0f} TFLOP/s; --tokens-per-s says how fast yours is"
+    if not 0 < given < float("inf"):
+        raise UsageError("E-PLAN-05", f"a speed of {given:g} trains nothing", fix="--tokens-per-s 3000")
+    return (step_s, "") if step_s is not None else (tokens / given, "")
+
+
+# ---- words -----------------------------------------------------------------------------------------------------
+
+
+def _say(told: dict[str, Any]) -> None:
+    rates = f"{bytes_text(told['uplink_bytes_s'])}/s up, {bytes_text(told['downlink_bytes_s'])}/s down"
+    say(f"{count_text(told['parameters'])} parameters, {told['peers']} peers, {rates}")
+    assumed = f" (assumed: {told['step_assumed']})" if told["step_assumed"] else ""
+    say(f"a step: {told['step_tokens']:,} tokens, {seconds_text(told['step_s'])}{assumed}")
+    say()
+    say(f"  {'recipe':<18}{'steps':>6}{'round':>14}{'trains':>8}{'overlapped':>12}{'up':>10}{'down':>10}"
+        f"{'up/token':>11}{'of data parallel, up/down':>28}")  # fmt: skip
+    for row in told["recipes"]:
+        mark = " " if row["not_yet"] else "*"
+        if row["round_s"] is None:
+            say(f"{mark} {row['recipe']:<18}{row['not_yet']}")
+            continue
+        overlapped, up, down = row["utilisation_overlapped"], row["up_ratio"], row["down_ratio"]
+        say(
+            f"{mark} {row['recipe']:<18}{row['steps']:>6}{seconds_text(row['round_s']):>14}"
+            f"{row['utilisation_waiting']:>8.1%}{'-' if overlapped is None else f'{overlapped:.1%}':>12}"
+            f"{bytes_text(row['up_bytes']):>10}{bytes_text(row['down_bytes']):>10}"
+            f"{bytes_text(row['up_bytes_per_token']):>11}{f'1/{up:,.0f}, 1/{down:,.0f}':>28}"
+        )
+    say()
+    say("* real runs can do it; the others run in one process so far (atoll.experiment)")
+    best = told["recommended"]
+    written = ", ".join(f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in best["settings"].items())
+    say(f"recommended: {written}")
+    say(f"  {best['reason']}")

@@ -1,0 +1,174 @@
+"""An agreed model as a folder that other programs open: the layout of Hugging Face model repositories.
+
+    model.safetensors   tensors by name
+    config.json         what the model is; `transformers` reads it as a Llama where it is one
+    README.md           the model card: who gave what, rounds, bytes, loss
+
+Tied tensors stand there once. Says nothing that the history does not say; never needs `transformers`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from atoll.base.units import bytes_text, count_text
+from atoll.learn.layout import Layout
+from atoll.learn.models import spec_of
+from atoll.learn.models.llama import NORM_EPS
+from atoll.learn.models.names import BYTES, Spec, llama_size
+from atoll.learn.state import SharedState, export_model
+
+
+class Contributor(NamedTuple):
+    name: str
+    rounds: int
+    steps: int
+    samples: int
+
+
+class Story(NamedTuple):
+    """What the card tells. None: the folder that was read does not say."""
+
+    run: str
+    round: int
+    vertex: str  # hex, as the next two
+    state: str
+    genesis: str
+    model: str  # a built-in name, or "attached"
+    data: str
+    inner_steps: int
+    codecs: tuple[str, str]
+    trained: int  # rounds
+    contributors: tuple[Contributor, ...] = ()
+    loss_first: float | None = None
+    loss_last: float | None = None
+    sent_bytes: int | None = None  # by the peer in whose folder this was read
+    data_parallel_bytes: int | None = None  # what it would have sent
+
+
+def hugging_face_files(state: SharedState, layout: Layout, story: Story) -> dict[str, bytes]:
+    """File name -> bytes."""
+    spec = spec_of(story.model) if story.model != "attached" else None
+    config = json.dumps(_config(spec, story.model), indent=2) + "\n"
+    card = _card(spec, layout, story)
+    return {
+        "model.safetensors": export_model(state, layout),
+        "config.json": config.encode(),
+        "README.md": card.encode(),
+    }
+
+
+def _config(spec: Spec | None, name: str) -> dict[str, Any]:
+    if spec is None or spec.family != "llama":
+        numbers = dict(spec.numbers) if spec is not None else {}
+        return {"model_type": "atoll", "atoll_model": name, **({"atoll_numbers": numbers} if numbers else {})}
+    size = llama_size(spec.numbers)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "atoll_model": name,
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.width,
+        "intermediate_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.groups,
+        "head_dim": size.width // size.heads,
+        "max_position_embeddings": size.seq_len,
+        "hidden_act": "silu",
+        "rms_norm_eps": NORM_EPS,
+        "rope_theta": float(size.theta),  # transformers 4
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(size.theta)},  # transformers 5
+        "tie_word_embeddings": size.tied,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "dtype": "float32",
+        "torch_dtype": "float32",
+    }
+
+
+def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
+    llama, text = spec is not None and spec.family == "llama", spec is not None and spec.task == "text"
+    lines = [
+        "---",
+        *(["library_name: transformers"] if llama else []),
+        "tags:",
+        "- atoll",
+        "- distributed-training",
+    ]
+    lines += [*(["pipeline_tag: text-generation"] if llama else []), "---", "", f"# {_one_line(story.run)}", ""]
+    lines += [
+        f"`{story.model}`, {count_text(layout.parameters)} parameters, trained together by "
+        f"{_many(len(story.contributors), 'peer')} with Atoll, on {_one_line(story.data)}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| training rounds | {story.trained}, of at most {story.inner_steps} steps per peer |",
+        f"| samples | {sum(c.samples for c in story.contributors):,} |",
+    ]
+    if story.loss_first is not None and story.loss_last is not None:
+        unit = "token" if text else "sample"
+        lines.append(
+            f"| training loss | {story.loss_first:.4f} in the first round, {story.loss_last:.4f} in the last, "
+            f"nats per {unit} |"
+        )
+    lines.append(f"| updates travelled as | {story.codecs[0]}, answers as {story.codecs[1]} |")
+    if story.sent_bytes is not None and story.data_parallel_bytes is not None:
+        lines.append(
+            f"| bytes sent by one peer | {bytes_text(story.sent_bytes)}; data-parallel training would have sent "
+            f"{bytes_text(story.data_parallel_bytes)} |"
+        )
+    lines += ["", "## Contributors", ""]
+    if story.contributors:
+        lines += ["| peer | rounds | steps | samples |", "|---|---|---|---|"]
+        lines += [f"| {_one_line(c.name)} | {c.rounds} | {c.steps:,} | {c.samples:,} |" for c in story.contributors]
+    else:
+        lines.append("Nobody yet: these are the first weights.")
+    lines += [
+        "",
+        "Losses, steps and samples are as contributors signed them.",
+        "",
+        "## Use",
+        "",
+        *_use(spec, story),
+    ]
+    lines += [
+        *("", "## Provenance", ""),
+        f"Round {story.round} of the run with genesis `{story.genesis}`: vertex `{story.vertex}`, state "
+        f"`{story.state}`. Whoever holds the run's history can check it: `atoll verify`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _use(spec: Spec | None, story: Story) -> list[str]:
+    if spec is None:
+        return [
+            "The tensors are those of its members' own PyTorch model, by name: `load_state_dict(strict=False)`."
+        ]
+    lines = ["```python"]
+    if spec.family == "llama":
+        lines += ["from transformers import LlamaForCausalLM", "", 'model = LlamaForCausalLM.from_pretrained(".")']
+    else:
+        lines += [
+            *("from safetensors.torch import load_file", "from atoll.learn.models import build_model", ""),
+            f'model = build_model("{story.model}", seed=0)',
+            'model.load_state_dict(load_file("model.safetensors"))',
+        ]
+    lines.append("```")
+    if spec.numbers.get("v") == BYTES:
+        lines += ["", 'Tokens are bytes, there is no tokenizer: `torch.tensor([list("text".encode())])`.']
+    if spec.family != "llama":
+        lines += ["", "`transformers` does not know this architecture."]
+    return lines
+
+
+def _one_line(text: str) -> str:
+    """Members choose their own names: none may break out of its place in the card."""
+    return "".join(c if c.isprintable() and c not in "|`<>[]" else " " for c in text).strip() or "unnamed"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

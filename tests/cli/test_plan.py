@@ -1,0 +1,72 @@
+"""`atoll plan`, in this process: what it says, and that its numbers hang together."""
+
+import json
+
+import pytest
+
+from atoll.base.errors import UsageError
+from atoll.cli.plan import plan
+from atoll.learn.recipes import diloco
+
+
+def told(capsys: pytest.CaptureFixture[str], model: str = "1B", peers: int = 8, uplink: str = "20Mbit", **more):
+    plan(model=model, peers=peers, uplink=uplink, json=True, **more)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_billion_parameters_over_home_links(capsys: pytest.CaptureFixture[str]):
+    """int8 both ways at 20 Mbit/s: seven eighths of a gigabyte, twice, at 2.5 MB/s; a little more for scales."""
+    answer = told(capsys, tokens_per_s=3000)
+    rows = {row["recipe"]: row for row in answer["recipes"]}
+    assert 1.75e9 < rows["diloco"]["up_bytes"] < 1.8e9
+    assert rows["diloco"]["exchange_s"] == pytest.approx(rows["diloco"]["up_bytes"] / 2.5e6, rel=0.02)
+    assert rows["data_parallel"]["up_ratio"] == pytest.approx(1)
+    assert rows["streaming"]["utilisation_overlapped"] > rows["streaming"]["utilisation_waiting"]
+    assert rows["diloco"]["utilisation_overlapped"] is None, "real rounds do not overlap"
+
+
+def test_what_real_runs_can_do_stands_first_and_only_that_is_recommended(capsys: pytest.CaptureFixture[str]):
+    answer = told(capsys)
+    marks = [bool(row["not_yet"]) for row in answer["recipes"]]
+    assert marks == sorted(marks) and marks.count(False) >= 3
+    real = {row["recipe"] for row in answer["recipes"] if not row["not_yet"]}
+    assert answer["recommended"]["settings"]["train.recipe"] in real
+
+
+def test_the_recommended_rounds_are_as_short_as_the_links_allow(capsys: pytest.CaptureFixture[str]):
+    """Fast links keep the recipe's own rhythm; slow ones ask for longer rounds, until nine tenths are training."""
+    fast = told(capsys, uplink="100Gbit")["recommended"]
+    assert fast["settings"] == {"train.recipe": "diloco", "train.inner_steps": diloco().schedule.inner_steps}
+    slow = told(capsys, uplink="20Mbit")["recommended"]
+    assert slow["settings"]["train.inner_steps"] > 100 and slow["settings"]["sync.up"] == "2bit"
+    assert slow["utilisation"] == pytest.approx(0.9, abs=0.01)
+    assert "untried" in told(capsys, uplink="1Mbit")["recommended"]["reason"]
+
+
+def test_words_for_people(capsys: pytest.CaptureFixture[str]):
+    plan(model="gpt:d=64,l=3,h=4,t=64", peers=4, uplink="20Mbit", step_seconds=0.013)
+    text = capsys.readouterr().out
+    assert text.startswith("168 k parameters, 4 peers, 2.5 MB/s up") and "* diloco" in text
+    assert "recommended: train.recipe" in text and "assumed" not in text
+
+
+def test_a_recipe_that_does_not_fit_is_said_so(capsys: pytest.CaptureFixture[str]):
+    rows = {row["recipe"]: row for row in told(capsys, peers=2)["recipes"]}
+    assert "at least 3 peers" in rows["cooperative"]["not_yet"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"model": "big"}, "E-PLAN-04"),
+        ({"model": "gpt:d=64"}, "E-PLAN-04"),
+        ({"uplink": "fast"}, "E-PLAN-02"),
+        ({"peers": 1}, "E-PLAN-01"),
+        ({"step_seconds": 1.0, "tokens_per_s": 5.0}, "E-PLAN-05"),
+        ({"step_seconds": 0.0}, "E-PLAN-05"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_words(asked, code):
+    with pytest.raises(UsageError) as why:
+        plan(**{"model": "1B", "peers": 8, "uplink": "20Mbit"} | asked)
+    assert why.value.code == code
