@@ -30,6 +30,7 @@ from atoll.host.record import Progress
 
 PEERS_MAX = 16  # trainers share this computer's cores; more only wait for each other
 LEAVE_S = 8.0  # for a farewell; then the child is killed
+KILLED_S = 3.0  # for what was killed to be gone
 START_S = 120.0  # for the first word of a child on a busy computer
 QUIET_S = 240.0  # without any fact from anybody the demo has failed
 LINE_MAX = 2**20  # bytes of one fact
@@ -340,7 +341,12 @@ class Demo:
         for child in here:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
-        await asyncio.gather(*waits, *self.tasks, return_exceptions=True)
+        ends = [*waits, *self.tasks]
+        if ends:
+            _, silent = await asyncio.wait(ends, timeout=KILLED_S)
+            for task in silent:  # somebody still holds a child's stdout: nothing that it says matters now
+                task.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
         for child in here:
             child.gone = child.gone or "left"
 
