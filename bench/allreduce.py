@@ -20,23 +20,18 @@ headers and encryption included. Several `--peers` and `--megabytes` (comma betw
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import math
 import os
-import platform
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import torch
+from form import asking, congestion, report, versions
 from systems import BENCH, CODECS, OPTIONAL, OWN_PYTHON, PINS, probe
 from systems.crew import Crew, CrewError
 
@@ -235,24 +230,15 @@ def note(line: str) -> None:
 
 
 def surroundings() -> dict[str, Any]:
-    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     return {
         "cores": os.cpu_count(),
         "load_1min": round(os.getloadavg()[0], 2),
-        "net.ipv4.tcp_congestion_control": congestion.read_text().strip() if congestion.exists() else "unknown",
+        "net.ipv4.tcp_congestion_control": congestion(),
     }
 
 
-def versions() -> dict[str, str]:
-    found = {
-        "atoll": version("atoll"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "kernel": platform.release(),
-    }
-    for system, pin in OPTIONAL.items():
-        found[system] = pin.partition("==")[2]
-    return found
+def all_versions() -> dict[str, str]:
+    return versions("torch") | {system: pin.partition("==")[2] for system, pin in OPTIONAL.items()}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -284,15 +270,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = asking(__doc__, "at most 90 s on two cores")
     asked.add_argument("--peers", default="4", help="comma between several")
     asked.add_argument("--megabytes", help=f"10^6 bytes of fp32; {MEGABYTES}, with --quick {QUICK_MEGABYTES}")
     asked.add_argument("--codec", default="fp32", help="atoll's, and those of them that others have")
     asked.add_argument("--topology", default="butterfly", help="atoll's")
     asked.add_argument("--against", default="gloo,hivemind,torchft")
     asked.add_argument("--repeat", type=int, help=f"{REPEAT}, with --quick {QUICK_REPEAT}")
-    asked.add_argument("--quick", action="store_true", help="at most 90 s on two cores")
-    asked.add_argument("--json", action="store_true", help="one object instead of a table")
     asked.add_argument("--setup", action="store_true", help=f"install {', '.join(PINS)} for this bench only")
     options = asked.parse_args()
     if options.setup:
@@ -315,7 +299,7 @@ def main() -> None:
             found += [row.figures(median.get("gloo"), median.get("tcp")) for row in rows]
     if options.json:
         settings = {"repeat": repeat, "network": network} | surroundings()
-        print(json.dumps({"bench": "allreduce", "settings": settings, "rows": found, "versions": versions()}))
+        print(report("allreduce", settings, found, all_versions()))
         return
     print(table(found))
 

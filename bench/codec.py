@@ -13,16 +13,13 @@ all values, `max` of the worst. fp32 only looks at what it encodes and copies wh
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import NamedTuple
 
 import torch
+from form import asking, report, versions
 from torch import Tensor
 
 from atoll.keys.digest import Buffer
@@ -118,11 +115,9 @@ def accumulate(codec: Codec, wire: Buffer, sum_N: Tensor) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--codec", help="only these, comma between several")
-    arguments.add_argument("--quick", action="store_true", help="less data, fewer rounds")
-    arguments.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    asked = arguments.parse_args()
+    parser = asking(__doc__, "less data, fewer rounds")
+    parser.add_argument("--codec", help="only these, comma between several")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     values = QUICK_VALUES if asked.quick else VALUES
     patience = Patience(QUICK_ROUNDS, QUICK_SECONDS) if asked.quick else Patience(ROUNDS, SECONDS)
@@ -137,10 +132,8 @@ def main() -> None:
             "quick": asked.quick,
         }
         settings |= {"capability": torch.backends.cpu.get_cpu_capability(), "bars": BARS}
-        versions = {"python": platform.python_version()}
         compiler = ("numba",) if native.load() else ()
-        versions |= {name: version(name) for name in ("torch", "numpy", "cramjam", *compiler)}
-        print(json.dumps({"bench": "codec", "settings": settings, "figures": figures, "versions": versions}))
+        print(report("codec", settings, figures, versions("torch", "numpy", "cramjam", *compiler)))
         return
     columns = ("codec", "engine", "data", "encode GB/s", "decode GB/s", "accumulate GB/s")
     columns += ("bytes per value", "rms error", "max error")

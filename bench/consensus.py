@@ -11,25 +11,24 @@ the decision, `virtual_s` when the last one does, both since it was proposed; me
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import json
-import platform
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib.metadata import version
+
+from form import asking, report, versions
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Event, Fact, Message, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest
 from atoll.policy.plan import quorum
-from atoll.protocol.consensus import agreement, raft, snow
+from atoll.protocol.consensus import agreement, snow
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.raft import Raft
+from atoll.protocol.consensus.raft_words import Committed
 from atoll.protocol.consensus.snow import Snow
 from atoll.sim.signatures import RealKeys
 from atoll.wire.codec import encode
@@ -159,7 +158,7 @@ def by_raft(members: int, seed: int) -> Cost:
     machines = {p: Raft(p, names, b"%d" % seed, election_s=60.0, heartbeat_s=10.0) for p in names}
 
     def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
-        return None if isinstance(fact, raft.Committed) else []
+        return None if isinstance(fact, Committed) else []
 
     network = Network(names, random.Random(seed), lambda name, event, now: machines[name].handle(event, now), fact)
     for name in names:
@@ -212,32 +211,24 @@ def row(engine: str, members: int, networks: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and networks; seconds")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    sizes, networks = (QUICK_MEMBERS, QUICK_NETWORKS) if args.quick else (MEMBERS, NETWORKS)
+    asked = asking(__doc__, "fewer sizes and networks; seconds").parse_args()
+    sizes, networks = (QUICK_MEMBERS, QUICK_NETWORKS) if asked.quick else (MEMBERS, NETWORKS)
     wanted = [(engine, members, networks) for engine in ("agreement", "raft") for members in sizes]
-    for members in QUICK_SNOW_MEMBERS if args.quick else SNOW_MEMBERS:
+    for members in QUICK_SNOW_MEMBERS if asked.quick else SNOW_MEMBERS:
         wanted.append(("snow", members, 1 if members >= 1000 else networks))
     rows: list[dict[str, object]] = []
     for engine, members, repeats in wanted:
         rows.append(row(engine, members, repeats))
-        if not args.json:
+        if not asked.json:
             r = rows[-1]
             print(
                 f"{engine:<10} {members:>5} members  first {r['first_s']:>7} s  all {r['virtual_s']:>7} s  "
                 f"{r['messages']:>9,} messages  {r['bytes']:>12,} bytes  ({r['wall_s']} s to compute)",
                 flush=True,
             )
-    if args.json:
-        result = {
-            "bench": "consensus",
-            "settings": {"latency_s": LATENCY_S, "body_bytes": len(BODY), "members": sizes, "networks": networks},
-            "figures": {"rows": rows},
-            "versions": {"atoll": version("atoll"), "python": platform.python_version()},
-        }
-        print(json.dumps(result))
+    if asked.json:
+        settings = {"latency_s": LATENCY_S, "body_bytes": len(BODY), "members": sizes, "networks": networks}
+        print(report("consensus", settings, {"rows": rows}, versions()))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import platform
 import statistics
 import sys
 import time
@@ -24,8 +23,8 @@ from pathlib import Path
 
 import msgspec
 import torch
+from form import asking, report, versions
 
-import atoll
 from atoll.learn.data import Data, data_digest, load_data
 from atoll.learn.experiment import Outcome, Round, Trouble, experiment
 from atoll.learn.methods import METHODS
@@ -128,7 +127,7 @@ def _ratio(ratio: float | None) -> float | None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = asking(__doc__, f"{QUICK_STEPS} steps", json="one object instead of lines")
     parser.add_argument("--recipe", default="auto" if "auto" in METHODS else "streaming", choices=sorted(METHODS))
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=1500)
@@ -143,26 +142,13 @@ def main() -> None:
     parser.add_argument("--data", default="stdlib", metavar="FILE")
     parser.add_argument("--baselines", default="", metavar="FILE")
     parser.add_argument("--alone", action="store_true", help="without the baseline")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps")
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if asked.quick:
         asked.steps = QUICK_STEPS
     figures = measured(asked)
-    report = {
-        "bench": "convergence",
-        "settings": {
-            "model": "gpt-tiny",
-            "data": asked.data,
-            "seed": asked.seed,
-            "lost": asked.lost,
-            "late": asked.late,
-        },
-        "figures": figures,
-        "versions": {"atoll": atoll.__version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
     if asked.json:
-        print(json.dumps(report))
+        told = {name: getattr(asked, name) for name in ("data", "seed", "lost", "late")}
+        print(report("convergence", {"model": "gpt-tiny"} | told, figures, versions("torch")))
         return
     for name, figure in figures.items():
         print(f"{name:24}{figure}")

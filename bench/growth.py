@@ -8,18 +8,13 @@ training losses over the last rounds.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import random
 import statistics
 import tempfile
 from pathlib import Path
 
-import torch
+from form import asking, report, versions
 from real_swarm import Swarm
-
-import atoll
 
 LAST = 4  # rounds whose losses are averaged
 
@@ -54,11 +49,9 @@ def growing(settings: list[str], rounds: int, seed: int, base: Path) -> tuple[di
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--json", action="store_true")
-    asked.add_argument("--quick", action="store_true", help="shorter rounds")
-    asked.add_argument("--seed", type=int, default=0, help="of who is killed")
-    options = asked.parse_args()
+    parser = asking(__doc__, "shorter rounds", json="one object instead of lines")
+    parser.add_argument("--seed", type=int, default=0, help="of who is killed")
+    options = parser.parse_args()
     rounds, steps = (16, 20) if options.quick else (24, 40)
     settings = [f"run.rounds={4 * rounds}", f"train.inner_steps={steps}", "sync.up=2bit"]
     with tempfile.TemporaryDirectory() as folder:
@@ -75,14 +68,9 @@ def main() -> None:
         "rounds": shared[-1],
         "counted_per_round": counted,
     }
-    report = {
-        "bench": "growth",
-        "settings": {"inner_steps": steps, "model": "gpt-tiny", "seed": options.seed},
-        "figures": figures,
-        "versions": {"atoll": atoll.__version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
     if options.json:
-        print(json.dumps(report))
+        told = {"inner_steps": steps, "model": "gpt-tiny", "seed": options.seed}
+        print(report("growth", told, figures, versions("torch")))
         return
     print(f"counted per round: {counted}")
     print(f"loss {ours:.4f} beside {theirs:.4f} undisturbed: {figures['gap_percent']:+.2f} %")

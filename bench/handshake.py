@@ -8,17 +8,17 @@ keys every time and both identity signatures made and checked. Sealing is one di
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import version
+
+from form import asking, report, versions
 
 from atoll.keys import noise
 from atoll.keys.identity import Identity
-from atoll.keys.noise import Handshake, Role
+from atoll.keys.noise import Handshake
+from atoll.keys.noise_pattern import HYBRID, Role
 from atoll.keys.seal import TAG_BYTES, Aead, Opener, Seal
 
 REPETITIONS = 5  # the median is reported, so that one noisy neighbour does not decide
@@ -84,28 +84,20 @@ def measure(cpu_s: float) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the time, for a first impression")
-    arguments = parser.parse_args()
+    arguments = asking(__doc__, "a tenth of the time, for a first impression").parse_args()
     cpu_s = 0.1 if arguments.quick else 1.0
     settings = {
-        "suite": noise.HYBRID.name.decode(),
+        "suite": HYBRID.name.decode(),
         "counted": "CPU seconds of both sides together, one process, one core",
         "cpu_s_per_span": cpu_s,
         "spans": REPETITIONS,
     }
-    versions = {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cryptography": version("cryptography"),
-    }
+    ours = versions("cryptography") | {"machine": platform.machine()}
     figures = measure(cpu_s)
     if arguments.json:
-        report = {"bench": "handshake", "settings": settings, "figures": figures, "versions": versions}
-        print(json.dumps(report))
+        print(report("handshake", settings, figures, ours))
         return
-    for name, value in (settings | versions | figures).items():
+    for name, value in (settings | ours | figures).items():
         print(f"{name:44} {value}")
 
 

@@ -10,11 +10,9 @@ of the chunks are stored and starts it again. The four are interleaved, medians 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
-import platform
 import shutil
 import signal
 import statistics
@@ -22,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import SUPPRESS
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from form import asking, lines, report, versions
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import BLOB_CHUNK, MIB
@@ -291,31 +291,21 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one object instead of lines")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SIZE // MIB} MiB instead of {SIZE // MIB}")
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--join", nargs="+", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.serve:
-        asyncio.run(serve(Path(args.serve[0]), args.serve[1]))
+    parser = asking(__doc__, f"{QUICK_SIZE // MIB} MiB instead of {SIZE // MIB}")
+    parser.add_argument("--serve", nargs=2, help=SUPPRESS)
+    parser.add_argument("--join", nargs="+", help=SUPPRESS)
+    asked = parser.parse_args()
+    if asked.serve:
+        asyncio.run(serve(Path(asked.serve[0]), asked.serve[1]))
         return
-    if args.join:
-        folder, blob, push, *addresses = args.join
+    if asked.join:
+        folder, blob, push, *addresses = asked.join
         asyncio.run(join(Path(folder), blob, addresses, int(push)))
         return
-    size, repeats = (QUICK_SIZE, QUICK_REPEATS) if args.quick else (SIZE, REPEATS)
-    result = {
-        "bench": "join",
-        "settings": {"blob_bytes": size, "sources": SOURCES, "repeats": repeats, "cores": os.cpu_count()},
-        "figures": measure(size, repeats),
-        "versions": {"atoll": version("atoll"), "python": platform.python_version(), "kernel": platform.release()},
-    }
-    if args.json:
-        print(json.dumps(result))
-        return
-    for name, value in result["figures"].items():
-        print(f"{name:28}{value:>10}")
+    size, repeats = (QUICK_SIZE, QUICK_REPEATS) if asked.quick else (SIZE, REPEATS)
+    figures = measure(size, repeats)
+    settings = {"blob_bytes": size, "sources": SOURCES, "repeats": repeats, "cores": os.cpu_count()}
+    print(report("join", settings, figures, versions()) if asked.json else lines(figures))
 
 
 if __name__ == "__main__":

@@ -20,21 +20,20 @@ so what survivors report is compared with what the numbers say.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
 from operator import and_, itemgetter, or_
 from typing import Any
 
-from allreduce import LEAD_S, MB, available, enter_own_network, note, surroundings, versions
+from allreduce import LEAD_S, MB, all_versions, available, enter_own_network, note, surroundings
+from form import asking, report
 from systems import Task, patterns
 from systems.crew import START_S, CrewError, Process, Silence, start
 from systems.probe import Watch
@@ -265,7 +264,7 @@ def figures(trials: list[Trial]) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = asking(__doc__, "about a minute on two cores", json="one object, with every trial, instead of a table")
     asked.add_argument("--system", default="atoll", choices=["atoll", "torchft", "hivemind"])
     asked.add_argument("--peers", type=int, default=4)
     asked.add_argument("--megabytes", type=float, help=f"{MEGABYTES:g}, with --quick {QUICK_MEGABYTES:g}")
@@ -274,8 +273,6 @@ def main() -> None:
     asked.add_argument("--codec", default="fp32")
     asked.add_argument("--topology", default="butterfly")
     asked.add_argument("--seed", type=int, default=4012, help="of who is killed when")
-    asked.add_argument("--quick", action="store_true", help="about a minute on two cores")
-    asked.add_argument("--json", action="store_true", help="one object, with every trial, instead of a table")
     options = asked.parse_args()
     trials = options.trials or (QUICK_TRIALS if options.quick else TRIALS)
     megabytes = options.megabytes or (QUICK_MEGABYTES if options.quick else MEGABYTES)
@@ -310,8 +307,7 @@ def main() -> None:
         "network": network,
     }
     if options.json:
-        report = {"bench": "kill", "settings": settings | surroundings(), "figures": figures(done)}
-        print(json.dumps(report | {"trials": [asdict(each) for each in done], "versions": versions()}))
+        print(report("kill", settings | surroundings(), figures(done), all_versions(), trials=done))
         return
     for name, figure in figures(done).items():
         print(f"{name:22}{figure}")

@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from form import congestion
 
 HOSTS_MAX = 250  # the last byte of an address
 MTU_BYTES = 9000  # a jumbo frame: 1 400 packets/s at 100 Mbit/s
@@ -563,10 +564,6 @@ def check() -> list[Checked]:
         counted = lab.counted()
         rows.append(Checked("packets lost", "%", 5, 100 * counted.lost / counted.packets))
     return rows
-
-
-def congestion() -> str:
-    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
 
 
 def main() -> None:

@@ -15,10 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from lab import Lab
 
 PATIENCE_S = 120.0  # for any one thing to happen on a busy computer
 
@@ -46,8 +50,9 @@ class Peer:
 class Swarm:
     """Peers by index; every fact heard so far in `facts`, oldest first."""
 
-    def __init__(self, base: Path, settings: list[str]) -> None:
-        self.base, self.settings = base, settings
+    def __init__(self, base: Path, settings: list[str], lab: Lab | None = None) -> None:
+        """In a lab every peer runs at the host of its index."""
+        self.base, self.settings, self.lab = base, settings, lab
         self.news: queue.Queue[Fact] = queue.Queue()
         self.facts: list[Fact] = []
         self.peers: dict[int, Peer] = {}
@@ -119,7 +124,11 @@ class Swarm:
             self._bury(self.peers[index])
         folder = self.base / f"peer-{index}"
         command = [sys.executable, "-m", "atoll", *words, "--facts", "--threads", "1", "--name", folder.name]
-        process = subprocess.Popen(
+        start = subprocess.Popen
+        if self.lab is not None:
+            command += ["--listen", f"/ip4/{self.lab.address(index)}/tcp/0"]
+            start = partial(self.lab.run, index)
+        process = start(
             [*command, "--dir", str(folder)],
             stdout=subprocess.PIPE,
             stdin=subprocess.PIPE,

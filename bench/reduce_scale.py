@@ -10,9 +10,6 @@ figures depend on the seed alone, CPU seconds on the computer.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import resource
 import sys
 import time
@@ -20,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
+from form import asking, report, versions
 
 from atoll.base.ids import PeerId
 from atoll.policy.topology import Links, predict
@@ -114,11 +111,9 @@ def deaths(name: str, count: int, seed: int, spread_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = asking(__doc__, "at most 100 peers, deaths among 200")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dying", type=int, default=1000, help="peers of the reduces in which some die")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="at most 100 peers, deaths among 200")
     options = parser.parse_args()
     sizes = [n for n in SIZES if n <= (100 if options.quick else 5000)]
     rows = [row(name, n, options.seed) for n in sizes for name in TOPOLOGIES if n <= LARGEST.get(name, 5000)]
@@ -132,9 +127,8 @@ def main() -> None:
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     figures = {"rows": rows, "deaths": games, "peak_mib": mib}
     settings = {"seed": options.seed, "knobs": asdict(ReductionKnobs())}
-    versions = {"python": platform.python_version(), "msgspec": msgspec.__version__}
     if options.json:
-        print(json.dumps({"bench": "reduce_scale", "settings": settings, "figures": figures, "versions": versions}))
+        print(report("reduce_scale", settings, figures, versions("msgspec")))
         return
     print(f"seed {options.seed}, {mib:.0f} MiB, {ReductionKnobs()}")
     print("nobody dies (planned figures in brackets):")

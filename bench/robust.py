@@ -10,12 +10,9 @@ Without byzfl the comparison is skipped and says so; to have it, apart from the 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
-import json
 import os
-import platform
 import sys
 import time
 import types
@@ -27,6 +24,7 @@ from statistics import median
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
+from form import asking, report, versions
 from torch import Tensor
 
 from atoll.learn.aggregate import aggregate
@@ -120,9 +118,7 @@ def measured(name: str, rows: Tensor, rounds: int, classes: dict[str, Callable] 
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="d = 200 000, three rounds")
-    arguments.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    arguments = asking(__doc__, "d = 200 000, three rounds")
     arguments.add_argument("--threads", type=int, default=2, help="of torch, for both; our engines use one")
     arguments.add_argument("--rounds", type=int, help="instead of 7, or 3 with --quick")
     asked = arguments.parse_args()
@@ -146,8 +142,7 @@ def main() -> None:
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     if asked.json:
         settings = {"n": N, "f": F, "d": size, "rounds": rounds, "threads": asked.threads, "quick": asked.quick}
-        versions = {"python": platform.python_version(), "torch": version("torch"), "byzfl": classes and BYZFL}
-        print(json.dumps({"bench": "robust", "settings": settings, "figures": figures, "versions": versions}))
+        print(report("robust", settings, figures, versions("torch") | {"byzfl": classes and BYZFL}))
 
 
 if __name__ == "__main__":

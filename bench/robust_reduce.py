@@ -11,14 +11,11 @@ charge is arithmetic, which is what `combine` is for.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import time
-from importlib.metadata import version
 from statistics import median
 
 import torch
+from form import asking, report, versions
 from msgspec.structs import replace
 
 from atoll.learn.codec import CODECS
@@ -80,8 +77,7 @@ def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed:
     return swarm.world.network.bytes / rounds, swarm.world.now / rounds, voting
 
 
-def measure(quick: bool) -> dict:
-    values, repeats, rounds = (QUICK_VALUES, 3, 6) if quick else (VALUES, 7, 20)
+def measure(values: int, repeats: int, rounds: int) -> dict[str, list[dict[str, object]]]:
     combined = [figure for members in SIZES for figure in combine_figures(members, values, repeats)]
     played = []
     for peers in (4, 7):
@@ -99,34 +95,24 @@ def measure(quick: bool) -> dict:
                     "voting_at_the_end": voting,
                 }
             )
-    return {
-        "bench": "robust_reduce",
-        "settings": {
-            "quick": quick,
-            "values": values,
-            "rounds": rounds,
-            "update_bytes": UPDATE_BYTES,
-            "codec": "int8",
-        },
-        "figures": {"combine": combined, "rounds": played},
-        "versions": {"python": platform.python_version(), "torch": version("torch")},
-    }
+    return {"combine": combined, "rounds": played}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = asking(__doc__, "fewer values and rounds", json="one object instead of lines").parse_args()
     torch.set_num_threads(1)
-    result = measure(options.quick)
+    values, repeats, rounds = (QUICK_VALUES, 3, 6) if options.quick else (VALUES, 7, 20)
+    figures = measure(values, repeats, rounds)
     if options.json:
-        print(json.dumps(result))
+        sizes = {"values": values, "rounds": rounds, "update_bytes": UPDATE_BYTES}
+        print(
+            report("robust_reduce", {"quick": options.quick, **sizes, "codec": "int8"}, figures, versions("torch"))
+        )
         return
-    for f in result["figures"]["combine"]:
+    for f in figures["combine"]:
         who = f"{f['members']:>3} members, {f['liars']} liars  {f['statistic']:<13}"
         print(f"{who} {f['cpu_s_per_million']:.4f} s per million values  x{f['time_ratio']}")
-    for f in result["figures"]["rounds"]:
+    for f in figures["rounds"]:
         costs = f"bytes x{f['bytes_ratio']}  time x{f['time_ratio']}"
         print(f"{f['peers']:>3} peers  {f['case']:<16} {costs}  {f['voting_at_the_end']} vote at the end")
 

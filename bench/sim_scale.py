@@ -9,15 +9,12 @@ that only makes this faster leaves it as it is.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import resource
 import sys
 import time
 from typing import Any
 
-import msgspec
+from form import asking, report, versions
 
 from atoll.base.limits import COMMITTEE_MAX, PARTS_MAX
 from atoll.policy.plan import quorum
@@ -67,12 +64,10 @@ def row(peers: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = asking(__doc__, "16 peers, 5 rounds, a short table")
     parser.add_argument("--peers", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="16 peers, 5 rounds, a short table")
     options = parser.parse_args()
     if options.quick:
         options.peers, options.rounds = 16, 5
@@ -80,11 +75,11 @@ def main() -> None:
     figures = run(options.peers, options.rounds, options.seed)
     figures["rows"] = [row(n, options.seed) for n in sizes]
     settings = {"peers": options.peers, "rounds": options.rounds, "seed": options.seed, "update_mb": 1.0}
-    versions = {"python": platform.python_version(), "msgspec": msgspec.__version__}
+    ours = versions("msgspec")
     if options.json:
-        print(json.dumps({"bench": "sim_scale", "settings": settings, "figures": figures, "versions": versions}))
+        print(report("sim_scale", settings, figures, ours))
         return
-    print(f"{options.peers} peers x {options.rounds} rounds, seed {options.seed}, python {versions['python']}")
+    print(f"{options.peers} peers x {options.rounds} rounds, seed {options.seed}, python {ours['python']}")
     print(
         f"  {figures['wall_s']:.1f} s wall, {figures['cpu_s']:.1f} s CPU, {figures['peak_mib']:.0f} MiB, "
         f"{figures['events']} events, {figures['virtual_s']:.0f} s virtual"

@@ -8,18 +8,13 @@ is set beside the median of undisturbed rounds of the same run.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-import torch
+from form import asking, report, versions
 from real_swarm import Swarm
-
-import atoll
 
 PEERS = 4
 
@@ -70,10 +65,7 @@ def trouble(settings: list[str], kind: str, base: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--json", action="store_true")
-    asked.add_argument("--quick", action="store_true", help="shorter rounds")
-    options = asked.parse_args()
+    options = asking(__doc__, "shorter rounds", json="one object instead of lines").parse_args()
     steps = 20 if options.quick else 40
     settings = ["run.rounds=0", f"run.start_peers={PEERS}", f"train.inner_steps={steps}", "sync.up=2bit"]
     figures: dict[str, float] = {}
@@ -84,14 +76,9 @@ def main() -> None:
         figures[f"{kind}_undisturbed_s"] = round(found["undisturbed_s"], 3)
         if kind == "trainer":
             figures["trainer_rounds_missed"] = found["rounds_missed"]
-    report = {
-        "bench": "survive",
-        "settings": {"peers": PEERS, "inner_steps": steps, "model": "gpt-tiny"},
-        "figures": figures,
-        "versions": {"atoll": atoll.__version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
     if options.json:
-        print(json.dumps(report))
+        told = {"peers": PEERS, "inner_steps": steps, "model": "gpt-tiny"}
+        print(report("survive", told, figures, versions("torch")))
         return
     for kind in ("kill", "freeze", "trainer"):
         extra, quiet = figures[f"{kind}_extra_s"], figures[f"{kind}_undisturbed_s"]

@@ -12,24 +12,22 @@ network are interleaved: every repetition runs each once, from a barrier to the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import struct
 import subprocess
 import sys
 import time
+from argparse import SUPPRESS
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
-import msgspec
-from lab import LATE_S, Counted, Lab, Network, address_of, congestion
+from form import asking, congestion, report, versions
+from lab import LATE_S, Counted, Lab, Network, address_of
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import PIECES_MAX
@@ -409,14 +407,12 @@ async def work(network: str, host: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one object instead of tables")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MEGABYTES} MB, {QUICK_REPEATS} repeats")
+    parser = asking(__doc__, f"{QUICK_MEGABYTES} MB, {QUICK_REPEATS} repeats")
     parser.add_argument("--megabytes", type=float, help="of one encoded update")
     parser.add_argument("--repeat", type=int)
     parser.add_argument("--network", default="equal,apart")
     parser.add_argument("--by", default="links,reduce")
-    parser.add_argument("--worker", nargs=2, metavar=("NETWORK", "HOST"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=2, metavar=("NETWORK", "HOST"), help=SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         asyncio.run(work(arguments.worker[0], int(arguments.worker[1])))
@@ -436,24 +432,14 @@ def main() -> None:
         if not arguments.json:
             table(name, figures, reasons[name], megabytes, repeats, counted)
     if arguments.json:
-        # not `json`, which writes an unlimited rate as `Infinity`, and that is no JSON
-        print(
-            msgspec.json.encode(
-                {
-                    "bench": "topology",
-                    "settings": {
-                        "megabytes": megabytes,
-                        "repeats": repeats,
-                        "cores": os.cpu_count(),
-                        "net.ipv4.tcp_congestion_control": congestion(),
-                        "networks": {n: NETWORKS[n] for n in reasons},
-                    },
-                    "figures": figures,
-                    "reasons": reasons,
-                    "versions": {"atoll": version("atoll"), "kernel": platform.release()},
-                }
-            ).decode()
-        )
+        settings = {
+            "megabytes": megabytes,
+            "repeats": repeats,
+            "cores": os.cpu_count(),
+            "net.ipv4.tcp_congestion_control": congestion(),
+            "networks": {n: NETWORKS[n] for n in reasons},
+        }
+        print(report("topology", settings, figures, versions(), reasons=reasons))
 
 
 def table(

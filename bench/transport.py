@@ -8,11 +8,8 @@ the same two processes and interleaved, because boxes are busy. Medians; CPU sec
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import platform
 import shutil
 import socket
 import statistics
@@ -20,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import SUPPRESS
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
-import cryptography
 import torch
 import torch.distributed as dist
+from form import asking, congestion, report, versions
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import BULK_FRAME_MAX, MIB
@@ -176,10 +173,8 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one object instead of a table")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}")
-    parser.add_argument("--receiver", nargs=2, metavar=("PORT", "STORE"), help=argparse.SUPPRESS)
+    parser = asking(__doc__, f"{QUICK_ROUNDS} rounds instead of {ROUNDS}")
+    parser.add_argument("--receiver", nargs=2, metavar=("PORT", "STORE"), help=SUPPRESS)
     arguments = parser.parse_args()
     if arguments.receiver:
         receiver(int(arguments.receiver[0]), arguments.receiver[1])
@@ -190,36 +185,25 @@ def main() -> None:
         name: statistics.median(TOTAL_BYTES / 1e6 / took_s for took_s, _ in each) for name, each in taken.items()
     }
     cpu = {name: statistics.median(cpu_s / TOTAL_BYTES * 1e9 for _, cpu_s in each) for name, each in taken.items()}
-    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-    result = {
-        "bench": "transport",
-        "settings": {
-            "payload_bytes": TOTAL_BYTES,
-            "frame_bytes": BULK_FRAME_MAX,
-            "rounds": rounds,
-            "cores": os.cpu_count(),
-            "net.ipv4.tcp_congestion_control": congestion.read_text().strip() if congestion.exists() else "unknown",
-        },
-        "figures": {
-            "ratio_to_raw_tcp": round(rate["atoll"] / rate["raw"], 3),
-            "ratio_to_gloo": round(rate["atoll"] / rate["gloo"], 3),
-            "cpu_s_per_gb": round(cpu["atoll"], 3),
-            "mb_per_s": round(rate["atoll"], 1),
-            "raw_tcp_cpu_s_per_gb": round(cpu["raw"], 3),
-            "raw_tcp_mb_per_s": round(rate["raw"], 1),
-            "gloo_cpu_s_per_gb": round(cpu["gloo"], 3),
-            "gloo_mb_per_s": round(rate["gloo"], 1),
-        },
-        "versions": {
-            "atoll": version("atoll"),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cryptography": cryptography.__version__,
-            "kernel": platform.release(),
-        },
+    settings = {
+        "payload_bytes": TOTAL_BYTES,
+        "frame_bytes": BULK_FRAME_MAX,
+        "rounds": rounds,
+        "cores": os.cpu_count(),
+        "net.ipv4.tcp_congestion_control": congestion(),
+    }
+    figures = {
+        "ratio_to_raw_tcp": round(rate["atoll"] / rate["raw"], 3),
+        "ratio_to_gloo": round(rate["atoll"] / rate["gloo"], 3),
+        "cpu_s_per_gb": round(cpu["atoll"], 3),
+        "mb_per_s": round(rate["atoll"], 1),
+        "raw_tcp_cpu_s_per_gb": round(cpu["raw"], 3),
+        "raw_tcp_mb_per_s": round(rate["raw"], 1),
+        "gloo_cpu_s_per_gb": round(cpu["gloo"], 3),
+        "gloo_mb_per_s": round(rate["gloo"], 1),
     }
     if arguments.json:
-        print(json.dumps(result))
+        print(report("transport", settings, figures, versions("torch", "cryptography")))
         return
     print(f"{'':8}{'MB/s':>8}{'CPU s/GB':>10}   {TOTAL_BYTES // MIB} MiB, median of {rounds}")
     for name in taken:

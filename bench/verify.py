@@ -10,12 +10,10 @@ per part, three votes each. `wall_s` is the walk of `atoll verify` from genesis 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import time
-from importlib.metadata import version
+
+from form import asking, lines, report, versions
 
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import digest
@@ -112,22 +110,11 @@ def measure(vertices: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one object instead of lines")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_VERTICES} vertices instead of {VERTICES}")
-    args = parser.parse_args()
-    vertices = QUICK_VERTICES if args.quick else VERTICES
-    result = {
-        "bench": "verify",
-        "settings": {"vertices": vertices, "peers": PEERS, "cores": os.cpu_count()},
-        "figures": measure(vertices),
-        "versions": {"atoll": version("atoll"), "python": platform.python_version()},
-    }
-    if args.json:
-        print(json.dumps(result))
-        return
-    for name, value in result["figures"].items():
-        print(f"{name:20}{value:>12}")
+    asked = asking(__doc__, f"{QUICK_VERTICES} vertices instead of {VERTICES}").parse_args()
+    vertices = QUICK_VERTICES if asked.quick else VERTICES
+    figures = measure(vertices)
+    settings = {"vertices": vertices, "peers": PEERS, "cores": os.cpu_count()}
+    print(report("verify", settings, figures, versions()) if asked.json else lines(figures))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,10 @@ what it must hear to know the mean of all; the table has them per value.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 from functools import lru_cache
-from importlib.metadata import version
 
 import torch
+from form import asking, report, versions
 from torch import Tensor
 
 from atoll.keys.digest import Buffer
@@ -99,10 +96,7 @@ def measured(mode: str, up: str, down: str, side: int) -> dict:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="a smaller vector")
-    arguments.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    asked = arguments.parse_args()
+    asked = asking(__doc__, "a smaller vector").parse_args()
     torch.set_num_threads(1)
     side = QUICK_SIDE if asked.quick else SIDE
     modes = [(mode, up, down) for up, down in WAYS for mode in (ANSWER, REMEMBERING)]
@@ -110,8 +104,7 @@ def main() -> None:
     figures = [measured(mode, up, down or up, side) for mode, up, down in modes]
     if asked.json:
         settings = {"values": side * side, "members": MEMBERS, "rounds": ROUNDS, "beta": 1.0, "quick": asked.quick}
-        versions = {"python": platform.python_version(), "torch": version("torch")}
-        print(json.dumps({"bench": "way_back", "settings": settings, "figures": figures, "versions": versions}))
+        print(report("way_back", settings, figures, versions("torch")))
         return
     print("| mode | codec up / down | bytes up | bytes down | rms error, round 1 | round 20 |")
     print("|---|---|---|---|---|---|")

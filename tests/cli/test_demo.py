@@ -60,7 +60,7 @@ def test_an_ended_demo_leaves_no_process_behind(how: signal.Signals, tmp_path: P
         line = next(line for line in demo.stdout if line.startswith("round "))
         assert "loss" in line and len(processes_of(tmp_path)) >= 2
         demo.send_signal(how)
-        assert demo.wait(30) == (130 if how == signal.SIGINT else -signal.SIGKILL)
+        assert demo.wait(120) == (130 if how == signal.SIGINT else -signal.SIGKILL)
         until = time.monotonic() + PATIENCE_S
         while processes_of(tmp_path) and time.monotonic() < until:
             time.sleep(0.1)  # other processes' ends are no facts that we are told

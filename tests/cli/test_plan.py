@@ -22,7 +22,7 @@ def test_a_billion_parameters_over_home_links(capsys: pytest.CaptureFixture[str]
     assert rows["diloco"]["exchange_s"] == pytest.approx(rows["diloco"]["up_bytes"] / 2.5e6, rel=0.02)
     assert rows["data_parallel"]["up_ratio"] == pytest.approx(1)
     assert rows["streaming"]["utilisation_overlapped"] > rows["streaming"]["utilisation_waiting"]
-    assert rows["diloco"]["utilisation_overlapped"] is None, "real rounds do not overlap"
+    assert rows["diloco"]["utilisation_overlapped"] is None, "it has no overlap unless somebody asks"
 
 
 def test_what_real_runs_can_do_stands_first_and_only_that_is_recommended(capsys: pytest.CaptureFixture[str]):

@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ada's folder: she founds, Bob joins, they train together; asked while she runs, then she is killed."""
     a, b = tmp_path_factory.mktemp("ada"), tmp_path_factory.mktemp("bob")
-    with peers(Peer("up", "--dir", a, "--name", "ada", "--set", "run.rounds=0", *SMALL)) as running:
+    words = ("--name", "ada", "--set", "run.rounds=0", "--set", "run.era_rounds=2")
+    with peers(Peer("up", "--dir", a, *words, *SMALL)) as running:
         ada = running[0]
         bob = Peer("join", ada.until_fact("Opened")["ticket"], "--dir", b, "--name", "bob")
         running.append(bob)
@@ -73,6 +74,26 @@ def test_a_real_run_is_intact_and_says_who_gave_what(folder: Path, capsys: pytes
     gave = {c["name"]: c["samples"] for c in answer["contributions"].values()}
     assert gave["ada"] >= gave["bob"] > 0
     assert [c["joined"] for c in answer["members"] if c["joined"]] == [["ada"], ["bob"]]
+
+
+def test_eras_of_a_real_run_are_signed_by_both(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """Ada alone signs until Bob has a vote, then both do; a signature whose bit is flipped is named."""
+    _, answer = told(folder, capsys)
+    eras = [e for e in answer["eras"] if e["sealed"]]
+    assert eras[0]["first"] == 0 and eras[0]["of"] == 1 and any(e["signed"] == e["of"] == 2 for e in eras)
+    ((first, last),) = answer["votes_alone"] or [[answer["head"], answer["head"]]]
+    assert last == answer["head"] and last - first <= 4
+    words = atoll("verify", folder).stdout
+    assert "held by a quorum of identities (Ed25519 and ML-DSA-65): rounds 0…" in words
+    with sqlite3.connect(folder / "kept.sqlite") as database:
+        name = f"sealed/{eras[0]['last']}"
+        (data,) = database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
+        changed = data[:-1] + bytes([data[-1] ^ 1])
+        database.execute("UPDATE kept SET value = ? WHERE name = ?", (changed, name))
+    database.close()
+    status, answer = told(folder, capsys)
+    assert status == 5 and (eras[0]["last"], "era") in found(answer)
+    assert answer["votes_alone"][0][0] == 0
 
 
 def test_words_for_people_end_with_the_verdict(folder: Path):

@@ -22,11 +22,11 @@ import atoll
 
 torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[2]))
-model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 4))
+model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 64), nn.Linear(64, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
-run = atoll.join(or_found={"rounds": 3, "inner_steps": 6})
+run = atoll.join(or_found={"rounds": 3, "inner_steps": 6} | json.loads(sys.argv[3]))
 first = [p for p in model.parameters()]
 run.attach(model, optimizer, batch=32)
 draw = torch.Generator().manual_seed(run.shard_index)
@@ -53,17 +53,31 @@ run.close()
 """
 
 
-def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model(tmp_path: Path):
-    """Each of two scripts takes 18 counted steps and some that GradScaler skips; both end with the same values."""
+def two_loops(tmp_path: Path, **wish: object) -> list[dict]:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    atoll.local(script, str(tmp_path), "7", peers=2, folder=tmp_path / "swarm")
-    ends = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    atoll.local(script, str(tmp_path), "7", json.dumps(wish), peers=2, folder=tmp_path / "swarm")
+    return [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+
+
+def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model(tmp_path: Path):
+    """Each of two scripts takes 18 counted steps and some that GradScaler skips; both end with the same values."""
+    ends = two_loops(tmp_path)
     assert len(ends) == 2
     assert ends[0]["total"] == ends[1]["total"]
     for end in ends:
         assert end["trained"] == 3 and end["members"] == 2 and end["same_objects"]
         assert end["skipped"] >= 2 and end["steps"] - end["skipped"] <= 18
+
+
+def test_two_loops_that_go_on_while_a_round_is_agreed_end_with_one_model(tmp_path: Path):
+    """Two fragments, 2 steps of overlap: 6 agreed rounds of 3 steps, and up to 3 more that nobody asked for."""
+    ends = two_loops(tmp_path, fragments=2, overlap=2)
+    assert len(ends) == 2
+    assert ends[0]["total"] == ends[1]["total"]
+    for end in ends:
+        assert end["trained"] == 6 and end["members"] == 2 and end["same_objects"]
+        assert end["steps"] - end["skipped"] <= 18 + 3
 
 
 def test_a_model_that_is_not_the_runs_is_refused_with_the_difference(tmp_path: Path):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from islands import Island, closed, pair
 
-from atoll.base.limits import CONTROL_FRAME_MAX, MIB
+from atoll.base.limits import MIB
 from atoll.base.machine import Lane
 from atoll.host.cap import BURST_S, DEBT_MAX_S, QUANTUM_MIN_BYTES, QUANTUM_S, Cap
 from atoll.host.links import LinkSettings
@@ -108,11 +108,11 @@ async def test_a_control_message_counts_but_does_not_wait():
     await asyncio.sleep(3)
     now, before = asyncio.get_running_loop().time(), ada.links.traffic()[0]
     for _ in range(32):
-        ada.links.send(bob.name, bytes(CONTROL_FRAME_MAX // 16))
+        ada.links.send(bob.name, bytes(MIB // 16))
     await bob.until(lambda: len(bob.heard) == 32)
     assert asyncio.get_running_loop().time() - now < QUANTUM_S
     bulk_before = ada.links.stats()[bob.name].bulk_sent_bytes
-    await asyncio.sleep(32 * CONTROL_FRAME_MAX / 16 / 1_000_000 - 0.2)
+    await asyncio.sleep(32 * MIB / 16 / 1_000_000 - 0.2)
     assert ada.links.stats()[bob.name].bulk_sent_bytes - bulk_before < 1_000_000 * BURST_S
     await asyncio.sleep(4)
     passed_s = asyncio.get_running_loop().time() - now

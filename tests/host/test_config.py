@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tomllib
 from pathlib import Path
@@ -10,11 +11,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.errors import PeerFault, UsageError
+import atoll.reduce
+from atoll.base.errors import PeerFault, RefusedError, UsageError
+from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.host.config import data_of, load_config, recipe_of, settings_of
-from atoll.host.learning import built_in, decode_learning, found
+from atoll.host.learning import built_in, decode_learning, found, with_room
+from atoll.host.member import Listening, holds_run, resume_run
+from atoll.host.store import Store
 from atoll.learn.methods import METHODS
-from atoll.learn.recipes import diloco, swarm_problem
+from atoll.learn.recipes import diloco, in_swarm, swarm_problem
+from atoll.node.body import write_genesis
 from atoll.node.config import (
     ABOUT,
     EXPERIMENTS,
@@ -27,7 +33,9 @@ from atoll.node.config import (
     keys,
     reference,
 )
-from atoll.node.settings import RunSettings
+from atoll.node.settings import RULES, RunSettings
+from atoll.wire.codec import encode, vertex_id
+from atoll.wire.messages.vertex import Member, Vertex
 
 DOCS = Path(__file__).parents[2] / "docs" / "config.md"
 
@@ -174,6 +182,8 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
         "sync.up": recipe.coding.up,
         "sync.down": recipe.coding.down,
         "sync.error_feedback": recipe.coding.beta,
+        "sync.overlap": recipe.schedule.overlap,
+        "sync.fragments": recipe.schedule.fragments,
     } == RECIPE
 
 
@@ -231,9 +241,9 @@ def test_recipes_are_those_that_exist_and_what_real_runs_cannot_do_is_refused():
     """Every method stands in one of the two lists, in the right one; those of the second are answered `not yet`."""
     assert set(RECIPES) | set(EXPERIMENTS) == {*METHODS, "demo"} and not set(RECIPES) & set(EXPERIMENTS)
     for name in set(RECIPES) - {"demo"}:
-        assert swarm_problem(METHODS[name]()) == ""
+        assert swarm_problem(in_swarm(METHODS[name]())) == ""
     for name in EXPERIMENTS:
-        assert swarm_problem(METHODS[name]())
+        assert swarm_problem(in_swarm(METHODS[name]()))
         refused = trouble(f"train.recipe={name}")
         assert refused.code == "E-CFG-04" and "atoll.experiment" in refused.cause
     assert trouble("train.recipe=sgd").code == "E-CFG-02"
@@ -246,15 +256,62 @@ def test_a_recipe_of_another_name_takes_what_the_file_says():
     assert (recipe.inner.total_steps, recipe.inner.warmup_steps) == (200, 20)
 
 
+def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedule():
+    """Streaming: 4 fragments of 32 steps are 188 rounds of 8; owners remember nothing, so answers are int8."""
+    config = load_config(None, ("train.recipe=streaming", "sync.overlap=3"), {})
+    recipe = recipe_of(config)
+    assert (recipe.schedule.fragments, recipe.schedule.overlap, recipe.merge) == (4, 3, "delta")
+    assert (recipe.coding.up, recipe.coding.down, recipe.coding.answer) == ("2bit", "int8", "once")
+    settings = settings_of(config, recipe)
+    assert (settings.rounds, settings.round.inner_steps) == (188, 8)
+    plain = recipe_of(load_config(None, ("sync.overlap=5", "sync.fragments=2", "train.inner_steps=20"), {}))
+    assert (plain.schedule.overlap, plain.schedule.turn_steps, plain.merge) == (5, 10, "delta")
+    unequal = recipe_of(load_config(None, ("sync.fragments=3",), {}))
+    with pytest.raises(UsageError, match="3 fragments in rounds of 50 steps"):
+        found(built_in(unequal, "stdlib"), RunSettings())
+    with pytest.raises(UsageError, match="needs more than"):
+        recipe_of(load_config(None, ("sync.overlap=25", "sync.fragments=2"), {}))
+    tiny = recipe_of(load_config(None, ("sync.fragments=10", "model.name=gpt-nano"), {}))
+    with pytest.raises(UsageError, match="cannot be cut into 10 fragments"):
+        found(built_in(tiny, "stdlib"), RunSettings())
+
+
 def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
     """Neither from Python, nor by believing a genesis that a newer version made."""
     beginning = built_in(METHODS["streaming"]("gpt-nano"), "stdlib")
-    with pytest.raises(UsageError, match="fragments or overlap"):
+    with pytest.raises(UsageError, match="remembered answers"):
         found(beginning, RunSettings())
     good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
     learning = replace(decode_learning(good), recipe=beginning.recipe)
-    with pytest.raises(PeerFault, match="fragments or overlap"):
+    with pytest.raises(PeerFault, match="remembered answers"):
         decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
+
+
+def test_a_run_whose_founders_no_vertex_could_list_is_not_founded():
+    """30 billion values in fp32 are 2,300 parts, and a vertex says of each who is in it."""
+    thirty = RunSettings(update_bytes=120 * 10**9, start_peers=3)
+    assert with_room(thirty) is thirty
+    with pytest.raises(UsageError, match=r"E-RUN-14 .*120 GB.*waits for 32\n.*\n.*wait for \d+ members at most"):
+        with_room(replace(thirty, start_peers=32))
+    with pytest.raises(UsageError, match="choose a smaller model"):
+        with_room(replace(thirty, update_bytes=10**12))
+    with pytest.raises(UsageError, match="E-RUN-14"):
+        found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings(min_peers=4000))
+    with pytest.raises(UsageError, match="E-RUN-14"):
+        atoll.reduce.found(peers=4000)
+
+
+def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path: Path):
+    """Its own program may still read it; `atoll up` does not begin to serve what it would judge wrongly."""
+    settings = RunSettings(rules=RULES + 1)
+    founder = Member(PeerId("ada"), b"", (), "trainer", "member", 0, 0.0, "ada")
+    raw = encode(write_genesis(settings, ZERO_DIGEST, founder, (), 0.0))
+    store = Store(tmp_path)
+    store.keep([("run", vertex_id(raw)), ("genesis", encode(Vertex(raw, None)))])
+    store.close()
+    with pytest.raises(RefusedError, match=r"E-RUN-15 .*rules 2(.*\n)+.*atoll up"):
+        asyncio.run(resume_run(tmp_path, "", Listening((), ()), lambda _: None))
+    assert holds_run(tmp_path)
 
 
 # ---- robust statistics -------------------------------------------------------------------------------------

@@ -16,7 +16,11 @@ import torch
 
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.machine import Received
+from atoll.host import group_island
 from atoll.host.group_island import cuts
+from atoll.node import patience
+from atoll.wire.messages.round import Answer, PartBytes
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 PATIENCE_S = 60.0  # only a failing test waits so long
@@ -165,6 +169,30 @@ def test_a_member_that_does_not_call_passes_and_is_named():
         for done in together(members[:2], tensors[:2]):
             assert done.missing == (members[2].me,) and len(done.contributors) == 2
         assert torch.equal(tensors[0], torch.full((10,), 0.5))
+
+
+def test_a_member_that_the_mean_does_not_reach_is_told_and_its_next_call_is_with_the_others(monkeypatch):
+    """Once its call went into the next round instead, and waited there for calls that nobody was going to make."""
+    monkeypatch.setattr(patience, "REPAIR_S", 0.5)
+    monkeypatch.setattr(group_island, "PART_VALUES", 1000)  # so that everybody owns a part
+    with groups(3) as members:
+        behind = members[2]._host
+        hear = behind.machine.handle
+
+        def deaf(event, now):
+            lost = isinstance(event, Received) and isinstance(event.message, Answer | PartBytes) and event.payload
+            return [] if lost else hear(event, now)
+
+        behind.machine.handle = deaf
+        tensors = [torch.full((3000,), float(i)) for i in range(3)]
+        works = [m.all_reduce_async(t) for m, t in zip(members, tensors, strict=True)]
+        assert all(work.wait(PATIENCE_S).complete for work in works[:2])
+        with pytest.raises(RunFailedError, match="did not reach this member") as told:
+            works[2].wait(PATIENCE_S)
+        assert told.value.code == "E-RED-13" and torch.equal(tensors[2], torch.full((3000,), 2.0))
+        behind.machine.handle = hear
+        assert all(len(done.contributors) == 3 for done in together(members, tensors))
+        assert all(torch.equal(t, tensors[0]) for t in tensors)
 
 
 def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():

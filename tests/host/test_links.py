@@ -59,7 +59,7 @@ async def test_both_lanes_carry_messages_in_both_directions():
 async def test_a_burst_larger_than_every_window_arrives_in_order():
     """14 MiB of control messages at once, then goodbye: yamux windows and socket buffers fill several times."""
     ada, bob = await pair()
-    burst = [bytes((n,)) * CONTROL_FRAME_MAX for n in range(14)]
+    burst = [bytes((n,)) * MIB for n in range(14)]
     for message in burst:
         assert ada.links.send(bob.name, message)
     await ada.links.close()
@@ -261,6 +261,23 @@ async def test_who_only_dialled_us_cannot_be_redialled():
 
 
 @story
+async def test_what_a_link_carried_stays_counted_once_it_is_gone():
+    """Two dial bob and one of them leaves: bob's traffic is both's as before, the other's counted once."""
+    (ada, bob), eve = await pair(), await Island("eve").open()
+    await eve.links.dial(bob.address)
+    await bob.up(eve)
+    ada.links.send(bob.name, bytes(CONTROL_FRAME_MAX))
+    await bob.until(lambda: bob.heard)
+    both = bob.links.traffic()
+    await ada.links.close()
+    await bob.until(lambda: ada.name not in bob.links.stats() and LinkDown(ada.name, refused=False) in bob.events)
+    after = bob.links.traffic()
+    for before, now in zip(both, after, strict=True):
+        assert before <= now < before + 1000  # last words
+    await closed(bob, eve)
+
+
+@story
 async def test_a_suspected_link_is_made_anew():
     """The heartbeat is overdue, the connection is given up; the peer lives, so a new one stands at once."""
     ada, bob = await pair()
@@ -271,12 +288,14 @@ async def test_a_suspected_link_is_made_anew():
 
 
 @story
-async def test_a_forgotten_peer_is_let_go():
+async def test_a_forgotten_peer_is_let_go_and_what_its_link_carried_stays_counted():
     ada, bob = await pair()
+    carried = ada.links.traffic()
     ada.links.forget(bob.name)
     assert ada.events[1:] == [LinkDown(bob.name, refused=False)]
+    assert ada.links.traffic() >= carried > (0, 0)
     await bob.until(lambda: len(bob.events) == 2)
-    assert ada.links.stats() == {}
+    assert ada.links.stats() == {} and ada.links.traffic() >= carried
     await closed(ada, bob)
 
 

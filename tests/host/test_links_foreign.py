@@ -11,7 +11,7 @@ import pytest
 from islands import PATIENCE_S, Island, closed, story, stranger
 
 from atoll.keys.identity import Identity
-from atoll.keys.noise import CLASSICAL, Role
+from atoll.keys.noise_pattern import CLASSICAL, Role
 from atoll.wire.libp2p import identify, ping
 from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Connection, Terms
 from atoll.wire.libp2p.events import ConnectionEvent, Ready, StreamData, StreamOpened

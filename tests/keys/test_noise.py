@@ -16,26 +16,11 @@ from kyber_py.ml_kem import ML_KEM_768
 
 from atoll.base.errors import PeerFault
 from atoll.keys import noise
+from atoll.keys.frames import FRAME_MAX, Unframer, framed, seal_frames
 from atoll.keys.identity import DualSignature, Identity, PublicIdentity
-from atoll.keys.noise import (
-    CLASSICAL,
-    FRAME_MAX,
-    HYBRID,
-    Draws,
-    Established,
-    Handshake,
-    HybridPayload,
-    HybridWords,
-    NoiseState,
-    Offer,
-    Role,
-    Suite,
-    Unframer,
-    framed,
-    protobuf_field,
-    protobuf_fields,
-    seal_frames,
-)
+from atoll.keys.noise import Established, Handshake, HybridPayload, HybridWords, Offer
+from atoll.keys.noise_pattern import CLASSICAL, HYBRID, Draws, NoiseState, Role, Suite
+from atoll.keys.protobuf import protobuf_field, protobuf_fields
 from atoll.keys.seal import Aead
 
 from .conftest import FUZZ

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from atoll.base.errors import PeerFault
+from atoll.node.body import write_recovery
 from atoll.protocol.dag.history import recovery_bytes
 from atoll.sim.signatures import sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
@@ -78,3 +79,23 @@ def test_an_epoch_may_not_slip_in_a_member_or_a_state():
     vertex = Vertex(raw, None, sign_as_identity(CREATOR.encode(), recovery_bytes(swarm.run_id, raw)))
     with pytest.raises(PeerFault, match="neither a quorum nor the recovery key"):
         history.append(vertex, CREATOR)
+
+
+@pytest.mark.parametrize(("links", "believed"), [(b"", True), (b"as before", True), (b"anew", False)])
+def test_an_epoch_forgets_links_or_keeps_them_and_measures_nothing(links: bytes, believed: bool):
+    """Those who recover late may not have rewritten what members measured; nobody may invent it."""
+    swarm = paused_swarm()
+    history = swarm.world.nodes[peer_name(1)].machine.history
+    parent = history.head_body
+    replace = msgspec.structs.replace
+    measured = replace(parent, members=tuple(replace(m, links=b"as before") for m in parent.members))
+    history.bodies[history.head] = measured
+    here = {CREATOR, peer_name(1)}
+    body = write_recovery(measured, history.head_id, swarm.run_id, CREATOR, here, parent.time_s)
+    raw = encode(replace(body, members=tuple(replace(m, links=links) for m in body.members)))
+    vertex = Vertex(raw, None, sign_as_identity(CREATOR.encode(), recovery_bytes(swarm.run_id, raw)))
+    if believed:
+        assert history.append(vertex, CREATOR) is not None
+    else:
+        with pytest.raises(PeerFault, match="neither a quorum nor the recovery key"):
+            history.append(vertex, CREATOR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
@@ -95,3 +96,15 @@ def test_an_invitation_that_would_make_every_vertex_longer_is_refused(stand: Sta
     fields = {"ticket": b"t" * 16, "key": bytes(32), "role": "trainer", "uses": 1, "expires_s": 1e9} | wrong
     pooled = stand.pool.add(stand.sign(Invite(**fields), VILLAIN), 0.5)
     assert pooled is not None and pooled.wrong is not None
+
+
+def test_words_of_one_that_said_farewell_still_prove_its_lie(stand: Stand):
+    """Its key stays in the membership: whoever leaves before it is caught is caught all the same."""
+    history = stand.pool.history
+    gone = tuple(replace(m, standing="away") if m.peer == VILLAIN else m for m in history.head_body.members)
+    history.bodies[history.head] = replace(history.head_body, members=gone)
+    words = [stand.sign(Answered(0, 0, 0, 0, digest(made), 8, (ME,)), VILLAIN) for made in (b"x", b"y")]
+    assert stand.adds(Caught(*words), HONEST)
+    stand.pool.settle(history.head_body)
+    assert HONEST in stand.chosen()
+    assert not stand.adds(Caught(words[0], words[1]), VILLAIN)  # it has no voice itself

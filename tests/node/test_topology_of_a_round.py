@@ -13,7 +13,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import MIB, PART_BYTES_MAX
 from atoll.base.machine import Fact
 from atoll.node.round import RoundBegan
-from atoll.node.settings import RunSettings, decode_settings, encode_settings
+from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.node.topology import TOPOLOGIES, regions_of, way_of
 from atoll.policy.links import Rates, report
 from atoll.policy.plan import RoundPlan, RoundSettings
@@ -155,3 +155,15 @@ def test_a_genesis_with_an_unknown_topology_or_absurd_pieces_is_refused(wrong: d
     settings = msgspec.msgpack.decode(encode_settings(RunSettings()))
     with pytest.raises(PeerFault, match="not valid"):
         decode_settings(msgspec.msgpack.encode(settings | wrong))
+
+
+@pytest.mark.parametrize("rules", [None, RULES + 1])
+def test_a_run_that_follows_other_rules_is_told_so(rules: int | None):
+    """Begun before rules were numbered, or by a newer program: its vertices would look forged to this one."""
+    settings = msgspec.msgpack.decode(encode_settings(RunSettings()))
+    settings["rules"] = rules
+    if rules is None:
+        del settings["rules"]
+    with pytest.raises(PeerFault, match=r"begun with another version of atoll.*atoll up"):
+        decode_settings(msgspec.msgpack.encode(settings))
+    assert decode_settings(encode_settings(RunSettings())) == RunSettings()

@@ -15,11 +15,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
+from atoll.cli.verify import votes_alone
+from atoll.keys.digest import digest
 from atoll.node.verify import Audit, Kept, verify_history
+from atoll.protocol.dag.eras import Era, decode_era, encode_era, era_bytes
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import Notary
+from atoll.wire.messages.history import EraSignature
 from atoll.wire.messages.statements import Certificate, Signed, Vote
 from atoll.wire.messages.vertex import Body, Vertex
 
@@ -30,7 +34,7 @@ Rows = dict[int, bytes]
 def history(seed: int = 3) -> tuple[Digest, bytes, Rows]:
     """A run of four: a newcomer, one who is lost and comes back, a recovery; as its creator's disk has it."""
     knobs = SwarmKnobs(peers=4)
-    knobs.run = replace(knobs.run, recovery=peer_name(0).encode())
+    knobs.run = replace(knobs.run, recovery=peer_name(0).encode(), era_rounds=10)
     swarm = Swarm(seed, knobs)
     world = swarm.world
     world.run(10)
@@ -49,12 +53,25 @@ def history(seed: int = 3) -> tuple[Digest, bytes, Rows]:
     world.start(peer_name(2))
     world.run(170)
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
+    ERAS[swarm.run_id] = {
+        int(k.split("/")[1]): v for k, v in node.kept.items() if k.startswith(("era/", "sealed/"))
+    }
     return swarm.run_id, node.kept["genesis"], rows
 
 
-def audit_of(rows: Rows, genesis: bytes | None = None, trusted: Digest | None = None) -> Audit:
+ERAS: dict[Digest, Rows] = {}  # the signatures under a run's eras
+
+
+def eras_of() -> Rows:
+    return dict(ERAS[history()[0]])
+
+
+def audit_of(
+    rows: Rows, genesis: bytes | None = None, trusted: Digest | None = None, eras: Rows | None = None
+) -> Audit:
     run, first, _ = history()
-    return verify_history(Kept(run, genesis or first, sorted(rows), rows.get), VirtualVerifier(), trusted)
+    kept = Kept(run, genesis or first, sorted(rows), rows.get, (eras_of() if eras is None else eras).get)
+    return verify_history(kept, VirtualVerifier(), trusted)
 
 
 def found(audit: Audit) -> list[tuple[int, str]]:
@@ -295,3 +312,95 @@ def test_a_trusted_vertex_vouches_for_what_came_before_by_its_digest():
     rows[3] = encode(Vertex(encode(replace(body, time_s=body.time_s + 1)), None))
     assert found(audit_of(rows, trusted=trusted)) == [(4, "link")]
     assert found(audit_of(rows, trusted=Digest(bytes(32)))) == [(-1, "trusted")]
+
+
+# ---- eras --------------------------------------------------------------------------------------------------
+
+
+def test_eras_are_held_by_identities_and_the_last_rounds_by_votes_alone():
+    """Joins, losses, a recovery: eras follow each other without a gap, each signed; what is left is not over."""
+    rows = rows_of()
+    audit = audit_of(rows)
+    firsts, lasts = [e.first for e in audit.eras], [e.last for e in audit.eras]
+    assert firsts == [0, *(last + 1 for last in lasts[:-1])] and audit.head - lasts[-1] < 10
+    assert all(e.anchored for e in audit.eras) and any(e.last - e.first < 9 for e in audit.eras)
+    (recovered,) = audit.recoveries
+    assert [e.needed for e in audit.eras if e.last == recovered] == [0]
+    assert all(e.signed >= e.needed for e in audit.eras)
+    assert votes_alone(audit) == ([(lasts[-1] + 1, audit.head)] if audit.head > lasts[-1] else [])
+
+
+def test_an_era_without_its_quorum_is_demanded_once_another_one_has_passed():
+    """Signatures taken away: of the oldest era a problem, and all that follow have lost their anchor."""
+    rows = rows_of()
+    whole = audit_of(rows).eras
+    signed = next(e for e in whole if e.needed)
+    eras = eras_of()
+    del eras[signed.last]
+    audit = audit_of(rows, eras=eras)
+    assert found(audit) == [(signed.last, "era")] and f"0 of {signed.of} identities" in audit.problems[0].what
+    assert votes_alone(audit)[0][0] == signed.first
+    young = {r: v for r, v in rows.items() if r < signed.last + 10}
+    assert audit_of(young, eras=eras).intact
+    assert votes_alone(audit_of(young, eras=eras))[0] == (signed.first, max(young))
+
+
+def test_a_signature_under_an_era_that_does_not_hold_is_named():
+    rows, eras = rows_of(), eras_of()
+    last = next(e.last for e in audit_of(rows).eras if e.needed)
+    era = decode_era(eras[last])
+    assert era is not None
+    first, *others = era.signatures
+    for changed, what in (
+        (replace(era, signatures=(replace(first, signature=b"scribble"), *others)), "did not sign"),
+        (replace(era, signatures=(first,) * 4), f"1 of {len(era.signers)} identities"),
+        (replace(era, vertex=Digest(bytes(32))), "for another vertex"),
+        (replace(era, signatures=(replace(first, identity=b"mallory"), *others)), "is not p0000's"),
+    ):
+        audit = audit_of(rows, eras=eras | {last: encode_era(changed)})
+        assert {(r, k) for r, k in found(audit)} == {(last, "era")}
+        assert any(what in p.what for p in audit.problems), what
+    audit = audit_of(rows, eras=eras | {last: b"nonsense"})
+    assert any("cannot be read" in p.what for p in audit.problems)
+
+
+def test_made_up_members_who_sign_for_each_other_hold_nothing():
+    """The forger can forge every vote: it lets in five of its own and lets them sign. They began no signed era."""
+    run, _, _ = history()
+    rows, eras = rows_of(), eras_of()
+    early = next(e for e in audit_of(rows).eras if e.needed and e.last - e.first == 9)
+    began = body_of(rows, early.first - 1) if early.first else None
+    signers = began.members if began is not None else decode_body(decode_vertex(history()[1]).body).members
+    named = vertex_id(decode_vertex(rows[early.last]).body)
+    forged = [
+        EraSignature(
+            PeerId(f"m{k}"), f"m{k}".encode(), sign_as_identity(f"m{k}".encode(), era_bytes(run, early.last, named))
+        )
+        for k in range(5)
+    ]
+    pins = {PeerId(f"m{k}"): digest(f"m{k}".encode()) for k in range(5)}
+    eras[early.last] = encode_era(Era(early.last, named, pins, 3, tuple(forged)))
+    audit = audit_of(rows, eras=eras)
+    assert (early.last, "era") in found(audit) and len(signers) >= 3
+    assert any("not one of those who sign" in p.what for p in audit.problems)
+    assert not any(e.sealed for e in audit.eras if e.last == early.last)
+
+
+def test_after_a_lost_vertex_eras_are_taken_up_where_a_kept_one_ends():
+    rows = rows_of()
+    whole = audit_of(rows).eras
+    lost = whole[1].first + 1
+    del rows[lost]
+    audit = audit_of(rows)
+    assert found(audit) == [(lost, "missing")]
+    assert [e.last for e in audit.eras] == [e.last for e in whole if e is not whole[1]]
+    assert not any(e.anchored for e in audit.eras[1:] if e.last < audit.recoveries[0])
+
+
+def test_a_run_from_before_eras_says_that_votes_alone_protect_it():
+    swarm = Swarm(5, SwarmKnobs(peers=3))
+    swarm.world.run(20)
+    kept = swarm.world.nodes[peer_name(0)].kept
+    rows = {int(k[7:]): v for k, v in kept.items() if k.startswith("vertex/")}
+    audit = verify_history(Kept(swarm.run_id, kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+    assert audit.intact and audit.eras == [] and votes_alone(audit) == [(0, max(rows))]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from atoll.base.ids import ZERO_DIGEST as RUN
 from atoll.base.ids import PeerId
 from atoll.base.limits import FULL_MESH_MAX
 from atoll.policy.links import (
@@ -18,7 +20,9 @@ from atoll.policy.links import (
     report,
     report_flaw,
 )
-from atoll.wire.messages.vertex import Member
+from atoll.policy.members import Reported, next_members
+from atoll.wire.messages.statements import Commit, Join, Leave
+from atoll.wire.messages.vertex import Body, Member, Metrics
 
 PEERS = tuple(PeerId(f"p{i}") for i in range(4))
 
@@ -60,6 +64,54 @@ def test_places_in_a_report_stay_right_when_others_join_and_when_some_of_the_mem
     links = agreed_links(members, (c, b))
     assert links is not None and 0.3 <= links.latency_s[0][1] <= 0.3 * STEP
     assert agreed_links(members, (a, d)) is None
+
+
+def after(parent: tuple[Member, ...], *reports: Reported, commits: dict[PeerId, Commit] | None = None):
+    body = Body(RUN, 5, 0, RUN, 0.0, PEERS[0], (), RUN, (), parent, (), (), Metrics(0.0, 0, 0))
+    return next_members(body, commits or {}, set(), reports, "majority", True)[0]
+
+
+def left(peer: PeerId) -> Reported:
+    return Reported(peer, Leave(6, ""))
+
+
+def joined(peer: PeerId) -> Reported:
+    return Reported(peer, Join(peer, b"key", b"", (), "trainer", "", RUN, b""))
+
+
+def test_rows_of_those_who_are_gone_go_with_them_and_the_others_still_mean_the_same():
+    """p1 leaves, a stranger joins, p1 comes back: what p0 said of p3 is never read as said of another."""
+    told = {q: 0.01 * (k + 1) for k, q in enumerate(PEERS)}
+    members = tuple(member(p, report(Rates(1e6), {q: s for q, s in told.items() if q != p}, PEERS)) for p in PEERS)
+    a, b, c, d = PEERS
+    before = agreed_links(members, (a, c, d))
+    gone = after(members, left(b))
+    assert [len(m.links) for m in gone] == [7, 0, 7, 7]
+    assert agreed_links(gone, (a, c, d)) == before
+    grown = after(gone, joined(PeerId("stranger")))
+    assert agreed_links(grown, (a, c, d)) == before
+    back = after(grown, joined(b))
+    assert back[1].present and agreed_links(back, (a, c, d)) == before
+    assert agreed_links(back, (a, b)) is None  # what a said of b is gone, and what b said too
+
+
+def test_a_run_that_had_many_members_in_its_life_still_measures_those_it_has():
+    """A hundred came and went; the four who are here report in nine bytes, in their own order."""
+    ghosts = tuple(replace(member(PeerId(f"ghost {k}"), b""), standing="away") for k in range(100))
+    members = (*ghosts[:50], *(member(p, b"") for p in PEERS), *ghosts[50:])
+    said = {p: report(Rates(), dict.fromkeys(PEERS, 0.02), PEERS) for p in PEERS}
+    word = Commit(6, 0, RUN, 1, 1, 1, 1.0, 1.0, 1)
+    closed = after(members, commits={p: replace(word, links=said[p]) for p in PEERS})
+    assert agreed_links(closed, PEERS) is not None
+
+
+def test_old_rows_do_not_stay_for_ever_where_nobody_reports_any_more():
+    """The sixty-fifth member is let in: from now on nobody measures everybody, and what was said grows old."""
+    peers = tuple(PeerId(f"p{k:02}") for k in range(FULL_MESH_MAX))
+    members = tuple(member(p, report(Rates(1e6), dict.fromkeys(peers, 0.01), peers)) for p in peers)
+    assert agreed_links(after(members), peers) is not None
+    crowd = after(members, joined(PeerId("one more")))
+    assert not any(m.links for m in crowd) and agreed_links(crowd, peers) is None
 
 
 def test_uplinks_that_nobody_saw_at_their_limit_are_the_fastest():

@@ -224,3 +224,33 @@ def test_complaints_are_about_now_and_from_voters():
     stranger = Reported(PeerId("z"), Complaint(5, PeerId("f"), "censored"))
     assert admissible(stranger, SEVEN, RECENTLY, RUN, False, None) is not None
     assert admissible(catches("z", answer("g")), SEVEN, RECENTLY, RUN, False, None) is not None
+
+
+def test_a_farewell_before_the_proof_does_not_help():
+    """It leaves in one vertex and is caught in the next; then it may not come back, not even in the same vertex."""
+    members, _ = after(SEVEN, Reported(PeerId("g"), Leave(6, "")), rule="two-thirds")
+    assert members[PeerId("g")].standing == "away"
+    later = replace(SEVEN, members=tuple(members.values()))
+    proof = catches("a", answer("g"), answer("g", made=b"y"))
+    assert admissible(proof, later, RECENTLY, RUN, False, None) is None
+    assert after(later, proof, rule="two-thirds")[0][PeerId("g")].standing == "expelled"
+    assert after(later, proof, join("g"), rule="two-thirds")[0][PeerId("g")].standing == "expelled"
+    expelled = replace(SEVEN, members=tuple(after(later, proof, rule="two-thirds")[0].values()))
+    assert admissible(proof, expelled, RECENTLY, RUN, False, None) is not None  # it says nothing new
+
+
+def test_a_liar_that_restarts_with_another_key_in_the_vertex_that_expels_it_stays_expelled():
+    """A new session key makes a member an observer, and made one out of a proven liar too."""
+    renewed = Reported(PeerId("g"), Join(PeerId("g"), b"another key", b"", (), "trainer", "g", HEAD, b""))
+    proof = catches("a", answer("g"), answer("g", made=b"y"))
+    members, _ = after(SEVEN, proof, renewed, rule="two-thirds")
+    assert members[PeerId("g")].standing == "expelled"
+
+
+def test_a_liar_that_must_wait_for_its_turn_does_not_change_its_key_meanwhile():
+    """Four voters change by one per vertex: f leaves first, and g's words still open under its key."""
+    four = body(*(member(p) for p in "defg"))
+    renewed = Reported(PeerId("g"), Join(PeerId("g"), b"another key", b"", (), "trainer", "g", HEAD, b""))
+    proof = catches("d", answer("g"), answer("g", made=b"y"))
+    members, _ = after(four, Reported(PeerId("f"), Leave(6, "")), proof, renewed, rule="two-thirds")
+    assert members[PeerId("f")].standing == "away" and members[PeerId("g")].vote_key == b"g"

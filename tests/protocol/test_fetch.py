@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,7 +13,15 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Ask, Done, Effect, Payload, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import Manifest, blob_id, digest
-from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed, StallingSource
+from atoll.protocol.transfer.fetch import (
+    REQUESTS_MAX,
+    TICK_S,
+    BadSource,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    StallingSource,
+)
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, StoreChunk
 from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
 
@@ -212,3 +220,53 @@ def test_one_good_source_is_enough_whatever_the_others_do(bad: list[str], seed: 
     library = Library(dict(zip(names, [*bad, "good"], strict=True))).run(3000.0, draw, loss=0.1)
     assert library.told(Fetched)
     assert {f.peer for f in library.told(BadSource)} <= set(names[:-1])
+
+
+def test_many_sources_together_send_no_more_than_fits_in_memory():
+    """Two hundred fast sources and a slow disk: what was asked for and is not stored has a ceiling."""
+    pieces = tuple(digest(k.to_bytes(4, "big")) for k in range(5000))
+    manifest = Manifest(len(pieces) * BLOB_CHUNK, pieces)
+    blob, sources = blob_id(manifest), tuple(PeerId(f"p{i}") for i in range(200))
+    fetch = Fetch(blob, sources)
+    fetch.handle(Start({}), 0.0)
+    fetch.handle(Received(sources[0], ManifestIs(blob, manifest)), 0.0)
+    flying = deque(fetch.handle(Done(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0))
+    storing: list[Ask] = []
+    for _ in range(20_000):  # windows grow with every answer
+        asked = [e for e in flying if isinstance(e, Send)]
+        assert len(asked) + len(storing) <= REQUESTS_MAX
+        if not asked:
+            break
+        flying.remove(send := asked[0])
+        chunk = send.message
+        assert isinstance(chunk, WantChunk)
+        payload = Payload(pieces[chunk.index], BLOB_CHUNK, b"")
+        effects = fetch.handle(Received(send.to, Chunk(blob, chunk.index), payload), 0.01)
+        storing += [e for e in effects if isinstance(e, Ask)]
+        flying += [e for e in effects if isinstance(e, Send)]
+    assert len(storing) == REQUESTS_MAX
+    effects = fetch.handle(Done(storing.pop().job, None), 0.02)
+    assert sum(isinstance(e, Send) for e in effects) == 1  # what was stored makes room
+
+
+def test_answers_that_come_late_all_at_once_are_not_all_kept():
+    """Sources stall, what they owe is asked of others, then all send everything: the disk is still busy."""
+    pieces = tuple(digest(k.to_bytes(4, "big")) for k in range(3000))
+    manifest = Manifest(len(pieces) * BLOB_CHUNK, pieces)
+    blob, sources = blob_id(manifest), tuple(PeerId(f"p{i}") for i in range(100))
+    fetch = Fetch(blob, sources)
+    fetch.handle(Start({}), 0.0)
+    fetch.handle(Received(sources[0], ManifestIs(blob, manifest)), 0.0)
+    sent = fetch.handle(Done(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0)
+    now = 0.0
+    for _ in range(100):
+        now += TICK_S
+        sent += fetch.handle(TimerFired(f"fetch/{blob.hex()}/stall"), now)
+    asked = {(e.to, e.message.index) for e in sent if isinstance(e, Send) and isinstance(e.message, WantChunk)}
+    assert len({index for _, index in asked}) > REQUESTS_MAX
+    storing: set[str] = set()
+    for peer, index in sorted(asked):
+        payload = Payload(pieces[index], BLOB_CHUNK, b"")
+        effects = fetch.handle(Received(peer, Chunk(blob, index), payload), now)
+        storing |= {e.job for e in effects if isinstance(e, Ask)}
+    assert len(storing) <= REQUESTS_MAX

@@ -24,16 +24,17 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Event, Keep, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest
 from atoll.protocol.consensus import raft
-from atoll.protocol.consensus.raft import (
+from atoll.protocol.consensus.raft import Raft
+from atoll.protocol.consensus.raft_words import (
     Append,
     Ballot,
     Committed,
     Elected,
     Entry,
     Meta,
-    Raft,
     Restored,
     SteppedDown,
+    TakeOver,
 )
 
 GAMES = int(os.environ.get("ATOLL_STORIES", "60"))
@@ -412,7 +413,7 @@ def test_words_of_strangers_and_impossible_wishes_are_refused():
     cluster, leader = quiet()
     machine = cluster.raft_of(leader)
     with pytest.raises(PeerFault, match="is none"):
-        machine.handle(Received(PeerId("stranger"), raft.TakeOver(machine.term)), cluster.now)
+        machine.handle(Received(PeerId("stranger"), TakeOver(machine.term)), cluster.now)
     other = cluster.raft_of(next(p for p in cluster.names if p != leader))
     with pytest.raises(ValueError, match=f"ask {leader}"):
         other.propose(b"x", cluster.now)

@@ -6,26 +6,28 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import OWNERS_PER_PART
 from atoll.base.machine import Ask, Done, Effect, Keep, Payload, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest, merkle_root
+from atoll.protocol.reduce.facts import PartAnswered, PartMissing, Reduced
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import Update
-from atoll.protocol.reduce.run import PartAnswered, PartMissing, Reduce, Reduced
+from atoll.protocol.reduce.rows import Update, rows_of
+from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.topology import Topology, butterfly, hierarchical, ring, star, tree
+from atoll.protocol.reduce.watched import reduce_for
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, PartBytes, Repeat, WantPart
-from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.statements import Answered, Commit
 
 RUN = Digest(bytes(32))
 ANSWER_UNTIL = (6.0, 12.0, 18.0, 18.0, 18.0, 18.0)  # as plans have it: owners behind the third have its end
@@ -53,12 +55,15 @@ class Group:
     topology: str = "butterfly"
     dead: set[PeerId] = field(default_factory=set)
     now: float = 0.0
+    has_clock: bool = True
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
         notaries = {p: Notary(RUN, VirtualSigner(p), VirtualVerifier()) for p in self.names}
         topology = topology_named(self.topology, self.names)
-        self.plan = ReducePlan(0, 0, "", topology, self.names, ANSWER_UNTIL[: min(OWNERS_PER_PART, self.count)])
+        never = 0.0 if self.has_clock else 1e8
+        until = tuple(never + t for t in ANSWER_UNTIL[: min(OWNERS_PER_PART, self.count)])
+        self.plan = ReducePlan(0, 0, "", topology, self.names, until, has_clock=self.has_clock)
         self.flying: list[tuple[PeerId, Send]] = []
         self.timers: dict[tuple[PeerId, str], float] = {}
         self.kept: dict[PeerId, dict[str, bytes]] = {p: {} for p in self.names}
@@ -72,13 +77,20 @@ class Group:
         self.commits, self.notaries = commits, notaries
         self.machines = {p: self.machine(p) for p in self.names}
 
-    def machine(self, p: PeerId) -> Reduce:
+    def machine(self, p: PeerId, judges: bool = False) -> Reduce:
         def awaits(part, names, among) -> bool:
             return any(q not in names and q not in self.dead for q in (self.names if among is None else among))
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
-        return Reduce(
-            self.notaries[p], self.plan, keys.get, self.commits.get, awaits, self.dead.__contains__, self.kept[p]
+        return reduce_for(
+            self.notaries[p],
+            self.plan,
+            keys.get,
+            self.commits.get,
+            awaits,
+            self.dead.__contains__,
+            self.kept[p],
+            judges=judges,
         )
 
     def begin(self) -> Group:
@@ -183,16 +195,20 @@ def test_a_dead_owner_is_answered_for_by_the_next_in_the_plan():
         assert first not in group.parts_of(p)[2] and len(group.parts_of(p)[2]) == 3
 
 
-def test_an_owner_that_goes_silent_costs_its_time_and_no_more():
-    """Nobody knows that it is gone: the second owner answers after the first one's deadline."""
-    group = Group(4).begin()
+@pytest.mark.parametrize(("has_clock", "least_s", "most_s"), [(True, 6.0, 18.0), (False, 30.0, 90.0)])
+def test_an_owner_that_goes_silent_costs_its_time_and_no_more(has_clock: bool, least_s: float, most_s: float):
+    """Nobody knows that it is gone: the second owner answers after the first one's deadline.
+
+    Also where rounds have no clock and the plan's times are years away: five windows then, not years.
+    """
+    group = Group(4, has_clock=has_clock).begin()
     first, second = group.plan.owners(1)[:2]
     group.flying = [(s, x) for s, x in group.flying if x.to != first and s != first]
     group.machines[first].handle = lambda event, now: []  # type: ignore[method-assign]  # it hears nothing more
     group.finish()
     others = set(group.names) - {first}
     assert {group.machines[p].answers[1].statement.signer for p in others} == {second}
-    assert 6.0 <= group.now <= 18.0
+    assert least_s <= group.now <= most_s
 
 
 def test_a_part_without_any_owner_is_missing_and_the_others_are_not():
@@ -252,6 +268,21 @@ def answers_after_restart(forgets: bool) -> list[object]:
         said += [send] if sender == owner and isinstance(send.message, Answer) else []
         group.deliver(0)
     return said
+
+
+@pytest.mark.parametrize("witnesses", [0, 1, 2])
+def test_a_plan_with_witnesses_is_never_carried_out_by_a_reduce_that_believes_owners(witnesses: int):
+    """The first owner of five shows its bytes and nobody has signed the same: held at once, or not at all yet."""
+    group = Group(5)
+    group.plan = replace(group.plan, witnesses=witnesses)
+    owner, *_, reader = group.plan.owners(0)
+    machine = group.machine(reader, judges=True)
+    names, whole = group.names, Payload(digest(b"combined"), 8, group.names)
+    rows = rows_of(group.commits[p] for p in names) if witnesses else ZERO_DIGEST
+    said = group.notaries[owner].sign(Answered(0, 0, 0, 0, whole.digest, 8, names, rows))
+    machine.handle(Start({}), 0.0)
+    machine.handle(Received(owner, Answer(0, 0, "", said), whole), 0.0)
+    assert (0 in machine.answers) == (witnesses == 0)
 
 
 def test_a_restarted_owner_never_answers_a_second_time():

@@ -13,7 +13,7 @@ from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.reduce.run import Garbage, NoAnswer
+from atoll.protocol.reduce.facts import Garbage, NoAnswer
 from atoll.protocol.reduce.witness import Doubted
 from atoll.sim.island import IslandKnobs
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name

@@ -11,7 +11,10 @@ import sys
 
 import pytest
 
+from atoll.sim.island import IslandKnobs
+from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios import SCENARIOS, ScenarioFailed, main, run_scenario
+from atoll.sim.swarm import Swarm, SwarmKnobs
 
 
 @pytest.mark.parametrize("name", ["calm", "growth", "frozen"])
@@ -35,6 +38,25 @@ def test_a_small_swarm_weathers_everything(seed: int):
     """Six founders: seed 4 once made an honest voter contradict itself after a restart."""
     report = run_scenario("churn", seed, peers=6, rounds=15)
     assert report.rounds >= 15 and report.members >= 6
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_rounds_that_overlap_training_weather_everything(seed: int):
+    """The same troubles; a trainer has most of the next round's steps when it is asked for them."""
+    report = run_scenario("overlap", seed, peers=6, rounds=15)
+    assert report.rounds >= 15 and report.members >= 6
+
+
+def test_while_trainers_go_on_an_exchange_costs_no_time():
+    """Rounds of 20 steps of 50 ms, exchanges of nearly a second: a round takes what its steps take."""
+    rounds: dict[int, int] = {}
+    for steps in (0, 16):
+        network, island = NetworkKnobs(uplink_bytes_s=1e7), IslandKnobs(update_bytes=2_500_000, overlap=steps)
+        swarm = Swarm(2, SwarmKnobs(4, network=network, island=island))
+        swarm.checkers.faultless = True
+        swarm.world.run(60.0)
+        rounds[steps] = min(swarm.heads())
+    assert rounds[0] < 33 and rounds[16] > 48, rounds
 
 
 def test_a_certificate_of_a_later_view_is_no_fault():

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import Manifest
-from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
+from atoll.wire.messages.history import (
+    Chunk,
+    EraSignature,
+    EraSigned,
+    ManifestIs,
+    Vertices,
+    WantChunk,
+    WantEra,
+    WantManifest,
+    WantVertices,
+)
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
 from atoll.wire.messages.round import (
     Answer,
@@ -101,6 +111,8 @@ MESSAGES = (
     ManifestIs(A, Manifest(5, (B,))),
     WantChunk(A, 3),
     Chunk(A, 3),
+    EraSigned(99, A, (EraSignature(ALICE, b"identity", b"signature"),)),
+    WantEra(99, (ALICE, BOB)),
     Beat(12.5, 7),
     BeatBack(12.5, 13.25, 7),
     MemberReport(SIGNED),

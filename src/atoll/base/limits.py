@@ -4,7 +4,7 @@ from __future__ import annotations
 
 MIB = 2**20
 
-CONTROL_FRAME_MAX = 1 * MIB  # bytes; a vertex of 64 members with certificates is ~300 kB
+CONTROL_FRAME_MAX = 2 * MIB  # bytes; a vertex names who is in each part: 40 members of 7 billion values in fp32
 BULK_FRAME_MAX = 64 * MIB  # bytes; one part of one update. Larger parts are cut by the plan
 BLOB_CHUNK = 1 * MIB  # bytes; big enough to amortise a request, small enough to fetch from many peers
 BLOB_MAX = 64 * 2**30  # bytes; a manifest of such a blob (2 MiB of chunk hashes) still fits one bulk frame
@@ -16,21 +16,32 @@ PIECES_MAX = 64  # that one owner's share is cut into; genesis may be a stranger
 PART_BYTES_MAX = (
     48 * MIB
 )  # of an encoded part; keeps it below a bulk frame with room for the largest codec's extras
+CODEC_EXTRA = 4  # a wire is at most this part longer than its values in fp32: places of a top-k of all are 6 %
 HELD_BYTES_MAX = 512 * MIB  # combined parts of recent rounds in memory; older ones than the current go first
+PART_GIVEN_MAX = 4  # times that one peer is given one part per attempt, or after the round: any may be lost
+PART_GIVEN_S = 60.0  # after which an attempt counts anew: a group's have no end, and a connection may break in one
 OWNERS_PER_PART = 6  # takeover chain: five that die at once leave every part somebody to combine it
-OWNER_WINDOWS = (
-    3  # sub-deadlines in the plan; owners behind the third are for those that are gone, not for the late
-)
+OWNER_WINDOWS = 3  # sub-deadlines in the plan; owners behind the third stand in for the gone, not for the late
 ATTEMPTS_MAX = 64  # windows grow 1.5x per attempt: attempt 20 already waits an hour
 EARLY_MESSAGES_MAX = 2048  # messages for a round not reached yet; older ones are dropped first
-EARLY_BYTES_MAX = 256 * MIB  # their payloads
+EARLY_BYTES_MAX = 256 * MIB  # their payloads and bodies
 ROUNDS_KEPT = 32  # rounds whose combined parts are served to laggards, as far as HELD_BYTES_MAX allows
 EARLY_PER_SENDER_MAX = 256  # of those, from one peer: a flood displaces only its own words
 EARLY_ROUNDS = 2  # rounds ahead of mine that are remembered; whoever is further ahead sends me vertices
 REPORTS_PER_VERTEX_MAX = 256  # signed member reports carried by one vertex
 REPORTS_BYTES_MAX = MIB // 4  # of those together, so that a proposal fits a control frame; a join is ~7 kB
+PROPOSAL_BYTES_MAX = MIB // 32  # beside a body in its frame: a committee's timeouts and certificate are 13 kB
+BODY_BYTES_MAX = CONTROL_FRAME_MAX - PROPOSAL_BYTES_MAX  # a longer one could be agreed on and shown to nobody
+COMMIT_BYTES_MAX = 1536  # of a commitment: words and links are a kilobyte, and a newer peer may say more
+ANSWER_BYTES_MAX = 256  # of an answer, but for the names of its contributors: 200, and a newer peer may say more
+ERA_ROUNDS_MAX = 128  # half of the vertices in memory: what an era began with is at hand when it ends
+ERAS_LACKING_MAX = 1024  # eras in memory that lack signatures, a few kB each; older ones stay as they are on disk
+ERAS_READ_AT_ONCE = 8  # from disk, for those who catch up
+TICKETS_MAX = 256  # invitations of one run that are good at a time; they travel in every vertex
 REPORT_BYTES_MAX = MIB // 8  # of one: what was caught holds two answers, and each may list a thousand contributors
 OPENED_BYTES_MAX = MIB // 64  # of a statement that is remembered as opened: 2048 of those are 32 MiB
+VOTE_KEY_BYTES_MAX = 64  # of a session key: 32 so far
+MISSED_MAX = 1_000_000  # rounds missed in a row; more are not told apart
 WORDS_MAX = 200  # characters of a reason that somebody gives
 ADDRESSES_MAX = 8  # multiaddrs announced by one peer
 ADDRESS_BYTES_MAX = 256  # one multiaddr

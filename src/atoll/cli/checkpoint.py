@@ -69,8 +69,7 @@ def show(
     """Everything a vertex says about its round: ids, time, loss, contributors, who is missing, the state."""
     folder = folder_of(run)
     with kept_in(folder) as kept:
-        if round != -1 and round not in set(kept.rounds):
-            raise _no_such_round(round, folder, max(kept.rounds, default=-1))
+        _check_round(kept, folder, round)
         row = _row(kept, folder, round)
     if json:
         say_json(row)
@@ -101,8 +100,7 @@ def export(
 
     folder = folder_of(run)
     with kept_in(folder) as kept:
-        if round != -1 and round not in set(kept.rounds):
-            raise _no_such_round(round, folder, max(kept.rounds, default=-1))
+        _check_round(kept, folder, round)
         state = read_vertex(kept, folder, round)[1].state
         here = [r for r in kept.rounds if _size_of(_state_path(folder, kept, r)) is not None]
     source = folder / "blobs" / state.hex()
@@ -144,13 +142,14 @@ def _state_path(folder: Path, kept: Kept, round: int) -> Path:
     return folder / "blobs" / read_vertex(kept, folder, round)[1].state.hex()
 
 
-def _no_such_round(round: int, folder: Path, newest: int) -> UsageError:
-    return UsageError(
-        "E-CHK-01",
-        f"round {round} is not in {folder}",
-        cause=f"the newest round here is {newest}",
-        fix="atoll checkpoint list",
-    )
+def _check_round(kept: Kept, folder: Path, round: int) -> None:
+    if round != -1 and round not in set(kept.rounds):
+        raise UsageError(
+            "E-CHK-01",
+            f"round {round} is not in {folder}",
+            cause=f"the newest round here is {max(kept.rounds, default=-1)}",
+            fix="atoll checkpoint list",
+        )
 
 
 def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:

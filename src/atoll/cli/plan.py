@@ -77,12 +77,13 @@ def plan(
 def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> dict[str, Any]:
     """Every recipe on these links, those that real runs can do first, and the recommendation."""
     from atoll.learn.methods import METHODS
-    from atoll.learn.recipes import diloco, swarm_problem
+    from atoll.learn.recipes import diloco, in_swarm, swarm_problem
 
-    recipes = {name: make() for name, make in METHODS.items()}
+    recipes = {name: in_swarm(make()) for name, make in METHODS.items()}
     rows = [_row(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
     rows.sort(key=lambda row: bool(row["not_yet"]))
-    choices = {name: ("", recipe) for name, recipe in recipes.items() if not swarm_problem(recipe)}
+    waiting = {name: recipe for name, recipe in recipes.items() if not recipe.schedule.overlap}
+    choices = {name: ("", recipe) for name, recipe in waiting.items() if not swarm_problem(recipe)}
     choices["diloco, 2 bits up"] = ("2bit", diloco(up="2bit"))
     return {
         "peers": links.peers,
@@ -130,7 +131,7 @@ def _row(
 def _recommended(
     choices: dict[str, tuple[str, Recipe]], layout: Layout, links: Links, step_s: float
 ) -> dict[str, Any]:
-    """Of what real runs can do: whatever keeps peers training with the fewest steps per round.
+    """Of what real runs can do while training waits: whatever keeps peers training with the fewest steps per round.
 
     Loss falls behind synchronous training as rounds get longer; eight bits or two cost it next to nothing
     (bench/RESULTS.md, "convergence"). Between equals the first one, with the finer codec.

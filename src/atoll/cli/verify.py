@@ -93,7 +93,8 @@ def _kept(database: sqlite3.Connection, folder: Path, kept: type[Kept]) -> Kept:
         "SELECT substr(name, 8) FROM kept WHERE name GLOB 'vertex/[0-9]*' ORDER BY CAST(substr(name, 8) AS INTEGER)"
     )
     rounds = [int(name) for (name,) in names if name.isdecimal()]
-    return kept(run, genesis, rounds, lambda round: value(f"vertex/{round}"))
+    era = lambda round: value(f"sealed/{round}") or value(f"era/{round}")  # noqa: E731  # as short as its neighbour
+    return kept(run, genesis, rounds, lambda round: value(f"vertex/{round}"), era)
 
 
 def check_blobs(folder: Path) -> tuple[int, list[str]]:
@@ -180,8 +181,8 @@ def _spans(rounds: list[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def _spans_text(rounds: list[int]) -> str:
-    return ", ".join(str(a) if a == b else f"{a}…{b}" for a, b in _spans(rounds))
+def spans_text(spans: list[tuple[int, int]]) -> str:
+    return ", ".join(str(a) if a == b else f"{a}…{b}" for a, b in spans)
 
 
 def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
@@ -202,6 +203,8 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "gaps": _spans(audit.missing),
         "unchecked": audit.unchecked,
         "recoveries": audit.recoveries,
+        "eras": [asdict(e) | {"sealed": e.sealed} for e in audit.eras],
+        "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
         "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},
         "blobs": blobs,
@@ -219,11 +222,14 @@ def _say(audit: Audit, blobs: int | None) -> None:
     if audit.trusted >= 0:
         say(f"  everything up to round {audit.trusted} is believed because you trust that vertex")
     if audit.missing:
-        say(f"  gaps: rounds {_spans_text(audit.missing)}")
+        say(f"  gaps: rounds {spans_text(_spans(audit.missing))}")
     if audit.unchecked:
-        say(f"  not judged, because what they follow is lost or damaged: rounds {_spans_text(audit.unchecked)}")
+        rounds = spans_text(_spans(audit.unchecked))
+        say(f"  not judged, because what they follow is lost or damaged: rounds {rounds}")
     for round in audit.recoveries:
         say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
+    for line in _eras_text(audit):
+        say(f"  {line}")
     for c in audit.members[-CHANGES_SHOWN:]:
         news = [f"+ {', '.join(c.joined)}"] * bool(c.joined) + [f"− {', '.join(c.left)}"] * bool(c.left)
         say(f"  round {c.round:>6}: {c.voters} voters, {c.present} members  {'  '.join(news)}".rstrip())
@@ -236,6 +242,35 @@ def _say(audit: Audit, blobs: int | None) -> None:
         say(f"  {blobs} blobs read")
     count = len(audit.problems)
     say("intact" if audit.intact else f"broken: {count} problem{'s' * (count > 1)}")
+
+
+def votes_alone(audit: Audit) -> list[tuple[int, int]]:
+    """Spans of rounds that no quorum of long-lived identities holds: only the Ed25519 votes under them do."""
+    held = {r for e in audit.eras if e.sealed and e.anchored for r in range(e.first, e.last + 1)}
+    return _spans([r for r in range(audit.head + 1) if r not in held])
+
+
+def _eras_text(audit: Audit) -> list[str]:
+    if not audit.settings.era_rounds:
+        return [
+            "all rounds are protected by Ed25519 votes alone: this run was founded with run.era_rounds = 0, or "
+            "before identities signed histories"
+        ]
+    held = [e for e in audit.eras if e.sealed and e.anchored and e.last > audit.trusted]
+    whom = "a quorum of identities (Ed25519 and ML-DSA-65)"
+    rounds = spans_text(_spans([r for e in held for r in range(e.first, e.last + 1)]))
+    lines = [f"held by {whom}: rounds {rounds}, eras: {len(held)}"] if held else []
+    for e in audit.eras:
+        if not e.sealed:
+            lines.append(
+                f"rounds {e.first}…{e.last}: {e.signed} of {e.needed} identities needed have signed so far"
+            )
+    alone = votes_alone(audit)
+    if alone:
+        over = audit.eras[-1].last if audit.eras else -1
+        open_era = f"; the era of round {over + 1} is not over" if audit.head > over else ""
+        lines.append(f"protected by Ed25519 votes alone: rounds {spans_text(alone)}{open_era}")
+    return lines
 
 
 def _tail(peer: PeerId) -> str:

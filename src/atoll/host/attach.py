@@ -2,8 +2,9 @@
 
 After `attach` your loop goes on as it was. After every inner step of the optimizer a hook counts; when the round's
 steps are done, or its time is, the hook hands the parameters to the peer process, waits for the agreed ones, and
-returns. Learning-rate schedulers, gradient accumulation and GradScaler stay yours: a step that GradScaler skips
-does not fire the hook and is not counted, and a round ends by its time even if steps are skipped.
+returns. With `overlap` it returns at once, and what is agreed is merged some steps later. Learning-rate schedulers,
+gradient accumulation and GradScaler stay yours: a step that GradScaler skips does not fire the hook and is not
+counted, and a round ends by its time even if steps are skipped.
 
 Promises: the model's tensors stay the same objects, only their values change, inside `optimizer.step()`; the
 optimizer's own state is never touched; the data never leaves this process. If the peer process dies the hook
@@ -31,8 +32,9 @@ from torch import nn
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.host.attached import Attach, Closed, Farewell, Over, Told, ToUser, Trouble
 from atoll.host.shared import Mailbox, anonymous
-from atoll.host.trainer import LENGTH, Cancel, Carried, Train, Trained, WriteX
+from atoll.host.trainer.words import LENGTH, Cancel, Carried, Merge, Train, Trained, WriteX
 from atoll.learn.layout import flatten, layout_of, unflatten
+from atoll.learn.merge import merge
 from atoll.learn.recipes import Recipe, own_loop
 
 T = TypeVar("T")
@@ -77,9 +79,12 @@ class Run:
         self.done = False  # the run is over; the model holds the agreed parameters
         self.shard_index, self.shard_count = 0, 1  # this round's slice of the data, for `shard`
         self._process: subprocess.Popen[bytes] | None = None
-        self._steps = self._reported = 0
-        self._loss_sum = 0.0
+        self._steps = self._reported = 0  # since the parameters were handed over
+        self._loss_sum = self._seconds = 0.0
         self._cancelled = -1
+        self._job: Train | None = None  # what the peer waits for
+        self._full = self._may = 0  # steps of a round, and how many of the next may be taken before it is asked for
+        self._sent_F: torch.Tensor | None = None  # what was handed over, while the loop goes on
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
@@ -107,7 +112,7 @@ class Run:
         self._socket = ours
         atexit.register(self.close)
         self._say(Attach(layout=self._layout, **self._wish))
-        self._serve_until_next_train()
+        self._go_on()
         if not self.done:
             self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
         return self
@@ -151,36 +156,49 @@ class Run:
         if self.done or self._process is None:
             return
         self._steps += 1
-        while select.select([self._socket], [], [], 0)[0]:
-            self._take(self._hear())
-        job = self._job
-        late = job.until is not None and time.monotonic() >= job.until
-        if self._steps < job.steps and not late and self._cancelled < job.job:
-            return
-        self._give_x()
-        loss = self._loss_sum / self._reported if self._reported else 0.0
-        seconds = time.monotonic() - self._began
-        samples = self._steps * self._batch
-        self._say(Trained(self._steps, samples, samples, loss, seconds, 0, ()))
-        self._serve_until_next_train()
+        self._seconds += time.monotonic() - self._resumed
+        self._go_on()
 
-    def _serve_until_next_train(self) -> None:
-        """The peer has the floor: it writes what was agreed, then asks for the next steps."""
+    def _go_on(self) -> None:
+        """Returns as soon as the loop may take its next step; the peer has the floor until then."""
         while not self.done:
-            word = self._hear()
-            if isinstance(word, Train):
-                self._job, self._began = word, time.monotonic()
-                self.shard_index, self.shard_count = word.shard, word.shards
-                self._steps = self._reported = 0
-                self._loss_sum = 0.0
-                return
-            self._take(word)
+            while select.select([self._socket], [], [], 0)[0]:
+                self._take(self._hear())
+            job = self._job
+            if job is not None and self._due(job):
+                self._hand_over(job)
+            elif job is not None or self._steps < self._may:
+                break
+            elif not self.done:
+                self._take(self._hear())
+        self._resumed = time.monotonic()
+
+    def _due(self, job: Train) -> bool:
+        late = job.until is not None and time.monotonic() >= job.until
+        return self._steps > 0 and (self._steps >= job.steps or late or self._cancelled >= job.job)
+
+    def _hand_over(self, job: Train) -> None:
+        sent_F = self._give_x()
+        loss = self._loss_sum / self._reported if self._reported else 0.0
+        steps, samples, seconds = self._steps, self._steps * self._batch, self._seconds
+        self._sent_F = sent_F if job.ahead else None
+        self._full = job.steps if job.ahead else 0
+        self._may = 0 if self._cancelled >= job.job else job.ahead
+        self._job, self._steps, self._reported, self._loss_sum, self._seconds = None, 0, 0, 0.0, 0.0
+        self._say(Trained(steps, samples, samples, loss, seconds, 0, ()))
 
     def _take(self, word: ToUser) -> None:
         match word:
+            case Train():
+                self._job = word
+                self.shard_index, self.shard_count = word.shard, word.shards
             case WriteX():
                 own = flatten(self._model, self._layout)[1]
                 unflatten(self._mailbox.x_F, own, self._model, self._layout)
+                self._steps, self._may, self._sent_F = 0, 0, None
+                self._say(Carried())
+            case Merge():
+                self._merge(word)
                 self._say(Carried())
             case Cancel(job):
                 self._cancelled = job
@@ -198,11 +216,23 @@ class Run:
             case Trouble(code, what, cause, fix):
                 self.close()
                 raise _error(code)(code, what, cause=cause, fix=fix)
-            case Train():
-                raise AssertionError("asked to train while training")
 
-    def _give_x(self) -> None:
-        self._mailbox.x_F.copy_(flatten(self._model, self._layout)[0])
+    def _merge(self, word: Merge) -> None:
+        """What was agreed goes into the model; the steps since the hand-over stay."""
+        x_F, own = flatten(self._model, self._layout)
+        here = slice(word.lo, word.hi)
+        x_N, new_N = x_F[here], self._mailbox.x_F[here]
+        if word.how == "shift":
+            x_N.add_(new_N)
+        else:
+            x_N.copy_(merge(word.how, x_N, x_N if self._sent_F is None else self._sent_F[here], new_N))
+        unflatten(x_F, own, self._model, self._layout)
+        self._sent_F, self._may = None, self._full
+
+    def _give_x(self) -> torch.Tensor:
+        x_F = flatten(self._model, self._layout)[0]
+        self._mailbox.x_F.copy_(x_F)
+        return x_F
 
     # ---- the socket ----------------------------------------------------------------------------------------
 
@@ -282,16 +312,26 @@ def found(
     outer_momentum: float = 0.6,
     up: str = "int8",
     down: str = "int8",
+    fragments: int = 1,
+    overlap: int = 0,
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
 ) -> Run:
     """A new run of DiLoCo rounds over the model that is attached next; `run.ticket` then lets others join.
 
     `inner_steps` optimizer steps make a round; `rounds=0` goes on until everybody leaves; training begins when
-    `start_peers` are there. The outer step is Nesterov(outer_lr, outer_momentum), see docs/config.md.
+    `start_peers` are there. The outer step is Nesterov(outer_lr, outer_momentum); `overlap` steps go on while a
+    round is agreed, and rounds carry one of `fragments` each: see docs/config.md.
     """
     recipe = own_loop(
-        rounds=rounds, inner_steps=inner_steps, outer_lr=outer_lr, outer_momentum=outer_momentum, up=up, down=down
+        rounds=rounds,
+        inner_steps=inner_steps,
+        outer_lr=outer_lr,
+        outer_momentum=outer_momentum,
+        up=up,
+        down=down,
+        fragments=fragments,
+        overlap=overlap,
     )
     return Run(
         folder=Path(folder),

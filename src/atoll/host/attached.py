@@ -1,6 +1,6 @@
 """The peer process behind a user's own training loop, and the stand-in for a trainer through which it drives it.
 
-Turned round from `trainer.py`: there the peer starts the trainer, here the user's process is the trainer and starts
+Turned round from `trainer/`: there the peer starts the trainer, here the user's process is the trainer and starts
 the peer (`python -m atoll.host.attached`). Same commands and answers, same shared memory, over a socket pair.
 If either side dies the other one notices by the end of the socket: the peer says farewell, the loop gets an error.
 """
@@ -13,7 +13,7 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 import torch
@@ -24,25 +24,25 @@ from atoll.base.machine import Fact
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door
 from atoll.host.shared import Mailbox
-from atoll.host.trainer import (
+from atoll.host.trainer import Evaluated, TrainerFailed, TrainerSpec
+from atoll.host.trainer.words import (
     FRAME_MAX,
     LENGTH,
     Broken,
     Cancel,
     Carried,
-    Evaluated,
+    Merge,
     Train,
     Trained,
-    TrainerFailed,
-    TrainerSpec,
     WriteX,
 )
 from atoll.learn.layout import Layout, difference
+from atoll.learn.merge import Merge as How
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState, state_bytes
 from atoll.node.facts import RoundClosed
 from atoll.node.peer import GenesisKnown, Refused, RunOver
-from atoll.node.settings import RunSettings
+from atoll.node.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.plan import RoundSettings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
     """Last words of the user's process."""
 
 
-ToUser = Train | Cancel | WriteX | Told | Closed | Over | Trouble
+ToUser = Train | Cancel | WriteX | Merge | Told | Closed | Over | Trouble
 FromUser = Attach | Trained | Carried | Broken | Farewell
 
 
@@ -142,10 +142,18 @@ class AttachedTrainer:
         return self.layout
 
     async def train(
-        self, steps: int, *, cursor: int, shard: int, shards: int, global_step: int, until: float | None = None
+        self,
+        steps: int,
+        *,
+        cursor: int,
+        shard: int,
+        shards: int,
+        global_step: int,
+        until: float | None = None,
+        ahead: int = 0,
     ) -> Trained:
         self._job += 1
-        return await self._ask(Train(self._job, steps, until, cursor, shard, shards, global_step), Trained)
+        return await self._ask(Train(self._job, steps, until, cursor, shard, shards, global_step, ahead), Trained)
 
     def cancel(self) -> None:
         self.say(Cancel(self._job))
@@ -158,10 +166,15 @@ class AttachedTrainer:
             self._mailbox.x_F.copy_(x_F)
             await self._turn(WriteX(counters), Carried)
 
-    async def evaluate(self, samples: int = 512) -> Evaluated:
+    async def merge(self, lo: int, value_N: Tensor, how: How | Literal["shift"]) -> None:
+        async with self._lock:
+            self._mailbox.x_F[lo : lo + len(value_N)].copy_(value_N)
+            await self._turn(Merge(lo, lo + len(value_N), how), Carried)
+
+    async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> Evaluated:
         raise TrainerFailed("refused", "an attached loop evaluates its model itself", alive=True)
 
-    async def sample(self, prompt: str, n: int, seed: int = 0) -> str:
+    async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
         raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
 
     async def inner_state(self) -> bytes:
@@ -248,6 +261,8 @@ async def _main(fd: int, memory: int) -> None:
     if trouble:
         trainer.say(Trouble(trouble[0].code, trouble[0].what, trouble[0].cause, trouble[0].fix))
     elif over.is_set():
+        with suppress(TrainerFailed):
+            await host.island.end_on_head()
         trainer.say(Over(host.machine.history.head_body.trained if host.machine.history else 0))
         with suppress(TimeoutError):  # laggards may still need what we hold
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
@@ -271,15 +286,16 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         x_F.clone(), torch.zeros(layout.parameters), torch.zeros(layout.counters, dtype=torch.int64)
     )
     beginning = Beginning(wish.recipe, layout, state_bytes(first, layout), ATTACHED, b"")
-    steps = wish.recipe.schedule.inner_steps
+    schedule = wish.recipe.schedule
     quorum = "majority" if wish.trust == "private" else "two-thirds"
     settings = RunSettings(
         name=wish.name,
-        rounds=wish.rounds,
+        rounds=wish.rounds * schedule.fragments,
         start_peers=wish.start_peers,
         tolerance=0.0 if wish.trust == "private" else 0.33,
         witnessed=wish.trust == "open",
-        round=RoundSettings(inner_steps=steps, quorum=quorum),
+        era_rounds=ERA_ROUNDS,
+        round=RoundSettings(inner_steps=schedule.turn_steps, quorum=quorum),
     )
     return beginning, settings
 

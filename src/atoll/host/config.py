@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from atoll.learn.recipes import Recipe
 
 ENVIRONMENT = "ATOLL_"
+BUILT = (
+    "diloco",
+    "streaming",
+    "auto",
+    "eager",
+)  # made as the config says; others are only adjusted
 
 
 def load_config(
@@ -47,7 +53,7 @@ def load_config(
 def recipe_of(config: Config) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
     from atoll.learn.methods import METHODS
-    from atoll.learn.recipes import demo_recipe, diloco
+    from atoll.learn.recipes import demo_recipe, in_swarm, overlapping
 
     train, sync = config.train, config.sync
     schedule = config.run.rounds if config.run.rounds is not None else None
@@ -66,11 +72,12 @@ def recipe_of(config: Config) -> Recipe:
     }
     given = {k: v for k, v in wanted.items() if v is not None}
     try:
-        if train.recipe == "diloco":
-            recipe = diloco(config.model.name or "gpt-tiny", **given)
+        if train.recipe in BUILT:
+            recipe = in_swarm(METHODS[train.recipe](config.model.name or "gpt-tiny", **given), sync.down or "int8")
         else:
             tuned = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
             recipe = _adjusted(tuned, given, config.model.name)
+        recipe = overlapping(recipe, sync.overlap, sync.fragments)
     except ValueError as why:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
     inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
@@ -94,16 +101,17 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
     run, owner_s = config.run, config.consensus.timeout / 5
     return RunSettings(
         name=run.name,
-        rounds=recipe.schedule.rounds if run.rounds is None else run.rounds,
+        rounds=recipe.schedule.turns if run.rounds is None else run.rounds * recipe.schedule.fragments,
         start_peers=run.start_peers,
         min_peers=run.min_peers,
         open_to_all=run.open_to_all,
+        era_rounds=run.era_rounds,
         topology=config.sync.topology,
         statistic=config.sync.statistic,
         tolerance=tolerance_of(run),
         witnessed=run.trust == "open",
         round=RoundSettings(
-            inner_steps=recipe.schedule.inner_steps,
+            inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,
             train_max_s=run.train_max,
             owner_s=owner_s,

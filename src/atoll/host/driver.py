@@ -54,6 +54,7 @@ from atoll.keys.identity import (
     public_from_bytes,
     signature_bytes,
 )
+from atoll.keys.signer import Vouch
 from atoll.node.facts import RoundClosed
 from atoll.node.peer import MembershipChanged, Peer, Wish
 from atoll.policy.plan import quorum
@@ -107,7 +108,8 @@ class Driver:
         self.run_id, self.wish, self.bootstrap = me.run, me.wish, me.bootstrap
         self.island = island
         known = tuple(p for _, p in me.bootstrap if p is not None)
-        self.machine = Peer(me.run, me.signer, SessionVerifier(), me.wish, me.genesis, known)
+        vouch = Vouch(public_bytes(me.identity.public), self._sign_for_long)
+        self.machine = Peer(me.run, me.signer, SessionVerifier(), me.wish, me.genesis, known, vouch)
         self.clock = Clock()
         self.record = Record(self.folder / "facts.jsonl")
         self.progress = Progress.of(self.record.tail())
@@ -203,9 +205,8 @@ class Driver:
                 cause="genesis names the founder, unless the founder chose somebody else",
                 fix="atoll recover in the founder's folder",
             )
-        sign = lambda data: signature_bytes(self.identity.sign(data))  # noqa: E731  # handed on once
         try:
-            self._carry_out_all(self.machine.recover(sign, self.clock.now()))
+            self._carry_out_all(self.machine.recover(self._sign_for_long, self.clock.now()))
         except ValueError as why:
             raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
 
@@ -301,6 +302,10 @@ class Driver:
     @property
     def bytes_in(self) -> int:
         return self._bytes_before[1] + self.links.traffic()[1]
+
+    def _sign_for_long(self, data: bytes) -> bytes:
+        """By this peer's identity, with both keys."""
+        return signature_bytes(self.identity.sign(data))
 
     def _identity_of(self, peer: PeerId) -> PublicIdentity | None:
         """The long-lived keys that a member joined with: nobody takes its place with other ones."""

@@ -44,12 +44,12 @@ from atoll.host.group_island import (
     fused,
     unfused,
 )
-from atoll.host.learning import Founded
+from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.store import in_use
 from atoll.learn.codec import codec_named
 from atoll.node.facts import OtherSize, RoundBegan, RoundClosed
-from atoll.node.peer import GenesisKnown, Refused
+from atoll.node.peer import CaughtUp, GenesisKnown, Refused
 from atoll.node.settings import RunSettings
 from atoll.node.topology import TOPOLOGIES
 from atoll.node.trial import Commits
@@ -218,7 +218,8 @@ def found(
     far from "us/cleo"; else what is cheapest on the links that members have measured and agreed on so far. It is
     the group's, since all members must have the same plan.
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. A member whose
-    user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone.
+    user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone; one
+    that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`.
     Raises UsageError for settings that cannot be.
     """
     for named in (codec, way_back or codec):
@@ -230,7 +231,7 @@ def found(
         inner_steps=1,
         first_train_s=FOREVER_S,
         train_max_s=FOREVER_S,
-        owner_s=max(6.0, silence_s),
+        owner_s=max(timeout_s, silence_s),
         suspect_s=silence_s,
         beat_s=min(2.0, silence_s / 3),
     )
@@ -243,6 +244,7 @@ def found(
         update_bytes=SLICE_BYTES,
         learning=msgspec.msgpack.encode(terms),
     )
+    with_room(settings)
 
     async def opening() -> tuple[GroupHost, str]:
         founded, where = Founded(settings, STATE), Listening(listen, announce)
@@ -373,6 +375,8 @@ class GroupHost(driver.Driver):
                     lets_in = _lets_in(fact.body.reports) or (before is not None and _newcomers(before.members))
                     again = bool(fact.missing) and lets_in
                     self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)), again)
+            case CaughtUp(round=round):
+                self.island.missed(round, _left_behind())
             case OtherSize():
                 self.island.fails(fact.round, self._other_size(fact))
             case Refused():
@@ -458,6 +462,15 @@ def _codec_name(name: str) -> str:
         raise UsageError(
             "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"
         ) from None
+
+
+def _left_behind() -> AtollError:
+    return RunFailedError(
+        "E-RED-13",
+        "the group agreed on this all-reduce, and its mean did not reach this member",
+        cause="its links were too slow or broke for a while; its tensors are as they were",
+        fix="go on with the next call; where tensors must be equal everywhere, take them from another member first",
+    )
 
 
 def _newcomers(members: Iterable[Member]) -> bool:

@@ -124,6 +124,20 @@ class GroupIsland:
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
 
+    def missed(self, upto: int, why: AtollError) -> None:
+        """The group went past the round of my call and I do not hold its mean: the next call is for the next round.
+
+        Kept for the next round it would be averaged with calls that come after it, or wait for ever for one.
+        """
+        if self.current is None or self.current[0] > upto:
+            return
+        self._others_are_served()
+        _, mine = self.current
+        self.current, self._parts = None, ()
+        self.calls.popleft()
+        if not mine.future.done():
+            mine.future.set_exception(why)
+
     def fails(self, round: int, why: AtollError) -> None:
         """The call of this round cannot succeed: its user is told at once, its tensors stay as they are."""
         mine = self._mine(round)

@@ -1,8 +1,8 @@
 """The island behind a peer: the trainer process that owns the device, and the tensors of the shared state.
 
-Carries out the work that machines ask for, off the event loop: training in the trainer's own process, tensor
-arithmetic on one thread (torch releases Python's lock), disk on another. Anchor, outer state and error feedback
-belong to the peer and live here, so a crashed trainer costs a round and nothing more.
+Carries out the work that machines ask for, off the event loop: training in the trainer's own process (`tended.py`),
+tensor arithmetic on one thread (torch releases Python's lock), disk on another. Anchor, outer state and error
+feedback belong to the peer and live here and in `shelf.py`, so a crashed trainer costs a round and nothing more.
 Promises: every piece of work is answered once; `Advanced` and `Adopt` are answered when their bytes are durable.
 Never decides anything: what is counted and what is the head is said by the vertex.
 """
@@ -12,35 +12,36 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
-import msgspec
 import torch
 from torch import Tensor
 
-from atoll.base.errors import PeerFault, RunFailedError
-from atoll.base.ids import Digest, Seconds
+from atoll.base.errors import RunFailedError
+from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.host.attached import AttachedTrainer
-from atoll.host.learning import ATTACHED, Learning
+from atoll.host.learning import Learning
+from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
-from atoll.host.trainer import Beat, Evaluated, Trainer, TrainerFailed, TrainerSpec
+from atoll.host.tended import Tended
+from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.combine import combine
 from atoll.learn.data import cursor_after
-from atoll.learn.layout import check_same
+from atoll.learn.eager import Own
+from atoll.learn.merge import Merge
 from atoll.learn.outer import SHARED, momentum_of
-from atoll.learn.state import SharedState, advance, export_model, state_bytes, state_from_bytes
+from atoll.learn.schedule import turn_of
+from atoll.learn.state import SharedState, advance, decode_parts, export_model
 from atoll.learn.statistic import Statistic
 from atoll.learn.update import (
     Common,
     Update,
     encode_update,
-    memory_bytes,
-    memory_from_bytes,
+    moved,
     part_bounds,
     part_codec,
     part_codecs,
@@ -49,61 +50,44 @@ from atoll.learn.update import (
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
 from atoll.protocol.reduce.work import Combine, Combined
 
-STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
-STATES_KEPT_S = 60.0  # older ones stay on disk for laggards this long, which a download of the head has to fit
-STATES_KEPT_MAX = 64  # of them; rounds of a second each would fill the disk
-RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0  # a trainer that failed is started again after this long, doubling
-FAILURES_MAX = 6  # in a row; then the peer leaves with a farewell
-
-
-class Private(msgspec.Struct, frozen=True):
-    """What only this peer knows; good for exactly one vertex."""
-
-    vertex: Digest
-    memory: bytes
-    inner: bytes
-
 
 class Island:
-    """`data` is a path or name for the trainer; None until the data set is here."""
+    """`trains` is false for an observer; `trainer` is the user's own loop, or None for a process of ours."""
 
     def __init__(
         self, store: Store, threads: int, trains: bool = True, trainer: AttachedTrainer | None = None
     ) -> None:
-        self.store, self.threads, self.trains = store, threads, trains
+        self.store, self.trains = store, trains
         self.learning: Learning | None = None
-        self.data: str | None = None
-        self.attached = trainer is not None
-        self.trainer = trainer or Trainer(on_beat=self._on_beat)
-        self.trainer_ready = False
-        self.failures = 0
-        self.retry_at: Seconds = 0.0
-        self.beat: Beat | None = None
-        self.on_beat: Callable[[Beat], None] = lambda beat: None
+        self.tended = Tended(threads, trainer)
+        self.trainer = self.tended.trainer
+        self.shelf = Shelf(store)
         self.head: SharedState | None = None
         self.head_name: Digest | None = None
         self.head_vertex: Digest | None = None
         self.adopted = -1  # the round whose state is the head, or is just becoming it
-        self.states: OrderedDict[Digest, SharedState] = OrderedDict()
-        self.kept_since: dict[Digest, float] = {}  # states on disk -> when they were put there
         self.memory_F: Tensor | None = None
         self.inner = b""
         self.update: Update | None = None
         self.up: tuple[Codec, ...] = ()  # what it was encoded with
+        self.own: Own | None = None  # my own anchor, where the recipe gives every member one
+        self.means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
+        self.members = 1  # whose updates make the mean of this round
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
-        self._equipped = asyncio.Event()
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
-        self._device = asyncio.Lock()  # one trainer command at a time, in the order they were asked
+        self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
 
     def equip(self, data: str) -> None:
         """The data set is here: from now on there is something to train."""
-        self.data = data
-        self._equipped.set()
+        self.tended.equip(data)
 
     async def close(self) -> None:
         await self.trainer.stop()
+        if self._merging is not None:
+            self._merging.cancel()
+            await asyncio.gather(self._merging, return_exceptions=True)
         self._arithmetic.shutdown(wait=True, cancel_futures=True)
         self._disk.shutdown(wait=True, cancel_futures=True)
 
@@ -114,7 +98,12 @@ class Island:
             case Train():
                 return await self._train(work)
             case Encode():
-                return await loop.run_in_executor(self._arithmetic, self._encode, work)
+                if self.own is not None and work.round <= self.adopted:  # it must not move my anchor any more
+                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+                encoded = await loop.run_in_executor(self._arithmetic, self._encode, work)
+                if self.own is not None:
+                    await self._merge_own(self.own)
+                return encoded
             case Combine():
                 if work.round <= self.adopted:
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
@@ -133,16 +122,31 @@ class Island:
 
     async def evaluate(self, samples: int = 512) -> Evaluated:
         """Validation loss of the head."""
-        await self._equipped.wait()
-        async with self._device:
+        await self.tended.equipped()
+        async with self.tended.turn:
             await self._ready()
-            return await self.trainer.evaluate(samples)
+            return await self.trainer.evaluate(samples, self._apart)
 
     async def sample(self, prompt: str, count: int, seed: int) -> str:
-        await self._equipped.wait()
-        async with self._device:
+        await self.tended.equipped()
+        async with self.tended.turn:
             await self._ready()
-            return await self.trainer.sample(prompt, count, seed)
+            return await self.trainer.sample(prompt, count, seed, self._apart)
+
+    async def end_on_head(self) -> None:
+        """The run is over: the live parameters become the agreed ones."""
+        head_F = self._apart
+        if head_F is None or not self.tended.ready:
+            return
+        async with self.tended.turn:
+            await self.trainer.write_x(head_F)
+
+    @property
+    def _apart(self) -> Tensor | None:
+        """The head's parameters, where live ones do not begin every round from them."""
+        schedule = self._learning.recipe.schedule
+        apart = schedule.overlap or schedule.fragments > 1 or self.own is not None
+        return self.head.anchor_F if apart and self.head is not None else None
 
     async def export(self) -> bytes:
         """The agreed model by tensor name, as a safetensors file."""
@@ -155,18 +159,15 @@ class Island:
     async def _train(self, work: Train) -> Trained:
         if not self.trains:
             raise RunFailedError("E-TRN-10", "this peer does not train")
-        if time.monotonic() < self.retry_at:
-            raise RunFailedError("E-TRN-11", f"its trainer failed {self.failures} times and is being restarted")
         begin = time.monotonic()
-        try:
-            async with asyncio.timeout(work.seconds_max):
-                await self._equipped.wait()
-        except TimeoutError:
-            raise RunFailedError("E-TRN-12", "its data set has not arrived yet") from None
-        async with self._device:
+        await self.tended.wanted(work.seconds_max)
+        async with self.tended.turn:
+            if self._runs_on and work.round <= self.adopted:
+                raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
             try:
                 await self._ready()
                 assert self.head is not None
+                schedule, self.members = self._learning.recipe.schedule, work.shards
                 done = await self.trainer.train(
                     work.steps,
                     cursor=cursor_after(self.head.samples, work.shards),
@@ -174,11 +175,12 @@ class Island:
                     shards=work.shards,
                     global_step=self.head.steps,
                     until=begin + work.seconds_max,
+                    ahead=schedule.overlap if self.own is None else schedule.inner_steps,
                 )
             except TrainerFailed as failed:
-                await self._trainer_failed()
+                await self.tended.failed()
                 raise failed
-        self.failures = 0
+        self.tended.failures = 0
         if done.steps == 0 or done.loss is None:
             return Trained(0, 0, 0.0, 0.0)
         self.loss_since += done.loss * done.steps
@@ -191,66 +193,49 @@ class Island:
         """Start the trainer before it is needed: a newcomer's first round should not wait for imports."""
         if not self.trains:
             return
-        await self._equipped.wait()
-        async with self._device:
+        await self.tended.equipped()
+        async with self.tended.turn:
             try:
                 await self._ready()
             except TrainerFailed:
-                await self._trainer_failed()
+                await self.tended.failed()
 
     async def _ready(self) -> None:
         """The trainer runs and holds the live parameters."""
-        if self.trainer_ready:
+        if self.tended.ready:
             return
-        recipe = self._learning.recipe
-        assert self.head is not None and self.data is not None
-        if self._learning.data == ATTACHED and not self.attached:
-            raise TrainerFailed(
-                "refused",
-                "this run trains a model of its members' own",
-                cause="its founder attached a PyTorch model from Python",
-                fix="in your own training loop: atoll.join(ticket).attach(model, optimizer)",
-            )
-        spec = TrainerSpec(
-            recipe.model, recipe.seed, self.data, recipe.batch, recipe.seq_len, recipe.inner, self.threads
-        )
-        layout = await self.trainer.start(spec)
-        check_same(self._learning.layout, layout)
+        assert self.head is not None
+        await self.tended.start(self._learning)
         if self.inner:
             await self.trainer.set_inner_state(self.inner)
         written = None
         while written is not self.head:  # vertices are adopted while it starts
             written = self.head
-            await self.trainer.write_x(written.anchor_F)
+            await self.trainer.write_x(written.anchor_F if self.own is None else self.own.anchor_F)
         self.steps_since, self.loss_since = 0, 0.0
-        self.trainer_ready = True
-
-    async def _trainer_failed(self) -> None:
-        """Start anew from the anchor, later each time: what the live parameters held is lost."""
-        self.trainer_ready = False
-        self.failures += 1
-        self.retry_at = time.monotonic() + min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** (self.failures - 1))
-        await self.trainer.stop()
-
-    @property
-    def hopeless(self) -> bool:
-        return self.failures >= FAILURES_MAX
-
-    def _on_beat(self, beat: Beat) -> None:
-        self.beat = beat
-        self.on_beat(beat)
+        self.tended.ready = True
 
     # ---- tensors -------------------------------------------------------------------------------------------
 
     def _encode(self, work: Encode) -> Encoded:
         assert self.head is not None
-        recipe = self._learning.recipe
-        native.load_for(len(self.head.anchor_F))
-        bounds = part_bounds(len(self.head.anchor_F), work.shares)
-        x_F = self.trainer.read_x()
-        self.up = part_codecs(recipe.coding.up, self._common(work.round), bounds)
-        self.update = encode_update(self.head.anchor_F, x_F, self.memory_F, bounds, self.up, recipe.coding.beta)
+        coding, (lo, hi) = self._learning.recipe.coding, self._turn(self.head)
+        native.load_for(hi - lo)
+        bounds, anchor_F = part_bounds(hi - lo, work.shares), self.head.anchor_F
+        if self.own is not None:
+            anchor_F = self.own.anchor_F
+        x_N, memory_N = self.trainer.read_x()[lo:hi], None if self.memory_F is None else self.memory_F[lo:hi]
+        self.up = part_codecs(coding.up, self._common(work.round), moved(bounds, lo))
+        self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
+        if self.own is not None:
+            wires = zip(self.up, self.update.wires, bounds, strict=True)
+            mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
+            self.own.sent(self._outer, mine_F, self.members, self.head.steps)
         return Encoded(tuple(_payload(wire) for wire in self.update.wires))
+
+    def _turn(self, before: SharedState) -> tuple[int, int]:
+        """[lo, hi) of the vector that the round after this state carries."""
+        return turn_of(self._learning.recipe.schedule, self._learning.layout, before.round)
 
     def _common(self, round: int) -> Common:
         assert self.head is not None and self.head_name is not None
@@ -258,8 +243,8 @@ class Island:
         return Common(round, self.head, self.head_name, learning.layout, momentum_of(learning.recipe.outer))
 
     def _combine(self, work: Combine, common: Common) -> Combined:
-        coding, floats = self._learning.recipe.coding, self._learning.layout.floats
-        bounds = part_bounds(floats, work.shares)
+        coding, (begin, end) = self._learning.recipe.coding, self._turn(common.state)
+        bounds = moved(part_bounds(end - begin, work.shares), begin)
         lo, hi = bounds[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
         up = part_codec(coding.up, common, bounds, work.part)
@@ -270,121 +255,178 @@ class Island:
         return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)
 
     def _advance(self, work: Advance) -> Advanced:
-        before = self._state(work.before)
+        before = self._find(work.before)
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        recipe, layout = self._learning.recipe, self._learning.layout
-        assert isinstance(recipe.outer, SHARED), "decode_learning refuses the others"
-        bounds = part_bounds(layout.floats, work.shares)
+        recipe, layout, (lo, hi) = self._learning.recipe, self._learning.layout, self._turn(before)
+        bounds, down = part_bounds(hi - lo, work.shares), codec_named(recipe.coding.down)
+        parts = [None if p is None else p.data for p in work.parts]
         after = advance(
             before,
-            [None if p is None else p.data for p in work.parts],
+            parts,
             bounds,
-            codec_named(recipe.coding.down),
-            recipe.outer,
+            down,
+            self._outer,
             steps=work.steps,
             samples=work.steps * recipe.batch * work.shards,
             tokens=work.samples * recipe.seq_len,
+            turn=None if hi - lo == layout.floats else (lo, hi),
         )
-        name = self.store.put_blob(state_bytes(after, layout))
-        self._hold(name, after)
+        name = self.shelf.put(after, layout)
+        if self.own is not None:
+            self.means[name] = decode_parts(parts, bounds, down, layout.floats)
+            while len(self.means) > STATES_HELD:
+                self.means.popitem(last=False)
         return Advanced(name)
 
+    @property
+    def _outer(self) -> SHARED:
+        outer = self._learning.recipe.outer
+        assert isinstance(outer, SHARED), "decode_learning refuses the others"
+        return outer
+
+    # ---- what was agreed -----------------------------------------------------------------------------------
+
     async def _adopt(self, work: Adopt) -> None:
+        if self._merging is not None:  # one at a time: a loop that pauses must not pile up states
+            await self._merging
         self.adopted = work.round
         loop = asyncio.get_running_loop()
-        after = await loop.run_in_executor(self._arithmetic, self._state, work.state)
+        after = await loop.run_in_executor(self._arithmetic, self._find, work.state)
         if after is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        if self.trainer_ready:
+        if self.tended.ready:
             self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
-            async with self._device:
+        if self.tended.ready and self._runs_on:
+            await self._take_in(work, after)
+        elif self.tended.ready:
+            async with self.tended.turn:
                 await self._merge(work, after)
         else:  # it is starting, or gone: it will begin from the head, whichever that is by then
             await self._settle(work)
+            self._move_own(work.state, after)
             self.head = after
         self.head_name, self.head_vertex = work.state, work.vertex
-        await loop.run_in_executor(self._disk, self._write_private, work.vertex)
+        await loop.run_in_executor(self._disk, self._keep_private, work.vertex)
 
     async def _merge(self, work: Adopt, after: SharedState) -> None:
         """The live parameters take in the new anchor."""
-        before = self.head
-        if await self._settle(work):
-            x_F, self.steps_since, self.loss_since = after.anchor_F, 0, 0.0
-        elif before is not None and self.trainer_ready and self.steps_since:
-            # nothing of mine was encoded: keep my own steps on top of the new anchor
-            x_F = after.anchor_F + (self.trainer.read_x() - before.anchor_F)
-        else:
-            x_F = after.anchor_F
+        before, mine = self.head, await self._settle(work)
+        if mine:
+            self.steps_since, self.loss_since = 0, 0.0
         self.head = after
-        if not self.trainer_ready or (before is not None and before.anchor_F is after.anchor_F):
+        if not self.tended.ready or (before is not None and before.anchor_F is after.anchor_F):
             return
         try:
-            await self.trainer.write_x(x_F)
+            if not mine and before is not None and self.steps_since:
+                # nothing of mine was encoded: keep my own steps on top of the new anchor
+                await self.trainer.write_x(after.anchor_F + (self.trainer.read_x() - before.anchor_F))
+            else:
+                await self.trainer.write_x(after.anchor_F)
             self.inner = await self.trainer.inner_state()
         except TrainerFailed:
-            await self._trainer_failed()
+            await self.tended.failed()
+
+    @property
+    def _runs_on(self) -> bool:
+        """x does not begin every round from the head, so that the trainer takes in only what moved, by itself."""
+        return self._learning.recipe.merge != "replace" or self._apart is not None
+
+    async def _take_in(self, work: Adopt, after: SharedState) -> None:
+        """The same while x goes its own way: between two steps, for which the next round does not wait.
+
+        Where nothing of mine was encoded, all my own steps stay on top of the new anchor: what moved is added.
+        """
+        before, mine = self.head, await self._settle(work)
+        if mine:
+            self.steps_since, self.loss_since = 0, 0.0
+        by_F = self._move_own(work.state, after)
+        self.head = after
+        if before is None or before.anchor_F is after.anchor_F:
+            return
+        lo, hi = self._turn(before)
+        how: Merge | Literal["shift"] = "shift"
+        if self.own is not None:
+            value_N = by_F
+        elif mine:
+            value_N, how = after.anchor_F[lo:hi], self._learning.recipe.merge
+        else:
+            value_N = after.anchor_F[lo:hi] - before.anchor_F[lo:hi]
+        self._merging = asyncio.create_task(self._merge_running(self.tended.lives, lo, value_N, how))
+
+    async def _merge_running(
+        self, life: int, lo: int, value_N: Tensor | None, how: Merge | Literal["shift"]
+    ) -> None:
+        async with self.tended.turn:
+            if not self.tended.ready or life != self.tended.lives:
+                return  # another trainer began from a head that has it
+            try:
+                if value_N is not None:
+                    await self.trainer.merge(lo, value_N, how)
+                self.inner = await self.trainer.inner_state()
+            except TrainerFailed:
+                await self.tended.failed()
+
+    async def _merge_own(self, own: Own) -> None:
+        """My own anchor moved with what I sent: x goes on from it, with the steps taken since."""
+        async with self.tended.turn:
+            try:
+                if self.tended.ready:
+                    await self.trainer.merge(0, own.anchor_F, "delta")
+            except TrainerFailed:
+                await self.tended.failed()
+
+    def _move_own(self, state: Digest, after: SharedState) -> Tensor | None:
+        """My own anchor hears of an agreed round; by what (F,) it moved at once, None if it did not."""
+        own, before = self.own, self.head
+        if own is None or before is None or after.round == before.round:
+            return None
+        before_F = own.anchor_F
+        mean_F = self.means.get(state)
+        if mean_F is None:  # agreed without me: the agreed anchor has all that mine would miss
+            self.own = own = Own(after.anchor_F, after.momentum_P)
+        elif not own.agreed(self._outer, mean_F, before.steps):
+            return None
+        return own.anchor_F - before_F
 
     async def _settle(self, work: Adopt) -> bool:
         """Error feedback after an agreed round; True if something of mine was encoded for it."""
         update, self.update = self.update, None
-        if work.counted is None or update is None:
+        counted = work.counted
+        if counted is None and self.own is not None and update is not None:
+            counted = (False,) * len(update.wires)  # my own anchor has it already: the feedback makes it good
+        if counted is None or update is None:
             return False
         loop = asyncio.get_running_loop()
-        self.memory_F = await loop.run_in_executor(self._arithmetic, settle, update, work.counted, self.up)
+        left_N = await loop.run_in_executor(self._arithmetic, settle, update, counted, self.up)
+        assert self.head is not None
+        (lo, hi), floats = self._turn(self.head), len(self.head.anchor_F)
+        if hi - lo == floats:
+            self.memory_F = left_N
+            return True
+        if self.memory_F is None:
+            self.memory_F = torch.zeros(floats)
+        self.memory_F[lo:hi] = left_N
         return True
 
     def _restore(self, work: Restore) -> bool:
-        state = self._state(work.state)
+        state = self._find(work.state)
         if state is None:
             return False
         self.head, self.head_name, self.adopted = state, work.state, work.round
-        self._read_private(work.vertex)
-        self.update, self.trainer_ready = None, False
+        if self._learning.recipe.own_anchors:
+            self.own = Own(state.anchor_F, state.momentum_P)
+        self.memory_F, self.inner = read_private(self.store, work.vertex, self._learning.layout.floats)
+        self.update, self.tended.ready = None, False
         return True
 
-    def _state(self, name: Digest) -> SharedState | None:
-        held = self.states.get(name)
-        if held is not None:
-            return held
-        data = self.store.read_blob(name)
-        if data is None:
-            return None
-        try:
-            state = state_from_bytes(data, self._learning.layout)
-        except PeerFault as fault:
-            raise RunFailedError("E-RUN-03", f"the agreed state cannot be read: {fault.what}") from fault
-        self._hold(name, state)
-        return state
+    def _find(self, name: Digest) -> SharedState | None:
+        return self.shelf.find(name, self._learning.layout)
 
-    def _hold(self, name: Digest, state: SharedState) -> None:
-        self.states[name] = state
-        self.states.move_to_end(name)
-        self.kept_since[name] = time.monotonic()
-        while len(self.states) > STATES_HELD:
-            self.states.popitem(last=False)
-
-    def _write_private(self, vertex: Digest) -> None:
-        memory = memory_bytes(self.memory_F) if self.memory_F is not None else b""
-        self.store.write_private(msgspec.msgpack.encode(Private(vertex, memory, self.inner)))
+    def _keep_private(self, vertex: Digest) -> None:
+        write_private(self.store, vertex, self.memory_F, self.inner)
         assert self.head_name is not None
-        recent = time.monotonic() - STATES_KEPT_S
-        self.kept_since = {n: t for n, t in list(self.kept_since.items())[-STATES_KEPT_MAX:] if t > recent}
-        self.store.drop_blobs({*self.states, *self.kept_since, self.head_name, self._learning.data_blob})
-
-    def _read_private(self, vertex: Digest) -> None:
-        self.memory_F, self.inner = None, b""
-        data = self.store.read_private()
-        if data is None:
-            return
-        try:
-            private = msgspec.msgpack.decode(data, type=Private)
-            if private.vertex == vertex:
-                floats = self._learning.layout.floats
-                self.memory_F = memory_from_bytes(private.memory, floats) if private.memory else None
-                self.inner = private.inner
-        except (msgspec.DecodeError, ValueError):
-            return  # damaged: it costs this peer's error feedback and moments, nothing that was agreed
+        self.shelf.tidy({self.head_name, self._learning.data_blob})
 
     @property
     def _learning(self) -> Learning:
@@ -392,13 +434,9 @@ class Island:
             raise RunFailedError("E-RUN-04", "the run's genesis is not known yet")
         return self.learning
 
-    # ---- blobs ---------------------------------------------------------------------------------------------
-
 
 def _payload(wire: Buffer) -> Payload:
     return Payload(digest(wire), len(wire), wire)
 
-
-__all__ = ["FAILURES_MAX", "Island", "Private"]
 
 torch.set_num_threads(1)  # the arithmetic thread; trainers have processes of their own

@@ -7,14 +7,17 @@ import torch
 
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest
-from atoll.base.limits import PARTS_MAX
+from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
 from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import data_blob, load_data
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model, misfit
 from atoll.learn.recipes import Recipe, swarm_problem
+from atoll.learn.schedule import fragments_of
 from atoll.learn.state import initial_state, state_bytes, state_hash
 from atoll.node.settings import RunSettings
+from atoll.node.topology import parts_planned
+from atoll.policy.room import members_most
 
 
 class Learning(msgspec.Struct, frozen=True):
@@ -31,7 +34,22 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run learns nothing that this version can read: {why}") from None
     if problem := swarm_problem(learning.recipe):
         raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
+    if problem := size_problem(learning.recipe, learning.layout):
+        raise PeerFault("", f"this run cannot be cut into parts: {problem}")
     return learning
+
+
+def size_problem(recipe: Recipe, layout: Layout) -> str:
+    """Why this model cannot be sent as this recipe asks, in fragments of PARTS_MAX parts; empty if it can."""
+    least = PARTS_MAX * BLOCK
+    try:
+        smallest = min(hi - lo for lo, hi in fragments_of(layout, recipe.schedule.fragments))
+    except ValueError as why:
+        return str(why)
+    if smallest >= least:
+        return ""
+    what = "the model" if recipe.schedule.fragments == 1 else "a fragment of the model"
+    return f"{what} has only {smallest} values; a run needs at least {least}"
 
 
 SLOW_LINK_BYTES_S = 2.5e6  # 20 Mbit/s: a round of a large model must not fail because an owner's link is a home's
@@ -68,8 +86,24 @@ def built_in(recipe: Recipe, data: str) -> Beginning:
     return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(loaded))
 
 
+def with_room(settings: RunSettings) -> RunSettings:
+    """The same. UsageError if a vertex has no room for the members that the run waits for: it would never begin."""
+    parts, founders = parts_planned(settings), max(settings.start_peers, settings.min_peers, 1)
+    most = members_most(parts)
+    if most >= founders:
+        return settings
+    raise UsageError(
+        "E-RUN-14",
+        f"an update of {settings.update_bytes / 1e9:.3g} GB is cut into up to {parts} parts: "
+        f"a vertex has room for {most} members then, and this run waits for {founders}",
+        cause=f"every vertex lists who is in each part, in one message of {CONTROL_FRAME_MAX // MIB} MiB at most",
+        fix=f"wait for {most} members at most, or choose a smaller model" if most else "choose a smaller model",
+    )
+
+
 def found(beginning: Beginning, settings: RunSettings) -> Founded:
-    """A run that learns this. UsageError if the model is too small to be cut into parts, or the recipe too new."""
+    """A run that learns this. UsageError if the model is too small to be cut into parts, or too large for a vertex
+    that lists its members, or the recipe too new."""
     layout = beginning.layout
     if problem := swarm_problem(beginning.recipe):
         raise UsageError(
@@ -78,13 +112,11 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             cause="it runs in one process so far: atoll.experiment",
             fix="choose diloco",
         )
-    if layout.floats < PARTS_MAX * BLOCK:
-        raise UsageError(
-            "E-RUN-01",
-            f"the model has only {layout.floats} values; a run needs at least {PARTS_MAX * BLOCK}",
-            fix="choose a larger model",
-        )
+    if problem := size_problem(beginning.recipe, layout):
+        few = beginning.recipe.schedule.fragments == 1
+        fix = "choose a larger model" if few else "choose a larger model, or fewer sync.fragments"
+        raise UsageError("E-RUN-01", problem, fix=fix)
     learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout)
     largest = 4 * layout.floats  # fp32: no codec makes an update larger
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
-    return Founded(complete, beginning.state, beginning.blob)
+    return Founded(with_room(complete), beginning.state, beginning.blob)

@@ -16,7 +16,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Lane
 from atoll.host.session import FRAME_MAX, Guest, Opened, Opener, Sealer
 from atoll.keys.identity import Identity, PublicIdentity, libp2p_public_key, nobody_known
-from atoll.keys.noise import Role
+from atoll.keys.noise_pattern import Role
 from atoll.wire.libp2p import identify, multiaddr, ping
 from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Connection, Terms
 from atoll.wire.libp2p.events import (

@@ -25,6 +25,7 @@ from atoll.host.bulk import BulkChannel, BulkLane, BulkLimits, Intake
 from atoll.host.cap import Cap
 from atoll.host.control import Control, Word
 from atoll.host.dialling import Outcome, Refusal, cannot_dial, cannot_listen, dial_any, endpoint_of, endpoints_of
+from atoll.host.link import Link, LinkStats
 from atoll.host.memory import Reused
 from atoll.host.session import Security
 from atoll.host.tcp import BACKLOG, Wire, connect, listening
@@ -62,41 +63,6 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     handshake_s: Seconds = 10.0  # three round trips and two signatures, on a bad day
 
 
-class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one link has done since it exists. Bytes are those on the socket, handshakes included."""
-
-    up: bool
-    control_sent_bytes: int
-    control_received_bytes: int
-    bulk_sent_bytes: int
-    bulk_received_bytes: int
-    bulk_queued_bytes: int
-    bulk_connections: int
-    control_dropped: int  # messages dropped from a full queue or a broken connection
-    bulk_dropped: int  # the same, frames
-    bulk_lost: int  # frames that came in part
-    refused_sends: int  # larger than a frame may be
-    rtt_s: float | None  # the kernel's estimate, where it tells
-    congestion: str  # in use, read back
-
-
-class _Link:
-    """One peer: what we know about it and what connects us."""
-
-    def __init__(self, peer: PeerId, bulk: BulkLane) -> None:
-        self.peer, self.bulk = peer, bulk
-        self.endpoints: tuple[Endpoint, ...] = ()  # empty: we cannot dial, only be dialled
-        self.control: Control | None = None
-        self.retiring: dict[Control, None] = {}  # oldest first
-        self.up = False  # LinkUp was told
-        self.down_owed: asyncio.TimerHandle | None = None  # the connection broke; LinkDown is not told yet
-        self.redialler: asyncio.Task[None] | None = None
-        self.nudge = asyncio.Event()  # wakes the redialler
-        self.bulk_wanted = 0  # connections
-        self.bulk_opener: asyncio.Task[None] | None = None
-        self.sent_bytes = self.received_bytes = self.dropped = self.refused_sends = 0  # of controls that are gone
-
-
 class Links:
     """All links of one peer. Made and used inside one running event loop."""
 
@@ -116,7 +82,7 @@ class Links:
         self._on_event, self._on_message, self._on_fault, self._allow = on_event, on_message, on_fault, allow
         self._settings = settings or LinkSettings()
         self._loop = asyncio.get_running_loop()
-        self._links: dict[PeerId, _Link] = {}
+        self._links: dict[PeerId, Link] = {}
         self._half_open: dict[Control, None] = {}  # oldest first
         self._guests: dict[Control, None] = {}  # oldest first
         self._memory = Reused()
@@ -180,7 +146,7 @@ class Links:
             link.redialler.cancel()
         if link.control:
             link.control.finish()
-            link.control = None
+            link.retiring[link.control], link.control = None, None
         self._down(link, refused=False)
         self._settle(link, refused=False)
 
@@ -211,14 +177,11 @@ class Links:
         return True
 
     def stats(self) -> dict[PeerId, LinkStats]:
-        return {peer: self._stats(link) for peer, link in self._links.items()}
+        return {peer: link.stats() for peer, link in self._links.items()}
 
     def traffic(self) -> tuple[int, int]:
         """(sent, received) bytes on the sockets of all links there have been."""
-        now = [self._stats(link) for link in self._links.values()]
-        sent = sum(s.control_sent_bytes + s.bulk_sent_bytes for s in now)
-        received = sum(s.control_received_bytes + s.bulk_received_bytes for s in now)
-        return self._traffic_before[0] + sent, self._traffic_before[1] + received
+        return _sum(self._traffic_before, *(link.traffic() for link in self._links.values()))
 
     def uploading(self) -> dict[PeerId, tuple[int, bool]]:
         """Per peer: bulk bytes acknowledged on the connections there are, and whether some still waits to leave."""
@@ -259,11 +222,11 @@ class Links:
 
     # ---- dialling ----
 
-    def _redial(self, link: _Link) -> None:
+    def _redial(self, link: Link) -> None:
         if link.endpoints and link.control is None and link.redialler is None and not self._closing:
             link.redialler = self._spawn(self._redial_until_up(link))
 
-    async def _redial_until_up(self, link: _Link) -> None:
+    async def _redial_until_up(self, link: Link) -> None:
         async def introduce(sock: socket, where: Endpoint) -> None:
             await self._introduce(sock, where, Lane.CONTROL, link.peer)
 
@@ -375,7 +338,7 @@ class Links:
 
     def heard(self, control: Control, word: Word, body: bytes) -> None:
         link = self._links.get(control.peer)
-        adopted = link is not None and (link.control is control or control in link.retiring)
+        adopted = link is not None and link.holds(control)
         match word:
             case Word.WELCOME if control.dialled and not adopted:
                 link = self._link(control.peer)
@@ -416,15 +379,12 @@ class Links:
         if isinstance(why, PeerFault) and why.who:
             self._tell(self._on_fault, why)  # said inside sealed frames: it was this peer, nobody on the path
         link = self._links.get(control.peer) if hasattr(control, "peer") else None
-        if link is None or (link.control is not control and control not in link.retiring):
+        if link is None or not link.holds(control):
             return
-        link.sent_bytes += control.wire.sent_bytes
-        link.received_bytes += control.wire.received_bytes
-        link.dropped += control.dropped
-        link.retiring.pop(control, None)
-        if link.control is control:
+        in_use = link.control is control
+        link.let_go(control)
+        if in_use:
             log.debug("lost %s: %r", short(link.peer), why)
-            link.control = None
             if link.up:
                 link.down_owed = self._loop.call_later(TELL_S, self._settle, link, False)
             self._redial(link)
@@ -441,7 +401,7 @@ class Links:
             return True  # no simultaneous dial lasts so long: the other end has lost the old one
         return new.dialled == (self._me < new.peer)  # the connection that the smaller id dialled stays
 
-    def _adopt(self, link: _Link, new: Control) -> None:
+    def _adopt(self, link: Link, new: Control) -> None:
         old, link.control = link.control, new
         new.since = self._loop.time()
         new.settled()
@@ -456,7 +416,7 @@ class Links:
         if link.bulk_wanted:
             self._open_bulk(link)
 
-    def _retire(self, link: _Link, control: Control) -> None:
+    def _retire(self, link: Link, control: Control) -> None:
         if len(link.retiring) >= RETIRING_MAX:
             next(iter(link.retiring)).wire.abort()
         link.retiring[control] = None
@@ -471,7 +431,7 @@ class Links:
         if control.retired:
             control.finish()  # both have said their last word: nothing is under way any more
 
-    def _settle(self, link: _Link, refused: bool) -> None:
+    def _settle(self, link: Link, refused: bool) -> None:
         """Tell a LinkDown that is owed; let go of what only a live link needs."""
         if link.down_owed:
             self._down(link, refused)
@@ -479,13 +439,10 @@ class Links:
             link.bulk_wanted = 0
             link.bulk.hang_up()
             if not link.endpoints and not link.retiring:
-                last = self._stats(link)
-                sent = self._traffic_before[0] + last.control_sent_bytes + last.bulk_sent_bytes
-                received = self._traffic_before[1] + last.control_received_bytes + last.bulk_received_bytes
-                self._traffic_before = sent, received
+                self._traffic_before = _sum(self._traffic_before, link.traffic())
                 self._links.pop(link.peer, None)
 
-    def _down(self, link: _Link, refused: bool) -> None:
+    def _down(self, link: Link, refused: bool) -> None:
         if link.down_owed:
             link.down_owed.cancel()
             link.down_owed = None
@@ -507,7 +464,7 @@ class Links:
         if not control.ready.done():
             control.ready.set_result(control.peer)
 
-    def _open_bulk(self, link: _Link) -> None:
+    def _open_bulk(self, link: Link) -> None:
         """The side that dialled the control connection dials these too: it knows that it can."""
         if link.control is None:
             return
@@ -517,7 +474,7 @@ class Links:
         elif link.bulk_opener is None and not self._closing:
             link.bulk_opener = self._spawn(self._open_bulk_until_enough(link))
 
-    async def _open_bulk_until_enough(self, link: _Link) -> None:
+    async def _open_bulk_until_enough(self, link: Link) -> None:
         pause_s = REDIAL_FIRST_S
         try:
             while (
@@ -552,7 +509,7 @@ class Links:
 
     # ---- inside ----
 
-    def _link(self, peer: PeerId) -> _Link:
+    def _link(self, peer: PeerId) -> Link:
         if peer not in self._links:
             bulk = BulkLane(
                 BulkLimits(self._settings.bulk_queue_bytes, self._settings.receive_bytes),
@@ -561,7 +518,7 @@ class Links:
                 deliver=lambda message, payload: self._tell(self._on_message, peer, message, payload),
                 detached=lambda: self._bulk_detached(peer),
             )
-            self._links[peer] = _Link(peer, bulk)
+            self._links[peer] = Link(peer, bulk)
         return self._links[peer]
 
     def _tell(self, listener: Callable[..., None], *what: object) -> None:
@@ -586,23 +543,9 @@ class Links:
             for link in self._links.values():
                 link.bulk.sweep(self._loop.time())
 
-    def _stats(self, link: _Link) -> LinkStats:
-        live = [*link.retiring, link.control] if link.control else [*link.retiring]
-        return LinkStats(
-            up=link.control is not None,
-            control_sent_bytes=link.sent_bytes + sum(control.wire.sent_bytes for control in live),
-            control_received_bytes=link.received_bytes + sum(control.wire.received_bytes for control in live),
-            bulk_sent_bytes=link.bulk.sent_bytes,
-            bulk_received_bytes=link.bulk.received_bytes,
-            bulk_queued_bytes=link.bulk.queued_bytes,
-            bulk_connections=len(link.bulk.channels),
-            control_dropped=link.dropped + sum(control.dropped for control in live),
-            bulk_dropped=link.bulk.dropped,
-            bulk_lost=link.bulk.lost,
-            refused_sends=link.refused_sends,
-            rtt_s=link.control.wire.rtt_s if link.control else None,
-            congestion=link.control.wire.congestion if link.control else "",
-        )
+
+def _sum(*traffics: tuple[int, int]) -> tuple[int, int]:
+    return sum(sent for sent, _ in traffics), sum(received for _, received in traffics)
 
 
 def _bytes_view(data: Buffer) -> memoryview:

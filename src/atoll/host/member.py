@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.base.errors import AtollError, NetworkError, UsageError
+from atoll.base.errors import AtollError, NetworkError, RefusedError, UsageError
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Fact
 from atoll.host.attached import AttachedTrainer
@@ -29,8 +29,9 @@ from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
 from atoll.node.body import write_genesis
 from atoll.node.peer import Wish
+from atoll.node.settings import OTHER_RULES_FIX, other_rules
 from atoll.protocol.dag.history import genesis_digest
-from atoll.wire.codec import decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 
@@ -168,6 +169,9 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
     identity = identity_of(store)
     signer = session_of(store, identity, run)
     genesis = decode_vertex(kept["genesis"]) if "genesis" in kept else None
+    if genesis is not None and (why := other_rules(decode_body(genesis.body).settings)):
+        store.close()
+        raise RefusedError("E-RUN-15", why, fix=OTHER_RULES_FIX)
     role, name = kept.get("role", b"trainer").decode(), name or kept.get("name", b"").decode()
     wish, bootstrap = Wish(role, name), ()
     if "ticket" in kept:

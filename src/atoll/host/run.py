@@ -30,7 +30,7 @@ class PeerHost(Driver):
 
     def __init__(self, me: Seat, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
         super().__init__(me, island, on_fact=on_fact)
-        island.on_beat = self._stepped
+        island.tended.on_beat = self._stepped
 
     def _hurry(self) -> None:
         self.island.trainer.cancel()  # nobody waits for the rest of my steps
@@ -74,7 +74,7 @@ class PeerHost(Driver):
         assert learning is not None
         if self.wish.role == "observer":
             return
-        if self.island.attached:
+        if self.island.tended.attached:
             return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):
             return self._use_data_blob(learning.data_blob)

@@ -195,12 +195,12 @@ class _Watch:
                 self.unreachable = entry["why"]
             case "Refused":
                 self._refused(entry)
-            case "Passed" if self.host.island.hopeless:
+            case "Passed" if self.host.island.tended.hopeless:
                 self.leave(
                     "its trainer failed",
                     RunFailedError(
                         "E-TRN-13",
-                        f"the trainer failed {self.host.island.failures} times in a row: {entry['why']}",
+                        f"the trainer failed {self.host.island.tended.failures} times in a row: {entry['why']}",
                         cause="too little memory, a device that fails, or a model that diverges here",
                         fix=f"look into {self.start.folder / 'atoll.log'}, then atoll up --dir {self.start.folder}",
                     ),

@@ -26,7 +26,7 @@ def anonymous() -> int:
 
 
 class Mailbox:
-    """The memory behind a descriptor: F floats for x, then room for the inner state's bytes."""
+    """The memory behind a descriptor: F floats for x, then room for inner bytes or a model to look at."""
 
     def __init__(self, fd: int, floats: int, room_bytes: int) -> None:
         self.floats, self.room_bytes = floats, room_bytes
@@ -42,6 +42,20 @@ class Mailbox:
             raise ValueError(f"{len(data)} bytes do not fit the {self.room_bytes} kept for the inner state")
         self._map[4 * self.floats : 4 * self.floats + len(data)] = data
         return len(data)
+
+    def show(self, of_F: Tensor | None) -> None:
+        """Lay a model into the room behind x, to be looked at; x itself may still be read."""
+        if of_F is not None:
+            self._room_F().copy_(of_F)
+
+    def shown(self) -> Tensor:
+        """(F,): what was laid there last."""
+        return self._room_F().clone()
+
+    def _room_F(self) -> Tensor:
+        if self.room_bytes < 4 * self.floats:
+            raise ValueError(f"a model of {self.floats} values does not fit {self.room_bytes} bytes")
+        return torch.frombuffer(self._map, dtype=torch.float32, count=self.floats, offset=4 * self.floats)
 
     def take(self, size_bytes: int) -> bytes:
         assert size_bytes <= self.room_bytes

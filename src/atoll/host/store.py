@@ -29,6 +29,7 @@ from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import ReadVertices
+from atoll.protocol.dag.eras import SEALED_HELD, ReadEra
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, ReadChunk, ReadManifest, StoreChunk
 
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
@@ -69,14 +70,21 @@ class Store:
         self._database.execute("COMMIT")
 
     def kept(self) -> dict[str, bytes]:
-        """What a starting peer is given: everything but the older vertices."""
-        rows = self._database.execute("SELECT name, value FROM kept WHERE name NOT LIKE 'vertex/%'").fetchall()
-        newest = self._database.execute(
-            "SELECT name, value FROM kept WHERE name LIKE 'vertex/%' "
-            "ORDER BY CAST(substr(name, 8) AS INTEGER) DESC LIMIT ?",
-            (VERTICES_GIVEN,),
+        """What a starting peer is given: everything but the older vertices, and the older eras that are sealed."""
+        rows = self._database.execute(
+            "SELECT name, value FROM kept WHERE name NOT LIKE 'vertex/%' AND name NOT LIKE 'sealed/%'"
         ).fetchall()
-        return dict(rows + newest)
+        for kind, given in (("vertex/", VERTICES_GIVEN), ("sealed/", SEALED_HELD)):
+            rows += self._database.execute(
+                "SELECT name, value FROM kept WHERE name LIKE ? "
+                "ORDER BY CAST(substr(name, 8) AS INTEGER) DESC LIMIT ?",
+                (f"{kind}%", given),
+            ).fetchall()
+        return dict(rows)
+
+    def value(self, name: str) -> bytes | None:
+        row = self._database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
+        return bytes(row[0]) if row is not None else None
 
     def vertices_from(self, first: int, bytes_max: int) -> tuple[bytes, ...]:
         """Consecutive vertices from round `first`, as many as fit, at least one if it is here."""
@@ -201,11 +209,20 @@ class Store:
     # ---- private state and secrets -------------------------------------------------------------------------
 
     def write_private(self, data: bytes) -> None:
-        """Atomic, not synced: a lost private file costs some progress of this peer and nobody else anything."""
-        path = self.folder / "private.bin"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(data)
+        """Whole or not at all, not synced: a lost one costs some progress of this peer and nobody else anything.
+
+        Two files take turns: writing over the last but one is ten times cheaper for the kernel than making a new
+        one (120 MB: 0.02 instead of 0.2 CPU-s), and this happens while a trainer wants the processor.
+        """
+        path, temporary, old = (self.folder / f"private.{end}" for end in ("bin", "tmp", "old"))
+        with open(os.open(temporary, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file:
+            file.write(data)
+            file.truncate()
+        if path.exists():
+            path.rename(old)
         temporary.rename(path)
+        if old.exists():
+            old.rename(temporary)
 
     def read_private(self) -> bytes | None:
         path = self.folder / "private.bin"
@@ -275,6 +292,8 @@ def stored(store: Store, work: Any) -> Any:
     match work:
         case ReadVertices():
             return store.vertices_from(work.first, work.bytes_max)
+        case ReadEra():
+            return store.value(f"sealed/{work.round}")
         case OpenBlob():
             return BlobOpened(store.open_blob(work.blob, work.manifest))
         case StoreChunk():

@@ -26,6 +26,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BACKLOG = 256  # connections the kernel holds for us; a mesh that starts at once dials all at once
+UNHEARD_S = 60.0  # bytes that nobody acknowledges for so long are lost; the kernel alone tries for a quarter hour
 CONNECT_S = 3.0  # a TCP connection takes one round trip and at most one lost SYN (1 s)
 
 
@@ -78,6 +79,8 @@ def _socket(family: socket.AddressFamily, congestion: str) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError, AttributeError):  # Linux: a path that swallows everything must end the wire
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_S * 1000))
     # before connect: BBR measures from the first round trip on. Not every kernel has it or lets us choose it
     with contextlib.suppress(OSError, AttributeError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())

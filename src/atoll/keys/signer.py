@@ -6,6 +6,8 @@ The real world puts Ed25519 session keys certified by Ed25519 + ML-DSA-65 identi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.base.ids import PeerId
@@ -28,6 +30,14 @@ class Signer(Protocol):
         ...
 
     def sign(self, data: bytes) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Vouch:
+    """One peer's long-lived identity: its public half, and the word of all its keys. It takes a millisecond."""
+
+    identity: bytes  # as `Verifier.identity_holds` reads it
+    sign: Callable[[bytes], bytes]  # of data that begins with a domain of its own
 
 
 class Verifier(Protocol):

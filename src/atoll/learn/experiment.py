@@ -4,6 +4,11 @@
     done = atoll.experiment(diloco(rounds=30, inner_steps=32, up="2bit", down="2bit"), peers=4)
     done.val_loss, done.upload_ratio
 
+With villains (learn/villains), and owners that withstand them:
+
+    two = Trouble(villains={6: "sign flip", 7: "sign flip"})
+    atoll.experiment(diloco(rounds=30), peers=8, statistic="robust", trouble=two)
+
 The arithmetic is that of real rounds: updates are encoded under error feedback, part owners decode, combine and
 encode the answer (`learn/combine`), everybody decodes it, takes the outer step and merges; so the loss of the way
 back is in the result. Bytes are those that one peer sends and hears under the butterfly plan, every copy counted:
@@ -31,12 +36,24 @@ from atoll.learn.models import build_model, misfit
 from atoll.learn.models import loss_of as built_in_loss
 from atoll.learn.outer import Agreeing, Moment, fresh_outer, momentum_of, move
 from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting
-from atoll.learn.reducer import agreement, arrived, pairs, reduced, weight_of
+from atoll.learn.reducer import (
+    PEERS_MIN,
+    ROBUST,
+    Statistic,
+    agreement,
+    answered,
+    arrived,
+    made_of,
+    pairs,
+    reduced,
+    weight_of,
+)
 from atoll.learn.schedule import due, fragments_of, phase_at
 from atoll.learn.state import SharedState
 from atoll.learn.traffic import Traffic
 from atoll.learn.trouble import Absence, Trouble, check_trouble
-from atoll.learn.update import Bounds, Common, Update, encode_update, part_bounds, part_codecs, settle
+from atoll.learn.update import Bounds, Common, Update, encode_update, moved, part_bounds, part_codecs, settle
+from atoll.learn.villains import decoded, lying, readable
 from atoll.learn.worker import Loss, Worker
 
 
@@ -90,6 +107,7 @@ def experiment(
     *,
     peers: int = 4,
     steps: int | None = None,
+    statistic: Statistic | None = None,
     trouble: Trouble | None = None,
     evaluate_every: int = 0,
     samples: int = 2048,
@@ -98,16 +116,26 @@ def experiment(
 ) -> Outcome:
     """Train `peers` workers by this recipe. `model`: a module to copy, or a built-in name (default: the recipe's).
 
-    `steps` overrides the recipe's length, and its learning rate then falls over those. `samples` of the validation
-    data are looked at, at the end and every `evaluate_every` steps (0: only at the end). ValueError if the recipe
-    cannot be run.
+    `steps` overrides the recipe's length, and its learning rate then falls over those; `statistic` overrides what
+    its reducer makes of the rows. `samples` of the validation data are looked at, at the end and every
+    `evaluate_every` steps (0: only at the end). ValueError if the recipe cannot be run.
     """
+    if statistic is not None:
+        reducer = msgspec.structs.replace(recipe.reducer, statistic=statistic)
+        recipe = msgspec.structs.replace(recipe, reducer=reducer)
     check_recipe(recipe)
     if peers < 1 or (steps is not None and steps < 1):
         raise ValueError("peers and steps must be at least 1")
     if recipe.reducer.peers_min > peers:
         raise ValueError(f"this recipe needs at least {recipe.reducer.peers_min} peers, not {peers}")
+    if recipe.reducer.statistic in ROBUST and peers < PEERS_MIN:
+        raise ValueError(
+            f"{recipe.reducer.statistic} needs at least {PEERS_MIN} peers to withstand a liar, not {peers}"
+        )
     check_trouble(trouble or Trouble(), peers)
+    own = recipe.own_anchors or recipe.reducer.group == "one" or recipe.merge == "swap"
+    if own and trouble and trouble.villains:
+        raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
     recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
     found = load_data(data or "stdlib") if isinstance(data, str) or data is None else data
     if isinstance(model, str) or model is None:
@@ -254,21 +282,26 @@ class Experiment:
         bounds = part_bounds(hi - lo, (1,) * (1 if in_pairs else len(members)))
         ups = self._codecs(coding.up, bounds, lo)
         updates = {peer: self._encoded(peer, lo, hi, bounds, ups, coding) for peer in members}
+        villains = {peer: name for peer, name in self.trouble.villains.items() if peer in updates}
+        if villains:
+            updates |= lying(updates, villains, bounds, ups, lambda rows_GN: self._made_of(rows_GN, lo, hi))
         late = [self.trouble.lateness(peer) for peer in members]
         in_time, closes = arrived(reducer, late, self.recipe.schedule.overlap)
         counted = [
             p for p, fine in zip(members, in_time, strict=True) if fine and not self.trouble.loses(self._seed(), p)
         ]
+        counted = [p for p in counted if p not in villains or readable(updates[p], bounds, ups)]
         waits = self.recipe.schedule.overlap == 0 or step == self.steps
         flight = Flight(fragment, lo, hi, step if waits else step + closes, {})
         for peer in members:
             flight.sent[peer] = self.workers[peer].x_F[lo:hi].clone()
+            if peer in villains:
+                continue  # it has nothing to make good
             if coding.beta:
                 kept = settle(updates[peer], [peer in counted] * len(bounds), ups)
                 self.workers[peer].memory_F[lo:hi] = kept
             if reducer.own == "fresh" or self.recipe.merge == "swap":
-                wires = zip(ups, updates[peer].wires, bounds, strict=True)
-                flight.own[peer] = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
+                flight.own[peer] = decoded(updates[peer], bounds, ups)
         if in_pairs:
             self._pair(flight, members, counted, updates, ups)
         else:
@@ -301,13 +334,21 @@ class Experiment:
         gathered = coding.answer == "gathered"
         downs = [None] * len(bounds) if gathered else self._codecs(coding.down, bounds, flight.lo)
         weights = {p: self._weight(p, flight.fragment) for p in counted}
+        robust, whole_N = reducer.statistic == "robust", None
+        if robust:  # owners add up the Gram matrices of their parts, so each knows the distances of whole rows
+            sent = [(weights[p], decoded(updates[p], bounds, ups)) for p in counted]
+            whole_N = made_of("robust", sent, (), len(members))
         for part, ((a, b), up, down) in enumerate(zip(bounds, ups, downs, strict=True)):
             owner = members[part % len(members)]
             rows = [(weights[p], updates[p].wires[part]) for p in counted]
             key = (owner, flight.lo + a, flight.lo + b)
             sizes = self._sizes(flight.lo + a, flight.lo + b)
             remember = coding.answer == "remembered"
-            done = reduced(reducer, rows, b - a, up, down, self.owners.get(key), remember, sizes)
+            if robust:
+                part_N = None if whole_N is None else whole_N[a:b]
+                done = answered(part_N, down, self.owners.get(key), remember)
+            else:
+                done = reduced(reducer, rows, b - a, up, down, self.owners.get(key), remember, sizes, len(members))
             self.owners[key] = done.memory_N
             if done.value_N is not None:
                 combined[a:b] = done.value_N
@@ -315,6 +356,8 @@ class Experiment:
                 agreed[a:b] = agreement(rows, b - a, up)
             says = {p: len(updates[p].wires[part]) for p in members}
             extra = 4 if agreed is not None else 0
+            if robust:
+                extra += 8 * (len(rows) + 1) ** 2  # the part's Gram matrix, to every other owner
             self.traffic.part(owner, says, counted, None if gathered else done.sent_bytes + extra)
         flight.combined[0] = combined
         if agreed is not None:
@@ -366,9 +409,7 @@ class Experiment:
     def _alone(self, peer: int, step: int) -> None:
         """One worker's own round with whoever owns the parts: nobody else takes part, nobody waits."""
         worker, lo, hi = self.workers[peer], 0, self.layout.floats
-        speeds = self.trouble.speeds or (1.0,) * len(self.workers)
-        # 2401.09135, DyLU: the slow take fewer steps per round, so that all are about equally stale
-        wanted = max(1, int(self.recipe.schedule.inner_steps * speeds[peer] / max(speeds)))
+        wanted = self._steps_of(peer)
         offset = wanted * peer // len(self.workers)  # not all in the same step
         if step < self.steps and (
             worker.steps[0] == 0 or (worker.steps[0] + offset * (worker.base_F is None)) < wanted
@@ -383,9 +424,7 @@ class Experiment:
         if coding.beta:
             worker.memory_F.copy_(settle(update, [not lost] * len(bounds), ups))
         if not lost:
-            wires = zip(ups, update.wires, bounds, strict=True)
-            value = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
-            self._apply(Flight(0, lo, hi, step, {}, {0: value}))
+            self._apply(Flight(0, lo, hi, step, {}, {0: decoded(update, bounds, ups)}))
         self.traffic.alone(peer, self.present, [len(wire) for wire in update.wires], 4 * self.layout.floats)
         worker.base_F = self.anchors[0].clone()
         worker.x_F.copy_(worker.base_F)
@@ -444,6 +483,12 @@ class Experiment:
 
     # ---- small words ---------------------------------------------------------------------------------------
 
+    def _made_of(self, rows_GN: Tensor, lo: int, hi: int) -> Tensor:
+        """What equal rows of a fragment would become, before it is encoded: whom a villain searches against."""
+        rows = [(1, row_N) for row_N in rows_GN]
+        made_N = made_of(self.recipe.reducer.statistic, rows, self._sizes(lo, hi), len(rows))
+        return torch.zeros_like(rows_GN[0]) if made_N is None else made_N
+
     def _anchor_of(self, peer: int) -> Tensor:
         return self.anchors[peer if len(self.anchors) > 1 else 0]
 
@@ -456,11 +501,11 @@ class Experiment:
         state = SharedState(self.anchors[0], self.momentum_P, torch.zeros(0, dtype=torch.int64))
         seed, momentum = digest(self._seed()), momentum_of(self.recipe.outer)
         common = Common(self.launched, state, seed, self.layout, momentum)
-        return part_codecs(name, common, tuple((lo + a, lo + b) for a, b in bounds))
+        return part_codecs(name, common, moved(bounds, lo))
 
     def _sizes(self, lo: int, hi: int) -> tuple[int, ...]:
         """How many values of lo … hi belong to each tensor."""
-        if self.recipe.reducer.statistic == "mean":
+        if self.recipe.reducer.statistic not in ("radial", "clipped"):
             return ()
         slots = (slot for slot in self.layout.slots if slot.kind != "counter")
         cut = (min(hi, slot.at + slot.size) - max(lo, slot.at) for slot in slots)

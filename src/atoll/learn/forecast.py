@@ -19,7 +19,7 @@ from atoll.learn.recipes import Recipe
 from atoll.learn.schedule import fragments_of
 from atoll.learn.state import SharedState
 from atoll.learn.traffic import Traffic
-from atoll.learn.update import Bounds, Common, part_bounds, part_codecs
+from atoll.learn.update import Bounds, Common, moved, part_bounds, part_codecs
 
 SIDE_PER_LAYER = (
     128  # a GPT of L layers is about 128 L wide and has 12 L width² values (Kaplan et al. 2020, fig. 5)
@@ -113,5 +113,5 @@ def _sizes(recipe: Recipe, layout: Layout, name: str, bounds: Bounds, lo: int) -
     empty_F, empty_P = (torch.empty(n, device="meta") for n in (layout.floats, layout.parameters))
     state = SharedState(empty_F, empty_P, torch.empty(layout.counters, device="meta"))
     common = Common(0, state, Digest(bytes(32)), layout, momentum_of(recipe.outer))
-    codecs = part_codecs(name, common, tuple((lo + a, lo + b) for a, b in bounds))
+    codecs = part_codecs(name, common, moved(bounds, lo))
     return [codec.wire_bytes(b - a) for codec, (a, b) in zip(codecs, bounds, strict=True)]

@@ -1,8 +1,9 @@
 """Published training methods as recipes: one function each, with its source and its published numbers.
 
-Where ours differ from the paper's the docstring says why. What we
-recommend (`auto`) rests on bench/RESULTS.md, "convergence". `METHODS` lists all by name; which of them real runs
-can do says `recipes.swarm_problem`.
+Each shows its pieces in one order: inner, schedule, coding, outer; then merge and reducer where they are not the
+plain ones (x becomes the anchor, moved by the mean over all members). Where ours differ from the paper's the
+docstring says why. What we recommend (`auto`) rests on bench/RESULTS.md, "convergence". `METHODS` lists all by
+name; which of them real runs can do says `recipes.swarm_problem`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TypedDict, Unpack
 from atoll.learn.inner import SGD, Accumulate, AdamW, Muon
 from atoll.learn.merge import Mix
 from atoll.learn.outer import Agreeing, Delayed, Gossip, Nesterov, Sign
-from atoll.learn.recipes import Coding, Recipe, diloco, momentum_for, recipe_for
+from atoll.learn.recipes import Coding, Recipe, diloco, nesterov_for, recipe_for
 from atoll.learn.reducer import Reducer
 from atoll.learn.schedule import Schedule
 
@@ -26,8 +27,8 @@ class Setting(TypedDict, total=False):
     seed: int
 
 
-def _set(setting: Setting) -> Setting:
-    return {"batch": 4, "seq_len": None, "seed": 0, **setting}
+EXACT = Coding("fp32", "fp32", beta=0.0)  # nothing is lost on the way, so nothing is remembered
+AVERAGE = Nesterov(lr=1.0, momentum=0.0)  # the anchor becomes the mean of the members
 
 
 def data_parallel(
@@ -36,11 +37,11 @@ def data_parallel(
     """Synchronous data parallelism: the mean gradient of every step in fp32, AdamW on the agreed parameters."""
     return recipe_for(
         model,
-        **_set(setting),
         inner=Accumulate(),
         schedule=Schedule(inner_steps=1, rounds=rounds),
-        coding=Coding("fp32", "fp32", beta=0.0),
+        coding=EXACT,
         outer=AdamW(lr=lr),
+        **setting,
     )
 
 
@@ -74,11 +75,11 @@ def fedavg(
     """FedAvg (McMahan et al. 2017, algorithm 1): SGD inside, means weighted by samples. lr is of our byte GPT."""
     return recipe_for(
         model,
-        **_set(setting),
         inner=SGD(lr=lr),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
-        coding=Coding("fp32", "fp32", beta=0.0),
-        outer=Nesterov(lr=1.0, momentum=0.0),
+        schedule=Schedule(inner_steps, rounds),
+        coding=EXACT,
+        outer=AVERAGE,
+        **setting,
     )
 
 
@@ -121,14 +122,13 @@ def muloco(
     Its outer (0.8, 0.9) wants more rounds than 50; ours follows their number. Answers are 2-bit, too, and owners
     remember.
     """
-    momentum = momentum_for(rounds) if outer_momentum is None else outer_momentum
     return recipe_for(
         model,
-        **_set(setting),
         inner=Muon(lr=muon_lr, rest=AdamW(lr=lr)),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        schedule=Schedule(inner_steps, rounds),
         coding=Coding("2bit", "2bit", beta, "remembered"),
-        outer=Nesterov(outer_lr, momentum),
+        outer=nesterov_for(rounds, outer_lr, outer_momentum),
+        **setting,
     )
 
 
@@ -157,14 +157,12 @@ def streaming(
     """
     return recipe_for(
         model,
-        **_set(setting),
         inner=AdamW(lr=lr),
         schedule=Schedule(inner_steps, rounds, fragments, overlap, closing=closing),
         coding=Coding(up, down, answer="remembered"),
-        outer=Nesterov(
-            outer_lr, momentum_for(rounds) if outer_momentum is None else outer_momentum, outer_floor, settle
-        ),
+        outer=nesterov_for(rounds, outer_lr, outer_momentum, outer_floor, settle),
         merge="delta" if mix is None else Mix(mix),
+        **setting,
     )
 
 
@@ -187,12 +185,12 @@ def sparseloco(
     """
     return recipe_for(
         model,
-        **_set(setting),
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        schedule=Schedule(inner_steps, rounds),
         coding=Coding(codec, "fp32", beta, "gathered"),
         outer=Nesterov(lr=outer_lr, momentum=0.0),
         reducer=Reducer(statistic="clipped" if clip else "mean"),
+        **setting,
     )
 
 
@@ -209,11 +207,11 @@ def demo_(
     32 of 4096, beta 0.999, and the agreed parameters move by the sign of their mean."""
     return recipe_for(
         model,
-        **_set(setting),
         inner=Accumulate(),
         schedule=Schedule(inner_steps=1, rounds=rounds),
         coding=Coding(codec, "fp32", beta, "gathered"),
         outer=Sign(lr=lr, warmup_steps=100, floor=0.1),
+        **setting,
     )
 
 
@@ -232,12 +230,12 @@ def noloco(
     """NoLoCo (2506.10911): random pairs instead of an all-reduce; anchors drift together by gamma. H = 50."""
     return recipe_for(
         model,
-        **_set(setting),
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        schedule=Schedule(inner_steps, rounds),
         coding=Coding(up, "fp32", 0.0 if up == "fp32" else 1.0, "gathered"),
         outer=Gossip(outer_lr, outer_momentum, gamma),
         reducer=Reducer(group="pair"),
+        **setting,
     )
 
 
@@ -257,12 +255,12 @@ def eager(
     hides it; my own share in it is my newest one. Anchors differ a little between members until the end."""
     return recipe_for(
         model,
-        **_set(setting),
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        schedule=Schedule(inner_steps, rounds),
         coding=Coding(up, down),
-        outer=Nesterov(outer_lr, momentum_for(rounds) if outer_momentum is None else outer_momentum),
+        outer=nesterov_for(rounds, outer_lr, outer_momentum),
         reducer=Reducer(own="fresh"),
+        **setting,
     )
 
 
@@ -278,12 +276,12 @@ def sparta(
     codec = f"randk:{share:g}+fp16"
     return recipe_for(
         model,
-        **_set(setting),
         inner=AdamW(lr=lr),
         schedule=Schedule(inner_steps=1, rounds=rounds),
         coding=Coding(codec, codec, beta=0.0),
-        outer=Nesterov(lr=1.0, momentum=0.0),
+        outer=AVERAGE,
         merge="swap",
+        **setting,
     )
 
 
@@ -298,11 +296,11 @@ def des_loc(
     """DES-LOC (2505.22549): parameters are averaged every round, first moments every third, second every sixth."""
     return recipe_for(
         model,
-        **_set(setting),
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds, moments=(3, 6)),
-        coding=Coding("fp32", "fp32", beta=0.0),
-        outer=Nesterov(lr=1.0, momentum=0.0),
+        schedule=Schedule(inner_steps, rounds, moments=(3, 6)),
+        coding=EXACT,
+        outer=AVERAGE,
+        **setting,
     )
 
 
@@ -315,11 +313,11 @@ def powersgd(
     """
     return recipe_for(
         model,
-        **_set(setting),
         inner=Accumulate(),
         schedule=Schedule(inner_steps=1, rounds=rounds),
         coding=Coding(f"lowrank:{rank}+fp16", "fp32", 1.0, "gathered"),
         outer=AdamW(lr=lr),
+        **setting,
     )
 
 
@@ -346,12 +344,12 @@ def decoupled(
     """
     return recipe_for(
         model,
-        **_set(setting),
         inner=AdamW(lr=lr),
         schedule=Schedule(inner_steps, rounds, fragments, overlap),
         coding=Coding(up, down),
-        outer=Nesterov(outer_lr, momentum_for(rounds) if outer_momentum is None else outer_momentum),
+        outer=nesterov_for(rounds, outer_lr, outer_momentum),
         reducer=Reducer(quorum=quorum, grace=grace, statistic="radial", weight="tokens"),
+        **setting,
     )
 
 
@@ -375,13 +373,13 @@ def cooperative(
     """
     return recipe_for(
         model,
-        **_set(setting),
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        schedule=Schedule(inner_steps, rounds),
         coding=Coding(up, down),
         outer=Agreeing(outer_lr, outer_momentum),
         merge=Mix(alpha),
         reducer=Reducer(peers_min=peers_min),
+        **setting,
     )
 
 
@@ -401,12 +399,12 @@ def delayed_nesterov(
     come; slower members take fewer steps per round (DyLU). Fragile from scratch: see the figures."""
     return recipe_for(
         model,
-        **_set(setting),
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        schedule=Schedule(inner_steps, rounds),
         coding=Coding(up, "fp32", 0.0 if up == "fp32" else 1.0),
         outer=Delayed(outer_lr, outer_momentum, every),
         reducer=Reducer(group="one"),
+        **setting,
     )
 
 
@@ -422,22 +420,9 @@ def auto(model: str = "gpt-tiny", *, rounds: int = 47, lr: float = 4e-3, **setti
 
 
 METHODS: dict[str, Callable[..., Recipe]] = {
-    "auto": auto,
-    "data_parallel": data_parallel,
-    "local_sgd": local_sgd,
-    "fedavg": fedavg,
-    "diloco": diloco,
-    "opendiloco": opendiloco,
-    "muloco": muloco,
-    "streaming": streaming,
-    "eager": eager,
-    "sparseloco": sparseloco,
-    "demo_": demo_,
-    "noloco": noloco,
-    "sparta": sparta,
-    "des_loc": des_loc,
-    "powersgd": powersgd,
-    "decoupled": decoupled,
-    "cooperative": cooperative,
-    "delayed_nesterov": delayed_nesterov,
+    method.__name__: method
+    for method in (
+        *(auto, data_parallel, local_sgd, fedavg, diloco, opendiloco, muloco, streaming, eager, sparseloco, demo_),
+        *(noloco, sparta, des_loc, powersgd, decoupled, cooperative, delayed_nesterov),
+    )
 }

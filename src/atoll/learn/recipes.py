@@ -80,17 +80,43 @@ def swarm_problem(recipe: Recipe) -> str:
     schedule, reducer, plain = recipe.schedule, recipe.reducer, Schedule()
     cannot = {
         "an inner optimizer other than AdamW": not isinstance(recipe.inner, AdamW),
-        "fragments or overlap": schedule.fragments > 1 or schedule.overlap > 0,
+        f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
+            schedule.inner_steps % schedule.fragments != 0
+        ),
         "a change of rhythm, a closing average or averages of moments": (
             bool(schedule.phases or schedule.closing) or schedule.moments != plain.moments
         ),
         f"{recipe.coding.answer} answers": recipe.coding.answer != "once",
         f"answers in {recipe.coding.down}": not _stands_alone(recipe.coding.down),
-        "a reducer other than the mean over all members": reducer != Reducer(),
+        "a reducer other than the mean over all members": reducer not in (Reducer(), Reducer(own="fresh")),
         "this outer step": not isinstance(recipe.outer, Nesterov | Sign),
-        "a merge other than replace": recipe.merge != "replace",
+        "the merge swap": recipe.merge == "swap",
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
+
+
+def in_swarm(recipe: Recipe, down: str = "int8") -> Recipe:
+    """The nearest that a real run can do: its owners remember nothing of their answers, which are finer instead."""
+    if recipe.coding.answer != "remembered":
+        return recipe
+    coding = msgspec.structs.replace(recipe.coding, answer="once", down=down)
+    nearest = msgspec.structs.replace(recipe, coding=coding)
+    return recipe if swarm_problem(nearest) else nearest
+
+
+def overlapping(recipe: Recipe, overlap: int | None, fragments: int | None) -> Recipe:
+    """The same with so many steps of overlap and so many fragments; what is None stays. ValueError if that is none.
+
+    A merge that would throw away the steps of the overlap gives way to the one that keeps them.
+    """
+    schedule = recipe.schedule
+    overlap = schedule.overlap if overlap is None else overlap
+    fragments = schedule.fragments if fragments is None else fragments
+    merge = "delta" if overlap and recipe.merge == "replace" else recipe.merge
+    schedule = msgspec.structs.replace(schedule, overlap=overlap, fragments=fragments)
+    recipe = msgspec.structs.replace(recipe, schedule=schedule, merge=merge)
+    check_recipe(recipe)
+    return recipe
 
 
 def _stands_alone(codec: str) -> bool:
@@ -124,13 +150,16 @@ def lasting(recipe: Recipe, steps: int) -> Recipe:
     )
 
 
-def momentum_for(rounds: int) -> float:
-    """Outer momentum with an outer rate of 1: the effective step should grow with the number of rounds.
+def nesterov_for(
+    rounds: int, lr: float, momentum: float | None = None, floor: float = 1.0, settle: float = 0.0
+) -> Nesterov:
+    """The Nesterov step of a run of so many rounds; the momentum follows them unless it is given.
 
-    The paper's (0.7, 0.9) wants hundreds of rounds; with 30–50 it leaves +11.9 % loss where (1.0, 0.5–0.6)
-    leaves +8 %.
+    With an outer rate of 1 the effective step should grow with the number of rounds. The paper's (0.7, 0.9) wants
+    hundreds of them; with 30–50 it leaves +11.9 % loss where (1.0, 0.5–0.6) leaves +8 %.
     """
-    return 0.5 if rounds <= 50 else 0.7 if rounds <= 100 else 0.8
+    following = 0.5 if rounds <= 50 else 0.7 if rounds <= 100 else 0.8
+    return Nesterov(lr, following if momentum is None else momentum, floor, settle)
 
 
 def diloco(
@@ -160,24 +189,27 @@ def diloco(
         inner=AdamW(lr=lr),
         schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
         coding=Coding(up=up, down=down),
-        outer=Nesterov(outer_lr, momentum_for(rounds) if outer_momentum is None else outer_momentum),
+        outer=nesterov_for(rounds, outer_lr, outer_momentum),
     )
 
 
 def recipe_for(
     model: str,
     *,
-    batch: int,
-    seq_len: int | None,
-    seed: int,
     inner: Inner,
     schedule: Schedule,
     coding: Coding,
     outer: Outer,
     merge: Merge = "replace",
     reducer: Reducer | None = None,
+    batch: int = 4,
+    seq_len: int | None = None,
+    seed: int = 0,
 ) -> Recipe:
-    """A checked recipe for a built-in model, its rates set to the length of its run."""
+    """A checked recipe for a built-in model, its rates set to the length of its run.
+
+    Without a word on merge and reducer, x becomes the new anchor, moved by the mean over all members.
+    """
     seq_len = fitting_seq_len(model, seq_len)
     recipe = Recipe(model, seed, batch, seq_len, inner, schedule, coding, outer, merge, reducer or Reducer())
     check_recipe(recipe)
@@ -202,22 +234,24 @@ def own_loop(
     outer_momentum: float = 0.6,
     up: str = "int8",
     down: str = "int8",
+    fragments: int = 1,
+    overlap: int = 0,
 ) -> Recipe:
     """DiLoCo rounds around somebody's own training loop, which brings model, data and inner optimizer."""
     _check_codecs(up, down)
     codec_named(down)
-    if inner_steps < 1:
-        raise ValueError("inner_steps must be at least 1")
+    schedule = Schedule(inner_steps, rounds, fragments, overlap)
+    check_schedule(msgspec.structs.replace(schedule, rounds=max(1, rounds)))  # 0: without end
     return Recipe(
         model="attached",
         seed=0,
         batch=1,
         seq_len=1,
         inner=AdamW(lr=1.0, warmup_steps=0, total_steps=1),  # never used: the loop has its own
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
+        schedule=schedule,
         coding=Coding(up=up, down=down),
         outer=Nesterov(lr=outer_lr, momentum=outer_momentum),
-        merge="replace",
+        merge="delta" if overlap else "replace",
     )
 
 

@@ -1,14 +1,15 @@
 """Whose updates become one, and how: the group, who is waited for, and what is made of the rows.
 
 Acceptance: everybody, or a quorum and a grace period. Statistic: the weighted mean, or one that looks at rows
-as wholes. Part owners compute it and ship bytes, so reductions over a row need no agreement about their bits; a
-statistic sees the part that its owner holds, never the whole update.
+as wholes, or one that withstands lies. Part owners compute it and ship bytes, so reductions over a row need no
+agreement about their bits; a statistic sees the part that its owner holds, never the whole update. Only `robust`
+does: it needs distances between whole updates, which are sums over their parts (learn/aggregate/gram).
 The mean itself is `learn/combine`, the very function of real rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -17,12 +18,22 @@ from torch import Tensor
 
 from atoll.base.draw import shuffled
 from atoll.keys.digest import Buffer
+from atoll.learn.aggregate import columns, default, liars_of
 from atoll.learn.codec import Codec, pack
 from atoll.learn.combine import combine, combine_remembering, gather
 
 # G rows, N values of one part
 
-Statistic = Literal["mean", "radial", "support", "clipped"]
+Statistic = Literal["mean", "radial", "support", "clipped", "median", "trimmed_mean", "meamed", "robust"]
+ROBUST: dict[Statistic, Callable[[Tensor, int], Tensor]] = {  # of (rows, members of the round)
+    "median": lambda rows_GN, _: columns.median(list(rows_GN)),
+    "trimmed_mean": lambda rows_GN, n: columns.trimmed_mean(list(rows_GN), liars_of(n)),
+    "meamed": lambda rows_GN, n: columns.mean_around_median(list(rows_GN), len(rows_GN) - liars_of(n)),
+    "robust": lambda rows_GN, n: default(n)(rows_GN),
+}
+"""What withstands `liars_of` the members, whoever of them is heard; a row that does not come lowers no f, and with
+fewer than 2f + 1 a part counts for nobody. Each row counts once, whatever samples it claims (learn/statistic)."""
+PEERS_MIN = 5  # that withstand one liar
 
 
 class Reducer(msgspec.Struct, frozen=True):
@@ -74,17 +85,16 @@ def reduced(
     memory_N: Tensor | None = None,
     remember: bool = False,
     sizes: Sequence[int] = (),
+    members: int = 0,
 ) -> Answer:
     """The owner's work for one part. Without `down` everybody decodes everybody and there is no answer.
 
     `sizes`: how many values of the part belong to each tensor in it; a row's length and direction are tensor-wise.
+    `members` of the round, heard or not: how many may lie follows from it.
     """
     if reducer.statistic != "mean":
-        mean_N = statistic_of(reducer.statistic, rows, n, up, sizes or (n,))
-        if down is None or mean_N is None:
-            return Answer(mean_N, 0, memory_N)
-        wire, left_N = pack(down, mean_N, memory_N, 1.0)
-        return Answer(down.decode(wire, n), len(wire), left_N if remember else None)
+        mean_N = statistic_of(reducer.statistic, rows, n, up, sizes or (n,), members)
+        return answered(mean_N, down, memory_N, remember)
     if down is None:
         return Answer(gather(rows, n, up).mean_N, 0, memory_N)
     if remember:
@@ -96,16 +106,36 @@ def reduced(
     return Answer(down.decode(done.wire, n), len(done.wire), memory_N)
 
 
+def answered(value_N: Tensor | None, down: Codec | None, memory_N: Tensor | None, remember: bool) -> Answer:
+    """What becomes of a part's value on its way back."""
+    if down is None or value_N is None:
+        return Answer(value_N, 0, memory_N)
+    wire, left_N = pack(down, value_N, memory_N, 1.0)
+    return Answer(down.decode(wire, len(value_N)), len(wire), left_N if remember else None)
+
+
 def statistic_of(
-    which: Statistic, rows: Sequence[tuple[int, Buffer]], n: int, up: Codec, sizes: Sequence[int]
+    which: Statistic, rows: Sequence[tuple[int, Buffer]], n: int, up: Codec, sizes: Sequence[int], members: int = 0
 ) -> Tensor | None:
-    """(n,), or None if no row has any weight."""
-    kept = [(weight, up.decode(wire, n)) for weight, wire in rows if weight]
-    if not kept:
+    """(n,), or None if no row has any weight, or too few have."""
+    return made_of(which, [(weight, up.decode(wire, n)) for weight, wire in rows], sizes, members)
+
+
+def made_of(
+    which: Statistic, rows: Sequence[tuple[int, Tensor]], sizes: Sequence[int], members: int = 0
+) -> Tensor | None:
+    """The statistic of (weight, row (n,)), or None if no row has any weight, or too few have."""
+    kept = [(weight, row_N) for weight, row_N in rows if weight]
+    robust = which in ROBUST
+    if len(kept) < (2 * liars_of(members) + 1 if robust else 1) or (robust and members < PEERS_MIN):
         return None
     rows_GN = torch.stack([row_N for _, row_N in kept])
+    if robust:
+        return ROBUST[which](rows_GN, members)
     total = sum(weight for weight, _ in kept)
     share_G = torch.tensor([weight / total for weight, _ in kept])
+    if which == "mean":
+        return (rows_GN * share_G[:, None]).sum(0)
     if which == "support":
         return support_mean(rows_GN, share_G)
     over = radial_mean if which == "radial" else clipped_mean

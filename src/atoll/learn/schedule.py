@@ -2,7 +2,8 @@
 
 A fragment is a stretch of the flat vector that is sent together; fragments take turns within a round, so that the
 peak rate falls. With an overlap a fragment is applied some steps after it was sent, and training never waits.
-Pure arithmetic on the run's step; every member comes to the same answer.
+Pure arithmetic on the run's step; every member comes to the same answer. In a real run every turn is an agreed
+round of its own (`turn_of`), and the overlap is what a trainer goes on at most while it waits for agreement.
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ class Schedule(msgspec.Struct, frozen=True):
     def steps(self) -> int:
         return self.rounds * self.inner_steps
 
+    @property
+    def turns(self) -> int:
+        """Agreed rounds of a real run: each carries one fragment."""
+        return self.rounds * self.fragments
+
+    @property
+    def turn_steps(self) -> int:
+        """Inner steps of each of them."""
+        return self.inner_steps // self.fragments
+
 
 def fragments_of(layout: Layout, count: int) -> Bounds:
     """[lo, hi) of `count` fragments of about equal size, cut between tensors. ValueError if there are too few."""
@@ -51,6 +62,13 @@ def fragments_of(layout: Layout, count: int) -> Bounds:
         room = [end for end in ends if end > cuts[-1]][: -(count - index)]
         cuts.append(min(room, key=lambda end: abs(end - wanted)))
     return tuple(pairwise([*cuts, layout.floats]))
+
+
+def turn_of(schedule: Schedule, layout: Layout, done: int) -> tuple[int, int]:
+    """[lo, hi) that the round after `done` rounds carries: fragments in the order of `due`, at the end all."""
+    if schedule.fragments == 1 or done + 1 == schedule.turns:
+        return 0, layout.floats
+    return fragments_of(layout, schedule.fragments)[(done + 1) % schedule.fragments]
 
 
 def phase_at(schedule: Schedule, step: int, steps: int) -> tuple[int, Phase]:

@@ -56,24 +56,27 @@ def advance(
     samples: int,
     tokens: int,
     counters: Sequence[Sequence[int]] = (),
+    turn: tuple[int, int] | None = None,
 ) -> SharedState:
     """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
 
     `parts` are the owners' answers in the order of `bounds`; None is a part nobody answered for, whose
-    combined update is zero. `counters` are the contributors' integer buffers. `steps`, `samples` and `tokens`
-    are what the round adds. PeerFault if an answer does not decode.
+    combined update is zero. Only the stretch `turn` moves (None: everything), the momentum outside rests, too;
+    `bounds` count from where it begins. `counters` are the contributors' integer buffers. `steps`, `samples` and
+    `tokens` are what the round adds. PeerFault if an answer does not decode.
     """
-    combined_F = decode_parts(parts, bounds, codec, len(state.anchor_F))
-    parameters = len(state.momentum_P)
-    before_P = state.anchor_F[:parameters]
-    anchor_P, momentum_P = outer_step(outer, before_P, state.momentum_P, combined_F[:parameters], state.steps)
-    buffers = state.anchor_F[parameters:] - combined_F[parameters:]
+    lo, hi = turn or (0, len(state.anchor_F))
+    combined_N = decode_parts(parts, bounds, codec, hi - lo)
+    end = max(lo, min(hi, len(state.momentum_P)))  # of the parameters in it; buffers follow
+    before_N, momentum_N = state.anchor_F[lo:end], state.momentum_P[lo:end]
+    anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, combined_N[: end - lo], state.steps)
+    buffers = state.anchor_F[end:hi] - combined_N[end - lo :]
     counters_K = state.counters_K
     for row in counters:
         counters_K = torch.maximum(counters_K, torch.tensor(row, dtype=torch.int64))
     return SharedState(
-        torch.cat([anchor_P, buffers]),
-        momentum_P,
+        torch.cat([state.anchor_F[:lo], anchor_N, buffers, state.anchor_F[hi:]]),
+        momentum_N if turn is None else torch.cat([state.momentum_P[:lo], momentum_N, state.momentum_P[end:]]),
         counters_K,
         state.round + 1,
         state.steps + steps,

@@ -1,10 +1,11 @@
-"""What goes wrong on purpose in an experiment: lost and late updates, slow and vanishing peers."""
+"""What goes wrong on purpose in an experiment: lost and late updates, slow and vanishing peers, villains."""
 
 from __future__ import annotations
 
 import msgspec
 
 from atoll.base.draw import draw_below
+from atoll.learn.aggregate.attacks import ATTACKS, OPTIMISED
 
 CHANCE = 2**32
 
@@ -22,6 +23,7 @@ class Trouble(msgspec.Struct, frozen=True):
     late: tuple[int, ...] = ()  # steps that each peer's updates are under way
     speeds: tuple[float, ...] = ()  # steps that each peer takes per step of the run, at most 1
     absent: tuple[Absence, ...] = ()
+    villains: dict[int, str] = {}  # peer -> the attack it sends instead of its update (learn/aggregate/attacks)
 
     def is_away(self, peer: int, step: int) -> bool:
         spans = (one for one in self.absent if one.peer == peer)
@@ -51,3 +53,10 @@ def check_trouble(trouble: Trouble, peers: int) -> None:
         or min((0, *trouble.late)) < 0
     ):
         raise ValueError("lost is a share, speeds are above 0 and at most 1, lateness is at least 0")
+    strangers = [peer for peer in trouble.villains if not 0 <= peer < peers]
+    unknown = set(trouble.villains.values()) - {*ATTACKS, *OPTIMISED}
+    if strangers or unknown or len(trouble.villains) >= peers > 0:
+        raise ValueError(
+            f"villains are some of the peers 0 … {peers - 1}, not all, each with an attack out of "
+            f"{', '.join((*ATTACKS, *OPTIMISED))}; given was {trouble.villains}"
+        )

@@ -118,6 +118,11 @@ def part_bounds(floats: int, shares: Sequence[int]) -> Bounds:
     return tuple(pairwise([*edges[:-1], floats]))
 
 
+def moved(bounds: Bounds, by: int) -> Bounds:
+    """The same parts of a fragment that begins so far into the flat vector."""
+    return tuple((lo + by, hi + by) for lo, hi in bounds) if by else bounds
+
+
 def encode_update(
     anchor_F: Tensor,
     x_F: Tensor,

@@ -16,13 +16,14 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX, WORDS_MAX
+from atoll.base.limits import ANSWER_BYTES_MAX, PARTS_MAX, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX, WORDS_MAX
 from atoll.keys.digest import digest
 from atoll.node.settings import RunSettings, encode_settings
-from atoll.node.topology import way_of
+from atoll.node.topology import parts_most, way_of
 from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
+from atoll.policy.room import name_bytes
 from atoll.policy.trust import StatisticName, liars_among, rows_needed, witnesses
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
@@ -47,6 +48,7 @@ class Ground:
     statistic: StatisticName = "mean"
     tolerance: float = 0.0
     witnessed: bool = False
+    parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -89,11 +91,27 @@ class Ground:
             rows_needed(self.statistic, self.liars),
             self.witnesses,
             self.weightless,
+            plan.window_s(attempt),
+            plan.has_clock,
         )
+
+    @cached_property
+    def answer_bytes_max(self) -> int:
+        """Of a signed answer: who says more than there is to say fills the vertex."""
+        return ANSWER_BYTES_MAX + sum(name_bytes(m.peer) for m in self.plan.members if m.trains)
 
     @cached_property
     def vote_key_of(self) -> dict[PeerId, bytes]:
         return {m.peer: m.vote_key for m in self.plan.members if m.present}
+
+    @cached_property
+    def known_keys(self) -> dict[PeerId, bytes]:
+        return known_keys(self.plan.members)
+
+
+def known_keys(members: Sequence[Member]) -> dict[PeerId, bytes]:
+    """Under which anybody's words may be held against it: also of those that are away."""
+    return {m.peer: m.vote_key for m in members if m.standing != "expelled"}
 
 
 def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
@@ -102,6 +120,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     The first round that trains waits for settled ones: a newcomer's update moves nothing, and nobody who was waited
     for shall count for nothing.
     """
+    parts = parts_most(settings, parent)
     if parent.trained:
         enough = len(plan.voters) >= settings.min_peers
     else:
@@ -110,14 +129,13 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
 
     def judge(reported: Reported, as_proposer: bool) -> str | None:
         wall_s = parent.time_s if as_proposer else None
-        return admissible(reported, parent, recent, run, settings.open_to_all, wall_s)
+        return admissible(reported, parent, recent, run, settings.open_to_all, wall_s, parts)
 
     if not enough:
-        return Ground(plan, parent, None, "too few members to train", judge)
+        return Ground(plan, parent, None, "too few members to train", judge, parts_most=parts)
     way = way_of(settings, plan, _answered_bytes(parent))
-    return Ground(
-        plan, parent, way.topology, way.why, judge, settings.statistic, settings.tolerance, settings.witnessed
-    )
+    trust = settings.statistic, settings.tolerance, settings.witnessed
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts)
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -152,6 +170,7 @@ def write_body(
         opened,
         plan.settings.quorum,
         bool(ground.owners),
+        ground.parts_most,
     )
     return Body(
         run=notary.run,
@@ -198,7 +217,8 @@ def write_recovery(
     parent: Body, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds
 ) -> Body:
     """The body that begins a new epoch: the same state, and only those voters that are still here."""
-    members = tuple(replace(m, standing="away") if m.votes and m.peer not in here else m for m in parent.members)
+    bare = [replace(m, links=b"") for m in parent.members]  # reports go by places among those who are here
+    members = tuple(replace(m, standing="away") if m.votes and m.peer not in here else m for m in bare)
     return replace(
         parent,
         run=run,
@@ -261,7 +281,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     kept, opened = _judge_reports(ground, notary, body.reports, as_proposer=False)
     if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
         return "it carries a report that may not stand in a vertex"
-    expected = next_members(parent, commits, contributors, opened, plan.settings.quorum, bool(ground.owners))
+    rule, trained = plan.settings.quorum, bool(ground.owners)
+    expected = next_members(parent, commits, contributors, opened, rule, trained, ground.parts_most)
     if (body.members, body.tickets) != expected:
         return "its membership does not follow from its reports"
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
@@ -335,17 +356,22 @@ def _judge_reports(
     kept: list[Signed] = []
     opened: list[Reported] = []
     for signed in reports[:REPORTS_PER_VERTEX_MAX]:
-        report = open_report(notary, signed, ground.vote_key_of)
+        report = open_report(notary, signed, ground.vote_key_of, ground.known_keys)
         if report is not None and ground.admissible(report, as_proposer) is None:
             kept.append(signed)
             opened.append(report)
     return kept, opened
 
 
-def open_report(notary: Notary, signed: Signed, vote_keys: Mapping[PeerId, bytes]) -> Reported | None:
+def open_report(
+    notary: Notary,
+    signed: Signed,
+    vote_keys: Mapping[PeerId, bytes],
+    known_keys: Mapping[PeerId, bytes] | None = None,
+) -> Reported | None:
     """A member report whose signature holds. A Join brings its own key, certified by the identity it names.
 
-    What somebody was caught at holds only if that one signed it.
+    What somebody was caught at holds only if that one signed it, under one of `known_keys`.
     """
     if len(signed.body) > REPORT_BYTES_MAX:
         return None
@@ -365,7 +391,7 @@ def open_report(notary: Notary, signed: Signed, vote_keys: Mapping[PeerId, bytes
             kind = Answered if statement.other is None else Statement
             for said in (statement.answer, statement.other):
                 if said is not None:
-                    notary.open(said, kind, vote_keys.get(statement.answer.signer))
+                    notary.open(said, kind, (known_keys or vote_keys).get(statement.answer.signer))
     except PeerFault:
         return None
     return Reported(signed.signer, statement, identity)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement

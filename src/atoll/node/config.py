@@ -20,13 +20,13 @@ from msgspec import Meta
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import parse_duration_s
-from atoll.node.settings import TopologyName
+from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.trust import StatisticName, peers_for_one_liar
 
 DURATION = {"unit": "duration"}
-RECIPES = ("diloco", "demo", "local_sgd", "opendiloco")
+RECIPES = ("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager")
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("auto", "data_parallel", "fedavg", "muloco", "streaming", "eager", "sparseloco", "demo_", "noloco", "sparta"),
+    *("data_parallel", "fedavg", "muloco", "sparseloco", "demo_", "noloco", "sparta"),
     *("des_loc", "powersgd", "decoupled", "cooperative", "delayed_nesterov"),
 )
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
@@ -55,6 +55,7 @@ class Run(Section, frozen=True):
     trust: Literal["private", "community", "open"] = "private"
     byzantine_tolerance: Share | None = None
     open_to_all: bool = False
+    era_rounds: EraRounds = ERA_ROUNDS
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -96,6 +97,8 @@ class Sync(Section, frozen=True):
     up: str | None = None
     down: str | None = None
     error_feedback: Share | None = None
+    overlap: Whole | None = None
+    fragments: Count | None = None
     pipeline_depth: Count = 3
     compression_ratio: Share = 0.1
     compression_level: Literal[3, 5, 9] = 3
@@ -162,6 +165,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"community" and "open"; the two must agree.'
     ),
     "run.open_to_all": "True: whoever knows an address may join without a ticket.",
+    "run.era_rounds": (
+        "Rounds after which members sign the history with their long-lived identities (ML-DSA-65), so that "
+        "whoever can forge Ed25519 votes some day cannot write another past; 0: never. Nobody waits for it; small "
+        "runs also sign when members come and go. 5 kB per member each time."
+    ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "
         "everybody is done, so a large value costs nothing unless somebody hangs."
@@ -187,6 +195,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "train.recipe": (
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '
         '"demo": the same, tuned for `atoll demo`. "local_sgd": no outer momentum. "opendiloco": fp16, 500 steps. '
+        '"streaming": four fragments in turn, 4 steps of overlap, 2 bits up (arXiv 2501.18512). "auto": the same '
+        "with an outer momentum that settles over the last 0.3 of the run. "
+        '"eager": training never waits, a mean is taken in when the next round ends (arXiv 2502.12996). '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (
@@ -213,6 +224,17 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "sync.down": "Codec of the answer to everybody. What is lost here is lost: nothing feeds it back.",
     "sync.error_feedback": "Share of what a codec lost that the next update makes good.",
+    "sync.overlap": (
+        "Inner steps that a trainer goes on from its own parameters while a round is agreed; then it waits. What "
+        "is agreed is merged when it comes, and these steps are part of the next round. 0 stands still meanwhile. "
+        "Enough is the time of an exchange divided by that of a step; 4 of 32 cost 0.5 % of loss. Keep below "
+        "train.inner_steps / sync.fragments. Costs the trainer memory for one more copy of the model."
+    ),
+    "sync.fragments": (
+        "Slices of the model that take turns: a round carries one of them and takes train.inner_steps / "
+        "sync.fragments steps, a run has run.rounds x sync.fragments rounds, and the last one carries everything. "
+        "The bytes are the same, but come in smaller waves: for thin links. It must divide train.inner_steps."
+    ),
     "sync.pipeline_depth": "Pieces of an update on their way at once. Not yet: the transport decides; keep 3.",
     "sync.compression_ratio": 'Share of values that "topk" and "randk" keep, unless it is named: "topk:0.05".',
     "sync.compression_level": 'Effort of "zstd", unless it is named ("zstd:9"): 3, 5 or 9.',
@@ -280,6 +302,8 @@ RECIPE: dict[str, Any] = {  # what the recipe "diloco" has where a key is left o
     "sync.up": "int8",
     "sync.down": "int8",
     "sync.error_feedback": 1.0,
+    "sync.overlap": 0,
+    "sync.fragments": 1,
 }
 
 REPLACED = {  # names people know from elsewhere, and what to write here

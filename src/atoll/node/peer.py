@@ -3,6 +3,7 @@
     Heartbeat   who is alive, what time it is           History   what was agreed
     Round       the story of the round in progress      Fetch     a state on its way here
     Serve       blobs for others                        pool      member reports for the next vertex
+    Eras        long-lived signatures under the history
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -11,7 +12,7 @@ I/O, never decides without a vertex, and lets no stranger's message change anyth
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,14 +20,14 @@ from functools import partial
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import (
+    CODEC_EXTRA,
     CONTROL_FRAME_MAX,
-    EARLY_BYTES_MAX,
-    EARLY_MESSAGES_MAX,
-    EARLY_PER_SENDER_MAX,
     EARLY_ROUNDS,
     HELD_BYTES_MAX,
+    PART_BYTES_MAX,
+    PART_GIVEN_MAX,
     PEERS_MAX,
     ROUNDS_KEPT,
 )
@@ -54,29 +55,40 @@ from atoll.base.machine import (
     Woke,
 )
 from atoll.keys.digest import digest
-from atoll.keys.signer import Signer, Verifier
+from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.body import ground_after, write_recovery
+from atoll.node.early import EarlyWords
 from atoll.node.facts import Accused, Fault, RoundClosed, ShareBegan, StateMissing
 from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
 from atoll.node.round import Round
-from atoll.node.settings import RunSettings, decode_settings
+from atoll.node.settings import OTHER_RULES_FIX, RunSettings, decode_settings, other_rules
 from atoll.node.trial import Measured
 from atoll.policy.links import Rates, report
-from atoll.policy.members import RECENT, Reported, suspicions_needed
+from atoll.policy.members import FULL, RECENT, Reported, suspicions_needed
 from atoll.policy.plan import plan_round
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.agreement import Agreement
+from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import SERVED_AT_ONCE, Fetch, Fetched, FetchFailed, Serve
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
+from atoll.wire.messages.history import (
+    Chunk,
+    EraSigned,
+    ManifestIs,
+    Vertices,
+    WantChunk,
+    WantEra,
+    WantManifest,
+    WantVertices,
+)
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
 from atoll.wire.messages.statements import Caught, Invite, Join, Leave, Ready, Signed, Statement, Suspect
-from atoll.wire.messages.vertex import Body, Member, Vertex
+from atoll.wire.messages.vertex import Body, Member, Standing, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
@@ -87,10 +99,16 @@ VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
 class Wish:
     """How this peer wants to take part."""
 
-    role: str = "trainer"
+    role: str = "trainer"  # a visitor reads along and never asks to be let in
     name: str = ""
     addresses: tuple[str, ...] = ()
     admission: bytes = b""
+
+
+def part_bytes_most(update_bytes: int) -> int:
+    """Of one payload, where an update is so large without a codec; 0: nobody knows. Bodies fit in always."""
+    part = min(PART_BYTES_MAX, update_bytes or PART_BYTES_MAX)
+    return part + part // CODEC_EXTRA + CONTROL_FRAME_MAX
 
 
 class GenesisKnown(Fact, frozen=True, kw_only=True):
@@ -135,14 +153,6 @@ class RunOver(Fact, frozen=True, kw_only=True):
     state: Digest
 
 
-@dataclass(frozen=True)
-class Early:
-    """A message for a round that I have not reached."""
-
-    event: Received
-    size_bytes: int
-
-
 class Peer:
     """One member of one run, in either world. `wall` says whether the driver's clock is wall time."""
 
@@ -154,6 +164,7 @@ class Peer:
         wish: Wish,
         genesis: Vertex | None = None,
         bootstrap: Sequence[PeerId] = (),
+        vouch: Vouch | None = None,
     ) -> None:
         self.notary = Notary(run, signer, verifier)
         self.me, self.run, self.wish = signer.peer, run, wish
@@ -161,6 +172,8 @@ class Peer:
         self.settings = RunSettings()
         self.heartbeat = Heartbeat(self.me, 2.0, 6.0)
         self.history: History | None = None
+        self.vouch = vouch
+        self.eras: Eras | None = None  # where the run has them
         self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
         self.round: Round | None = None
         self.fetch: Fetch | None = None
@@ -173,11 +186,10 @@ class Peer:
         self.pool: ReportPool | None = None  # as soon as there is a history
         self.said: dict[str, bytes] = {}
         self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
-        self.early: deque[Early] = deque()
-        self.early_of: Counter[PeerId] = Counter()
-        self.early_bytes = 0
-        self.unheard: dict[PeerId, int] = {}  # the newest round of which words of this peer were dropped
+        self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # of those, to whom, how often
+        self.early = EarlyWords()
         self.hinted: dict[PeerId, Seconds] = {}
+        self.standings: tuple[Digest, dict[PeerId, Standing]] = ZERO_DIGEST, {}  # as of this head
         self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # to be let in: with which word, and when
         self.linked: set[PeerId] = set()
         self.rates = Rates()
@@ -220,6 +232,10 @@ class Peer:
                 return self._give_read(job, result)
             case Failed(job) if job.startswith("history/"):
                 return self._give_read(job, ())
+            case Done(job, result) if job.startswith("era/"):
+                return self.eras.read(job, result) if self.eras is not None else []
+            case Failed(job) if job.startswith("era/"):
+                return self.eras.read(job, None) if self.eras is not None else []
             case Done() | Failed() | TimerFired():
                 return self._to_rooms(event, now)
 
@@ -251,6 +267,10 @@ class Peer:
                 return self._hear_vertices(sender, message, now)
             case WantManifest() | WantChunk():
                 return self.serve.handle(event, now)
+            case EraSigned():
+                return self.eras.hear(sender, message, now) if self.eras is not None else []
+            case WantEra():
+                return self.eras.give(sender, message) if self.eras is not None else []
             case ManifestIs() | Chunk():
                 return self._to_fetch(event, now)
             case _:
@@ -272,6 +292,7 @@ class Peer:
         for round in rounds:
             if round == self.history.head + 1 or (rounds and round == rounds[0]):
                 self.history.restore(decode_vertex(kept[f"vertex/{round}"]))
+        effects += self.eras.restore(kept) if self.eras is not None else []
         return effects + self._follow_members(now) + self._restore()
 
     def _ask_genesis(self) -> list[Effect]:
@@ -282,7 +303,9 @@ class Peer:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
         self.settings = decode_settings(decode_body(vertex.body).settings)
         self.history = History(vertex, self.notary, self._voters_of, self.settings.recovery)
-        self.pool = ReportPool(self.notary, self.history, self.settings.open_to_all)
+        self.pool = ReportPool(self.notary, self.history, self.settings)
+        if every := self.settings.era_rounds:
+            self.eras = Eras(self.history, every, self.settings.rounds, self.notary.verifier, self.vouch)
         s = self.settings.round
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         self.genesis = vertex
@@ -361,7 +384,7 @@ class Peer:
         """Everybody works on this round, so everybody holds what came before it: nobody will ask for its parts."""
         assert self.round is not None
         if {m.peer for m in self.round.plan.members if m.present} <= set(share.committed):
-            self.held = {share.round: self.round.held}
+            self.held = {share.round: self.round.parts.held}
 
     def _drop_old_parts(self, round: int) -> None:
         """Laggards are served the parts of recent rounds, as many as memory allows."""
@@ -373,6 +396,7 @@ class Peer:
                 break
             kept[r] = self.held[r]
         self.held = kept
+        self.given = Counter({key: times for key, times in self.given.items() if key[0] in kept})
 
     def _to_round(self, event: Event, now: Seconds) -> list[Effect]:
         if self.round is None:
@@ -423,7 +447,15 @@ class Peer:
         pool.settle(body)
         changed = self._membership_change(before, body)
         effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex)), *self._learn_identities(body)]
+        effects += self._end_era(body)
         return effects + ([*changed, *self._follow_members(now)] if changed else [])
+
+    def _end_era(self, body: Body) -> list[Effect]:
+        """If an era ends with this vertex, sign it for as long as keys last; nobody waits for that."""
+        if self.eras is None:
+            return []
+        ended = self.eras.grew(body)
+        return ended + self.eras.mine(body.round, self._within_reach()) if ended else []
 
     def _learn_identities(self, body: Body) -> list[Effect]:
         """Joins bring the long-lived keys whose digest the membership holds from then on."""
@@ -475,79 +507,80 @@ class Peer:
     # ---- messages of rounds --------------------------------------------------------------------------------
 
     def _hear_round(self, event: Received, message: RoundMessage, now: Seconds) -> list[Effect]:
+        """Members are heard; those that are away are helped to catch up; a stranger leaves no trace."""
+        standing = self._standing_of(event.sender)
+        if standing is None or standing == "expelled":
+            return []
+        self._check_size(event)
         current = self.round.plan.round if self.round is not None else self.at + 1
         if isinstance(message, WantPart) and message.round != current:
             return self._give_old_part(event.sender, message)
         if message.round == current and self.round is not None:
             return self._to_round(event, now)
+        if message.round >= current and standing == "away":
+            return []
         if message.round >= current:
             if message.round <= max(current, self._head() + 1) + EARLY_ROUNDS:
-                self._remember_early(event)
+                self.early.remember(event)
             else:
-                self._note_unheard(event)
+                self.early.drop(event)
             return []
         if isinstance(message, PartBytes):
             return []
         return self._hint(event.sender, message.round, now)
 
+    def _standing_of(self, peer: PeerId) -> Standing | None:
+        """In the newest membership that I know of; asked with every message of a round."""
+        if self.history is None:
+            return None
+        head = self.history.head_id
+        if self.standings[0] != head:
+            self.standings = head, {m.peer: m.standing for m in self.history.head_body.members}
+        return self.standings[1].get(peer)
+
+    def _check_size(self, event: Received) -> None:
+        """Raise PeerFault for more bytes than a part, or a body, of this run can have."""
+        most, payload = part_bytes_most(self.settings.update_bytes), event.payload
+        if payload is not None and payload.size_bytes > most:
+            what = f"sent {payload.size_bytes} bytes at once; a part of this run has {most} at most"
+            raise PeerFault(event.sender, what)
+
     def _give_old_part(self, sender: PeerId, wish: WantPart) -> list[Effect]:
-        payload = self.held.get(wish.round, {}).get(wish.digest)
-        if payload is None:
+        payload, slot = self.held.get(wish.round, {}).get(wish.digest), (wish.round, sender, wish.digest)
+        if payload is None or self.given[slot] >= PART_GIVEN_MAX:
             return []
+        self.given[slot] += 1
         answer = PartBytes(wish.round, wish.attempt, wish.trace, wish.digest)
         return [Send(sender, answer, Lane.BULK, payload)]
 
-    def _note_unheard(self, event: Received) -> None:
-        """Too early and too much to remember: when that round begins here, the sender is asked to say it again."""
-        assert isinstance(event.message, RoundMessage)
-        if event.sender in self.unheard or len(self.unheard) < PEERS_MAX:
-            self.unheard[event.sender] = max(event.message.round, self.unheard.get(event.sender, 0))
-
-    def _ask_unheard(self) -> list[Effect]:
-        if self.round is None:
-            return []
-        round = self.round.plan.round
-        asked = [peer for peer, newest in self.unheard.items() if newest == round]
-        self.unheard = {peer: newest for peer, newest in self.unheard.items() if newest > round}
-        return self.round.ask_again(asked)
-
-    def _remember_early(self, event: Received) -> None:
-        if self.early_of[event.sender] >= EARLY_PER_SENDER_MAX:
-            self._note_unheard(event)
-            return
-        size = event.payload.size_bytes if event.payload is not None else 0
-        self.early.append(Early(event, size))
-        self.early_of[event.sender] += 1
-        self.early_bytes += size
-        while len(self.early) > EARLY_MESSAGES_MAX or self.early_bytes > EARLY_BYTES_MAX:
-            oldest = self.early.popleft()
-            self.early_of[oldest.event.sender] -= 1
-            self.early_bytes -= oldest.size_bytes
-            self._note_unheard(oldest.event)
-
     def _replay_early(self, now: Seconds) -> list[Effect]:
-        if self.round is None or not self.early:
-            return []
-        waiting, self.early, self.early_bytes = self.early, deque[Early](), 0
-        self.early_of.clear()
         effects: list[Effect] = []
-        for early in waiting:
-            event, message = early.event, early.event.message
+        for event in self.early.take() if self.round is not None else ():
+            message = event.message
             assert isinstance(message, RoundMessage)
             if message.round > self.at:
                 hear = partial(self._hear_round, event, message, now)
                 effects += self._judged(event.sender, hear)
         return effects
 
+    def _ask_unheard(self) -> list[Effect]:
+        return self.round.ask_again(self.early.unheard(self.round.plan.round)) if self.round is not None else []
+
     def _hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
         """This peer works on a round that is over: show it the vertex."""
-        if self.history is None or now - self.hinted.get(peer, -1e9) < HINT_AGAIN_S:
+        if self.history is None or self._hinted_lately(peer, now):
             return []
+        vertices = self.history.since(round, VERTICES_BYTES_MAX)
+        return [Send(peer, Vertices(vertices, self.history.head))] if vertices else []
+
+    def _hinted_lately(self, peer: PeerId, now: Seconds) -> bool:
+        """If not, it is now."""
+        if now - self.hinted.get(peer, -1e9) < HINT_AGAIN_S:
+            return True
         if len(self.hinted) >= PEERS_MAX:
             self.hinted.clear()
         self.hinted[peer] = now
-        vertices = self.history.since(round, VERTICES_BYTES_MAX)
-        return [Send(peer, Vertices(vertices, self.history.head))] if vertices else []
+        return False
 
     # ---- catching up ---------------------------------------------------------------------------------------
 
@@ -555,9 +588,8 @@ class Peer:
         return self.history.head if self.history is not None else -2
 
     def _ask_news(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
-        if head <= self._head() or now - self.hinted.get(sender, -1e9) < HINT_AGAIN_S:
+        if head <= self._head() or self._hinted_lately(sender, now):
             return []
-        self.hinted[sender] = now
         return [Send(sender, WantVertices(self._head() + 1 if self.history is not None else -1))]
 
     def _give_vertices(self, sender: PeerId, first: int) -> list[Effect]:
@@ -566,8 +598,8 @@ class Peer:
         vertices = self.history.since(max(first, -1), VERTICES_BYTES_MAX)
         if vertices:
             return [Send(sender, Vertices(vertices, self.history.head))]
-        if 0 <= first <= self.history.head and len(self.reading) < SERVED_AT_ONCE:
-            job = f"history/{first}/{sender}"  # older than what I hold in memory
+        job = f"history/{first}/{sender}"  # older than what I hold in memory
+        if 0 <= first <= self.history.head and len(self.reading) < SERVED_AT_ONCE and job not in self.reading:
             self.reading[job] = sender
             return [Ask(job, ReadVertices(first, VERTICES_BYTES_MAX))]
         return []
@@ -586,7 +618,11 @@ class Peer:
         if self.history is None:
             if not vertices:
                 return []
-            effects += self._know_genesis(vertices.pop(0))
+            genesis = vertices.pop(0)
+            if genesis_digest(genesis) == self.run and (why := other_rules(decode_body(genesis.body).settings)):
+                refused = Refused(by=self.me, code="E-RUN-15", what=why, fix=OTHER_RULES_FIX, for_good=True)
+                return [self._fact(refused)]
+            effects += self._know_genesis(genesis)
         history = self.history
         assert history is not None
         before = history.head
@@ -660,7 +696,7 @@ class Peer:
     def _seek_admission(self, now: Seconds) -> list[Effect]:
         """Ask to be what I wish to be, until the agreed membership says so."""
         history = self.history
-        if history is None or self.leaving:
+        if history is None or self.leaving or self.wish.role == "visitor":
             return []
         mine = next((m for m in history.head_body.members if m.peer == self.me), None)
         statement: Statement
@@ -773,7 +809,11 @@ class Peer:
             return []
         if why == "it is a member already" or why.startswith("it was written too long ago"):
             return []  # not a refusal: it will see so in the next vertices
-        return [Send(sender, JoinRefused("E-JOIN-01", f"your join was refused: {why}", "atoll join NEW_TICKET"))]
+        what = f"your join was refused: {why}"
+        if why.startswith(FULL):
+            fix = "wait until a member has left and join again, or start a run of your own: atoll up"
+            return [Send(sender, JoinRefused("E-JOIN-02", what, fix))]
+        return [Send(sender, JoinRefused("E-JOIN-01", what, "atoll join NEW_TICKET"))]
 
     # ---- heartbeats, links, time ---------------------------------------------------------------------------
 
@@ -784,6 +824,7 @@ class Peer:
         effects += self._watch(now)
         if self.fetch is None and not self.restoring and self.round is None and not self.over:
             effects += self._catch_up(now) if self.at >= -1 else self._regain("trying again")
+        effects += self.eras.ask(self._within_reach(), now) if self.eras is not None else []
         return effects + self._seek_admission(now)
 
     def _watch(self, now: Seconds) -> list[Effect]:
@@ -831,6 +872,7 @@ class Peer:
             effects.append(Send(peer, WantVertices(-1)))
         for fetch in (*self.wanted.values(), *((self.fetch,) if self.fetch is not None else ())):
             effects += fetch.linked(peer, now)
+        effects += self.eras.ask_of(peer, now) if self.eras is not None else []
         if self.round is not None:
             effects += self._from_round(self.round.greet(peer, self._run_time(now)), now)
         return effects
@@ -857,7 +899,7 @@ class Peer:
 
     def _measured(self) -> Measured:
         assert self.history is not None
-        members = [m.peer for m in self.history.head_body.members]
+        members = [m.peer for m in self.history.head_body.members if m.present]
         links = report(self.rates, self.heartbeat.latencies(), members)
         return Measured(self.heartbeat.offset_s, links)
 

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
-from atoll.node.body import open_report
+from atoll.node.body import known_keys, open_report
+from atoll.node.settings import RunSettings
+from atoll.node.topology import parts_most
 from atoll.policy.members import RECENT, Recent, Reported, admissible, target_of
+from atoll.policy.room import SIGNED_BYTES, name_bytes
 from atoll.protocol.dag.history import History
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Invite, Signed
@@ -32,8 +35,8 @@ class Pooled:
 
 
 class ReportPool:
-    def __init__(self, notary: Notary, history: History, open_to_all: bool) -> None:
-        self.notary, self.history, self.open_to_all = notary, history, open_to_all
+    def __init__(self, notary: Notary, history: History, settings: RunSettings) -> None:
+        self.notary, self.history, self.settings = notary, history, settings
         self.pool: dict[Key, Signed] = {}
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
@@ -43,7 +46,7 @@ class ReportPool:
     def add(self, signed: Signed, run_time: Seconds) -> Pooled | None:
         """Remember a report. None if its signature does not hold, it is known already, or the pool is full."""
         head = self.history.head_body
-        reported = open_report(self.notary, signed, _vote_keys(head))
+        reported = open_report(self.notary, signed, _vote_keys(head), known_keys(head.members))
         if reported is None:
             return None
         wrong = self.judge(reported, head, self.recent(), run_time)
@@ -78,7 +81,7 @@ class ReportPool:
         chosen: list[Signed] = []
         size = 0
         for signed in sorted(self.pool.values(), key=lambda signed: len(signed.body)):
-            size += len(signed.body) + len(signed.signature)
+            size += len(signed.body) + len(signed.signature) + name_bytes(signed.signer) + SIGNED_BYTES
             if len(chosen) == REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
                 break
             chosen.append(signed)
@@ -87,16 +90,17 @@ class ReportPool:
     def settle(self, body: Body) -> None:
         """What a vertex carried, or what no longer fits the membership, leaves the pool."""
         carried = {s.body for s in body.reports}
-        recent, keys = self.recent(), _vote_keys(body)
+        recent, keys, known = self.recent(), _vote_keys(body), known_keys(body.members)
         for key, signed in list(self.pool.items()):
-            reported = open_report(self.notary, signed, keys)
+            reported = open_report(self.notary, signed, keys, known)
             stale = reported is None or self.judge(reported, body, recent, None) is not None
             done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
                 del self.pool[key]
 
     def judge(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
-        return admissible(reported, parent, recent, self.notary.run, self.open_to_all, wall_s)
+        open_to_all, parts = self.settings.open_to_all, parts_most(self.settings, parent)
+        return admissible(reported, parent, recent, self.notary.run, open_to_all, wall_s, parts)
 
     def recent(self) -> Recent:
         head = self.history.head

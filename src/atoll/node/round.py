@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import COMMITTEE_MAX
+from atoll.base.limits import BODY_BYTES_MAX, COMMIT_BYTES_MAX, COMMITTEE_MAX
 from atoll.base.machine import (
     Ask,
     Done,
@@ -31,7 +31,6 @@ from atoll.base.machine import (
     Fact,
     Failed,
     Keep,
-    Lane,
     Payload,
     Received,
     Report,
@@ -57,11 +56,17 @@ from atoll.node.facts import (
     TrainEnded,
 )
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Train, Trained
+from atoll.node.parts import Parts
+from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
+from atoll.protocol.consensus.facts import Equivocation
+from atoll.protocol.reduce.checks import check_answer
+from atoll.protocol.reduce.facts import PartAnswered, Reduced
 from atoll.protocol.reduce.rows import Update
-from atoll.protocol.reduce.run import PartAnswered, Reduce, Reduced
+from atoll.protocol.reduce.run import Reduce
+from atoll.protocol.reduce.watched import reduce_for
 from atoll.protocol.reduce.witness import Contradicted, Lied, OtherRows
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import Notary
@@ -86,9 +91,8 @@ from atoll.wire.messages.statements import Answered, Caught, Commit, Complaint, 
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
-PART_LATE_S = 0.3  # after a proposal, the combined parts that it names should be here
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
-REPAIR_S = 6.0  # a decided round whose parts nobody serves for this long is caught up by the whole state
+TURNS_WITHOUT_CLOCK = 4  # of all proposers in one attempt
 
 
 class Round:
@@ -108,7 +112,8 @@ class Round:
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.agreement, self.gone, self.reports = agreement, gone, reports
-        self.held = held  # combined parts by digest, of this and recent rounds
+        self.patience = Patience()
+        self.parts = Parts(self.plan, self.patience, held)
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
         self.measured = measured
         self.strikes = strikes or Strikes()
@@ -124,7 +129,6 @@ class Round:
         self.passes: str | None = None
         self.commits: dict[int, Commits] = {}
         self.reduce: Reduce | None = None
-        self.sharing = False
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
         self.free: int | None = None  # the view in which I may propose what I like
@@ -132,10 +136,8 @@ class Round:
         self.wanted_body: Digest | None = None  # a body that a certificate names and that I lack
         self.asked_for_body = 0
         self.trials: dict[Digest, Trial] = {}
-        self.asked_for: dict[Digest, tuple[int, Seconds]] = {}  # combined part -> how often, when it is due again
         self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
         self.final: Vertex | None = None  # decided; what is left is to hold its state
-        self.final_at: Seconds = 0.0
         self.adopting = self.closed = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -193,9 +195,11 @@ class Round:
             case Answer() | Handed() | Declined() | WantRow():
                 if message.attempt != self.attempt or self.reduce is None:
                     return []
+                if isinstance(message, Answer) and len(message.statement.body) > self.ground.answer_bytes_max:
+                    raise PeerFault(sender, f"an answer of {len(message.statement.body)} bytes")
                 return self.reduce.handle(event, now)
-            case WantPart(digest=digest):
-                return self._give_part(sender, message, digest)
+            case WantPart():
+                return self._give_part(sender, message, now)
             case PartBytes(digest=digest):
                 return self._take_part(digest, event.payload, now)
             case Propose() | Voted() | TimedOut():
@@ -219,6 +223,8 @@ class Round:
                     more = self._accuse(peer, Caught(lie))
                 case Contradicted(peer=peer, first=first, second=second):
                     more = self._accuse(peer, Caught(first, second))
+                case Equivocation(peer=peer, evidence=proof) if self.plan.settings.quorum == "two-thirds":
+                    more = self._accuse(peer, Caught(proof.first, proof.second))
                 case OtherRows(owner=owner, contributors=names):
                     more = self._show_commits(owner, names)
                 case Reduced():
@@ -258,8 +264,10 @@ class Round:
 
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
         times = self.plan.times(self.attempt)
-        self.sharing, self.view = False, None
+        self.view = None
         self.repeated_to = set()
+        self.patience.attempt_begins()
+        self.parts.attempt_begins(now)
         self._forget_old_parts()
         self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
         # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
@@ -275,7 +283,7 @@ class Round:
         self.too_early = set()
         if self.ground.topology is None:
             return effects
-        self.reduce = Reduce(
+        self.reduce = reduce_for(
             self.notary,
             self.ground.reduce_plan(self.attempt),
             self.ground.vote_key_of.get,
@@ -316,7 +324,7 @@ class Round:
         name = f"said/{self.plan.round}/{self.attempt}/commit"
         if name in self.said and self._commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
-        if not ready or self.sharing or self._commit_of(self.me) is not None:
+        if not ready or self.patience.sharing or self._commit_of(self.me) is not None:
             return []
         commit = self._my_commit()
         signed = self.notary.sign(commit)
@@ -366,6 +374,8 @@ class Round:
         commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))
         if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + 2:
             return []
+        if len(signed.body) + len(signed.signature) > COMMIT_BYTES_MAX:
+            raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
         if not parts_fit(self.ground, commit) or self.assembling:
             raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
         flaw = commit_flaw(commit)
@@ -383,7 +393,7 @@ class Round:
         if commit.attempt != self.attempt:
             return effects
         self.awaited.discard(signed.signer)
-        if self.sharing and self.reduce is not None:
+        if self.patience.sharing and self.reduce is not None:
             return effects + self.reduce.look_again(now)
         return effects + self._share_if_due(now)
 
@@ -452,12 +462,12 @@ class Round:
 
     def _share_if_due(self, now: Seconds) -> list[Effect]:
         """Sharing begins when everybody I can hear from has committed, at the latest at the plan's time."""
-        if self.sharing or self.reduce is None or self.final is not None:
+        if self.patience.sharing or self.reduce is None or self.final is not None:
             return []
         late = now >= self.plan.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.awaited):
             return []
-        self.sharing = True
+        self.patience.sharing_begins(now)
         known, absent = sorted(self._commits().of), sorted(self.awaited)
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         return [self._report(fact), *self.reduce.handle(Start({}), now)]
@@ -486,18 +496,20 @@ class Round:
     def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
         answer = self.reduce.answers[fact.part]
-        self.held[answer.payload.digest] = answer.payload
+        self.parts.held[answer.payload.digest] = answer.payload
+        self.patience.part_came(now)
         return self._try_all(now) if self.ground.witnesses else []  # a vote may have waited for its proof
 
     def _reduced(self, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
         answers = self.reduce.answers
         # a part given up before may have been settled in the same breath: its own fact comes behind this one
-        self.held.update({held.payload.digest: held.payload for held in answers.values()})
+        self.parts.held.update({held.payload.digest: held.payload for held in answers.values()})
         self.view = tuple(answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
+        self.patience.sharing_ended(now)
         step = self._my_step()
         effects = self._advance(step) if step is not None else []  # early: every voter needs this state
-        return effects + self._propose_if_ready(now) + self._skip_gone_proposer()
+        return effects + self._propose_if_ready(now) + self._pass_view(now)
 
     def _my_step(self) -> Step | None:
         """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
@@ -541,6 +553,9 @@ class Round:
 
     def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
         raw = proposal.body
+        if len(raw) > BODY_BYTES_MAX:
+            who = self.agreement.proposer(proposal.view)
+            return [self._report(Disagreed(proposer=who, why=f"its body has {len(raw)} bytes"))]
         try:
             body = decode_body(raw)
         except PeerFault as fault:
@@ -571,7 +586,7 @@ class Round:
         if trial.state is None:
             trial.state = self.advances.get(trial.step)
             if trial.state is None:
-                missing = [a for a in trial.answers if a is not None and a.digest not in self.held]
+                missing = [a for a in trial.answers if a is not None and a.digest not in self.parts.held]
                 return self._want(trial, missing, now) if missing else self._advance(trial.step)
         if trial.state != trial.body.state:
             if trial.final:
@@ -598,7 +613,7 @@ class Round:
         if step in self.advances:
             return []
         self.advances[step] = None
-        payloads = tuple(self.held[d] if d is not None else None for d in step.parts)
+        payloads = tuple(self.parts.held[d] if d is not None else None for d in step.parts)
         shards = len(self.plan.trainers)
         work = Advance(
             self.plan.round,
@@ -623,27 +638,18 @@ class Round:
         return effects + self._propose_if_ready(now)
 
     def _want(self, trial: Trial, missing: Sequence[Answered], now: Seconds) -> list[Effect]:
-        """Ask the proposer and, in case it is gone, another voter: both hold the combined bytes.
-
-        A proposal outruns the bytes it is about: they are asked for when they are late, and more rarely each time,
-        since a slow link is not made faster by sending everything twice.
-        """
-        effects: list[Effect] = []
-        for answered in missing:
-            owner = self.ground.owners[answered.part][answered.owner_index]
-            coming = self.reduce is not None and trial.body.attempt == self.attempt and not self.gone(owner)
-            times, due = self.asked_for.get(answered.digest, (0, now + PART_LATE_S if coming else now))
-            if now < due:
-                self.asked_for[answered.digest] = times, due
-                effects.append(SetTimer(f"round/{self.plan.round}/parts", due))
-                continue
-            self.asked_for[answered.digest] = times + 1, now + NUDGE_S * 2**times
-            sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
-            alive = [p for p in sources if p != self.me and not self.gone(p)]
-            for peer in alive[:2]:
-                wish = WantPart(self.plan.round, trial.body.attempt, self.plan.trace, answered.digest)
-                effects.append(Send(peer, wish))
-        return effects
+        """The proposer and other voters hold the combined bytes; whose owner is there is on its way already."""
+        here = self.reduce.answers.keys() if self.reduce is not None else range(len(self.ground.owners))
+        on_its_way = [
+            trial.body.attempt == self.attempt
+            and a.part not in here  # else the owner whose answer I took keeps me from this one
+            and not self.gone(self.ground.owners[a.part][a.owner_index])
+            for a in missing
+        ]
+        sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
+        holders = [p for p in sources if p != self.me and not self.gone(p)]
+        names = (a.digest for a in missing)
+        return self.parts.want(trial.body.attempt, zip(names, on_its_way, strict=True), holders, now)
 
     def _want_body(self, digest: Digest) -> list[Effect]:
         """A certificate names a body whose bytes I lack: those who voted for it hold them."""
@@ -655,14 +661,10 @@ class Round:
             Send(p, wish) for p in shuffled(digest, f"{self.me}/{self.asked_for_body}", holders)[:HOLDERS_ASKED]
         ]
 
-    def _give_part(self, sender: PeerId, wish: WantPart, digest: Digest) -> list[Effect]:
-        payload, body = self.held.get(digest), self.agreement.bodies.get(digest)
-        if body is not None:
-            payload = Payload(digest, len(body), body)
-        if payload is None:
-            return []
-        answer = PartBytes(wish.round, wish.attempt, wish.trace, digest)
-        return [Send(sender, answer, Lane.BULK, payload)]
+    def _give_part(self, sender: PeerId, wish: WantPart, now: Seconds) -> list[Effect]:
+        body = self.agreement.bodies.get(wish.digest)
+        payload = self.parts.held.get(wish.digest) if body is None else Payload(wish.digest, len(body), body)
+        return self.parts.give(sender, wish, payload, now)
 
     def _take_part(self, digest: Digest, payload: Payload | None, now: Seconds) -> list[Effect]:
         if payload is not None and payload.digest == digest == self.wanted_body:
@@ -675,7 +677,9 @@ class Round:
         wanted = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
         if digest not in wanted:
             return effects
-        self.held[digest] = payload
+        if digest not in self.parts.held:
+            self.parts.held[digest] = payload
+            self.patience.progressed(now)
         effects += self._try_all(now)
         return effects
 
@@ -684,39 +688,52 @@ class Round:
     def _next_attempt(self, now: Seconds) -> list[Effect]:
         if self.final is not None:
             return []
-        failed, self.attempt = self.attempt, max(self.attempt + 1, self.plan.attempt_at(now))
+        failed, self.attempt = self.attempt, max(self.attempt + 1, self._attempt_due(now))
         effects: list[Effect] = [self._report(AttemptFailed(attempt=failed))]
         effects += self._begin_attempt(now)
         return effects + self.agreement.close_view(self._last_view(self.attempt - 1))
+
+    def _attempt_due(self, now: Seconds) -> int:
+        """By the clock. Where there is none all propose in turn, and in turn again, before all is sent anew."""
+        if self.plan.has_clock:
+            return self.plan.attempt_at(now)
+        return self.agreement.view // (TURNS_WITHOUT_CLOCK * len(self.plan.committee))
 
     def _forget_old_parts(self) -> None:
         """A long pause combines the same updates again and again: keep what a live proposal may still need."""
         live = self.agreement.bodies.keys()
         self.trials = {digest: trial for digest, trial in self.trials.items() if digest in live or trial.final}
         needed = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
-        for old in self.held.keys() - needed:
-            del self.held[old]
+        self.parts.keep_only(needed)
         self.advances = {s: state for s, state in self.advances.items() if state is None or needed & {*s.parts}}
 
     def _last_view(self, attempt: int) -> int:
         """Each attempt has one view per voter; the clock ends them all at once."""
         return (attempt + 1) * len(self.plan.committee) - 1
 
-    def _skip_gone_proposer(self) -> list[Effect]:
-        """The proposer is gone and everything else is ready: do not wait for its time to pass."""
-        who = self.agreement.waiting_for
+    def _pass_view(self, now: Seconds) -> list[Effect]:
+        """The proposer is gone, or this view has had its time: on to the next. Closing a view is always safe."""
+        who, view = self.agreement.waiting_for, self.agreement.view
+        if self.plan.has_clock and view == self._last_view(self.attempt):
+            return []  # the clock ends it: the views of the next attempt begin with its share phase
+        if not self.plan.has_clock and self._attempt_due(now) > self.attempt:
+            return self._next_attempt(now)
         ready = self.assembling or self.view is not None
-        if who is None or who == self.me or not ready or not self.gone(who):
-            return []
-        if self.agreement.view == self._last_view(self.attempt):
-            return []  # the views of the next attempt begin with its share phase
-        return self.agreement.close_view(self.agreement.view)
+        if who is not None and who != self.me and ready and self.gone(who):
+            return self.agreement.close_view(view)
+        if gave_up := self.agreement.gave_up:
+            no_votes = gave_up.union(p for p in self.plan.committee if p != self.me and self.gone(p))
+            if len(no_votes) > self.plan.tolerated:
+                return self.agreement.close_view(view)  # the rest are too few, and should meet in a later one
+        busy = any(state is None for state in self.advances.values())
+        begun = self.agreement.is_open or self._my_step() in self.advances
+        return self.agreement.close_view(view) if self.patience.view_is_over(view, now, busy, begun) else []
 
     def _nudge(self, now: Seconds) -> list[Effect]:
         """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S)]
         if self.final is not None:
-            if not self.adopting and now - self.final_at > REPAIR_S:
+            if not self.adopting and self.patience.gives_up(now):
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
             for key, trial in list(self.trials.items()):
                 if trial.final and not self.adopting:
@@ -734,17 +751,17 @@ class Round:
         if self.reduce is not None:
             effects += self.reduce.ask_again(now)
         effects += self._try_all(now)
-        return effects + self._propose_if_ready(now) + self._skip_gone_proposer()
+        return effects + self._propose_if_ready(now) + self._pass_view(now)
 
     def look_again(self, now: Seconds) -> list[Effect]:
         """Somebody is gone or back, or there is a new report: see whether a phase can end."""
         if self.closed or self.final is not None:
             return []
         effects = self._share_if_due(now)
-        if self.sharing and self.reduce is not None:
+        if self.patience.sharing and self.reduce is not None:
             effects += self.reduce.look_again(now)
         effects += self._try_all(now)
-        return self._spread(effects + self._propose_if_ready(now) + self._skip_gone_proposer(), now)
+        return self._spread(effects + self._propose_if_ready(now) + self._pass_view(now), now)
 
     def ask_again(self, peers: Iterable[PeerId]) -> list[Effect]:
         """These peers were ahead of me, and I dropped what they said: ask for it."""
@@ -766,7 +783,7 @@ class Round:
         mine = self._commits().of.get(self.me)
         if mine is not None and peer in self.hearers:
             effects.append(Send(peer, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1])))
-        if self.reduce is not None and self.sharing:
+        if self.reduce is not None and self.patience.sharing:
             effects += self.reduce.resend(peer)
         return effects + self.agreement.remind(peer)
 
@@ -805,14 +822,16 @@ class Round:
             return []
         if self.reduce is None or self.closed or answered.round != self.plan.round:
             return []
-        self.reduce.check_answer(caught.answer.signer, answered)  # anybody can sign nonsense and call it its own
+        # anybody can sign nonsense and call it its own
+        check_answer(self.reduce.plan, caught.answer.signer, answered)
         return self._spread(self.reduce.examine(caught.answer, answered, now), now)
 
     def _accuse(self, peer: PeerId, statement: Caught | Complaint) -> list[Effect]:
         return [self._report(Accused(peer=peer, statement=statement))] if self.agreement.votes else []
 
     def _finish(self, vertex: Vertex, now: Seconds) -> list[Effect]:
-        self.final, self.final_at = vertex, now
+        self.final = vertex
+        self.patience.decided(now)
         key = vertex_id(vertex.body)
         trial = self.trials.setdefault(key, self._trial(vertex.body))
         trial.final = True

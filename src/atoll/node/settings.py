@@ -7,12 +7,17 @@ from typing import Annotated, Literal
 import msgspec
 
 from atoll.base.errors import PeerFault
-from atoll.base.limits import PIECES_MAX
+from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import StatisticName
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
+EraRounds = Annotated[int, msgspec.Meta(ge=0, le=ERA_ROUNDS_MAX)]
+ERA_ROUNDS = 100  # that founders write into genesis: one signature of 5 kB per member and this many rounds
+
+
+RULES = 1  # by which vertices follow from each other; a run keeps those that it began with
 
 
 class RunSettings(msgspec.Struct, frozen=True):
@@ -29,7 +34,27 @@ class RunSettings(msgspec.Struct, frozen=True):
     statistic: StatisticName = "mean"  # what the rows of a part become; others than the mean need direct rows
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # share of members that may lie
     witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
+    era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
+    rules: int = RULES
+
+
+class _Rules(msgspec.Struct, frozen=True):
+    rules: int = 0  # before they were numbered
+
+
+OTHER_RULES_FIX = "go on with the version of atoll that began it, or begin a new run in a new folder: atoll up"
+
+
+def other_rules(data: bytes) -> str | None:
+    """Why this program cannot go on with a run of these encoded settings: None if it knows its rules."""
+    try:
+        rules = msgspec.msgpack.decode(data, type=_Rules).rules
+    except msgspec.DecodeError:
+        return None  # these are no settings at all: `decode_settings` says so
+    if rules == RULES:
+        return None
+    return f"this run was begun with another version of atoll: it follows rules {rules}, this one knows {RULES}"
 
 
 def encode_settings(settings: RunSettings) -> bytes:
@@ -38,6 +63,8 @@ def encode_settings(settings: RunSettings) -> bytes:
 
 def decode_settings(data: bytes) -> RunSettings:
     try:
+        if why := other_rules(data):
+            raise PeerFault("", f"{why}; {OTHER_RULES_FIX}")
         return msgspec.msgpack.decode(data, type=RunSettings)
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

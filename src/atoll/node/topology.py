@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import get_args
 
 from atoll.base.ids import PeerId, Seconds
+from atoll.base.limits import PART_BYTES_MAX, PARTS_MAX
 from atoll.node.settings import RunSettings, TopologyName
 from atoll.policy.links import agreed_links
 from atoll.policy.plan import RoundPlan
@@ -30,6 +31,7 @@ from atoll.protocol.reduce.topology import (
     star,
     tree,
 )
+from atoll.wire.messages.vertex import Body
 
 TOPOLOGIES: tuple[TopologyName, ...] = get_args(TopologyName)
 
@@ -51,6 +53,16 @@ def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> W
     """
     way = _way(settings, plan, answered_bytes or settings.update_bytes)
     return Way(fitting(way.topology, settings.update_bytes), way.why)
+
+
+def parts_most(settings: RunSettings, parent: Body) -> int:
+    """How many parts an update may have in the next rounds, for all that settings and the last vertex tell."""
+    return max(parts_planned(settings), len(parent.parts))
+
+
+def parts_planned(settings: RunSettings) -> int:
+    """The most that any topology makes of these settings: `fitting` adds less than what fills a part each."""
+    return PARTS_MAX * settings.pieces - (-settings.update_bytes // PART_BYTES_MAX)
 
 
 def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> Way:

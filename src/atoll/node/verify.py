@@ -24,6 +24,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
 from atoll.keys.signer import Verifier
 from atoll.node.body import check_body, ground_after, write_recovery
 from atoll.node.settings import RunSettings, decode_settings
+from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.members import RECENT, Recent
 from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History, genesis_digest
@@ -47,6 +48,7 @@ KINDS = {  # kind: code, likely cause, next command
     "link": ("E-VER-07", "the vertex, or the one before it, is of another history", ASK_ANOTHER),
     "content": ("E-VER-08", FORGED, ASK_ANOTHER),
     "recovery": ("E-VER-09", "somebody without the recovery identity began an epoch", ASK_ANOTHER),
+    "era": ("E-VER-15", f"{DISK}, members never came back to sign, or {FORGED}", ASK_ANOTHER),
     "trusted": ("E-VER-10", "this folder is of another history, or has not come so far", ASK_ANOTHER),
 }
 
@@ -89,6 +91,7 @@ class Kept:
     genesis: bytes
     rounds: Sequence[int]
     read: Callable[[int], bytes | None]
+    era: Callable[[int], bytes | None] = lambda round: None  # signatures under the era that ended with it
 
 
 @dataclass
@@ -105,6 +108,7 @@ class Audit:
     unchecked: list[int] = field(default_factory=list[int])  # rounds whose parent is missing or damaged
     recoveries: list[int] = field(default_factory=list[int])  # rounds that began an epoch without a quorum
     trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
+    eras: list[FoundEra] = field(default_factory=list[FoundEra])
     members: list[Change] = field(default_factory=list[Change])
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
 
@@ -132,6 +136,10 @@ def verify_history(kept: Kept, verifier: Verifier, trusted: Digest | None = None
     walk = _Walk(kept, audit, genesis, Notary(audit.run, _NOBODY, verifier))
     for round in range(max(kept.rounds, default=-1) + 1):
         walk.go(round)
+    for era in walk.eras.overdue(audit.head):
+        what = f"{era.signed} of {era.of} identities signed the era that ended here, {era.needed} are needed"
+        audit.problem("era", era.last, what)
+    audit.eras = walk.eras.eras
     return audit
 
 
@@ -190,6 +198,8 @@ class _Walk:
     def __init__(self, kept: Kept, audit: Audit, genesis: Vertex, notary: Notary) -> None:
         self.kept, self.audit, self.notary = kept, audit, notary
         self.history = History(genesis, notary, self._voters_of, audit.settings.recovery)
+        self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
+        self.eras.start(self.history.head_id, self.history.head_body)
         self.sound = True
         self.hole = -1 - RECENT  # the newest round whose id or state is not known for sure
         self._account(self.history.head_body, None)
@@ -199,6 +209,7 @@ class _Walk:
         if found is None:
             self.audit.missing.append(round)
             self.sound, self.hole = False, round
+            self.eras.lost()
             return
         vertex, body = found
         before = self.history.head_body
@@ -208,8 +219,11 @@ class _Walk:
         if flaw is not None:
             self.audit.problem(flaw[0], round, flaw[1])
         self._hold(vertex, body, flaw)
-        if flaw is None:
-            self._account(body, before)
+        if flaw is not None:
+            return self.eras.lost()
+        self._account(body, before)
+        for what in self.eras.go(self.history.head_id, body, round <= self.audit.trusted):
+            self.audit.problem("era", round, what)
 
     def _fetch(self, round: int) -> tuple[Vertex, Body] | None:
         found, why = _read(self.kept, round)

@@ -1,7 +1,8 @@
 """Links as the members agreed on them: what each measured, in one byte per figure, and what plans make of it.
 
-A member's report is one byte for its uplink, and for every member, in the order of the agreed membership, one for
-the latency to it and one for the rate at which bulk went there while more was waiting; 0 says "not known". Steps of
+A member's report is one byte for its uplink, and for every member that is present, in the order of the agreed
+membership, one for the latency to it and one for the rate at which bulk went there while more was waiting; 0 says
+"not known". Reports are rewritten when somebody comes or goes, so that a run pays for those it has. Steps of
 a quarter are as fine as such measurements are, and keep plans from changing with every flutter. Promises the same
 links at every peer on every platform: the scales are tables of single products, and only the author of a report
 ever rounds. A report is its author's word; plans that would give somebody power by it ask for trusted members first
@@ -40,7 +41,7 @@ class Rates:
 
 
 def report(rates: Rates, latency_s: Mapping[PeerId, Seconds], members: Sequence[PeerId]) -> bytes:
-    """What I measured, for my next commitment; empty if the members are too many."""
+    """What I measured, for my next commitment, of the members that are present; empty if they are too many."""
     if len(members) > FULL_MESH_MAX:
         return b""
     found = [_byte(RATES_BYTES_S, rates.uplink_bytes_s)]
@@ -58,6 +59,15 @@ def report_flaw(data: bytes) -> str | None:
     return None
 
 
+def rearranged(said: bytes, before: Sequence[PeerId], after: Sequence[PeerId]) -> bytes:
+    """The same report among other members; empty once they are so many that there will be no newer one."""
+    if not said or len(after) > FULL_MESH_MAX:
+        return b""
+    place = {peer: 1 + 2 * i for i, peer in enumerate(before)}
+    pairs = (said[place[peer] : place[peer] + 2] if peer in place else b"" for peer in after)
+    return said[:1] + b"".join(pair.ljust(2, b"\0") for pair in pairs)
+
+
 def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> Links | None:
     """Links between `peers` as the membership holds them; None while a latency between two of them is unknown.
 
@@ -65,9 +75,10 @@ def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> Links | 
     the fastest there is, and downlinks as fast as uplinks. Peers that are near each other are taken to reach those
     far away over one link, as sites do: it carries what all of them together were seen to send there.
     """
-    place = {m.peer: i for i, m in enumerate(members)}
+    line = {m.peer: m for m in members if m.present}
+    place = {peer: i for i, peer in enumerate(line)}
     places = tuple(place[peer] for peer in peers)
-    return _read(tuple(peers), places, tuple(members[i].links for i in places))
+    return _read(tuple(peers), places, tuple(line[peer].links for peer in peers))
 
 
 @lru_cache(maxsize=32)  # reports seldom change between rounds; those of 64 peers take 10 ms to read

@@ -14,8 +14,19 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, PEERS_MAX, WORDS_MAX
+from atoll.base.limits import (
+    ADDRESS_BYTES_MAX,
+    ADDRESSES_MAX,
+    MISSED_MAX,
+    PARTS_MAX,
+    PEERS_MAX,
+    TICKETS_MAX,
+    VOTE_KEY_BYTES_MAX,
+    WORDS_MAX,
+)
+from atoll.policy.links import rearranged
 from atoll.policy.plan import QuorumRule
+from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of
 from atoll.wire.messages.statements import (
@@ -29,10 +40,11 @@ from atoll.wire.messages.statements import (
     Ready,
     Suspect,
 )
-from atoll.wire.messages.vertex import Body, Member, TicketUse
+from atoll.wire.messages.vertex import Body, Member, Standing, TicketUse
 from atoll.wire.ticket import redeemed_ticket, redemption_holds
 
 RECENT = 32  # rounds for which a Join or Ready that names a vertex stays good; rounds may take milliseconds
+FULL = "the run is full"
 FRESH = 2  # rounds for a complaint: several of one moment mean something, several of a day may be the network's
 
 
@@ -71,18 +83,20 @@ def admissible(
     run: Digest,
     open_to_all: bool,
     wall_s: float | None,
+    parts: int = PARTS_MAX,
 ) -> str | None:
     """None if the report may stand in the next vertex, else why not, in words for its sender.
 
     `wall_s` is None when a voter judges a proposal: expiry is the proposer's and the ticket issuer's business,
-    because voters' wall clocks may differ around the last second.
+    because voters' wall clocks may differ around the last second. `parts` an update may have at most.
     """
     by, statement = reported.by, reported.statement
     members = {m.peer: m for m in parent.members}
     mine = members.get(by)
     match statement:
         case Join():
-            return _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s)
+            why = _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s)
+            return why or _no_room(statement, reported, parent, parts)
         case Ready(vertex, state):
             if mine is None or mine.standing != "observer" or mine.role == "observer":
                 return "only an observing trainer can become ready"
@@ -112,10 +126,13 @@ def admissible(
 
 
 def _may_accuse(caught: Caught, mine: Member | None, members: dict[PeerId, Member], round: int) -> str | None:
-    """That it is an answer, or two statements, which its signer did sign is settled before (node/body)."""
+    """That it is an answer, or two statements, which its signer did sign is settled before (node/body).
+
+    Who is away may be accused: a farewell before the proof is no way back.
+    """
     first, other = caught.answer, caught.other
     target, said = members.get(first.signer), decode_statement(first.body, first.signer)
-    if mine is None or not mine.votes or target is None or not target.present:
+    if mine is None or not mine.votes or target is None or target.standing == "expelled":
         return "only voting members can accuse members"
     slot = slot_of(said)
     if slot is None or not round - RECENT <= slot[1] <= round + 1:
@@ -140,7 +157,11 @@ def _may_join(
     by = reported.by
     if join.peer != by or len(join.addresses) > ADDRESSES_MAX:
         return "a join must be signed by the one who joins and name at most a few addresses"
-    if any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses) or len(join.name) > 64 or len(join.vote_key) > 64:
+    if (
+        any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses)
+        or len(join.name) > 64
+        or len(join.vote_key) > VOTE_KEY_BYTES_MAX
+    ):
         return "its name, key or an address is too long"
     if join.after not in recent.states:
         return "it was written too long ago; ask again"
@@ -153,8 +174,8 @@ def _may_join(
         return "its keys are not those that this peer id joined with"
     if before is not None and before.role == join.role:
         return None  # a former member comes back with its identity; a ticket is needed once
-    if len(members) >= PEERS_MAX:
-        return f"the run is full ({PEERS_MAX} members)"
+    if len(members) - len(_forgettable(parent.members, {by})) >= PEERS_MAX:
+        return f"{FULL} ({PEERS_MAX} members)"
     if open_to_all:
         return None
     ticket = _ticket_of(join, parent.tickets)
@@ -171,6 +192,45 @@ def _may_join(
     return None
 
 
+def _no_room(join: Join, reported: Reported, parent: Body, parts: int) -> str | None:
+    """A vertex must fit one message with everything that its members may say in it.
+
+    Whoever has a line has its room, also while it is away: only longer words or another role take more.
+    """
+    more = _more(_line_of(join, reported.identity, "observer", parent.round + 1), parent.members, parts)
+    if more <= 0:
+        return None
+    free = ROOM_BYTES - room_taken(parent.members, parent.tickets, parts)
+    if more <= free + sum(member_bytes(m, parts) for m in _forgettable(parent.members, {reported.by})):
+        return None
+    present = sum(m.present for m in parent.members)
+    return f"{FULL}: a vertex of {present} members and {parts} parts has no room for more"
+
+
+def _more(line: Member, members: Sequence[Member], parts: int) -> int:
+    """Room that a line takes beyond what the same member took before."""
+    before = next((m for m in members if m.peer == line.peer), None)
+    return member_bytes(line, parts) - (member_bytes(before, parts) if before is not None else 0)
+
+
+def _forgettable(members: Sequence[Member], but: set[PeerId]) -> list[Member]:
+    """Lines that may give way to newcomers, oldest first: of those that are away and never counted.
+
+    Strangers who come and go would else fill an open run for good. An expelled line stays.
+    """
+    idle = [m for m in members if m.standing == "away" and not m.step_s and m.peer not in but]
+    return sorted(idle, key=lambda m: (m.since, m.peer))
+
+
+def _giving_way(idle: Sequence[Member], room: int, places: int, parts: int) -> Sequence[Member] | None:
+    """The oldest of these lines that make so many bytes of room and so many places; None if all are too few."""
+    for count in range(len(idle) + 1):
+        if room <= 0 and places <= count:
+            return idle[:count]
+        room -= member_bytes(idle[count], parts) if count < len(idle) else 0
+    return None
+
+
 def _ticket_of(join: Join, tickets: Sequence[TicketUse]) -> TicketUse | None:
     return next((t for t in tickets if t.ticket == redeemed_ticket(join.admission)), None)
 
@@ -182,10 +242,12 @@ def next_members(
     reports: Sequence[Reported],
     rule: QuorumRule,
     training: bool,
+    parts: int = PARTS_MAX,
 ) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
     """Membership and tickets after this round. `reports` are admissible; their order does not matter.
 
-    `training` is False for a round that only assembles members: nobody can miss it.
+    `training` is False for a round that only assembles members: nobody can miss it. `parts` an update may have at
+    most: what there is no room for waits, and is told so when it asks again.
     """
     voters = [m.peer for m in parent.members if m.votes]
     budget = changes_max(len(voters))
@@ -199,7 +261,7 @@ def next_members(
     lost = {p for p, who in accusers.items() if len(who) >= need and p not in contributors}
     liars, failing = _convicted(by_kind, len(voters), rule)
     ready = {r.by for r in by_kind if isinstance(r.statement, Ready)}
-    joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join)]
+    joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join) and r.by not in liars]
 
     members: list[Member] = []
     for m in parent.members:
@@ -219,20 +281,45 @@ def next_members(
             if not changes_quorum or (budget > 0 and _voters_left(parent, members, m.peer) > 0):
                 budget -= changes_quorum
                 m = replace(m, standing="expelled" if m.peer in liars else "away")
+        elif m.peer in liars:
+            m = replace(m, standing="expelled")
         elif m.peer in ready and m.standing == "observer" and (budget > 0 or m.role == "client"):
             budget -= m.role == "trainer"
             m = replace(m, standing="new", missed=0)
         members.append(m)
     tickets = list(parent.tickets)
+    invites = [r.statement for r in by_kind if isinstance(r.statement, Invite)]
+    room = ROOM_BYTES - room_taken(members, tickets, parts) if joins or invites else 0
+    idle = _forgettable(members, {join.peer for _, join in joins}) if joins else []
     for identity, join in joins:
+        more = _more(_line_of(join, identity, "observer", parent.round + 1), members, parts)
+        places = len(members) + 1 - PEERS_MAX if all(m.peer != join.peer for m in members) else 0
+        gone = _giving_way(idle, more - room if more > 0 else 0, places, parts)
+        if gone is None:
+            continue
+        if gone:
+            members, idle = [m for m in members if m not in gone], idle[len(gone) :]
         members, tickets, budget = _let_in(members, tickets, join, identity, parent.round + 1, budget)
-    for r in by_kind:
-        if isinstance(r.statement, Invite):
-            tickets = [t for t in tickets if t.ticket != r.statement.ticket]
-            i = r.statement
-            if i.uses > 0 and len(tickets) < PEERS_MAX:
-                tickets.append(TicketUse(i.ticket, i.key, i.role, i.uses, i.expires_s))
-    return tuple(members), tuple(tickets)
+        room += sum(member_bytes(m, parts) for m in gone) - more
+    for i in invites:
+        tickets = [t for t in tickets if t.ticket != i.ticket]
+        ticket = TicketUse(i.ticket, i.key, i.role, i.uses, i.expires_s)
+        if i.uses > 0 and len(tickets) < TICKETS_MAX and ticket_bytes(ticket) <= room:
+            tickets.append(ticket)
+            room -= ticket_bytes(ticket)
+    return tuple(_with_links(parent, members)), tuple(tickets)
+
+
+def _with_links(parent: Body, members: list[Member]) -> list[Member]:
+    """What was said of links, for those who are here now: reports go by places among the present."""
+    before = [m.peer for m in parent.members if m.present]
+    after = [m.peer for m in members if m.present]
+    if before == after:
+        return members
+    return [
+        replace(m, links=rearranged(m.links, before, after) if m.present else b"") if m.links else m
+        for m in members
+    ]
 
 
 def _convicted(reports: Sequence[Reported], voters: int, rule: QuorumRule) -> tuple[set[PeerId], set[PeerId]]:
@@ -259,7 +346,7 @@ def _convicted(reports: Sequence[Reported], voters: int, rule: QuorumRule) -> tu
 
 
 def _missed(member: Member, counted: bool) -> int:
-    return 0 if counted or not member.trains else min(member.missed + 1, 1_000_000)
+    return 0 if counted or not member.trains else min(member.missed + 1, MISSED_MAX)
 
 
 def _let_in(
@@ -275,9 +362,7 @@ def _let_in(
             return members, tickets, budget  # it asks again for the next vertex
         budget -= 1  # a restarted voter steps back to observer: the quorum changes
     standing = "member" if alone else "observer"  # the last voter stays one, or nobody could let it in again
-    fresh = Member(
-        join.peer, join.vote_key, join.addresses, join.role, standing, round, 0.0, join.name, identity=identity
-    )
+    fresh = _line_of(join, identity, standing, round)
     members = [fresh if m.peer == join.peer else m for m in members] if before else [*members, fresh]
     if before is None:
         tickets = [
@@ -286,6 +371,13 @@ def _let_in(
         ]
         tickets = [t for t in tickets if t.uses_left > 0]
     return members, tickets, budget
+
+
+def _line_of(join: Join, identity: Digest, standing: Standing, round: int) -> Member:
+    """Of the membership, for whoever joins."""
+    return Member(
+        join.peer, join.vote_key, join.addresses, join.role, standing, round, 0.0, join.name, identity=identity
+    )
 
 
 def _voters_left(parent: Body, done: list[Member], going: PeerId) -> int:

@@ -56,6 +56,9 @@ class Times:
         return self.answer_until[-1]
 
 
+NO_CLOCK_S = 1e7  # a training window of so many seconds is none
+
+
 @dataclass(frozen=True)
 class RoundPlan:
     """Everything peers need to know about one round before it starts."""
@@ -67,6 +70,11 @@ class RoundPlan:
     settings: RoundSettings
     train_s: Seconds  # training window of attempt 0
     owners_per_part: int
+
+    @property
+    def has_clock(self) -> bool:
+        """Training ends in time. Else rounds begin when their work is there, and their times mean nothing."""
+        return self.train_s < NO_CLOCK_S
 
     @cached_property
     def trace(self) -> str:
@@ -134,12 +142,15 @@ class RoundPlan:
             begin += self._length(earlier)
         if attempt > GROWN_ATTEMPTS:
             begin += (attempt - GROWN_ATTEMPTS) * self._length(GROWN_ATTEMPTS)
-        stretch = GROWTH ** min(attempt, GROWN_ATTEMPTS)
-        train_until = begin + (self.train_s if attempt == 0 else self.settings.owner_s * stretch)
-        owner_s = self.settings.owner_s * stretch
+        stretch, owner_s = GROWTH ** min(attempt, GROWN_ATTEMPTS), self.window_s(attempt)
+        train_until = begin + (self.train_s if attempt == 0 else owner_s)
         windows = self._windows
         answers = tuple(train_until + min(k + 1, windows) * owner_s for k in range(self.owners_per_part))
         return Times(begin, train_until, answers, answers[-1] + self.settings.agree_s * stretch)
+
+    def window_s(self, attempt: int) -> Seconds:
+        """What one owner has to gather and answer."""
+        return self.settings.owner_s * GROWTH ** min(attempt, GROWN_ATTEMPTS)
 
     def attempt_at(self, run_time: Seconds) -> int:
         """Which attempt the clock says it is; attempt 0 before the round begins."""

@@ -118,7 +118,7 @@ class Checkers:
         peer = node.machine
         if peer is None:
             return
-        assert len(peer.early) <= EARLY_MESSAGES_MAX and peer.early_bytes <= EARLY_BYTES_MAX
+        assert len(peer.early) <= EARLY_MESSAGES_MAX and peer.early.size_bytes <= EARLY_BYTES_MAX
         assert peer.pool is None or len(peer.pool) <= REPORTS_PER_VERTEX_MAX
         assert len(peer.held) <= ROUNDS_KEPT + 1
         if peer.history is not None:

@@ -8,7 +8,7 @@ one. Work takes virtual time; what is durable when the answer arrives survives a
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -19,6 +19,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.keys.digest import Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, ReadVertices, Restore, Train, Trained
+from atoll.protocol.dag.eras import ReadEra
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.protocol.transfer.work import (
     BlobOpened,
@@ -51,6 +52,7 @@ class IslandKnobs:
     step_jitter: float = 0.1
     update_bytes: int = 1_000_000
     train_failure_rate: float = 0.0
+    overlap: int = 0  # steps that it goes on while a round is agreed; they are part of the next one
 
 
 @dataclass
@@ -64,17 +66,23 @@ class Island:
     blobs: dict[Digest, bytes] = field(default_factory=lambda: {blob_id(manifest_of(GENESIS_STATE)): GENESIS_STATE})
     partial: dict[Digest, tuple[Manifest, dict[int, bytes]]] = field(default_factory=dict)
     steps_done: int = 0  # since the last counted update
+    now: Callable[[], Seconds] = lambda: 0.0  # the world's clock, for what goes on unasked
+    handed_over: Seconds | None = None  # when it went on by itself
+    merged: Seconds | None = None  # when nothing was under way any more
     head: Digest | None = None
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
 
     def crash(self) -> None:
         self.steps_done = 0
+        self.handed_over = self.merged = None
 
     def takes_s(self, work: Any) -> Seconds:
         match work:
             case Train():
-                return min(self._step_s() * work.steps, max(work.seconds_max, 0.0))
+                step_s = self._step_s()
+                left = work.steps - self._taken_ahead(step_s) if self.knobs.overlap else work.steps
+                return min(step_s * max(left, 0), max(work.seconds_max, 0.0))
             case Encode() | Combine() | Advance() | Adopt():
                 return 0.002 + self.knobs.update_bytes / 1e9
             case _:
@@ -95,6 +103,7 @@ class Island:
                 return self._advance(work)
             case Adopt():
                 self.head = work.state
+                self.merged = self.now()
                 if work.counted is None or any(work.counted):
                     self.steps_done = 0
                 self._prune(work.state)
@@ -106,6 +115,8 @@ class Island:
                 return True
             case ReadVertices():
                 return self._read_vertices(work)
+            case ReadEra():
+                return self.kept.get(f"sealed/{work.round}")
             case OpenBlob():
                 manifest, chunks = self.partial.setdefault(work.blob, (work.manifest, {}))
                 return BlobOpened(frozenset(chunks))
@@ -141,10 +152,19 @@ class Island:
     def _step_s(self) -> Seconds:
         return self.knobs.step_s * (1 + self.draw.uniform(-1, 1) * self.knobs.step_jitter)
 
+    def _taken_ahead(self, step_s: Seconds) -> int:
+        """Steps of the next round that nobody asked for: at most `overlap` before the last one was merged."""
+        if self.handed_over is None:
+            return 0
+        merged = self.now() if self.merged is None else self.merged
+        under_way = min(self.knobs.overlap, int((merged - self.handed_over) / step_s))
+        return under_way + int((self.now() - merged) / step_s)
+
     def _train(self, work: Train) -> Trained:
         if self.draw.random() < self.knobs.train_failure_rate:
             raise RuntimeError("the virtual trainer crashed")
         steps = min(work.steps, max(0, int(work.seconds_max / self.knobs.step_s)))
+        self.handed_over, self.merged = self.now(), None
         self.steps_done += steps
         loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
         return Trained(steps, self.steps_done * 16, loss, self.knobs.step_s)

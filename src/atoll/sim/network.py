@@ -35,6 +35,7 @@ class Network:
     downlink_free: dict[PeerId, Seconds] = field(default_factory=dict)
     latency: dict[tuple[PeerId, PeerId], Seconds] = field(default_factory=dict)
     uplink_bytes_s: dict[PeerId, float] = field(default_factory=dict)  # of peers whose link is unlike the others'
+    downlink_bytes_s: dict[PeerId, float] = field(default_factory=dict)
     sent: int = 0
     lost: int = 0
     bytes: int = 0
@@ -53,7 +54,7 @@ class Network:
             leave = self._queue(self.uplink_free, sender, now, payload.size_bytes / self.uplink_of(sender))
         arrive = leave + self.one_way_s(sender, to)
         if payload is not None:
-            arrive = self._queue(self.downlink_free, to, arrive, payload.size_bytes / self.knobs.downlink_bytes_s)
+            arrive = self._queue(self.downlink_free, to, arrive, payload.size_bytes / self.downlink_of(to))
         copies = [arrive]
         if self.knobs.duplicate_rate and self.draw.random() < self.knobs.duplicate_rate:
             copies.append(arrive + self.draw.uniform(0, 10 * self.knobs.jitter_s))
@@ -61,6 +62,9 @@ class Network:
 
     def uplink_of(self, peer: PeerId) -> float:
         return self.uplink_bytes_s.get(peer, self.knobs.uplink_bytes_s)
+
+    def downlink_of(self, peer: PeerId) -> float:
+        return self.downlink_bytes_s.get(peer, self.knobs.downlink_bytes_s)
 
     def one_way_s(self, sender: PeerId, to: PeerId) -> Seconds:
         pair = (sender, to) if sender < to else (to, sender)

@@ -19,6 +19,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Payload, Send
 from atoll.keys.digest import digest, merkle_path, merkle_root
 from atoll.protocol.reduce.rows import rows_of
+from atoll.protocol.reduce.watched import WatchedReduce
 from atoll.sim.island import whole_of
 from atoll.sim.villains import MISCHIEF, Twist, Villain
 from atoll.wire.codec import decode_statement
@@ -114,7 +115,7 @@ def frame(villain: Villain, send: Send) -> list[Effect]:
 
 def _frame(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
     round = villain.peer.round
-    if round is None or round.reduce is None or round.reduce.watch is None:
+    if round is None or not isinstance(round.reduce, WatchedReduce):
         return []
     words = [w for p in villain.others for w in round.reduce.watch.words_of(p)]
     if not words:

@@ -40,10 +40,12 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest, merkle_root
 from atoll.policy.topology import Links
+from atoll.protocol.reduce.facts import Reduced
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import Update
-from atoll.protocol.reduce.run import Reduce, Reduced
+from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.topology import Topology
+from atoll.protocol.reduce.watched import reduce_for
 from atoll.protocol.reduce.work import Combine
 from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import Network, NetworkKnobs
@@ -141,7 +143,7 @@ class Reduction:
 
         notary = cast(Notary, desk)
         commit_of, gone = self.commits.get, noticed.__contains__
-        self.machines[peer] = Reduce(notary, self.plan, _vote_key, commit_of, awaits, gone)
+        self.machines[peer] = reduce_for(notary, self.plan, _vote_key, commit_of, awaits, gone)
 
     def run(self) -> Outcome:
         """Play until nothing moves any more."""

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.base.draw import draw_bytes
 from atoll.base.ids import PeerId
-from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
-from atoll.keys.signer import Signer, Verifier
+from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes, signature_bytes
+from atoll.keys.signer import Signer, Verifier, Vouch
 
 _SECRET = b"the world's own secret"
 
@@ -40,6 +40,10 @@ class Keys(Protocol):
 
     def signer(self, index: int, run: bytes) -> Signer: ...
 
+    def vouch(self, peer: PeerId) -> Vouch:
+        """The long-lived identity of a peer of this world."""
+        ...
+
 
 class VirtualKeys:
     def __init__(self) -> None:
@@ -56,6 +60,10 @@ class VirtualKeys:
 
     def signer(self, index: int, run: bytes) -> Signer:
         return VirtualSigner(self.name(index))
+
+    def vouch(self, peer: PeerId) -> Vouch:
+        identity = peer.encode()
+        return Vouch(identity, lambda data: sign_as_identity(identity, data))
 
 
 class RealKeys:
@@ -87,6 +95,10 @@ class RealKeys:
                 generate=lambda: self._session_key(index),
             )
         return self._sessions[index]
+
+    def vouch(self, peer: PeerId) -> Vouch:
+        identity = next(i for i in self._identities.values() if i.peer == peer)
+        return Vouch(public_bytes(identity.public), lambda data: signature_bytes(identity.sign(data)))
 
     def _identity(self, index: int) -> Identity:
         if index not in self._identities:

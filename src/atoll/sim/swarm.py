@@ -35,7 +35,7 @@ PeerMaker = Callable[[Digest, Signer, Keys, Wish, Vertex | None, tuple[PeerId, .
 def honest(
     run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
 ) -> Peer:
-    return Peer(run, signer, keys.verifier, wish, genesis, bootstrap)
+    return Peer(run, signer, keys.verifier, wish, genesis, bootstrap, keys.vouch(signer.peer))
 
 
 @dataclass
@@ -122,6 +122,7 @@ class Swarm:
     ) -> Node:
         name = self.keys.name(index)
         island = self.island(name, self.knobs.island, random.Random(f"island/{self.world.seed}/{name}"))
+        island.now = lambda: self.world.now
         k = self.knobs
         clock = Clock(
             self.draw.uniform(-k.clock_offset_s, k.clock_offset_s), self.draw.uniform(-k.clock_drift, k.clock_drift)

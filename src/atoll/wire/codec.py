@@ -17,7 +17,16 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Message
 from atoll.keys.digest import digest
-from atoll.wire.messages.history import Chunk, ManifestIs, Vertices, WantChunk, WantManifest, WantVertices
+from atoll.wire.messages.history import (
+    Chunk,
+    EraSigned,
+    ManifestIs,
+    Vertices,
+    WantChunk,
+    WantEra,
+    WantManifest,
+    WantVertices,
+)
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
 from atoll.wire.messages.round import (
     Answer,
@@ -57,6 +66,8 @@ AnyMessage = (
     | ManifestIs
     | WantChunk
     | Chunk
+    | EraSigned
+    | WantEra
     | Beat
     | BeatBack
     | MemberReport

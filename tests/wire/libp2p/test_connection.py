@@ -15,9 +15,9 @@ from atoll.base.draw import draw_below, draw_bytes
 from atoll.base.errors import PeerFault
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Lane
-from atoll.keys import noise
+from atoll.keys.frames import seal_frames
 from atoll.keys.identity import Identity
-from atoll.keys.noise import Role
+from atoll.keys.noise_pattern import HYBRID, Role
 from atoll.wire.libp2p import multistream, yamux
 from atoll.wire.libp2p.connection import BULK_PROTOCOL, CONTROL_PROTOCOL, Connection
 from atoll.wire.libp2p.events import (
@@ -58,7 +58,7 @@ def test_two_members_meet_by_the_hybrid_suite_and_know_each_other():
     assert isinstance(at_alice, Ready) and isinstance(at_bob, Ready)
     assert (at_alice.established.peer, at_bob.established.peer) == (BOB.peer, ALICE.peer)
     assert at_alice.established.identity == BOB.public
-    assert at_alice.established.suite is noise.HYBRID
+    assert at_alice.established.suite is HYBRID
     assert at_alice.established.handshake_hash == at_bob.established.handshake_hash
     offered = multistream.message(multistream.HEADER) + multistream.message("/atoll/noise-xxhfs/1")
     assert both.carried[0].startswith(offered)
@@ -175,7 +175,7 @@ def test_a_stream_is_for_the_first_protocol_both_speak_and_data_waits_for_it():
 
 
 def test_control_messages_cross_and_a_ping_overtakes_a_long_one():
-    """A megabyte is queued, then a ping: the pong is back before half of the message has arrived."""
+    """The longest message is queued, then a ping: the pong is back before half of the message has arrived."""
     both = pair().run()
     stream = both.alice.open_stream(CONTROL_PROTOCOL)
     assert stream is not None
@@ -235,7 +235,7 @@ class Mallory:
         self._seal = self.pair.events[0][0].established.send
 
     def says(self, plain: bytes) -> list[object]:
-        return self.bob.receive(noise.seal_frames(self._seal, plain))
+        return self.bob.receive(seal_frames(self._seal, plain))
 
 
 def test_a_replayed_or_reordered_frame_ends_the_connection():
@@ -280,7 +280,7 @@ def test_streams_that_never_name_a_protocol_are_bounded():
 
 def test_a_long_handshake_message_is_refused_by_its_length_alone():
     bob = Connection(Role.RESPONDER, terms(BOB))
-    bob.receive(multistream.message(multistream.HEADER) + multistream.message(noise.HYBRID.protocol))
+    bob.receive(multistream.message(multistream.HEADER) + multistream.message(HYBRID.protocol))
     with pytest.raises(PeerFault, match="65535"):
         bob.receive(b"\xff\xff")
 

@@ -4,11 +4,12 @@ Two engines carry every rule: Gram (distances) and sorted columns (order statist
 arrays and torch tensors, rows as one (n, d) or as a list of d-vectors:
 
     from atoll.learn.aggregate import trimmed_mean
-    trimmed_mean(updates, f=2, pre=["nnm"])
+    trimmed_mean(updates, f=2, pre=["nnm"])  # or default(len(updates))(updates)
 
 Never writes into a row, never answers with a NaN, draws nothing at random.
 """
 
+from atoll.learn.aggregate.default import default, liars_of
 from atoll.learn.aggregate.gram import Arrivals, Gram, gram_of
 from atoll.learn.aggregate.rules import (
     RULES,
@@ -43,9 +44,11 @@ __all__ = [
     "centred_clipping",
     "clip",
     "coordinate_median",
+    "default",
     "geometric_median",
     "gram_of",
     "krum",
+    "liars_of",
     "mda",
     "meamed",
     "mean",

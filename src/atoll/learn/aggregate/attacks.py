@@ -155,6 +155,19 @@ def stale(honest_HD: Tensor, f: int, before_D: Tensor) -> Tensor:
     return _all_say(before_D.to(honest_HD), f)
 
 
+def lies(name: str, honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
+    """Rows (f, d) of the attack of that name; `rule` is the one under attack, which only optimised ones ask."""
+    if name in OPTIMISED:
+        return OPTIMISED[name](honest_HD, f, rule)
+    if name not in ATTACKS:
+        raise ValueError(f"there is no attack {name!r}; there are {', '.join((*ATTACKS, *OPTIMISED))}")
+    return ATTACKS[name](honest_HD, f)
+
+
+OPTIMISED: dict[str, Callable[[Tensor, int, Rule], Tensor]] = {
+    "alie, optimised": optimised_alie,
+    "foe, optimised": optimised_foe,
+}
 ATTACKS: dict[str, Attack] = {
     "sign flip": sign_flip,
     "scaling": scaling,

@@ -19,6 +19,7 @@ from atoll.learn.codec.blocks import (
     VALUE_MAX,
     Opened,
     check_length,
+    copy_span,
     largest_of,
     new_wire,
     refuse,
@@ -61,8 +62,4 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
     return Opened(torch.empty(0), tensor_over(wire, torch.bfloat16))
 
 
-def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
-    out_S.copy_(opened.codes[lo : lo + out_S.numel()])
-
-
-BF16 = Codec("bf16", _wire_bytes, whole(_encode_spans), _open_wire, _decode_span, spanwise=_encode_spans)
+BF16 = Codec("bf16", _wire_bytes, whole(_encode_spans), _open_wire, copy_span, spanwise=_encode_spans)

@@ -112,6 +112,11 @@ class Opened(NamedTuple):
         return codes.numpy(), self.scale_B[lo // BLOCK : blocks_of(lo + size)].numpy()
 
 
+def copy_span(opened: Opened, lo: int, out_S: Tensor) -> None:
+    """Decode where codes are the values, in a type of their own."""
+    out_S.copy_(opened.codes[lo : lo + out_S.numel()])
+
+
 def scale_bits(scale_B: Tensor, *, up: bool) -> Tensor:
     """fp32 scales -> the 16 bits that go on the wire (int16), rounded up or to the nearest (ties up).
 

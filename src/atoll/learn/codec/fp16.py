@@ -15,6 +15,7 @@ from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import (
     Opened,
     check_length,
+    copy_span,
     largest_of,
     new_wire,
     refuse,
@@ -52,8 +53,4 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
     return Opened(torch.empty(0), values)
 
 
-def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
-    out_S.copy_(opened.codes[lo : lo + out_S.numel()])
-
-
-FP16 = Codec("fp16", _wire_bytes, whole(_encode_spans), _open_wire, _decode_span, spanwise=_encode_spans)
+FP16 = Codec("fp16", _wire_bytes, whole(_encode_spans), _open_wire, copy_span, spanwise=_encode_spans)

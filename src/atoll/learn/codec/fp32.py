@@ -20,6 +20,7 @@ from atoll.learn.codec.blocks import (
     Opened,
     check_input,
     check_length,
+    copy_span,
     largest_of,
     new_wire,
     refuse,
@@ -64,10 +65,6 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
     return Opened(torch.empty(0), values)
 
 
-def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
-    out_S.copy_(opened.codes[lo : lo + out_S.numel()])
-
-
 def _at_hand(opened: Opened, lo: int, hi: int) -> Tensor:
     return opened.codes[lo:hi]
 
@@ -84,7 +81,7 @@ FP32 = Codec(
     _wire_bytes,
     _encode,
     _open_wire,
-    _decode_span,
+    copy_span,
     spanwise=_encode_spans,
     at_hand=_at_hand,
     add_span=_add_span,

@@ -98,6 +98,18 @@ class Agreement:
         return [p for c in known if c is not None and c.digest == digest for p, _ in c.votes if p != self.me]
 
     @property
+    def is_open(self) -> bool:
+        """This view has something to decide, or somebody gave it up."""
+        tally, high = self._tally(self.view), self.said.high
+        certified = high is not None and high.view == self.view
+        return not self.over and (tally.proposal is not None or bool(tally.timeouts) or certified)
+
+    @property
+    def gave_up(self) -> set[PeerId]:
+        """Voters heard to have closed this view or a later one: they vote in it no more."""
+        return {p for view, tally in self.tallies.items() if view >= self.view for p in tally.timeouts}
+
+    @property
     def waiting_for(self) -> PeerId | None:
         """The proposer whose silence alone holds this view up; None once its proposal or a certificate is here."""
         tally = self._tally(self.view)

@@ -15,7 +15,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.wire.codec import decode_body, vertex_id
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.vertex import Body, Member, Vertex
 
 RECOVERY_DOMAIN = b"atoll/recovery/1\0"
 WINDOW = 256  # vertices held in memory; a laggard further behind is served from disk or fetches a checkpoint
@@ -124,7 +124,7 @@ class History:
         )
         before = {m.peer: m for m in parent.members}
         only_fewer = [m.peer for m in body.members] == list(before) and all(
-            m == before[m.peer] or m == replace(before[m.peer], standing="away") for m in body.members
+            _same_or_away(m, before[m.peer]) for m in body.members
         )
         believed = self.recovery and self.notary.verifier.identity_holds(self.recovery, signed, vertex.recovery)
         if not (believed and stays and only_fewer and any(m.votes for m in body.members)):
@@ -140,3 +140,9 @@ class History:
         if old > -1:
             for held in (self.bodies, self.vertices, self.ids):
                 held.pop(old, None)
+
+
+def _same_or_away(now: Member, before: Member) -> bool:
+    """What was measured of its links may be forgotten, never written anew."""
+    stays = replace(before, links=now.links)
+    return now.links in (b"", before.links) and now in (stays, replace(stays, standing="away"))

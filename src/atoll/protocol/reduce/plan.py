@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.protocol.reduce.topology import Topology
+
+BEGUN_WINDOWS = 5  # without a clock: an owner that is heard and does not answer is waited for so many windows
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class ReducePlan:
     rows_least: int = 0  # of members whose rows count: with fewer a part has no answer
     witnesses: int = 0  # owners after the first who combine every part too, and sign what they got
     weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are named and move nothing
+    window_s: Seconds = 6.0  # of one owner
+    has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
 
     @property
     def parts(self) -> int:
@@ -37,3 +41,15 @@ class ReducePlan:
 
     def owners(self, part: int) -> tuple[PeerId, ...]:
         return self.topology.parts[part].owners
+
+    def begun(self, now: Seconds) -> ReducePlan:
+        """Where there is no clock, windows are counted from when the sharing began here, and are longer."""
+        if self.has_clock:
+            return self
+        first = self.answer_until[0] - self.window_s
+        until = tuple(now + BEGUN_WINDOWS * (t - first) for t in self.answer_until)
+        return replace(self, answer_until=until, window_s=BEGUN_WINDOWS * self.window_s)
+
+    def gather_until(self, owner_index: int, thirds: int) -> Seconds:
+        """An owner gathers for two thirds of its window, who hands on for one third; the rest is for the way."""
+        return self.answer_until[owner_index] - thirds * self.window_s / 3

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from math import fsum, gcd, inf
+from math import fsum, gcd, inf, lcm
 from typing import TypeAlias
 
 from atoll.base.draw import shuffled
@@ -122,16 +122,17 @@ def butterfly(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = No
 def ring(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1) -> Topology:
     """Part j goes once around the ring and ends at its j-th peer; the answer goes back (Patarasuk & Yuan 2009).
 
-    Everybody sends 2 (n - 1) / n updates to two neighbours only, whatever it owns, so `weights` change no share;
-    they say who is a client and hands its row to one on the ring. 2 (n - 1) hops follow each other, and one
-    silent peer cuts every part: for few peers on good links.
+    Everybody sends 2 (n - 1) / n updates to two neighbours only, beyond PARTS_MAX peers at most 2. `weights` change
+    no share, they say who is a client and hands its row to one on the ring. 2 (n - 1) hops follow each other, and
+    one silent peer cuts every part: for few peers on good links.
     """
     circle = _carriers(peers, seed, weights)
     n = len(circle)
     successors = {circle[j - 1]: circle[j] for j in range(n)} if n > 1 else {}
     successors |= _clients(peers, circle)
     # who stands before the owner holds everybody's rows but the owner's: nobody can take over sooner
-    turn = [Part(_chain(circle[::-1], n - 1 - j), 1, _Onward(successors, circle[j])) for j in range(n)]
+    last = range(min(n, PARTS_MAX))
+    turn = [Part(_chain(circle[::-1], n - 1 - j), 1, _Onward(successors, circle[j])) for j in last]
     return Topology("ring", tuple(turn) * _positive(pieces))
 
 
@@ -223,11 +224,21 @@ def candidates(
 
 
 def fitting(topology: Topology, update_bytes: int) -> Topology:
-    """The same, every part cut so often that the largest one of an encoded update stays within PART_BYTES_MAX."""
+    """The same, each part cut so often that it stays within PART_BYTES_MAX of an encoded update.
+
+    Each by its own share, so that an update has at most one part more per part of `topology` than it fills: a
+    vertex names who is in each. First pieces come first, so that parts fill from the front.
+    """
     total = sum(part.share for part in topology.parts)
-    largest = max(part.share for part in topology.parts)
-    pieces = max(1, -(-update_bytes * largest // (total * PART_BYTES_MAX)))
-    return Topology(topology.name, topology.parts * pieces)
+    pieces = [max(1, -(-update_bytes * part.share // (total * PART_BYTES_MAX))) for part in topology.parts]
+    if len(set(pieces)) == 1:
+        return Topology(topology.name, topology.parts * pieces[0])
+    finer = lcm(*pieces)  # shares stay whole and exact
+    cut = [replace(part, share=part.share * finer // n) for part, n in zip(topology.parts, pieces, strict=True)]
+    divisor = gcd(*(part.share for part in cut))
+    cut = [replace(part, share=part.share // divisor) for part in cut]
+    turns = range(max(pieces))
+    return Topology(topology.name, tuple(p for k in turns for p, n in zip(cut, pieces, strict=True) if k < n))
 
 
 def fanned(cluster: Cluster, seed: bytes, fan: int = FAN) -> Cluster:

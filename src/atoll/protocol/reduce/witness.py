@@ -210,10 +210,12 @@ class Witnesses:
     def _recompute(self, part: int) -> list[Effect]:
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
         for word in case.words:
+            if _rows(word.answered) in case.checks:
+                continue
             names = word.answered.contributors
             held = [self._row(part, name) for name in names]
             rows = [row for row in held if row is not None]
-            if _rows(word.answered) in case.checks or len(rows) < len(names) or not self._same_rows(word.answered):
+            if len(rows) < len(names) or not self._same_rows(word.answered):
                 continue
             case.checks.append(_rows(word.answered))
             shares = tuple(tree.share for tree in plan.topology.parts)
@@ -230,7 +232,7 @@ class Witnesses:
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
         for name in sorted(self._named(part)):
             times = case.asked[name]
-            if self._row(part, name) is not None or times >= ASKS_MAX or (times and not again):
+            if times >= ASKS_MAX or (times and not again) or self._row(part, name) is not None:
                 continue
             counters = [w.statement.signer for w in case.words if name in w.answered.contributors]
             holders = [p for p in dict.fromkeys([name, *counters]) if p != self.me and not self.gone(p)]

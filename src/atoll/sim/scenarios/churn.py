@@ -10,7 +10,7 @@ from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.signatures import RealKeys
-from atoll.sim.swarm import Keys, SwarmKnobs
+from atoll.sim.swarm import Keys, Swarm, SwarmKnobs
 
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
@@ -23,16 +23,21 @@ def churn(stage: Stage) -> None:
     _through_weather(stage, None)
 
 
+def overlap(stage: Stage) -> None:
+    """The same where trainers go on while a round is agreed: the next one finds most of its steps taken."""
+    _through_weather(stage, None, overlap=16)
+
+
 def real_keys(stage: Stage) -> None:
     """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
     _through_weather(stage, RealKeys(stage.seed))
 
 
-def _through_weather(stage: Stage, keys: Keys | None) -> None:
+def _through_weather(stage: Stage, keys: Keys | None, overlap: int = 0) -> None:
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
-        island=IslandKnobs(train_failure_rate=0.02),
+        island=IslandKnobs(train_failure_rate=0.02, overlap=overlap),
         clock_offset_s=0.2,
         clock_drift=1e-4,
         run=stage.settings(),
@@ -40,13 +45,27 @@ def _through_weather(stage: Stage, keys: Keys | None) -> None:
     swarm = stage.gather(knobs, keys=keys)
     weather = Weather(stage)
     weather.begin()
+    heads = HeadCount(swarm, stage.rounds - 1)
     stage.until(
-        lambda: sum(swarm.head(p) >= stage.rounds - 1 for p in swarm.founders) * 2 > stage.peers,
+        lambda: heads() * 2 > stage.peers,
         60.0 * (stage.rounds + 10),
         f"no majority reached round {stage.rounds - 1} in bad weather",
     )
     weather.end()
     stage.demand_progress()
+
+
+class HeadCount:
+    """How many founders have reached a round. Asked at every event, counted once per virtual second."""
+
+    def __init__(self, swarm: Swarm, round: int) -> None:
+        self.swarm, self.round, self.due, self.there = swarm, round, 0.0, 0
+
+    def __call__(self) -> int:
+        if self.swarm.world.now >= self.due:
+            self.due = self.swarm.world.now + 1.0
+            self.there = sum(self.swarm.head(p) >= self.round for p in self.swarm.founders)
+        return self.there
 
 
 class Weather:

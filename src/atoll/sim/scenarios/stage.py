@@ -26,6 +26,7 @@ from atoll.sim.checkers import InvariantBroken
 from atoll.sim.swarm import Keys, PeerMaker, Swarm, SwarmKnobs
 from atoll.sim.world import Node
 
+ERA_ROUNDS = 10  # short, so that every story sees some end
 HEALED_ATTEMPTS = 4  # after the world is healed, everybody is at the head again within so many attempts' time
 
 
@@ -96,7 +97,9 @@ class Stage:
     def settings(self, open_to_all: bool = True, **more: object) -> RunSettings:
         rule = "two-thirds" if self.quorum == "two-thirds" else "majority"
         plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)
-        return msgspec.structs.replace(RunSettings(open_to_all=open_to_all, round=plan), **more)
+        return msgspec.structs.replace(
+            RunSettings(open_to_all=open_to_all, era_rounds=ERA_ROUNDS, round=plan), **more
+        )
 
     def fault(self, kind: str) -> None:
         self.faults[kind] += 1

@@ -21,8 +21,9 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Lane
 from atoll.keys import noise
+from atoll.keys.frames import FRAME_PLAIN_MAX, Unframer, framed
 from atoll.keys.identity import Identity, PublicIdentity, nobody_known
-from atoll.keys.noise import Role
+from atoll.keys.noise_pattern import CLASSICAL, HYBRID, PREFERENCE, Role
 from atoll.keys.seal import Aead, LinkSpent, Seal
 from atoll.wire.libp2p import multistream, yamux
 from atoll.wire.libp2p.events import ConnectionEvent, Ready
@@ -62,7 +63,7 @@ class Connection:
         self._suites = self._allowed_suites()
         self._who: str = expected or ""
         self._out: list[Bytes] = []
-        self._frames = noise.Unframer(self._who)
+        self._frames = Unframer(self._who)
         self._handshake: noise.Handshake | None = None
         self._established: noise.Established | None = None
         self._streams: Streams | None = None
@@ -145,7 +146,7 @@ class Connection:
             return
         self._handshake = self._begin_handshake(step.agreed)
         if self._role is Role.INITIATOR:
-            self._out.append(noise.framed(self._handshake.start()))
+            self._out.append(framed(self._handshake.start()))
         self._step = self._shake_hands
         self._shake_hands(step.rest, events)
 
@@ -158,7 +159,7 @@ class Connection:
                 return
             reply = self._handshake.receive(frame)
             if reply is not None:
-                self._out.append(noise.framed(reply))
+                self._out.append(framed(reply))
         self._begin_inside(self._handshake.result, events)
 
     def _begin_inside(self, established: noise.Established, events: list[ConnectionEvent]) -> None:
@@ -169,7 +170,7 @@ class Connection:
                 raise PeerFault(self._who, f"multiplexes only by {', '.join(established.muxers)[:200]}")
             self._begin_streams(b"", events)
         else:
-            hybrid = established.suite is noise.HYBRID
+            hybrid = established.suite is HYBRID
             wished = BULK_PROTOCOL if self._lane is Lane.BULK else yamux.PROTOCOL
             offered = {yamux.PROTOCOL, BULK_PROTOCOL} if hybrid else {yamux.PROTOCOL}
             self._select = self._selection((wished,), offered.__contains__)
@@ -219,8 +220,8 @@ class Connection:
         """Best first. Members and bulk lanes never come by the classical suite, so it is not offered to them."""
         member = self._expected is not None and self._terms.known(self._expected) is not None
         if self._terms.foreign and not member and self._lane is Lane.CONTROL:
-            return noise.PREFERENCE
-        return (noise.HYBRID.protocol,)
+            return PREFERENCE
+        return (HYBRID.protocol,)
 
     def _selection(
         self, wishes: tuple[str, ...], speaks: Callable[[str], bool]
@@ -231,7 +232,7 @@ class Connection:
 
     def _begin_handshake(self, protocol: str) -> noise.Handshake:
         terms = self._terms
-        if protocol == noise.CLASSICAL.protocol:
+        if protocol == CLASSICAL.protocol:
             return noise.classical(
                 self._role, terms.identity, expected=self._expected, known=terms.known, muxers=(yamux.PROTOCOL,)
             )
@@ -264,7 +265,7 @@ def _sealed(seal: Seal, pieces: list[Bytes]) -> list[Bytes]:
     group: list[Bytes] = []
     size = 0
     for piece in (*pieces, b""):
-        if size and (not piece or size + len(piece) > noise.FRAME_PLAIN_MAX):
+        if size and (not piece or size + len(piece) > FRAME_PLAIN_MAX):
             box = seal.seal(b"".join(group))
             out += [len(box).to_bytes(2, "big"), box]
             group, size = [], 0

@@ -49,7 +49,7 @@ STREAMS_MAX = 256  # in each direction; spec "ACK backlog": at least 256 inbound
 UNREAD_MAX = 16 * MIB  # handed out, not consumed, over all streams; 256 full windows would be 64 MiB per peer
 REPLIES_MAX = 1024  # pongs and resets not yet on the wire, 12 bytes each; an honest peer is owed a handful
 REORDER_MAX = 64  # stream ids that may arrive after a higher one: go-yamux numbers and sends in two steps
-QUEUED_STREAM_MAX = 4 * MIB  # accepted by `send`, waiting for the remote's window: four of the largest messages
+QUEUED_STREAM_MAX = 4 * MIB  # accepted by `send`, waiting for the remote's window: two of the largest messages
 QUEUED_MAX = 16 * MIB  # the same over all streams, so that a remote that never reads costs us no more
 
 

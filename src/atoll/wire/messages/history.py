@@ -1,8 +1,10 @@
-"""Messages about what was agreed: vertices for those who missed them, and chunks of blobs."""
+"""Messages about what was agreed: vertices for those who missed them, chunks of blobs, signatures under eras."""
 
 from __future__ import annotations
 
-from atoll.base.ids import Digest
+import msgspec
+
+from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Message
 from atoll.keys.digest import Manifest
 from atoll.wire.messages.vertex import Vertex
@@ -42,3 +44,26 @@ class Chunk(Message, frozen=True):
 
     blob: Digest
     index: int
+
+
+class EraSignature(msgspec.Struct, frozen=True, array_like=True):
+    """One member's long-lived identity under the vertex that ended an era: protocol/dag/eras.py says over what."""
+
+    peer: PeerId
+    identity: bytes  # public keys; the agreed membership holds their digest
+    signature: bytes  # by all of them
+
+
+class EraSigned(Message, frozen=True):
+    """Signatures under the vertex that ended an era with this round: mine when it ends, or what you asked for."""
+
+    round: int
+    vertex: Digest
+    signatures: tuple[EraSignature, ...]
+
+
+class WantEra(Message, frozen=True):
+    """Which signatures do you hold under the end of this era, beside those of these peers?"""
+
+    round: int
+    have: tuple[PeerId, ...]

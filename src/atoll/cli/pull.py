@@ -1,0 +1,122 @@
+"""`atoll checkpoint pull`: the newest agreed model of a living run, verified, without becoming a member.
+
+Everything comes from members and is believed as a joiner believes it; then the whole history is judged once more
+as `atoll verify` judges it, and the folder appears whole or not at all. Loads torch, to write tensors by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
+from atoll.base.units import bytes_text, parse_duration_s
+from atoll.cli.say import AsJson, say, say_json
+from atoll.cli.verify import blob_id_of, kept_in, spans_text, votes_alone
+
+if TYPE_CHECKING:
+    from atoll.node.verify import Audit
+
+
+def pull(
+    source: Annotated[str, Parameter(help="A ticket of the run (it is not used up), or the run's id with --via.")],
+    /,
+    *,
+    to: Annotated[Path, Parameter(help="The model folder to write; it must not exist yet.")],
+    via: Annotated[
+        list[str], Parameter(negative="", help="Multiaddr of a member, beside those in the ticket; repeatable.")
+    ] = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    timeout: Annotated[str, Parameter(help="How long it may take: 30min, 12h. Default: 1h.")] = "1h",
+    json: AsJson = False,
+) -> None:
+    """Fetch the newest agreed model of a living run and its history, verify both, write a model folder."""
+    run, bootstrap = _whom(source, via)
+    try:
+        timeout_s = parse_duration_s(timeout)
+    except ValueError as why:
+        raise UsageError("E-ARG-06", f"--timeout {timeout}: {why}", fix="--timeout 1h") from None
+    to = to.expanduser().resolve()
+    if to.exists():
+        raise UsageError(
+            "E-CHK-04", f"{to} exists already", cause="nothing is overwritten", fix="name another folder"
+        )
+    from atoll.cli.hub import write_model_folder
+    from atoll.host.visitor import take
+    from atoll.keys.identity import SessionVerifier
+    from atoll.node.verify import verify_history
+
+    aside = to.with_name(f"{to.name}.pull")  # as a peer's folder: what was fetched stays if this is interrupted
+    aside.mkdir(parents=True, exist_ok=True)
+    taken = asyncio.run(take(aside, run, bootstrap, timeout_s))
+    blob = aside / "blobs" / taken.state.hex()
+    with kept_in(aside) as found:
+        kept = replace(found, rounds=[r for r in found.rounds if r <= taken.round])  # later ones came while it did
+        audit = verify_history(kept, SessionVerifier())
+        if not audit.intact or blob_id_of(blob) != taken.state:
+            raise _broken(audit, aside)
+        files = write_model_folder(kept, aside, taken.round, blob.read_bytes(), to)
+    shutil.rmtree(aside)
+    size_bytes = sum(file.stat().st_size for file in files)
+    alone = votes_alone(audit)
+    if json:
+        say_json(
+            {
+                "run": audit.settings.name,
+                "run_id": run.hex(),
+                "round": taken.round,
+                "state": taken.state.hex(),
+                "vertices": audit.vertices,
+                "votes_alone": alone,
+                "folder": str(to),
+                "size_bytes": size_bytes,
+            }
+        )
+        return
+    say(f"  run {audit.settings.name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
+    if alone:
+        say(f"  protected by Ed25519 votes alone: rounds {spans_text(alone)}")
+    say(f"  the model of round {taken.round} ({taken.state.hex()[:8]}, {bytes_text(size_bytes)}) is in {to}")
+
+
+def _whom(source: str, via: Sequence[str]) -> tuple[Digest, list[tuple[str, PeerId | None]]]:
+    """The run, and where its members may be reached."""
+    from atoll.host.dialling import endpoint_of
+    from atoll.wire.ticket import parse
+
+    for address in via:
+        endpoint_of(address)
+    named: list[tuple[str, PeerId | None]] = [(address, None) for address in via]
+    if ":" in source:
+        ticket = parse(source)
+        ticket.verify(time.time())
+        return ticket.genesis, [*((address, ticket.issuer) for address in ticket.addresses), *named]
+    try:
+        run = bytes.fromhex(source)
+    except ValueError:
+        run = b""
+    if len(run) != DIGEST_BYTES or not named:
+        raise UsageError(
+            "E-CHK-07",
+            f"{source[:60]!r} does not say which run, or not where it is",
+            cause="a connection is made for one run: an address alone does not name it",
+            fix="atoll checkpoint pull TICKET --to DIR, or RUN_ID --via ADDRESS (atoll status --json has both)",
+        )
+    return Digest(run), named
+
+
+def _broken(audit: Audit, folder: Path) -> RunFailedError:
+    first = f"; first of them: {audit.problems[0].what}" if audit.problems else ": the state is not its blob"
+    return RunFailedError(
+        "E-CHK-09",
+        f"what came is not what was agreed on, {len(audit.problems)} problems{first}",
+        cause="members gave a history that does not hold, or this disk changed bytes",
+        fix=f"atoll verify {folder} says it all; --via another member, once that folder is removed",
+    )

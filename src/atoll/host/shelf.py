@@ -1,0 +1,101 @@
+"""The shared states that an island has at hand, and what only this peer knows beside them.
+
+The latest states are in memory; older ones stay on disk a while, for laggards that are still fetching them.
+Promises: a state that was `put` is durable; one that cannot be read is an error in plain words.
+Never decides which state is the head.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from threading import Lock
+
+import msgspec
+from torch import Tensor
+
+from atoll.base.errors import PeerFault, RunFailedError
+from atoll.base.ids import Digest
+from atoll.host.store import Store
+from atoll.learn.layout import Layout
+from atoll.learn.state import SharedState, state_bytes, state_from_bytes
+from atoll.learn.update import memory_bytes, memory_from_bytes
+
+STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
+STATES_KEPT_S = 60.0  # older ones stay on disk for laggards this long, which a download of the head has to fit
+STATES_KEPT_MAX = 64  # of them; rounds of a second each would fill the disk
+
+
+class Shelf:
+    """States by name. `put` and `find` belong to one thread, `tidy` to another, which must not see half a `put`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._held: OrderedDict[Digest, SharedState] = OrderedDict()
+        self._kept_since: dict[Digest, float] = {}  # states on disk -> when they were put there
+        self._tidying = Lock()
+
+    def put(self, state: SharedState, layout: Layout) -> Digest:
+        data = state_bytes(state, layout)
+        with self._tidying:
+            name = self._store.put_blob(data)
+            self._hold(name, state)
+        return name
+
+    def find(self, name: Digest, layout: Layout) -> SharedState | None:
+        """None if it is not on this disk. Raises RunFailedError for one that cannot be read."""
+        held = self._held.get(name)
+        if held is not None:
+            return held
+        data = self._store.read_blob(name)
+        if data is None:
+            return None
+        try:
+            state = state_from_bytes(data, layout)
+        except PeerFault as fault:
+            raise RunFailedError("E-RUN-03", f"the agreed state cannot be read: {fault.what}") from fault
+        with self._tidying:
+            self._hold(name, state)
+        return state
+
+    def tidy(self, needed: set[Digest]) -> None:
+        """Forget the blobs that neither are needed nor were put there lately."""
+        recent = time.monotonic() - STATES_KEPT_S
+        with self._tidying:
+            newest = list(self._kept_since.items())[-STATES_KEPT_MAX:]
+            self._kept_since = {name: since for name, since in newest if since > recent}
+            self._store.drop_blobs({*self._held, *self._kept_since, *needed})
+
+    def _hold(self, name: Digest, state: SharedState) -> None:
+        self._held[name] = state
+        self._held.move_to_end(name)
+        self._kept_since[name] = time.monotonic()
+        while len(self._held) > STATES_HELD:
+            self._held.popitem(last=False)
+
+
+class Private(msgspec.Struct, frozen=True):
+    """What only this peer knows; good for exactly one vertex."""
+
+    vertex: Digest
+    memory: bytes
+    inner: bytes
+
+
+def write_private(store: Store, vertex: Digest, memory_F: Tensor | None, inner: bytes) -> None:
+    memory = memory_bytes(memory_F) if memory_F is not None else b""
+    store.write_private(msgspec.msgpack.encode(Private(vertex, memory, inner)))
+
+
+def read_private(store: Store, vertex: Digest, floats: int) -> tuple[Tensor | None, bytes]:
+    """Error feedback (F,) and inner state as of this vertex; nothing if they are of another one."""
+    data = store.read_private()
+    if data is None:
+        return None, b""
+    try:
+        private = msgspec.msgpack.decode(data, type=Private)
+        if private.vertex != vertex:
+            return None, b""
+        return memory_from_bytes(private.memory, floats) if private.memory else None, private.inner
+    except (msgspec.DecodeError, ValueError):
+        return None, b""  # damaged: it costs this peer's error feedback and moments, nothing that was agreed

@@ -1,0 +1,333 @@
+"""The process's side of a trainer: model, data and inner state, and what is done on each command.
+
+Takes steps between commands where it may (`Train.ahead`); hears of a cancel between any two steps.
+Promises: what the user or the data did wrong is an answer (`Broken`), and the next command is served.
+Never decides when to train or what counts, never speaks unasked but for heartbeats while it works.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.errors import PeerFault
+from atoll.host.shared import Mailbox
+from atoll.host.trainer.words import (
+    LENGTH,
+    Answer,
+    Beat,
+    Broken,
+    Cancel,
+    Carried,
+    Command,
+    Evaluate,
+    Evaluated,
+    LoadInner,
+    Merge,
+    Ready,
+    Sample,
+    Sampled,
+    Saved,
+    SaveInner,
+    Train,
+    Trained,
+    TrainerSpec,
+    WriteX,
+    read_frame,
+)
+from atoll.learn.data import batch, load_data, validation
+from atoll.learn.inner import fresh_inner, inner_bytes, inner_from_bytes, inner_step
+from atoll.learn.layout import bind, layout_of
+from atoll.learn.merge import merge
+from atoll.learn.models import build_model, generate_text, loss_of
+
+BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
+VALIDATION_BATCH = 64  # samples; small enough for any device that can train
+
+T = TypeVar("T")
+
+
+class Child:
+    """The trainer process: model, data and inner state, and the loop over commands."""
+
+    def __init__(self, fd: int, frame: bytes, commands: Commands, answers: BinaryIO) -> None:
+        self.fd, self.commands, self.answers = fd, commands, answers
+        self.spec = msgspec.msgpack.decode(frame, type=TrainerSpec)
+        self.beaten = time.monotonic()
+        self.span = _Span()  # the steps since x was handed over
+        self.onward: Train | None = None  # the steps that may be taken unasked
+        self.full = 0  # how many it may be once nothing is under way
+        self.trouble: Broken | None = None  # what happened in them, told when the next ones are asked for
+        self.sent_F: Tensor | None = None  # x as it was handed over; stale unless something is under way
+        self.under_way = False
+
+    def serve(self) -> None:
+        """Build what the spec names, then carry out commands until the process is ended."""
+        self.say(self.outcome(self.set_up))
+        while True:
+            self.go_on()
+            command = self.commands.next()
+            self.say(self.outcome(partial(self.carry_out, command)))
+
+    def go_on(self) -> None:
+        """The steps that may be taken unasked, while nobody says anything."""
+        while (job := self.onward) is not None and self.span.steps < job.steps and self.commands.quiet:
+            outcome = self.outcome(partial(self._take_step, job))
+            if isinstance(outcome, Broken):
+                self.trouble, self.onward = outcome, None
+
+    def outcome(self, work: Callable[[], T]) -> T | Broken:
+        """What the user or the data did wrong is an answer too; our own bugs end us."""
+        try:
+            return work()
+        except _Diverged as why:
+            return Broken("diverged", str(why))
+        except (MemoryError, torch.OutOfMemoryError) as why:
+            return Broken("memory", f"out of memory: {_first_line(why)}")
+        except (ValueError, IndexError, OSError, AssertionError, PeerFault) as why:
+            return Broken("refused", _first_line(why) or type(why).__name__)
+        except RuntimeError as why:  # torch's CPU allocator has no exception of its own
+            if "allocate memory" not in str(why):
+                raise
+            return Broken("memory", f"out of memory: {_first_line(why)}")
+
+    def set_up(self) -> Ready:
+        spec = self.spec
+        torch.set_num_threads(spec.threads)
+        self.data = load_data(spec.data)
+        self.model = build_model(spec.model, spec.seed)
+        self.layout = layout_of(self.model)
+        self.x_F, self.gradient_P = bind(self.model, self.layout, spec.device)
+        self.x_P = self.x_F[: self.layout.parameters]
+        self.inner = fresh_inner(self.layout.parameters, spec.device)
+        room_bytes = len(inner_bytes(self.inner)) + 64  # the count of steps may gain digits
+        room_bytes = max(room_bytes, 4 * self.layout.floats)  # or a model to look at
+        self.mailbox = Mailbox(self.fd, self.layout.floats, room_bytes)
+        self.mailbox.x_F.copy_(self.x_F)
+        return Ready(self.layout, room_bytes)
+
+    def carry_out(self, command: Command) -> Answer:
+        match command:
+            case Train():
+                return self.train(command)
+            case WriteX(counters):
+                return self.write_x(counters)
+            case Merge():
+                return self.merge(command)
+            case Evaluate(samples, given):
+                with self._looking_at(given):
+                    return self.evaluate(samples)
+            case Sample(prompt, n, seed, given):
+                with self._looking_at(given):
+                    return Sampled(generate_text(self.model, prompt, n, seed))
+            case SaveInner():
+                return Saved(self.mailbox.put(inner_bytes(self.inner)))
+            case LoadInner(size_bytes):
+                return self.load_inner(size_bytes)
+            case Cancel():
+                raise AssertionError("the listener keeps these to itself")
+
+    def train(self, job: Train) -> Trained | Broken:
+        trouble, self.trouble, self.onward = self.trouble, None, None
+        if trouble is not None:
+            return trouble
+        step_s = 0.0
+        while self.span.steps < job.steps and self.commands.cancelled != job.job:
+            stepped = time.monotonic()
+            if job.until is not None and stepped + step_s > job.until:
+                break
+            self._take_step(job)
+            step_s = time.monotonic() - stepped
+            self._beat(self.span.steps, self.span.last_loss, step_s)
+        if not bool(self.x_F.isfinite().all()):
+            raise _Diverged(f"parameters are not finite after {self.span.steps} steps")
+        return self._hand_over(job)
+
+    def _take_step(self, job: Train) -> None:
+        """The next one of the job."""
+        began, span = time.monotonic(), self.span
+        inputs, targets = self._batch(job, job.cursor + span.samples)
+        span.last_loss = self._step(inputs, targets, job.global_step + span.steps)
+        span.loss_sum += span.last_loss
+        span.steps += 1
+        span.samples += self.spec.batch
+        span.tokens += targets.numel()
+        span.seconds += time.monotonic() - began
+
+    def _hand_over(self, job: Train) -> Trained:
+        self.mailbox.x_F.copy_(self.x_F)
+        span, self.span = self.span, _Span()
+        cursor = job.cursor + span.samples
+        if job.ahead and span.steps:
+            if self.sent_F is None:
+                self.sent_F = torch.empty_like(self.x_F)
+            self.sent_F.copy_(self.x_F)
+            self.under_way = True
+            left = 0 if self.commands.cancelled == job.job else job.ahead
+            self.full = job.steps
+            self.onward = msgspec.structs.replace(
+                job, steps=left, cursor=cursor, global_step=job.global_step + span.steps
+            )
+        return Trained(
+            steps=span.steps,
+            samples=span.samples,
+            tokens=span.tokens,
+            loss=span.loss_sum / span.steps if span.steps else None,
+            seconds=span.seconds,
+            cursor=cursor,
+            counters=self._counters(),
+        )
+
+    def _step(self, inputs: Tensor, targets: Tensor, global_step: int) -> float:
+        self.gradient_P.zero_()
+        loss = loss_of(self.model, (inputs, targets))
+        value = loss.item()
+        if not abs(value) < float("inf"):  # NaN compares false
+            raise _Diverged(f"the loss is {value} at step {global_step}")
+        loss.backward()
+        inner_step(self.spec.inner, self.inner, self.x_P, self.gradient_P, global_step)
+        return value
+
+    def _batch(self, job: Train, cursor: int) -> tuple[Tensor, Tensor]:
+        spec = self.spec
+        found = batch(self.data, job.shard, job.shards, cursor, spec.batch, spec.seq_len, spec.seed)
+        return self._on_device(found)
+
+    def _on_device(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return found[0].to(self.spec.device), found[1].to(self.spec.device)
+
+    def _beat(self, steps: int, loss: float, step_s: float) -> None:
+        now = time.monotonic()
+        if steps == 1 or now - self.beaten >= BEAT_EVERY_S:
+            self.beaten = now
+            self.say(Beat(steps, loss, step_s))
+
+    @torch.no_grad()
+    def merge(self, job: Merge) -> Carried:
+        """What was agreed goes into x; the steps since x was handed over stay, as far as the recipe lets them."""
+        here = slice(job.lo, job.hi)
+        x_N, new_N = self.x_F[here], self.mailbox.x_F[here].to(self.spec.device)
+        if job.how == "shift":
+            x_N.add_(new_N)
+        else:
+            sent_N = self.sent_F[here] if self.under_way and self.sent_F is not None else x_N
+            x_N.copy_(merge(job.how, x_N, sent_N, new_N))
+        self.under_way = False
+        if self.onward is not None:  # nothing is under way any more: it may take all the steps of the next round
+            self.onward = msgspec.structs.replace(self.onward, steps=self.full)
+        return Carried()
+
+    @contextmanager
+    def _looking_at(self, given: bool) -> Iterator[None]:
+        """The model holds the parameters behind x in the mailbox for a while, if they are given."""
+        if not given:
+            yield
+            return
+        own_F = self.x_F.clone()
+        self.x_F.copy_(self.mailbox.shown())
+        try:
+            yield
+        finally:
+            self.x_F.copy_(own_F)
+
+    @torch.no_grad()
+    def write_x(self, counters: tuple[int, ...]) -> Carried:
+        self.span, self.onward, self.trouble, self.under_way = _Span(), None, None, False
+        self.x_F.copy_(self.mailbox.x_F)
+        buffers = dict(self.model.named_buffers())
+        for slot in self.layout.slots:
+            if slot.kind == "counter" and counters:
+                values = torch.tensor(counters[slot.at : slot.at + slot.size])
+                buffers[slot.name].copy_(values.view(slot.shape))
+        return Carried()
+
+    @torch.no_grad()
+    def evaluate(self, samples: int) -> Evaluated:
+        self.model.eval()
+        loss_sum, right, targets_seen = 0.0, 0, 0
+        found_batches = validation(self.data, samples, VALIDATION_BATCH, self.spec.seq_len)
+        for index, found in enumerate(found_batches):
+            began = time.monotonic()
+            inputs, targets = self._on_device(found)
+            scores = self.model(inputs)
+            flat = scores.reshape(-1, scores.shape[-1])
+            loss_sum += float(torch.nn.functional.cross_entropy(flat, targets.reshape(-1), reduction="sum"))
+            right += int((flat.argmax(1) == targets.reshape(-1)).sum())
+            targets_seen += targets.numel()
+            self._beat(index + 1, loss_sum / targets_seen, time.monotonic() - began)
+        self.model.train()
+        return Evaluated(loss_sum / targets_seen, right / targets_seen)
+
+    def load_inner(self, size_bytes: int) -> Carried:
+        parameters, device = self.layout.parameters, self.spec.device
+        if size_bytes == 0:
+            self.inner = fresh_inner(parameters, device)
+        else:
+            self.inner = inner_from_bytes(self.mailbox.take(size_bytes), parameters, device)
+        return Carried()
+
+    def _counters(self) -> tuple[int, ...]:
+        buffers = dict(self.model.named_buffers())
+        counters = [slot for slot in self.layout.slots if slot.kind == "counter"]
+        return tuple(int(value) for slot in counters for value in buffers[slot.name].reshape(-1).tolist())
+
+    def say(self, answer: Answer) -> None:
+        body = msgspec.msgpack.encode(answer)
+        self.answers.write(LENGTH.pack(len(body)) + body)
+        self.answers.flush()
+
+
+@dataclass
+class _Span:
+    """Steps since x was handed over."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    last_loss: float = 0.0
+    seconds: float = 0.0
+
+
+class _Diverged(Exception):
+    """The loss or the parameters are no longer finite."""
+
+
+class Commands:
+    """Commands as they come in on a thread of their own, so that a cancel is seen between steps."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self.cancelled = -1  # number of the job that was cancelled last
+        self._source, self._waiting = source, queue.SimpleQueue[Command]()
+
+    def listen(self) -> None:
+        decoder = msgspec.msgpack.Decoder(Command)
+        while (frame := read_frame(self._source)) is not None:
+            command = decoder.decode(frame)
+            if isinstance(command, Cancel):
+                self.cancelled = command.job
+            else:
+                self._waiting.put(command)
+        os._exit(0)  # the parent is gone: nobody is left to answer to
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing was said that is not carried out yet."""
+        return self._waiting.empty()
+
+    def next(self) -> Command:
+        return self._waiting.get()
+
+
+def _first_line(why: BaseException) -> str:
+    return str(why).strip().split("\n")[0][:300]

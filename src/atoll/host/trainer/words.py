@@ -1,0 +1,152 @@
+"""What a peer and its trainer say to each other, frame by frame over a pipe.
+
+The parent asks with a `Command` and gets one `Answer` to each, and a `Beat` now and then while it waits; `Cancel`
+alone has no answer. An attached loop (`host/attached.py`) uses some of the same words.
+Never leave the computer, and both ends are of one version: these words may change with every release.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from atoll.learn.inner import AdamW
+from atoll.learn.layout import Layout
+from atoll.learn.merge import Merge as How
+
+FRAME_MAX = 2**20  # bytes of one command or answer; tensors never travel this way
+LENGTH = struct.Struct("<I")
+
+Why = Literal["crashed", "hung", "memory", "diverged", "refused"]
+
+
+class TrainerSpec(msgspec.Struct, frozen=True):
+    model: str  # a built-in model's name
+    seed: int  # of the first weights and of the order of the data
+    data: str  # what learn.data.load_data takes: "stdlib" or a path
+    batch: int
+    seq_len: int
+    inner: AdamW
+    threads: int = 1  # threads_per_trainer(); too many cost up to 8x CPU per step
+    device: str = "cpu"
+    patience_s: float = 30.0  # silence during training that counts as hung; rises with the step time
+    first_patience_s: float = 300.0  # the same before the first sign of life: loading, compiling, one huge step
+
+
+# ---- What the parent says ----------------------------------------------------------------------------------
+
+
+class Train(msgspec.Struct, frozen=True, tag=True):
+    job: int
+    steps: int
+    until: float | None  # time.monotonic() of this machine: no step begins that would end later
+    cursor: int
+    shard: int
+    shards: int
+    global_step: int
+    ahead: int = 0  # steps that it goes on afterwards, until something is merged; those of the next round count
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    job: int  # a cancel that comes too late must not stop the next job
+
+
+class WriteX(msgspec.Struct, frozen=True, tag=True):
+    counters: tuple[int, ...]
+
+
+class Merge(msgspec.Struct, frozen=True, tag=True):
+    """x[lo:hi] takes in the new anchor that lies in the mailbox there; `shift`: what lies there is added."""
+
+    lo: int
+    hi: int
+    how: How | Literal["shift"]
+
+
+class Evaluate(msgspec.Struct, frozen=True, tag=True):
+    samples: int
+    given: bool = False  # not x, but the parameters behind it in the mailbox
+
+
+class Sample(msgspec.Struct, frozen=True, tag=True):
+    prompt: str
+    n: int
+    seed: int
+    given: bool = False
+
+
+class SaveInner(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class LoadInner(msgspec.Struct, frozen=True, tag=True):
+    size_bytes: int  # 0: begin afresh
+
+
+Command = Train | Cancel | WriteX | Merge | Evaluate | Sample | SaveInner | LoadInner
+
+
+# ---- What the trainer says ---------------------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    layout: Layout
+    room_bytes: int
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of progress, made between steps and never by a thread of its own."""
+
+    steps: int  # of this job so far
+    loss: float  # of the last step
+    step_s: float
+
+
+class Trained(msgspec.Struct, frozen=True, tag=True):
+    steps: int  # since x was handed over last
+    samples: int
+    tokens: int
+    loss: float | None  # mean over the steps; None if the deadline left no time for one
+    seconds: float  # that they took
+    cursor: int
+    counters: tuple[int, ...]
+
+
+class Evaluated(msgspec.Struct, frozen=True, tag=True):
+    loss: float  # nats per token or image
+    accuracy: float  # share of tokens or images guessed right
+
+
+class Sampled(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
+class Saved(msgspec.Struct, frozen=True, tag=True):
+    size_bytes: int
+
+
+class Carried(msgspec.Struct, frozen=True, tag=True):
+    """The command was carried out and has no answer of its own."""
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    why: Why
+    what: str
+
+
+Answer = Ready | Beat | Trained | Evaluated | Sampled | Saved | Carried | Broken
+
+
+# ---- Frames ------------------------------------------------------------------------------------------------
+
+
+def read_frame(source: BinaryIO) -> bytes | None:
+    """The next frame, or None at the end of the pipe."""
+    head = source.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (size,) = LENGTH.unpack(head)
+    body = source.read(size)
+    return body if len(body) == size else None

@@ -1,0 +1,127 @@
+"""A visitor: takes the history and one agreed state of a living run, checks them, and becomes no member.
+
+It links to members like a joiner, believes vertices by their certificates, fetches the newest agreed state as a
+blob and what identities signed, and goes. It never says `Join`, so that no vertex, no plan and no ticket knows of
+it; members serve it as they serve whoever catches up. What it took lies in its folder as a peer's would: an
+interrupted visitor goes on where it was. Never trains, never listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from atoll.base.errors import NetworkError, RunFailedError
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Fact, Message
+from atoll.host.driver import Driver, Seat
+from atoll.host.member import identity_of, session_of
+from atoll.host.store import Store, stored
+from atoll.keys.digest import Buffer, digest
+from atoll.node.jobs import Restore
+from atoll.node.peer import Wish
+from atoll.protocol.dag.eras import EraSealed
+
+ANSWER_S = 60.0  # nobody of the run answered for so long: its addresses are not reachable from here
+SIGNED_S = 5.0  # without a further era signed by its quorum: nobody at hand has more
+
+
+class Taken(NamedTuple):
+    round: int
+    state: Digest
+
+
+async def take(
+    folder: Path, run: Digest, bootstrap: Sequence[tuple[str, PeerId | None]], timeout_s: Seconds
+) -> Taken:
+    """Fill this folder with the run's history and its newest state. Trouble is told as an AtollError."""
+    store = Store(folder)
+    identity = identity_of(store)
+    store.keep([("run", run)])
+    seat = Seat(store, identity, session_of(store, identity, run), run, Wish("visitor"), None, tuple(bootstrap))
+    host = _Visitor(seat)
+    try:
+        await host.listen([])
+        host.start()
+        return await host.take(time.monotonic() + timeout_s)
+    finally:
+        await host.stop(farewell=False)
+
+
+class _Visitor(Driver):
+    shelf: _Shelf
+
+    def __init__(self, me: Seat) -> None:
+        self.shelf = _Shelf(me.store)
+        self.signed = asyncio.Event()
+        super().__init__(me, self.shelf)
+
+    async def take(self, until: Seconds) -> Taken:
+        """`until` is this process's monotonic clock."""
+        try:
+            async with asyncio.timeout(max(0.0, min(ANSWER_S, until - time.monotonic()))):
+                await self.shelf.asked.wait()
+        except TimeoutError:
+            raise NetworkError(
+                "E-NET-01",
+                f"nobody of this run answered within {ANSWER_S:.0f} s",
+                cause="the run is over, or its members cannot be dialled from here",
+                fix="name a member that you can reach: --via ADDRESS",
+            ) from None
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                taken = await self.shelf.taken
+        except TimeoutError:
+            raise RunFailedError(
+                "E-CHK-08",
+                "the state was not here in time",
+                cause="its members have little to give, or went away",
+                fix="the same command goes on where this one was; --timeout 12h waits for longer",
+            ) from None
+        await self._signatures(taken.round)
+        return taken
+
+    async def _signatures(self, until: int) -> None:
+        """Of eras up to this round, as many as members have; the run goes on meanwhile."""
+        eras = self.machine.eras
+        while eras is not None and min(eras.lacking, default=until + 1) <= until:
+            self.signed.clear()
+            try:
+                async with asyncio.timeout(SIGNED_S):
+                    await self.signed.wait()
+            except TimeoutError:
+                return
+
+    def _react_to_fact(self, fact: Fact) -> None:
+        if isinstance(fact, EraSealed):
+            self.signed.set()
+
+
+class _Shelf:
+    """What stands behind a visitor: a disk, and nobody who reads what is on it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.asked = asyncio.Event()  # for a state: somebody of the run has answered
+        self.taken: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
+        self._disk = ThreadPoolExecutor(1, "disk")
+
+    async def do(self, work: Any) -> Any:
+        if not isinstance(work, Restore):
+            return await asyncio.get_running_loop().run_in_executor(self._disk, stored, self.store, work)
+        self.asked.set()
+        if not self.store.has_blob(work.state):
+            return False
+        if not self.taken.done():
+            self.taken.set_result(Taken(work.round, work.state))
+        return await asyncio.Event().wait()  # there is nothing to go on with; `stop` ends this
+
+    def name_of(self, message: Message, payload: Buffer) -> Digest:
+        return digest(payload)
+
+    async def close(self) -> None:
+        self._disk.shutdown(wait=True, cancel_futures=True)

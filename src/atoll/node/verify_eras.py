@@ -1,0 +1,103 @@
+"""Which rounds of a kept history are held by long-lived identities, and which by Ed25519 votes alone.
+
+Follows a walk over the vertices (`node/verify.py`) and judges every era that ended on the way by the rules of
+`protocol/dag/eras.py`. Promises: a signature counts only if it holds, for this vertex, by somebody who was in the
+committee when the era began; after a vertex that is lost or damaged nothing is guessed, the next kept era that
+says where it ended is where the walk takes up again. Never demands what had no time to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from atoll.base.ids import Digest, PeerId
+from atoll.node.settings import RunSettings
+from atoll.protocol.dag.eras import Begin, Era, begin_after, decode_era, ends, era_of, signature_flaw
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.vertex import Body
+
+OVERDUE_LEAST = 20  # rounds: signatures travel beside them, and the shortest rounds take no longer than a message
+
+
+class FoundEra(msgspec.Struct, frozen=True):
+    """One era that is over. `needed` is 0 where the recovery identity signed its last vertex."""
+
+    first: int
+    last: int
+    signed: int
+    needed: int
+    of: int
+    anchored: bool  # those who sign were named by a vertex that is held in the same way, and so on
+
+    @property
+    def sealed(self) -> bool:
+        return self.signed >= self.needed
+
+
+class EraWalk:
+    """`kept(round)` is what the disk holds of the era that ended with this round."""
+
+    def __init__(
+        self,
+        kept: Callable[[int], bytes | None],
+        settings: RunSettings,
+        notary: Notary,
+        voters_of: Callable[[Digest, Body], tuple[dict[PeerId, bytes], int]],
+    ) -> None:
+        self.kept, self.settings, self.notary, self.voters_of = kept, settings, notary, voters_of
+        self.eras: list[FoundEra] = []
+        self.begin: Begin | None = None  # nobody knows
+        self.anchored = True
+
+    def start(self, named: Digest, body: Body) -> None:
+        self.begin = begin_after(body, self.voters_of(named, body))
+
+    def lost(self) -> None:
+        """A vertex that may have ended an era is not what it was."""
+        self.begin, self.anchored = None, False
+
+    def go(self, named: Digest, body: Body, trusted: bool) -> list[str]:
+        """What is wrong with the signatures under this vertex, if an era ends with it. `trusted`: not looked at."""
+        settings, begin = self.settings, self.begin
+        if not settings.era_rounds:
+            return []
+        if begin is None:
+            if self.kept(body.round) is not None:
+                self.start(named, body)
+            return []
+        if not ends(begin, body, settings.era_rounds, settings.rounds):
+            return []
+        self.start(named, body)
+        era = era_of(begin, body, named)
+        flaws: list[str] = []
+        needed = 0 if trusted else era.quorum
+        signed = self._signed(era, flaws) if needed else 0
+        found = FoundEra(
+            begin.round + 1, body.round, signed, needed, len(begin.signers), self.anchored or not needed
+        )
+        self.eras.append(found)
+        # the recovery identity stands in genesis: what it signed needs nobody else
+        self.anchored = not needed or (self.anchored and found.sealed)
+        return flaws
+
+    def _signed(self, era: Era, flaws: list[str]) -> int:
+        data = self.kept(era.round)
+        held = decode_era(data) if data is not None else None
+        if held is None:
+            if data is not None:
+                flaws.append("what is kept of the signatures under its era cannot be read")
+            return 0
+        if held.vertex != era.vertex:
+            flaws.append("the signatures kept under its era are for another vertex")
+            return 0
+        signatures = {s.peer: s for s in held.signatures}.values()
+        wrong = [signature_flaw(s, era, self.notary.run, self.notary.verifier) for s in signatures]
+        flaws += [flaw for flaw in wrong if flaw is not None]
+        return wrong.count(None)
+
+    def overdue(self, head: int) -> list[FoundEra]:
+        """Eras that a quorum should have signed by now: a whole era's rounds have passed since, and not a few."""
+        late = max(self.settings.era_rounds, OVERDUE_LEAST)
+        return [e for e in self.eras if not e.sealed and head - e.last >= late]

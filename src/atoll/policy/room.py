@@ -1,0 +1,111 @@
+"""How many members a run has room for: the next body must fit one control frame, whatever its members say.
+
+A body lists every member, and for every part who is in it; it travels whole in proposals and in news. So whoever
+may train takes room for its line, for its commitment and for its name in every part, an observer for its line.
+Counts what these can have at most, not what they had last time, and who is away as if it were here: it may come
+back at any time, and shall find its place. So a member's room depends on its words alone, never on its standing,
+except that an expelled one keeps its line only. Never looks at who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.limits import (
+    ANSWER_BYTES_MAX,
+    BODY_BYTES_MAX,
+    COMMIT_BYTES_MAX,
+    MISSED_MAX,
+    REPORTS_BYTES_MAX,
+    VOTE_KEY_BYTES_MAX,
+)
+from atoll.policy.links import REPORT_BYTES_MAX as LINKS_BYTES_MAX
+from atoll.wire.messages.statements import Signed
+from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
+
+NOBODY, HUGE = PeerId(""), 2**63 - 1
+LIST_BYTES = 4  # by which the head of a long list is longer than that of an empty one
+SIGNATURE_BYTES = 64
+
+
+def _bytes(value: object) -> int:
+    return len(msgspec.msgpack.encode(value))
+
+
+# what the words themselves take, without names, addresses and lists
+_LINE = Member(
+    NOBODY,
+    bytes(VOTE_KEY_BYTES_MAX),
+    (),
+    "observer",
+    "observer",
+    HUGE,
+    0.5,
+    "",
+    MISSED_MAX,
+    0.5,
+    ZERO_DIGEST,
+    bytes(LINKS_BYTES_MAX),
+)
+_BODY = Body(
+    ZERO_DIGEST,
+    HUGE,
+    HUGE,
+    ZERO_DIGEST,
+    0.5,
+    NOBODY,
+    (),
+    ZERO_DIGEST,
+    (),
+    (),
+    (),
+    (),
+    Metrics(0.5, HUGE, HUGE),
+    HUGE,
+    HUGE,
+)
+LINE_BYTES = _bytes(_LINE)
+FRAME_BYTES = _bytes(_BODY) + 5 * LIST_BYTES  # parts, commits, members, tickets, reports
+SIGNED_BYTES = _bytes(Signed(NOBODY, bytes(2**16), b"")) - 2**16 + 1  # around a body, a signer and a signature
+ROOM_BYTES = BODY_BYTES_MAX - REPORTS_BYTES_MAX
+
+_USUAL = ("/ip4/192.168.100.100/tcp/40001", "/ip4/203.0.113.200/tcp/40001")
+
+
+def room_taken(members: Sequence[Member], tickets: Sequence[TicketUse], parts: int) -> int:
+    """The most that a body with these members and tickets can have, but for its reports; in bytes."""
+    longest = max((name_bytes(m.peer) for m in members if may_train(m)), default=0)
+    answers = parts * (ANSWER_BYTES_MAX + SIGNATURE_BYTES + SIGNED_BYTES + longest)
+    lines = sum(member_bytes(m, parts) for m in members)
+    return FRAME_BYTES + longest + answers + lines + sum(ticket_bytes(t) for t in tickets)
+
+
+def may_train(member: Member) -> bool:
+    """Now or later."""
+    return member.standing != "expelled" and member.role != "observer"
+
+
+def member_bytes(member: Member, parts: int) -> int:
+    """What one member adds: its line, and if it may train its commitment and its name in every part."""
+    name = name_bytes(member.peer)
+    line = LINE_BYTES + name + name_bytes(member.name) + sum(map(name_bytes, member.addresses))
+    return line + (COMMIT_BYTES_MAX + SIGNED_BYTES + name * (parts + 1) if may_train(member) else 0)
+
+
+def ticket_bytes(ticket: TicketUse) -> int:
+    return _bytes(ticket)
+
+
+def name_bytes(name: str) -> int:
+    size = len(name.encode())
+    return size + (1 if size < 2**5 else 2 if size < 2**8 else 3)
+
+
+def members_most(parts: int) -> int:
+    """How many members of the usual kind, who train and have two addresses, there is room for."""
+    usual = Member(PeerId("n" * 52), b"", _USUAL, "trainer", "member", 0, 0.0, "n" * 16)
+    free = ROOM_BYTES - room_taken((), (), parts) - parts * name_bytes(usual.peer)
+    return max(0, free // member_bytes(usual, parts))

@@ -1,0 +1,49 @@
+"""What a reduce tells the round around it: which parts are answered, which are missing, and why. Values only."""
+
+from __future__ import annotations
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Fact
+
+
+class PartAnswered(Fact, frozen=True, kw_only=True):
+    """The combined bytes of a part are here."""
+
+    phase = "share"
+    attempt: int
+    part: int
+    owner_index: int
+    owner: PeerId
+    digest: Digest
+    contributors: tuple[PeerId, ...]
+
+
+class PartMissing(Fact, frozen=True, kw_only=True):
+    """No owner in the plan answered in time."""
+
+    phase = "share"
+    attempt: int
+    part: int
+
+
+class Reduced(Fact, frozen=True, kw_only=True):
+    """Every part is answered or missing."""
+
+    phase = "share"
+    attempt: int
+
+
+class Garbage(Fact, frozen=True, kw_only=True):
+    """This peer's committed bytes do not decode; it does not count."""
+
+    phase = "share"
+    peer: PeerId
+    part: int
+
+
+class NoAnswer(Fact, frozen=True, kw_only=True):
+    """I own this part and cannot answer for it: somebody else may, else it counts for nobody."""
+
+    phase = "share"
+    part: int
+    why: str

@@ -1,0 +1,74 @@
+"""Who stands where in a reduce right now: whose turn a part is, who hands my row on, whom I give its answer.
+
+A topology says where everybody stands when an attempt begins. An owner that is late, gone or unable passes its turn
+to the next in the plan; whoever lost its parent climbs to the nearest above that is left. What was seen of that is
+kept here, and every question is answered from it and the plan alone. Never sends, never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.protocol.reduce.plan import ReducePlan
+
+
+class Route:
+    """One peer's view of one attempt."""
+
+    def __init__(self, plan: ReducePlan, me: PeerId, gone: Callable[[PeerId], bool]) -> None:
+        self.plan, self.me, self.gone = plan, me, gone
+        self.turn = [0] * plan.parts  # owner index that I currently look to, per part
+        self.owner = [tree.owners[0] for tree in plan.topology.parts]  # and who that is; the last if none is left
+        self.declined: set[tuple[int, PeerId]] = set()  # (part, who cannot combine it)
+        self.senders: dict[int, set[PeerId]] = {}  # whose rows came to me: they know best whom they need
+        self.below: dict[int, frozenset[PeerId]] = {}  # whose rows come through me on their way to the owner
+        for part, tree in enumerate(plan.topology.parts):
+            if me != tree.owners[0] and (below := tree.below(me)):
+                self.below[part] = below
+
+    # ---- upwards -------------------------------------------------------------------------------------------
+
+    def pass_turn(self, part: int, now: Seconds) -> bool:
+        """Look past the owners that will not answer any more; False if nobody is left."""
+        owners, turn = self.plan.topology.parts[part].owners, self.turn[part]
+        index = turn
+        while index < len(owners):
+            late = now >= self.plan.answer_until[index]
+            lost = owners[index] != self.me and self.gone(owners[index])
+            if not late and not lost and (part, owners[index]) not in self.declined:
+                break
+            index += 1
+        if index != turn:  # asked for every part at every word, and hardly ever so
+            self.turn[part], self.owner[part] = index, owners[min(index, len(owners) - 1)]
+        return index < len(owners)
+
+    def above(self, part: int, peer: PeerId) -> PeerId | None:
+        """The nearest above a peer that is there to hand its row on; None: it deals with the owner."""
+        parents = self.plan.topology.parts[part].parents
+        above = parents.get(peer)
+        while above is not None and ((above != self.me and self.gone(above)) or (part, above) in self.declined):
+            above = parents.get(above)
+        return above
+
+    def target(self, part: int) -> PeerId:
+        """Whoever hands my row on, or the owner whose turn it is."""
+        above = self.above(part, self.me)
+        return above if above is not None else self.owner[part]
+
+    # ---- downwards -----------------------------------------------------------------------------------------
+
+    def serves(self, part: int, owner: PeerId, peer: PeerId) -> bool:
+        """I give the answer to those whose rows come through me; the owner in charge, to all without a parent."""
+        if peer in (self.me, owner):
+            return False
+        above = self.above(part, peer)
+        in_charge = self.me in (owner, self.owner[part])
+        return above == self.me or (above is None and in_charge) or peer in self.senders.get(part, ())
+
+    def within_reach(self, part: int, owner: PeerId) -> Sequence[PeerId]:
+        """All that I may have to serve: most peers are in charge of nothing and have nobody below them."""
+        if self.me in (owner, self.owner[part]):
+            return self.plan.listeners
+        near = self.below.get(part, frozenset()) | self.senders.get(part, set())
+        return [peer for peer in self.plan.listeners if peer in near] if near else ()

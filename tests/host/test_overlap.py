@@ -1,0 +1,473 @@
+"""Training that goes on while a round is agreed: islands beside the experiment, and the trainer by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.host.island import Island
+from atoll.host.learning import Learning, built_in, decode_learning, found
+from atoll.host.shared import anonymous
+from atoll.host.store import Store
+from atoll.host.trainer import TrainerFailed, TrainerSpec
+from atoll.host.trainer.child import Child
+from atoll.host.trainer.words import Broken, Merge, Train, Trained, WriteX
+from atoll.learn.data import load_data
+from atoll.learn.experiment import Experiment, Trouble
+from atoll.learn.inner import AdamW
+from atoll.learn.merge import Mix
+from atoll.learn.methods import eager, streaming
+from atoll.learn.models import build_model, loss_of
+from atoll.learn.recipes import Recipe, diloco, in_swarm, overlapping
+from atoll.node.jobs import Adopt, Advance, Encode, Restore
+from atoll.node.jobs import Train as TrainAsked
+from atoll.node.settings import RunSettings
+from atoll.protocol.reduce.work import Combine, Row
+
+PEERS = 2
+SHARES = (1,) * PEERS
+
+
+# ---- a swarm without a network, a trainer without a process -------------------------------------------------
+
+
+class Inside:
+    """The very trainer, in this process: whatever it may do unasked it has done before it is asked again."""
+
+    def __init__(self) -> None:
+        self.cancelled, self.quiet = -1, True
+        self.jobs = self.done = 0
+
+    async def start(self, spec: TrainerSpec):
+        self.child = Child(anonymous(), msgspec.msgpack.encode(spec), self, io.BytesIO())
+        return self.child.set_up().layout
+
+    def ask(self, command):
+        answer = self.child.outcome(lambda: self.child.carry_out(command))
+        self.child.go_on()
+        if isinstance(answer, Broken):
+            raise TrainerFailed(answer.why, answer.what, alive=True)
+        return answer
+
+    async def train(self, steps, *, cursor, shard, shards, global_step, until=None, ahead=0) -> Trained:
+        self.jobs += 1
+        return self.ask(Train(self.jobs, steps, until, cursor, shard, shards, global_step, ahead))
+
+    def cancel(self) -> None:
+        self.cancelled = self.jobs
+
+    def read_x(self):
+        return self.child.mailbox.x_F
+
+    async def write_x(self, x_F, counters=()):
+        self.read_x().copy_(x_F)
+        self.ask(WriteX(counters))
+
+    async def merge(self, lo, value_N, how):
+        self.read_x()[lo : lo + len(value_N)].copy_(value_N)
+        self.ask(Merge(lo, lo + len(value_N), how))
+
+    async def inner_state(self) -> bytes:
+        return b""
+
+    async def set_inner_state(self, data: bytes) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> str:
+    path = tmp_path / "book.txt"
+    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
+    return str(path)
+
+
+def recipe_for(how: dict, *, up="2bit", down="int8", rounds=3) -> Recipe:
+    made = diloco("gpt-nano", rounds=rounds, inner_steps=12, batch=2, seq_len=16, up=up, down=down)
+    return overlapping(replace(made, merge=how.get("merge", "replace")), how["overlap"], how["fragments"])
+
+
+class Members:
+    """Islands of one run; the test hands round what the protocol would."""
+
+    def __init__(self, base: Path, recipe: Recipe, book: str) -> None:
+        founded = found(built_in(recipe, book), RunSettings())
+        self.base, self.recipe, self.book = base, recipe, book
+        self.learning: Learning = decode_learning(founded.settings)
+        self.trainers = [Inside() for _ in range(PEERS)]
+        self.stores = [Store(base / f"{k}", durable=False) for k in range(PEERS)]
+        self.islands = [self.island(k) for k in range(PEERS)]
+        self.state = {store.put_blob(founded.state) for store in self.stores}.pop()
+        self.round = 0
+
+    def island(self, index: int) -> Island:
+        island = Island(self.stores[index], 1, trainer=self.trainers[index])
+        island.learning = self.learning
+        island.equip(self.book)
+        return island
+
+    async def begin(self) -> None:
+        for island in self.islands:
+            assert await island.do(Restore(-1, self.vertex(), self.state))
+
+    def vertex(self) -> Digest:
+        return Digest(self.round.to_bytes(32, "big"))
+
+    async def play(self, encoding: tuple[int, ...] = (0, 1), counted: tuple[int, ...] = (0, 1)) -> None:
+        """One round. Who does not encode came too late with its update; who is not counted sent it in vain."""
+        recipe, steps = self.recipe, self.recipe.schedule.turn_steps
+        for index, island in enumerate(self.islands):
+            await island.do(TrainAsked(self.round, steps, 600.0, index, PEERS))
+        updates = {k: await self.islands[k].do(Encode(self.round, SHARES)) for k in encoding}
+        answers = []
+        for part in range(PEERS):
+            rows = tuple(
+                Row(PeerId(str(k)), steps * recipe.batch, u.parts[part], (PeerId(str(k)),))
+                for k, u in updates.items()
+                if k in counted
+            )
+            combine = Combine(self.round, part, SHARES, rows)
+            answers.append((await self.islands[part].do(combine)).payload)
+        samples = steps * recipe.batch * len(counted)
+        work = Advance(self.round, self.state, tuple(answers), steps, samples, PEERS, SHARES)
+        states = {(await island.do(work)).state for island in self.islands}
+        assert len(states) == 1
+        (self.state,) = states
+        self.round += 1
+        for index, island in enumerate(self.islands):
+            mine = (index in counted,) * PEERS if index in encoding else None
+            await island.do(Adopt(self.round - 1, self.vertex(), self.state, mine))
+
+    async def close(self) -> None:
+        for island in self.islands:
+            await island.close()
+        for store in self.stores:
+            store.close()
+
+
+def story(tell, members: Members) -> None:
+    async def told() -> None:
+        try:
+            await members.begin()
+            await tell(members)
+        finally:
+            await members.close()
+
+    asyncio.run(told())
+
+
+WAYS = {
+    "overlap": {"fragments": 1, "overlap": 5, "merge": "delta"},
+    "fragments": {"fragments": 3, "overlap": 0},
+    "both": {"fragments": 3, "overlap": 2, "merge": "delta"},
+    "mixed": {"fragments": 2, "overlap": 3, "merge": Mix(0.5)},
+    "neither": {"fragments": 1, "overlap": 0},
+}
+
+
+@pytest.fixture(params=WAYS)
+def how(request) -> Iterator[dict]:
+    yield WAYS[request.param]
+
+
+# ---- what it promises --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("up", "down"), [("fp32", "fp32"), ("2bit", "int8")])
+def test_islands_do_what_the_experiment_does_bit_for_bit(tmp_path, book, how, up, down):
+    """Three turns of every fragment: anchor and outer momentum after each round are the same bits.
+
+    The last round carries everything at once here, fragment by fragment there: blocks of codecs then lie otherwise.
+    """
+    recipe = recipe_for(how, up=up, down=down)
+    schedule = recipe.schedule
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, schedule.steps, Trouble(), loss_of)
+    sizes = {hi - lo for lo, hi in run.fragments}
+    assert (len(run.fragments) == how["fragments"] and max(sizes) < run.layout.floats) or how["fragments"] == 1
+
+    async def tell(members: Members) -> None:
+        for turn in range(1, schedule.turns + 1):
+            await members.play()
+            landed = turn * schedule.turn_steps + schedule.overlap
+            while run.now < min(landed, schedule.steps):
+                run.step()
+            if turn == schedule.turns and up != "fp32":
+                return
+            heads = [island.head.anchor_F for island in members.islands]
+            assert torch.equal(heads[0], run.agreed()) and torch.equal(heads[1], run.agreed()), turn
+            momenta = torch.equal(members.islands[0].head.momentum_P, run.momentum_P)
+            assert momenta, turn
+
+    torch.manual_seed(0)
+    story(tell, Members(tmp_path, recipe, book))
+
+
+@pytest.mark.parametrize(("up", "down"), [("fp32", "fp32"), ("2bit", "int8")])
+def test_eager_members_have_the_anchors_of_the_experiment_and_agree_on_one_more(tmp_path, book, up, down):
+    """Own anchors are the experiment's bit for bit; without momentum the agreed one ends where theirs meet."""
+    recipe = eager("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, up=up, down=down, outer_momentum=0.0)
+    steps = recipe.schedule.steps
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+
+    async def tell(members: Members) -> None:
+        for trainer in members.trainers:
+            trainer.quiet = False  # every mean is taken in before the next step, as it is there
+        for turn in range(1, 5):
+            await members.play()
+            heads = [island.head.anchor_F for island in members.islands]
+            assert torch.equal(heads[0], heads[1])
+            if turn < 4:
+                while run.now < turn * 6:
+                    run.step()
+                for island, theirs_F in zip(members.islands, run.anchors, strict=True):
+                    assert torch.equal(island.own.anchor_F, theirs_F), turn
+        while run.now < steps:
+            run.step()
+        moved = float((run.agreed() - build_flat("gpt-nano", 0)).norm())
+        assert float((run.agreed() - heads[0]).norm()) < (1e-5 if up == "fp32" else 0.05) * moved
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_an_eager_member_whose_round_was_agreed_without_it_sends_all_of_it_again(tmp_path, book):
+    """Member 1 is not counted, then encodes nothing, then starts anew: states stay equal, nothing is lost."""
+    recipe = eager("gpt-nano", rounds=9, inner_steps=6, batch=2, seq_len=16, up="fp32", down="fp32")
+
+    async def tell(members: Members) -> None:
+        await members.play()
+        await members.play(counted=(0,))
+        assert float(members.islands[1].memory_F.norm()) > 0, "what was not counted waits in the feedback"
+        await members.play(encoding=(0,), counted=(0,))
+        await members.play()
+        assert float(members.islands[1].memory_F.norm()) == 0
+        gap = float((members.islands[1].own.anchor_F - members.islands[0].own.anchor_F).norm())
+        moved = float((members.islands[0].head.anchor_F - build_flat("gpt-nano", 0)).norm())
+        assert 0 < gap < moved
+        await members.islands[1].close()
+        members.trainers[1] = Inside()
+        members.islands[1] = island = members.island(1)
+        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert torch.equal(island.own.anchor_F, island.head.anchor_F)
+        await members.play()
+        assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_an_update_that_was_not_counted_returns_to_the_feedback_and_only_there(tmp_path, book):
+    """Member 1 encodes but is not in the vertex: memory takes back its message; other fragments rest."""
+    recipe = recipe_for(WAYS["both"])
+
+    async def tell(members: Members) -> None:
+        await members.play()
+        island = members.islands[1]
+        before = island.memory_F.clone()
+        lo, hi = island._turn(island.head)
+        anchor_F = island.head.anchor_F
+        await members.play(counted=(0,))
+        x_F = members.trainers[1].child.x_F
+        outside = torch.ones(len(before), dtype=torch.bool)
+        outside[lo:hi] = False
+        assert torch.equal(island.memory_F[outside], before[outside])
+        assert float(island.memory_F[lo:hi].norm()) > 2 * float(before[lo:hi].norm())
+        assert not torch.equal(x_F[lo:hi], anchor_F[lo:hi])
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_whoever_encoded_nothing_keeps_all_its_steps_on_top_of_the_new_anchor(tmp_path, book):
+    """Member 1 comes too late: its x moves by what the anchor moves, and its next update covers both spans."""
+    recipe = recipe_for(WAYS["overlap"], up="fp32", down="fp32")
+
+    async def tell(members: Members) -> None:
+        island, trainer = members.islands[1], members.trainers[1]
+        moved = []
+        merge = trainer.merge
+
+        async def watched(lo, value_N, how):
+            begin = trainer.child.x_F.clone()
+            trainer.quiet = False  # it stands, so that what the merge did can be seen
+            await merge(lo, value_N, how)
+            moved.append((how, trainer.child.x_F - begin))
+            trainer.quiet = True
+
+        trainer.merge = watched
+        before_F = island.head.anchor_F
+        await members.play(encoding=(0,), counted=(0,))
+        (how, by_F), after_F = moved[0], island.head.anchor_F
+        assert how == "shift" and torch.allclose(by_F, after_F - before_F, atol=1e-6)
+        assert island.steps_since == recipe.schedule.turn_steps
+
+        before_F = island.head.anchor_F
+        trained = await island.do(TrainAsked(members.round, 12, 600.0, 1, PEERS))
+        assert trained.steps == 24 and trained.samples == 48
+        alone = trainer.read_x() - before_F
+        assert float(alone.norm()) > 0
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_a_round_closes_while_a_step_is_long_and_the_next_waits_for_its_merge(tmp_path, book):
+    """Member 1's trainer answers no merge for a while: the round is adopted, the next training comes after."""
+    recipe = recipe_for(WAYS["overlap"])
+
+    async def tell(members: Members) -> None:
+        island, trainer, gate = members.islands[1], members.trainers[1], asyncio.Event()
+        merge = trainer.merge
+
+        async def slow(lo, value_N, how):
+            await gate.wait()
+            await merge(lo, value_N, how)
+
+        trainer.merge = slow
+        await members.play()
+        assert island.head.round == 1 and not island._merging.done()
+        training = asyncio.create_task(island.do(TrainAsked(1, 12, 600.0, 1, PEERS)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not training.done()
+        gate.set()
+        assert (await training).steps == 12 and island._merging.done()
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_a_trainer_that_began_anew_is_not_given_what_its_head_has(tmp_path, book):
+    """Member 1's trainer dies with a merge waiting: the new one stands at the head, not beyond it."""
+    recipe = recipe_for(WAYS["overlap"])
+
+    async def tell(members: Members) -> None:
+        island = members.islands[1]
+        await members.play()
+        await island.tended.turn.acquire()
+        island._merging = asyncio.create_task(
+            island._merge_running(island.tended.lives, 0, torch.ones(len(island.head.anchor_F)), "shift")
+        )
+        island.tended.ready = False
+        await island._ready()
+        members.trainers[1].quiet = False
+        island.tended.turn.release()
+        await island._merging
+        assert torch.equal(members.trainers[1].child.x_F, island.head.anchor_F)
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_a_restarted_member_goes_on_from_the_head_with_its_feedback(tmp_path, book):
+    """A new island on the same disk: same state, same memory, x at the anchor; the next round is agreed with it."""
+    recipe = recipe_for(WAYS["both"])
+
+    async def tell(members: Members) -> None:
+        for _ in range(4):
+            await members.play()
+        old = members.islands[1]
+        members.trainers[1] = Inside()
+        members.islands[1] = island = members.island(1)
+        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert torch.equal(island.memory_F, old.memory_F) and torch.equal(island.head.anchor_F, old.head.anchor_F)
+        await old.close()
+        await members.play()
+        assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_who_fetched_the_state_begins_anew_from_it(tmp_path, book):
+    """Member 1 missed two rounds and gets the state as a blob: feedback of an older vertex is not used."""
+    recipe = recipe_for(WAYS["overlap"])
+
+    async def tell(members: Members) -> None:
+        await members.play()
+        absent, data = members.islands.pop(), members.stores[0]
+        await absent.close()
+        both, members.islands = members.islands, [members.islands[0], members.islands[0]]
+        await members.play(encoding=(0,), counted=(0,))
+        members.stores[1].put_blob(data.read_blob(members.state))
+        members.trainers[1] = Inside()
+        members.islands = [*both, members.island(1)]
+        island = members.islands[1]
+        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert island.memory_F is None
+        await members.play()
+        assert torch.equal(island.head.anchor_F, both[0].head.anchor_F)
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_trouble_in_steps_that_nobody_asked_for_is_told_when_the_next_are(tmp_path, book):
+    """Parameters of NaN while it goes on: it stands, answers the merge, and fails the next `train`."""
+
+    async def tell() -> None:
+        inside = Inside()
+        spec = TrainerSpec("gpt-nano", 0, book, batch=2, seq_len=16, inner=AdamW())
+        await inside.start(spec)
+        inside.quiet = False
+        job = {"cursor": 0, "shard": 0, "shards": 1, "global_step": 0, "ahead": 3}
+        assert (await inside.train(2, **job)).steps == 2
+        inside.child.x_F.mul_(float("nan"))
+        inside.quiet = True
+        inside.child.go_on()
+        assert inside.child.span.steps == 0
+        await inside.merge(0, torch.zeros(len(inside.read_x())), "delta")
+        with pytest.raises(TrainerFailed, match="the loss is nan"):
+            await inside.train(2, **job)
+        await inside.write_x(build_flat(spec.model, spec.seed))
+        assert (await inside.train(2, **job)).steps == 2
+
+    asyncio.run(tell())
+
+
+def build_flat(model: str, seed: int) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in build_model(model, seed).parameters()])
+
+
+def test_a_trainer_stands_after_its_overlap_and_may_take_a_whole_round_once_merged(book):
+    """Handed over after 6 steps: 2 more, then it stands; merged: up to 6 in all, which the next `train` counts."""
+
+    async def tell() -> None:
+        inside = Inside()
+        await inside.start(TrainerSpec("gpt-nano", 0, book, batch=2, seq_len=16, inner=AdamW()))
+        job = {"shard": 0, "shards": 1, "ahead": 2}
+        first = await inside.train(6, cursor=0, global_step=0, **job)
+        assert (first.steps, first.cursor, inside.child.span.steps) == (6, 12, 2)
+        sent = inside.child.sent_F.clone()
+        x_F = inside.child.x_F.clone()
+        inside.quiet = False
+        anchor = sent * 0.5
+        await inside.merge(0, anchor, "delta")
+        assert torch.equal(inside.child.x_F, anchor + (x_F - sent))
+        inside.quiet = True
+        inside.child.go_on()
+        assert inside.child.span.steps == 6
+        second = await inside.train(6, cursor=12, global_step=6, **job)
+        assert (second.steps, second.samples, second.cursor) == (6, 12, 24)
+
+    asyncio.run(tell())
+
+
+def test_a_private_file_holds_what_was_written_last_whatever_was_there_before(tmp_path):
+    """Longer, shorter, longer: two files take turns, and none shows the end of another."""
+    store = Store(tmp_path, durable=False)
+    for data in (b"a" * 1000, b"b" * 10, b"c" * 5000, b"", b"d" * 100):
+        store.write_private(data)
+        assert store.read_private() == data
+    store.close()
+    torn = tmp_path / "private.tmp"
+    torn.write_bytes(b"x")
+    again = Store(tmp_path, durable=False)
+    assert again.read_private() == b"d" * 100
+    again.close()
+
+
+def test_streaming_as_a_real_run_has_it_can_be_founded(book):
+    found(built_in(in_swarm(streaming("gpt-nano", fragments=2)), book), RunSettings())

@@ -1,0 +1,318 @@
+"""Identities sign the history where eras end: nobody waits for it, nobody is left without, nobody can sneak in.
+
+Swarms are virtual; one test has real keys. An era is looked up as it lies on each peer's disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Ask, Done, Effect, Event, Received, Send
+from atoll.cli.verify import votes_alone
+from atoll.host.store import Store, stored
+from atoll.keys.digest import digest
+from atoll.node.peer import Fault, Peer
+from atoll.node.verify import Kept, verify_history
+from atoll.protocol.dag.eras import Begin, Era, ReadEra, decode_era, encode_era, ends, era_bytes
+from atoll.sim.network import NetworkKnobs
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.signatures import RealKeys, VirtualVerifier, sign_as_identity
+from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.wire.codec import decode_body
+from atoll.wire.messages.history import EraSignature, EraSigned, WantEra, WantVertices
+from atoll.wire.messages.vertex import Body
+
+EVERY = 5
+
+
+def swarm_of(peers: int = 4, seed: int = 3, keys: RealKeys | None = None, mute: tuple[int, ...] = ()) -> Swarm:
+    """Founders that sign every five rounds; those in `mute` have lost their long-lived keys."""
+    knobs = SwarmKnobs(peers=peers)
+    knobs.run = replace(knobs.run, era_rounds=EVERY, recovery=peer_name(0).encode())
+
+    def without_keys(run, signer, keys, wish, genesis, bootstrap):
+        return Peer(run, signer, keys.verifier, wish, genesis, bootstrap)
+
+    return Swarm(seed, knobs, dict.fromkeys(mute, without_keys), keys)
+
+
+def eras_of(swarm: Swarm, index: int, kind: str = "sealed") -> dict[int, Era]:
+    kept = swarm.world.nodes[swarm.keys.name(index)].kept
+    found = {n: decode_era(v) for n, v in kept.items() if n.startswith(f"{kind}/")}
+    assert None not in found.values()
+    return {int(name.split("/")[1]): era for name, era in found.items() if era is not None}
+
+
+def until_round(swarm: Swarm, round: int) -> None:
+    swarm.world.run(swarm.world.now + 600, stop=lambda: min(swarm.heads()) >= round)
+    assert min(swarm.heads()) >= round
+
+
+@pytest.mark.parametrize("keys", [None, RealKeys(7)], ids=["virtual", "real"])
+def test_every_era_is_signed_by_all_who_are_there_and_lies_on_every_disk(keys: RealKeys | None):
+    swarm = swarm_of(keys=keys)
+    until_round(swarm, 11)
+    members = {swarm.keys.name(i) for i in range(4)}
+    for index in range(4):
+        eras = eras_of(swarm, index)
+        assert list(eras) == [4, 9] and not eras_of(swarm, index, "era")
+        assert all(set(e.signed_by) == members == set(e.signers) for e in eras.values())
+
+
+def test_a_newcomer_gets_the_signatures_of_eras_that_others_hold_only_on_disk():
+    """Nine eras are over, four are in memory: it comes to hold all nine with their quorums, and signs the next."""
+    swarm = swarm_of()
+    until_round(swarm, 45)
+    late = swarm.join(4, peer_name(0))
+    swarm.world.run(swarm.world.now + 600, stop=lambda: len(eras_of(swarm, 4)) >= 12)
+    eras = eras_of(swarm, 4)
+    assert set(range(4, 45, EVERY)) <= set(eras)
+    assert all(len(e.signatures) >= 3 for e in eras.values())
+    assert late in eras[max(eras)].signed_by
+
+
+def test_rounds_go_on_without_signatures_and_who_comes_back_signs_what_it_missed():
+    """Two of four have lost their keys, three are needed: ten eras pass. One finds its keys: all are sealed."""
+    swarm = swarm_of(mute=(2, 3))
+    until_round(swarm, 50)
+    lacking = eras_of(swarm, 0, "era")
+    assert list(lacking) == list(range(4, 50, EVERY)) and not eras_of(swarm, 0)
+    assert {e.signed_by for e in lacking.values()} == {(peer_name(0), peer_name(1))}
+    node = swarm.world.nodes[peer_name(2)]
+    swarm.world.crash(node.name)
+    node.make = lambda make=node.make: _with_keys(make(), swarm)
+    swarm.world.start(node.name)
+    swarm.world.run(swarm.world.now + 60)
+    for index in (0, 1, 2, 3):
+        assert set(range(4, 50, EVERY)) <= set(eras_of(swarm, index)), index
+        assert peer_name(2) in eras_of(swarm, index)[4].signed_by
+
+
+def _with_keys(peer: Peer, swarm: Swarm) -> Peer:
+    peer.vouch = swarm.keys.vouch(peer.me)
+    return peer
+
+
+def test_signatures_of_eras_that_were_lost_on_the_way_are_asked_for():
+    """Nobody pushes what it signed: every disk has every era all the same, some seconds later."""
+    swarm = swarm_of()
+    for node in swarm.world.nodes.values():
+        make = node.make
+        node.make = lambda make=make: _says_nothing(make())
+    until_round(swarm, 11)
+    swarm.world.run(swarm.world.now + 60)
+    assert all({4, 9} <= set(eras_of(swarm, index)) for index in range(4))
+
+
+def _says_nothing(peer: Peer) -> Peer:
+    """Only answers leave it."""
+    react = peer.handle
+
+    def handle(event: Event, now: float) -> list[Effect]:
+        effects = react(event, now)
+        asked = isinstance(event, Received) and isinstance(event.message, WantEra)
+        return [e for e in effects if asked or not (isinstance(e, Send) and isinstance(e.message, EraSigned))]
+
+    peer.handle = handle
+    return peer
+
+
+def test_an_era_that_the_last_crash_tore_off_is_ended_and_signed_at_start():
+    """The vertex of round 9 is on disk, the era that ended with it is not: it ends again, in the same place."""
+    swarm = swarm_of()
+    until_round(swarm, 11)
+    node = swarm.world.nodes[peer_name(1)]
+    swarm.world.crash(node.name)
+    del node.kept["sealed/9"]
+    swarm.world.start(node.name)
+    until_round(swarm, 16)
+    swarm.world.run(swarm.world.now + 30)
+    assert {4, 9, 14} <= set(eras_of(swarm, 1)) and peer_name(1) in eras_of(swarm, 1)[9].signed_by
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda m: replace(m, vertex=digest(b"another past")), "another vertex"),
+        (lambda m: _other(m, signature=b"scribble"), "did not sign"),
+        (lambda m: _other(m, identity=b"mallory"), "is not p0003's"),
+        (lambda m: _other(m, peer=peer_name(7)), "not one of those who sign"),
+        (lambda m: replace(m, signatures=m.signatures * 33), "signatures under one era"),
+    ],
+)
+def test_a_lie_under_an_era_costs_its_sender_and_changes_nothing(change, what: str):
+    swarm = swarm_of(mute=(3,))
+    until_round(swarm, 6)
+    machine = swarm.world.nodes[peer_name(0)].machine
+    assert machine is not None and machine.eras is not None
+    era = machine.eras.sealed[4]
+    true = _signature(swarm, 3, era)
+    liar = peer_name(2)
+    effects = machine.handle(Received(liar, change(EraSigned(4, era.vertex, (true,)))), swarm.world.now)
+    faults = [e.fact for e in effects if isinstance(getattr(e, "fact", None), Fault)]
+    assert [f.peer for f in faults] == [liar] and what in faults[0].what
+    assert machine.eras.sealed[4] == era
+    machine.handle(Received(liar, EraSigned(4, era.vertex, (true,))), swarm.world.now)
+    assert peer_name(3) in machine.eras.sealed[4].signed_by
+
+
+def _signature(swarm: Swarm, index: int, era: Era) -> EraSignature:
+    identity = swarm.keys.identity(index)
+    return EraSignature(
+        peer_name(index), identity, sign_as_identity(identity, era_bytes(swarm.run_id, era.round, era.vertex))
+    )
+
+
+def _other(said: EraSigned, **fields: object) -> EraSigned:
+    return replace(said, signatures=(replace(said.signatures[0], **fields),))
+
+
+def test_strangers_can_make_a_peer_read_only_so_many_eras_at_once():
+    swarm = swarm_of()
+    until_round(swarm, 60)
+    machine = swarm.world.nodes[peer_name(0)].machine
+    assert machine is not None and machine.eras is not None
+    asked = [machine.handle(Received(PeerId(f"x{k}"), WantEra(4, ())), swarm.world.now) for k in range(50)]
+    reads = [e for effects in asked for e in effects if isinstance(getattr(e, "work", None), ReadEra)]
+    assert len(reads) == 8
+    answer = machine.handle(Done(reads[0].job, swarm.world.nodes[peer_name(0)].kept["sealed/4"]), swarm.world.now)
+    (sent,) = [e for e in answer if isinstance(e, Send)]
+    assert sent.to == "x0" and sent.message.round == 4 and len(sent.message.signatures) == 4
+
+
+# ---- where eras end ----------------------------------------------------------------------------------------
+
+
+def begun(voters: int, quorum: int) -> Begin:
+    return Begin(9, 0, {peer_name(i): digest(b"") for i in range(voters)}, quorum)
+
+
+def body_with(voters: set[int], round: int = 12, trained: int = 5) -> Body:
+    body = decode_body(Swarm(1, SwarmKnobs(peers=max(voters) + 1)).genesis.body)
+    members = tuple(replace(m, standing="member" if i in voters else "away") for i, m in enumerate(body.members))
+    return replace(body, round=round, trained=trained, members=members)
+
+
+@pytest.mark.parametrize(
+    ("begin", "now", "over"),
+    [
+        (begun(4, 3), {0, 1, 2, 3}, False),
+        (begun(4, 3), {0, 1, 2}, True),  # one more may go with the next vertex: these three sign now
+        (begun(4, 3), {0, 1, 2, 3, 4, 5, 6, 7}, False),  # who came later does not sign this one
+        (begun(7, 4), {0, 1, 2, 3, 4, 5}, False),
+        (begun(7, 4), {0, 1, 2, 3, 4}, True),
+        (begun(7, 5), {0, 1, 2, 3, 4, 5}, True),
+        (begun(1, 1), {0}, False),
+        (begun(1, 1), {0, 1}, True),  # a founder signs for the first who comes
+        (begun(2, 2), {0, 1}, False),
+        (begun(2, 2), {0, 1, 2}, True),
+        (begun(3, 2), {0, 1, 2, 3}, False),
+    ],
+)
+def test_an_era_ends_before_too_few_are_left_to_sign_it(begin: Begin, now: set[int], over: bool):
+    assert ends(begin, body_with(now), 100, 0) is over
+
+
+def test_an_era_ends_after_its_rounds_with_the_run_and_with_an_epoch():
+    begin, everybody = begun(4, 3), {0, 1, 2, 3}
+    assert not ends(begin, body_with(everybody, round=13), 5, 0)
+    assert ends(begin, body_with(everybody, round=14), 5, 0)
+    assert ends(begin, body_with(everybody, trained=5), 100, 5)
+    assert ends(begin, replace(body_with(everybody), epoch=1), 100, 0)
+
+
+def test_a_run_that_begins_with_one_peer_is_signed_from_its_founder_on():
+    """Five come one by one, then the founder leaves: each era is sealed by those whom the one before names."""
+    swarm = swarm_of(peers=1)
+    swarm.world.run(5)
+    for index in range(1, 5):
+        swarm.join(index, peer_name(0))
+        swarm.world.run(swarm.world.now + 30)
+    swarm.world.leave(peer_name(0))
+    swarm.world.run(swarm.world.now + 90)
+    eras, lacking = eras_of(swarm, 1), eras_of(swarm, 1, "era")
+    assert not set(lacking) - {max((*eras, *lacking))}
+    assert set(eras[min(eras)].signers) == {peer_name(0)}
+    assert peer_name(0) not in eras[max(eras)].signers and len(eras[max(eras)].signatures) >= 3
+
+
+def test_eras_on_disk_are_read_back_or_refused():
+    swarm = swarm_of()
+    until_round(swarm, 6)
+    era = eras_of(swarm, 0)[4]
+    assert decode_era(encode_era(era)) == era
+    for nonsense in (b"", b"\xc1", encode_era(era)[:-1], b"\x91" * 1000):
+        assert decode_era(nonsense) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_lossy_run_with_crashes_seals_all_but_the_newest_eras(seed: int):
+    """One message in fifty is lost, somebody is killed and comes back: eras are complete on every disk."""
+    stage = Stage("eras", seed, 5, 40, "")
+    knobs = SwarmKnobs(5, NetworkKnobs(loss_rate=0.02), run=stage.settings(era_rounds=EVERY))
+    swarm = stage.gather(knobs)
+    swarm.world.run(1)
+    for victim in (1, 3, 2):
+        until_round(swarm, min(swarm.heads()) + 7)
+        swarm.world.crash(peer_name(victim))
+        swarm.world.run(swarm.world.now + 20)
+        swarm.world.start(peer_name(victim))
+        stage.demand_progress()
+    swarm.world.run(swarm.world.now + 120)
+    newest = min(swarm.heads()) - 20
+    ended = [sorted(r for r in eras_of(swarm, i) if r <= newest) for i in range(5)]
+    assert len(ended[0]) >= 5 and all(e == ended[0] for e in ended)
+    assert not any(r <= newest for i in range(5) for r in eras_of(swarm, i, "era"))
+
+
+def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing():
+    """Another past from the same genesis: four members vote in five newcomers and leave, none of the four can sign
+    for long. The newcomers sign era after era for each other; the verdict is against the first, and none counts."""
+    swarm = swarm_of(mute=(0, 1, 2, 3))
+    world = swarm.world
+    world.run(5)
+    for index in range(4, 9):
+        swarm.join(index, peer_name(1))
+        world.run(world.now + 15)
+    for index in range(4):
+        world.leave(peer_name(index))
+        world.run(world.now + 15)
+    world.run(world.now + 60)
+    kept = world.nodes[peer_name(5)].kept
+    rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
+    eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}
+    found = Kept(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
+    audit = verify_history(found, VirtualVerifier())
+    voters = {m.peer for m in audit.head_body.members if m.votes} if audit.head_body is not None else set()
+    assert voters == {peer_name(i) for i in range(4, 9)} and audit.eras[-1].sealed
+    assert (audit.problems[0].kind, audit.problems[0].round) == ("era", audit.eras[0].last)
+    assert not any(e.anchored and e.sealed for e in audit.eras)
+    assert votes_alone(audit) == [(0, audit.head)]
+
+
+def test_a_starting_peer_is_given_what_lacks_signatures_and_the_newest_of_the_rest(tmp_path: Path):
+    """A run of 2,000 eras does not load 2,000 quorums; the disk still has each for whoever asks."""
+    store = Store(tmp_path, durable=False)
+    swarm = swarm_of()
+    until_round(swarm, 6)
+    data = swarm.world.nodes[peer_name(0)].kept["sealed/4"]
+    store.keep([(f"sealed/{round}", data) for round in range(9, 2000, 10)] + [("era/7", data), ("era/1234", data)])
+    given = {name for name in store.kept() if name.startswith(("era/", "sealed/"))}
+    assert given == {"era/7", "era/1234", "sealed/1999", "sealed/1989", "sealed/1979", "sealed/1969"}
+    assert stored(store, ReadEra(19)) == data and stored(store, ReadEra(20)) is None
+    store.close()
+
+
+def test_who_asks_the_same_again_and_again_is_read_to_once():
+    """Eras and vertices that are only on disk: fifty equal questions in a row are one piece of work."""
+    swarm = swarm_of()
+    until_round(swarm, 300)
+    machine = swarm.world.nodes[peer_name(0)].machine
+    assert machine is not None
+    for question in (WantEra(4, ()), WantVertices(4)):
+        asked = [machine.handle(Received(PeerId("x"), question), swarm.world.now) for _ in range(50)]
+        assert sum(isinstance(e, Ask) for effects in asked for e in effects) == 1
