@@ -17,7 +17,7 @@ from atoll.host.store import Store, stored
 from atoll.keys.digest import digest
 from atoll.node.peer import Fault, Peer
 from atoll.node.verify import Kept, verify_history
-from atoll.protocol.dag.eras import Begin, Era, ReadEra, decode_era, encode_era, ends, era_bytes
+from atoll.protocol.dag.eras import Begin, Era, Eras, ReadEra, decode_era, encode_era, ends, era_bytes
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.signatures import RealKeys, VirtualVerifier, sign_as_identity
@@ -182,6 +182,39 @@ def test_strangers_can_make_a_peer_read_only_so_many_eras_at_once():
     answer = machine.handle(Done(reads[0].job, swarm.world.nodes[peer_name(0)].kept["sealed/4"]), swarm.world.now)
     (sent,) = [e for e in answer if isinstance(e, Send)]
     assert sent.to == "x0" and sent.message.round == 4 and len(sent.message.signatures) == 4
+
+
+def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
+    """It asks when a link comes up, at every beat and with every answer; what a member drops comes seconds later."""
+    swarm = swarm_of()
+    until_round(swarm, 110)
+    member = swarm.world.nodes[peer_name(0)].machine
+    assert member is not None and member.eras is not None and member.history is not None
+    newcomer = Eras(member.history, EVERY, 0, VirtualVerifier(), None)
+    newcomer.restore({})
+    assert len(newcomer.lacking) >= 20
+    on_their_way: set[int] = set()
+
+    def asked(effects: list[Effect]) -> int:
+        on_their_way.update(e.message.round for e in effects if isinstance(e, Send))
+        return len(on_their_way)
+
+    assert asked(newcomer.ask_of(peer_name(0), 5.0)) == 8  # the link is up
+    assert asked(newcomer.ask([peer_name(0)], 5.001)) == 8  # and a beat falls into the same moment
+    for now in range(30):
+        if not on_their_way:
+            break
+        round = min(on_their_way)
+        on_their_way.remove(round)
+        era = eras_of(swarm, 0)[round]
+        more = newcomer.hear(peer_name(0), EraSigned(round, era.vertex, era.signatures), 5.002 + now / 1000)
+        assert asked(more) <= 8
+    assert not newcomer.lacking
+    newcomer = Eras(member.history, EVERY, 0, VirtualVerifier(), None)
+    newcomer.restore({})
+    assert asked(newcomer.ask([peer_name(0)], 5.0)) == 8
+    on_their_way.clear()  # nobody answers
+    assert asked(newcomer.ask([peer_name(1)], 8.0)) == 8  # and others are asked for
 
 
 # ---- where eras end ----------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ from atoll.wire.messages.vertex import Body
 
 ERA_DOMAIN = b"atoll/era/1\0"
 ASK_AGAIN_S = 10.0  # for what an era lacks; whoever signs late was away for longer
-ASKED_AT_ONCE = 8  # eras, of one peer: answers are up to 170 kB each
+ASKED_AT_ONCE = 8  # eras: answers are up to 170 kB each, and who is asked for more than it reads at once drops them
+UNHEARD_S = 2.0  # without an answer for so long: there is none, or it was lost
 SEALED_HELD = 4  # newest sealed eras in memory, for late signatures and those who ask; all are on disk
 
 
@@ -138,6 +139,7 @@ class Eras:
         self.lacking: dict[int, Era] = {}  # ended without a quorum so far
         self.sealed: dict[int, Era] = {}  # the newest of the others
         self.asked: dict[int, tuple[Seconds, PeerId]] = {}  # when and who was last asked for this one
+        self.unheard: dict[int, Seconds] = {}  # asked for then, and not a word since
         self.reading: dict[str, tuple[PeerId, WantEra]] = {}  # eras on their way from disk, and who wants what
 
     # ---- where eras end ------------------------------------------------------------------------------------
@@ -199,6 +201,7 @@ class Eras:
         if len(held) > most:
             del held[min(held)]
         self.asked = {r: asked for r, asked in self.asked.items() if r in self.lacking}
+        self.unheard = {r: since for r, since in self.unheard.items() if r in self.lacking}
 
     # ---- signatures from and for others --------------------------------------------------------------------
 
@@ -212,7 +215,8 @@ class Eras:
         return effects
 
     def hear(self, sender: PeerId, said: EraSigned, now: Seconds) -> list[Effect]:
-        """Keep what holds. PeerFault, before anything changes, for a signature that does not."""
+        """Keep what holds. PeerFault, before anything is kept, for a signature that does not."""
+        self.unheard.pop(said.round, None)
         era = self.lacking.get(said.round) or self.sealed.get(said.round)
         if era is None:
             return []  # I am not there yet, or need no more of it
@@ -242,12 +246,14 @@ class Eras:
         return [e for round in self._due(now, rest_s)[:most] for e in self._ask(round, peer, now)]
 
     def _due(self, now: Seconds, rest_s: Seconds) -> list[int]:
-        """Eras that lack signatures, longest not asked for first."""
+        """Eras that lack signatures, longest not asked for first; no more than may be on their way at once."""
         asked = {r: self.asked[r][0] if r in self.asked else -1e9 for r in self.lacking}
-        return sorted((r for r in asked if now - asked[r] >= rest_s), key=lambda r: (asked[r], r))[:ASKED_AT_ONCE]
+        room = ASKED_AT_ONCE - sum(now - since < UNHEARD_S for since in self.unheard.values())
+        return sorted((r for r in asked if now - asked[r] >= rest_s), key=lambda r: (asked[r], r))[: max(room, 0)]
 
     def _ask(self, round: int, peer: PeerId, now: Seconds) -> list[Effect]:
         self.asked[round] = now, peer
+        self.unheard[round] = now
         return [Send(peer, WantEra(round, self.lacking[round].signed_by))]
 
     def give(self, sender: PeerId, wish: WantEra) -> list[Effect]:
