@@ -63,8 +63,9 @@ class Swarm:
         self._start(0, ["up", *sets])
         self.ticket = self.wait(lambda f: f["fact"] == "Opened" and f["by"] == 0)["ticket"]
 
-    def join(self, index: int) -> None:
-        self._start(index, ["join", self.ticket])
+    def join(self, index: int, command: tuple[str, ...] | None = None) -> None:
+        """`command` runs in the place of `python -m atoll`."""
+        self._start(index, ["join", self.ticket], command)
 
     def resume(self, index: int) -> None:
         self._start(index, ["up"])
@@ -96,12 +97,17 @@ class Swarm:
             self.facts.append(fact)
             if wanted(fact):
                 return fact
+            if fact["fact"] == "Exit" and not any(f["by"] == fact["by"] for f in self.facts[:-1]):
+                words = (self.base / f"peer-{fact['by']}.stderr").read_text(errors="replace")
+                raise RuntimeError(f"peer {fact['by']} ended before it said anything: {words}")
 
-    def closed(self, trained: int, peer: int, since: int = 0) -> Fact:
+    def closed(self, trained: int, peer: int, since: int = 0, patience_s: float = PATIENCE_S) -> Fact:
         """This peer closing the training round with this number, or a later one."""
-        return self.wait(
-            lambda f: f["fact"] == "RoundClosed" and f["by"] == peer and f["trained"] >= trained, since
-        )
+
+        def wanted(fact: Fact) -> bool:
+            return fact["fact"] == "RoundClosed" and fact["by"] == peer and fact["trained"] >= trained
+
+        return self.wait(wanted, since, patience_s)
 
     def end(self) -> None:
         for peer in self.peers.values():
@@ -119,11 +125,19 @@ class Swarm:
             if pipe is not None:
                 pipe.close()
 
-    def _start(self, index: int, words: list[str]) -> None:
+    def _start(self, index: int, words: list[str], atoll: tuple[str, ...] | None = None) -> None:
         if index in self.peers:
             self._bury(self.peers[index])
         folder = self.base / f"peer-{index}"
-        command = [sys.executable, "-m", "atoll", *words, "--facts", "--threads", "1", "--name", folder.name]
+        command = [
+            *(atoll or (sys.executable, "-m", "atoll")),
+            *words,
+            "--facts",
+            "--threads",
+            "1",
+            "--name",
+            folder.name,
+        ]
         start = subprocess.Popen
         if self.lab is not None:
             command += ["--listen", f"/ip4/{self.lab.address(index)}/tcp/0"]
@@ -132,7 +146,7 @@ class Swarm:
             [*command, "--dir", str(folder)],
             stdout=subprocess.PIPE,
             stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=(self.base / f"{folder.name}.stderr").open("wb"),
             text=True,
         )
         self.peers[index] = Peer(index, process, self)

@@ -38,9 +38,9 @@ def answer_of(*words: str | Path) -> Any:
 class Peer:
     """A running `atoll up` or `atoll join` and the facts it has told."""
 
-    def __init__(self, *words: str | Path) -> None:
+    def __init__(self, *words: str | Path, command: tuple[str | Path, ...] = ("-m", "atoll")) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "atoll", *map(str, words), "--facts", "--threads", "1"],
+            [sys.executable, *map(str, command), *map(str, words), "--facts", "--threads", "1"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

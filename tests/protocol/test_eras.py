@@ -185,7 +185,7 @@ def test_strangers_can_make_a_peer_read_only_so_many_eras_at_once():
 
 
 def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
-    """It asks when a link comes up, at every beat and with every answer; what a member drops comes seconds later."""
+    """It asks when a link comes up, at every beat and with every answer; what is dropped comes seconds later."""
     swarm = swarm_of()
     until_round(swarm, 110)
     member = swarm.world.nodes[peer_name(0)].machine

@@ -1,0 +1,106 @@
+"""A real swarm with liars in it: seven processes, two of them villains (`bench/villain.py`), over loopback.
+
+    python bench/hostile.py [--json] [--quick] [--villains miscounter,poison]
+
+The run is open (`trust = "open"`, trimmed mean). After some honest rounds the villains begin to lie. Told is, for
+each, how many rounds after its first lie it was out (1: with the vertex of that very round); whether any honest
+member ever lost its place; whether all honest members held the same state after every round; and what the model
+learnt, beside the same run without villains.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from form import asking, lines, report, versions
+from real_swarm import Swarm
+
+from atoll.host.api import ask
+
+PEERS = 7
+VILLAIN = Path(__file__).with_name("villain.py")
+HONEST_ROUNDS = 2  # before anybody lies: in the first all wait long for an owner that is silent
+STORY_S = 400.0  # a silent owner costs some twenty seconds a round until it is out
+SETTINGS = [
+    "run.trust=open",
+    "run.rounds=0",
+    f"run.start_peers={PEERS}",
+    "run.min_peers=4",
+    "sync.statistic=trimmed_mean",
+    "model.name=gpt-nano",
+    "train.seq_len=32",
+    "train.batch=4",
+]
+
+
+def story(villains: list[str], rounds: int, steps: int, base: Path) -> dict[str, Any]:
+    """One run to its `rounds`-th round. The last peers to join are the villains."""
+    kinds = dict(zip(range(PEERS - len(villains), PEERS), villains, strict=True))
+    with Swarm(base, [*SETTINGS, f"train.inner_steps={steps}"]) as swarm:
+        swarm.found()
+        for index in range(1, PEERS):
+            lie = (sys.executable, str(VILLAIN), kinds.get(index, ""), str(HONEST_ROUNDS))
+            swarm.join(index, command=lie if index in kinds else None)
+        honest = [i for i in range(PEERS) if i not in kinds]
+        for index in honest:
+            swarm.closed(rounds, peer=index, patience_s=STORY_S)
+        loss = ask(base / "peer-0", "evaluate")["loss"]
+        return told(swarm, kinds, honest) | {"val_loss": round(loss, 3)}
+
+
+def told(swarm: Swarm, kinds: dict[int, str], honest: list[int]) -> dict[str, Any]:
+    names = {f["by"]: f["peer"] for f in swarm.facts if f["fact"] == "Opened"}
+    states: dict[int, set[str]] = defaultdict(set)
+    standing: dict[str, dict[str, int]] = defaultdict(dict)  # peer -> standing -> round before it
+    for fact in swarm.facts:
+        if fact["by"] not in honest:
+            continue
+        if fact["fact"] == "RoundClosed":
+            states[fact["round"]].add(fact["state"])
+        if fact["fact"] == "MembershipChanged":
+            for member in fact["members"]:
+                standing[member["peer"]].setdefault(member["standing"], fact["round"])
+    villains: list[dict[str, Any]] = []
+    for index, kind in kinds.items():
+        lied = min((f["round"] for f in swarm.facts if f["by"] == index and f["fact"] == "Confessed"), default=None)
+        out = {s: r for s, r in standing[names[index]].items() if s in ("expelled", "away")}
+        villains.append(
+            {
+                "kind": kind,
+                "became": min(out, key=out.__getitem__) if out else "member",
+                "rounds": min(out.values()) - lied + 2 if out and lied is not None else None,
+            }
+        )
+    harmed = sum(bool(standing[names[i]].keys() & {"expelled", "away"}) for i in honest)
+    return {
+        "villains": villains,
+        "honest_harmed": harmed,
+        "rounds": len(states),
+        "rounds_agreed": sum(len(s) == 1 for s in states.values()),
+    }
+
+
+def main() -> None:
+    parser = asking(__doc__, "fewer and shorter rounds")
+    parser.add_argument("--villains", default="miscounter,poison", help="kinds, at most two")
+    options = parser.parse_args()
+    villains = [kind for kind in options.villains.split(",") if kind]
+    rounds, steps = (10, 4) if options.quick else (24, 16)
+    with tempfile.TemporaryDirectory() as folder:
+        found = story(villains, rounds, steps, Path(folder))
+    if not options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            found["val_loss_honest"] = story([], rounds, steps, Path(folder))["val_loss"]
+    if options.json:
+        print(report("hostile", {"peers": PEERS, "rounds": rounds, "inner_steps": steps}, found, versions("torch")))
+        return
+    print(lines({k: json.dumps(v) if isinstance(v, list) else v for k, v in found.items()}))
+
+
+if __name__ == "__main__":
+    main()

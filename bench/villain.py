@@ -1,0 +1,120 @@
+"""A peer that breaks the rules, for benches and tests of real swarms: `atoll up` or `atoll join` with a lie inside.
+
+    python bench/villain.py KIND AFTER join TICKET --dir FOLDER …
+
+After so many rounds of training, with its own keys and in perfect form otherwise:
+
+poison        its update is ten times the way back of what it learnt
+miscounter    as owner and as witness of parts it answers with other bytes than the rows make
+two_tongued   it answers rightly to every second member, and with other bytes to the rest
+mute          it combines its parts and never says a word of it
+
+It says so itself, with facts `Confessed`. Never part of the package: who installs Atoll installs no
+villain.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from atoll.base.ids import Seconds
+from atoll.base.machine import Effect, Event, Payload, Send
+from atoll.cli.main import main as atoll
+from atoll.host import driver, island
+from atoll.keys.digest import digest
+from atoll.node.peer import Peer
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.round import Answer
+from atoll.wire.messages.statements import Answered
+
+BACK = 10.0  # how far, in lengths of the honest update
+
+
+class Liar(Peer):
+    """An honest peer behind a mouth that twists what it answers as an owner."""
+
+    kind: str
+    after: int
+    lied = -1  # the round of its last lie
+
+    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+        twisted: list[Effect] = []
+        for effect in super().handle(event, now):
+            twisted += self._told(effect) if isinstance(effect, Send) else [effect]
+        return twisted
+
+    def _told(self, send: Send) -> list[Effect]:
+        message = send.message
+        if not isinstance(message, Answer) or message.statement.signer != self.me or self.history is None:
+            return [send]
+        if self.history.head_body.trained < self.after:
+            return [send]
+        if self.lied < message.round:
+            self.lied = message.round
+            confess(message.round)
+        if self.kind == "mute":
+            return []
+        members = sorted(m.peer for m in self.history.head_body.members)
+        if self.kind == "two_tongued" and members.index(send.to) % 2:
+            return [send]
+        answered = decode_statement(message.statement.body, self.me)
+        assert isinstance(answered, Answered)
+        # a witness shows no bytes: it signs for what the liar in charge would have sent
+        name, data = digest(answered.digest), None
+        if send.payload is not None:
+            data = _other(send.payload.data)
+            name = digest(data)
+        signed = self.notary.sign(replace(answered, digest=name))
+        payload = Payload(name, len(data), data) if data is not None else None
+        return [replace(send, message=replace(message, statement=signed), payload=payload)]
+
+
+def confess(round: int) -> None:
+    print(json.dumps({"fact": "Confessed", "round": round}), flush=True)
+
+
+def _other(data: Any) -> bytes:
+    """As many bytes, a few of them different: an answer that decodes, to other values."""
+    lie = bytearray(memoryview(data).cast("B"))
+    for at in range(len(lie) // 2, len(lie), max(1, len(lie) // 64)):
+        lie[at] ^= 0x15
+    return bytes(lie)
+
+
+def poisoned(honest: Callable[..., Any]) -> Callable[..., Any]:
+    """`encode_update` of what leads ten times as far in the other direction."""
+
+    def encode(anchor_F: Tensor, x_N: Tensor, *more: Any) -> Any:
+        return honest(anchor_F, anchor_F + BACK * (anchor_F - x_N), *more)
+
+    return encode
+
+
+def main() -> None:
+    kind, after, words = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    if kind == "poison":
+        honest = island.Island._encode
+        lie = poisoned(island.encode_update)
+
+        def _encode(self: island.Island, work: Any) -> Any:
+            if self.head is None or self.head.round < after:
+                return honest(self, work)
+            confess(work.round)
+            island.encode_update = lie
+            return honest(self, work)
+
+        island.Island._encode = _encode
+    else:
+        Liar.kind, Liar.after = kind, after
+        driver.Peer = Liar
+    atoll(words)
+
+
+if __name__ == "__main__":
+    main()
