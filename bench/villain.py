@@ -8,6 +8,7 @@ poison        its update is ten times the way back of what it learnt
 miscounter    as owner and as witness of parts it answers with other bytes than the rows make
 two_tongued   it answers rightly to every second member, and with other bytes to the rest
 mute          it combines its parts and never says a word of it
+equivocator   it votes, proposes and commits one way to every second member, and another way to the rest
 
 It says so itself, with facts `Confessed`. Never part of the package: who installs Atoll installs no
 villain.
@@ -23,21 +24,22 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor
 
-from atoll.base.ids import Seconds
+from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Event, Payload, Send
 from atoll.cli.main import main as atoll
 from atoll.host import driver, island
 from atoll.keys.digest import digest
 from atoll.node.peer import Peer
+from atoll.sim.villains import equivocate
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Answer
+from atoll.wire.messages.round import Answer, RoundMessage
 from atoll.wire.messages.statements import Answered
 
 BACK = 10.0  # how far, in lengths of the honest update
 
 
 class Liar(Peer):
-    """An honest peer behind a mouth that twists what it answers as an owner."""
+    """An honest peer behind a mouth that twists what it says."""
 
     kind: str
     after: int
@@ -49,19 +51,34 @@ class Liar(Peer):
             twisted += self._told(effect) if isinstance(effect, Send) else [effect]
         return twisted
 
+    @property
+    def peer(self) -> Peer:
+        """As the simulator's villains have it."""
+        return self
+
+    @property
+    def others(self) -> list[PeerId]:
+        return [m.peer for m in self.history.head_body.members if m.peer != self.me] if self.history else []
+
     def _told(self, send: Send) -> list[Effect]:
         message = send.message
-        if not isinstance(message, Answer) or message.statement.signer != self.me or self.history is None:
+        if not isinstance(message, RoundMessage) or self.history is None:
             return [send]
         if self.history.head_body.trained < self.after:
             return [send]
-        if self.lied < message.round:
+        told = equivocate(self, send) if self.kind == "equivocator" else self._answered(send)
+        if told != [send] and self.lied < message.round:
             self.lied = message.round
             confess(message.round)
+        return told
+
+    def _answered(self, send: Send) -> list[Effect]:
+        message = send.message
+        if not isinstance(message, Answer) or message.statement.signer != self.me:
+            return [send]
         if self.kind == "mute":
             return []
-        members = sorted(m.peer for m in self.history.head_body.members)
-        if self.kind == "two_tongued" and members.index(send.to) % 2:
+        if self.kind == "two_tongued" and send.to in self.others and self.others.index(send.to) % 2:
             return [send]
         answered = decode_statement(message.statement.body, self.me)
         assert isinstance(answered, Answered)
