@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,36 @@ def test_two_loops_that_go_on_while_a_round_is_agreed_end_with_one_model(tmp_pat
     for end in ends:
         assert end["trained"] == 6 and end["members"] == 2 and end["same_objects"]
         assert end["steps"] - end["skipped"] <= 18 + 3
+
+
+def test_a_loop_goes_back_with_its_run(tmp_path: Path):
+    """Asked for from outside while it trains: x is what the run began with, exactly once, and training goes on."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = model[0].weight.detach().clone()
+    words = [sys.executable, "-m", "atoll", "checkpoint", "rollback", "--json", "--dir", str(tmp_path / "one")]
+    asked: subprocess.Popen[str] | None = None
+    trained: list[int] = []
+    began_anew = 0
+    with atoll.found(folder=tmp_path / "one", inner_steps=4) as run:
+        run.attach(model, optimizer)
+        while asked is None or asked.poll() is None or trained[-1] < min(trained[-200:]) + 3:
+            if run.trained == 3 and asked is None:
+                asked = subprocess.Popen([*words, "--", "-1"], stdout=subprocess.PIPE, text=True)
+            began_anew += asked is not None and torch.equal(model[0].weight, first)
+            x = torch.randn(16, 64)
+            nn.functional.cross_entropy(model(x), x[:, :4].argmax(1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            trained.append(run.trained)
+            time.sleep(0.01)
+            assert len(trained) < 5000
+    assert asked.stdout is not None
+    done = json.loads(asked.stdout.read())
+    asked.stdout.close()
+    assert done["agreed"] and done["back_to"] == -1 and done["trained"] == 0
+    assert began_anew == 1 and sum(b < a for a, b in pairwise(trained)) == 1
 
 
 def test_a_model_that_is_not_the_runs_is_refused_with_the_difference(tmp_path: Path):

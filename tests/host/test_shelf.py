@@ -30,7 +30,7 @@ def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):
     """Once its bytes were dropped between the disk and the list: agreed on, and gone after a restart."""
     store = TidiedMeanwhile(tmp_path)
     shelf = Shelf(store)
-    store.tidy = threading.Thread(target=shelf.tidy, args=(set(),))
+    store.tidy = threading.Thread(target=shelf.tidy, args=(set(), 0))
     model = nn.Linear(2, 2)
     name = shelf.put(initial_state(model), layout_of(model))
     store.tidy.join()

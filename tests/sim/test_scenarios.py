@@ -47,6 +47,13 @@ def test_rounds_that_overlap_training_weather_everything(seed: int):
     assert report.rounds >= 15 and report.members >= 6
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_run_that_is_sent_back_all_the_time_weathers_everything(seed: int):
+    """Words whose states are here, elsewhere or gone; those who were down or cut off end where the others are."""
+    report = run_scenario("rollback", seed, peers=6, rounds=20)
+    assert report.rounds >= 20 and report.members >= 6 and report.faults["rollback"] > 3
+
+
 def test_while_trainers_go_on_an_exchange_costs_no_time():
     """Rounds of 20 steps of 50 ms, exchanges of nearly a second: a round takes what its steps take."""
     rounds: dict[int, int] = {}

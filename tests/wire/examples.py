@@ -32,6 +32,7 @@ from atoll.wire.messages.round import (
     WantRow,
 )
 from atoll.wire.messages.statements import (
+    Amend,
     Answered,
     Caught,
     Certificate,
@@ -89,6 +90,7 @@ STATEMENTS = (
     Caught(SIGNED, SIGNED),
     Complaint(7, BOB, "withheld"),
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
+    Amend(A, 3, B, A, 2, b"signature"),
 )
 
 MESSAGES = (

@@ -1,4 +1,4 @@
-"""`atoll checkpoint list|show|export`: the agreed states of a run, as its vertices tell them. Offline.
+"""`atoll checkpoint list, show, export`: the agreed states of a run, as its vertices tell them. Offline.
 
 Reads a peer's folder as `atoll verify` does, without judging it, while the peer runs or after it ended. Says which
 states are still in the folder: a peer keeps the newest ones. `export` writes one of them elsewhere, whole and
@@ -18,17 +18,17 @@ from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import PeerId
 from atoll.base.units import bytes_text, seconds_text
 from atoll.cli.say import AsJson, folder_of, say, say_json
-from atoll.cli.verify import Run, kept_in
+from atoll.cli.verify import Run, kept_in, spans_of, spans_text
 
 if TYPE_CHECKING:
     from atoll.node.verify import Kept
     from atoll.wire.messages.vertex import Body, Vertex
 
-LISTED = 20  # newest rounds shown; --all and --json have every one
+LISTED = 19  # newest rounds shown, 20 lines with the one above them; --all and --json have every one
 
 checkpoint = cyclopts.App(
     name="checkpoint",
-    help="List the agreed states of a run, show one, or export it; offline.",
+    help="The agreed states of a run: list, show, export, pull from members, or go back to one.",
     help_format="plaintext",
 )
 
@@ -41,21 +41,28 @@ def listing(
     all: Annotated[bool, Parameter(negative="", help=f"Every round, not only the newest {LISTED}.")] = False,
     json: AsJson = False,
 ) -> None:
-    """One line per agreed round: time, loss, who counted, state, and whether the state is in this folder."""
+    """One line per agreed round: time, loss, who counted, state, and whether the state is in this folder.
+
+    The first line says which rounds the run can go back to from here, a mark where it went back.
+    """
     folder = folder_of(run)
     with kept_in(folder) as kept:
         rounds = [-1, *kept.rounds]
         begin = _row(kept, folder, -1)["time_s"]
         rows = [_row(kept, folder, r) for r in (rounds if all or json else rounds[-LISTED:])]
+        shown = {row["round"]: row["size_bytes"] is not None for row in rows}
+        here = [r for r in rounds if shown.get(r, r not in shown and _state_path(folder, kept, r).exists())]
     if json:
         say_json(rows)
         return
+    say(f"  can be gone back to from here: rounds {spans_text(spans_of(here)) or 'none'}")
     for row in rows:
-        here = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
+        size = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
         loss = f"{row['loss']:.4f}" if row["contributors"] else "-"
         after = seconds_text(row["time_s"] - begin)
         counted = f"{len(row['contributors'])} of {row['voters']}"
-        say(f"  {row['round']:>6}  {after:>12}  loss {loss:>8}  {counted:>9}  {row['state'][:8]}  {here:>9}")
+        back = f"  back to round {row['back_to']}" if row["back_to"] is not None else ""
+        say(f"  {row['round']:>6}  {after:>12}  loss {loss:>8}  {counted:>9}  {row['state'][:8]}  {size:>9}{back}")
 
 
 @checkpoint.command
@@ -154,6 +161,7 @@ def _check_round(kept: Kept, folder: Path, round: int) -> None:
 
 def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     """What the vertex of this round says, unjudged. Times are seconds of run time."""
+    from atoll.node.amend import amend_of
     from atoll.wire.codec import vertex_id
 
     vertex, body = read_vertex(kept, folder, round)
@@ -163,6 +171,7 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     names = {m.peer: m.name or m.peer for m in (*planned.members, *body.members)}
     voters = {m.peer for m in planned.members if m.votes}
     counted = {signed.signer for signed in body.commits}
+    back = amend_of(body)
 
     def named(peers: set[PeerId]) -> list[str]:
         return sorted(names.get(p, p) for p in peers)
@@ -184,6 +193,7 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
         "missing": named(voters - counted) if body.parts else [],  # nobody can miss a round that only assembles
         "parts_missing": sum(part is None for part in body.parts),
         "votes": len(vertex.certificate.votes) if vertex.certificate is not None else 0,
+        "back_to": back.round if back is not None else None,
         "state": body.state.hex(),
         "size_bytes": _size_of(folder / "blobs" / body.state.hex()),
     }

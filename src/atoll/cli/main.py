@@ -13,7 +13,22 @@ import cyclopts
 
 from atoll import __version__
 from atoll.base.errors import AtollError, RunFailedError, UsageError
-from atoll.cli import blame, checkpoint, demo, init, join, leave, plan, plot, pull, simulate, status, up, verify
+from atoll.cli import (
+    blame,
+    checkpoint,
+    demo,
+    init,
+    join,
+    leave,
+    plan,
+    plot,
+    pull,
+    rollback,
+    simulate,
+    status,
+    up,
+    verify,
+)
 from atoll.cli.say import say_trouble
 
 app = cyclopts.App(
@@ -29,7 +44,8 @@ for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, s
     app.command(verb)
 for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
     app.command(verb)
-checkpoint.checkpoint.command(pull.pull)
+for verb in (pull.pull, rollback.rollback):
+    checkpoint.checkpoint.command(verb)
 
 
 def main(tokens: list[str] | None = None) -> None:

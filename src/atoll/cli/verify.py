@@ -170,7 +170,7 @@ def _unreadable(path: Path, why: Exception) -> RunFailedError:
     )
 
 
-def _spans(rounds: list[int]) -> list[tuple[int, int]]:
+def spans_of(rounds: list[int]) -> list[tuple[int, int]]:
     """[3, 4, 5, 9] -> [(3, 5), (9, 9)]."""
     spans: list[tuple[int, int]] = []
     for round in rounds:
@@ -200,9 +200,10 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "state": body.state.hex() if body is not None else "",
         "trusted_round": audit.trusted,
         "problems": [asdict(p) for p in audit.problems],
-        "gaps": _spans(audit.missing),
+        "gaps": spans_of(audit.missing),
         "unchecked": audit.unchecked,
         "recoveries": audit.recoveries,
+        "rollbacks": [asdict(r) for r in audit.returns],
         "eras": [asdict(e) | {"sealed": e.sealed} for e in audit.eras],
         "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
@@ -222,12 +223,17 @@ def _say(audit: Audit, blobs: int | None) -> None:
     if audit.trusted >= 0:
         say(f"  everything up to round {audit.trusted} is believed because you trust that vertex")
     if audit.missing:
-        say(f"  gaps: rounds {spans_text(_spans(audit.missing))}")
+        say(f"  gaps: rounds {spans_text(spans_of(audit.missing))}")
     if audit.unchecked:
-        rounds = spans_text(_spans(audit.unchecked))
+        rounds = spans_text(spans_of(audit.unchecked))
         say(f"  not judged, because what they follow is lost or damaged: rounds {rounds}")
     for round in audit.recoveries:
         say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
+    for r in audit.returns:
+        say(
+            f"  round {r.round} went back to the state of round {r.back_to}, with {r.trained} trained rounds, "
+            "by the recovery identity's signature"
+        )
     for line in _eras_text(audit):
         say(f"  {line}")
     for c in audit.members[-CHANGES_SHOWN:]:
@@ -247,7 +253,7 @@ def _say(audit: Audit, blobs: int | None) -> None:
 def votes_alone(audit: Audit) -> list[tuple[int, int]]:
     """Spans of rounds that no quorum of long-lived identities holds: only the Ed25519 votes under them do."""
     held = {r for e in audit.eras if e.sealed and e.anchored for r in range(e.first, e.last + 1)}
-    return _spans([r for r in range(audit.head + 1) if r not in held])
+    return spans_of([r for r in range(audit.head + 1) if r not in held])
 
 
 def _eras_text(audit: Audit) -> list[str]:
@@ -258,7 +264,7 @@ def _eras_text(audit: Audit) -> list[str]:
         ]
     held = [e for e in audit.eras if e.sealed and e.anchored and e.last > audit.trusted]
     whom = "a quorum of identities (Ed25519 and ML-DSA-65)"
-    rounds = spans_text(_spans([r for e in held for r in range(e.first, e.last + 1)]))
+    rounds = spans_text(spans_of([r for e in held for r in range(e.first, e.last + 1)]))
     lines = [f"held by {whom}: rounds {rounds}, eras: {len(held)}"] if held else []
     for e in audit.eras:
         if not e.sealed:

@@ -158,6 +158,8 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
     """One line about a fact, empty for facts that the picture shows anyway."""
     name = progress.name_of
     match entry["fact"]:
+        case "RoundClosed" if "back_to" in entry:
+            return f"! round {entry['round']} went back to the state of round {entry['back_to']}; all go on there"
         case "RoundClosed" if entry["counted"]:
             absent = f", without {', '.join(name(p) for p in progress.missing)}" if progress.missing else ""
             of = f"/{progress.rounds}" if progress.rounds else ""

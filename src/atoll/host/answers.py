@@ -1,4 +1,4 @@
-"""What a running peer answers at its control door: status, peers, invite, recover, leave, stop, evaluate, …
+"""What a running peer answers at its control door: status, peers, invite, recover, rollback, leave, stop, …
 
 Every answer is plain data. Numbers are exact as of the moment of asking; what the swarm has not agreed on is not
 shown as if it were. Never changes what members agreed on by itself: an invitation goes through a vertex.
@@ -16,6 +16,7 @@ from atoll import __version__
 from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.host.api import Handler
 from atoll.host.record import line_of
+from atoll.host.rollback import roll_back
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import quorum
 from atoll.wire.messages.statements import Invite
@@ -51,6 +52,9 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         epoch = host.machine.history.head_body.epoch
         return {"epoch": epoch, "members": sorted(after), "gone": sorted(before - after)}
 
+    async def rollback(with_: dict[str, Any]) -> Any:
+        return await roll_back(host, int(with_["round"]), float(with_.get("wait_s", AGREE_S)))
+
     async def leaving(with_: dict[str, Any]) -> Any:
         leave(str(with_.get("why", "left by its owner"))[:200])
         return {"leaving": host.me, "round": host.progress.round, "process": os.getpid()}
@@ -79,6 +83,7 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         "invite": invite,
         "invitations": invitations,
         "recover": recover,
+        "rollback": rollback,
         "leave": leaving,
         "stop": leaving,
         "evaluate": evaluate,

@@ -55,6 +55,7 @@ from atoll.keys.identity import (
     signature_bytes,
 )
 from atoll.keys.signer import Vouch
+from atoll.node.amend import Goal
 from atoll.node.facts import RoundClosed
 from atoll.node.peer import MembershipChanged, Peer, Wish
 from atoll.policy.plan import quorum
@@ -198,7 +199,7 @@ class Driver:
 
     def recover(self) -> None:
         """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
-        if self.machine.settings.recovery != public_bytes(self.identity.public):
+        if not self.may_recover:
             raise RefusedError(
                 "E-RUN-07",
                 "only the run's recovery identity can start over, and this peer is another one",
@@ -209,6 +210,15 @@ class Driver:
             self._carry_out_all(self.machine.recover(self._sign_for_long, self.clock.now()))
         except ValueError as why:
             raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
+
+    @property
+    def may_recover(self) -> bool:
+        """True if genesis names this peer's identity for what no quorum decides alone."""
+        return self.machine.settings.recovery == public_bytes(self.identity.public)
+
+    def go_back(self, goal: Goal) -> None:
+        """Put before the members that the run goes on from this earlier vertex. ValueError where that is no use."""
+        self._carry_out_all(self.machine.go_back(goal, self._sign_for_long, self.clock.now()))
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""

@@ -35,7 +35,7 @@ from atoll.learn.eager import Own
 from atoll.learn.merge import Merge
 from atoll.learn.outer import SHARED, momentum_of
 from atoll.learn.schedule import turn_of
-from atoll.learn.state import SharedState, advance, decode_parts, export_model
+from atoll.learn.state import SharedState, advance, decode_parts, export_model, gone_back
 from atoll.learn.statistic import Statistic
 from atoll.learn.update import (
     Common,
@@ -47,7 +47,19 @@ from atoll.learn.update import (
     part_codecs,
     settle,
 )
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
+from atoll.node.config import Keep
+from atoll.node.jobs import (
+    Adopt,
+    Advance,
+    Advanced,
+    Encode,
+    Encoded,
+    FindState,
+    GoBack,
+    Restore,
+    Train,
+    Trained,
+)
 from atoll.protocol.reduce.work import Combine, Combined
 
 
@@ -55,13 +67,18 @@ class Island:
     """`trains` is false for an observer; `trainer` is the user's own loop, or None for a process of ours."""
 
     def __init__(
-        self, store: Store, threads: int, trains: bool = True, trainer: AttachedTrainer | None = None
+        self,
+        store: Store,
+        threads: int,
+        trains: bool = True,
+        trainer: AttachedTrainer | None = None,
+        keep: Keep = Keep(),  # a frozen value
     ) -> None:
         self.store, self.trains = store, trains
         self.learning: Learning | None = None
         self.tended = Tended(threads, trainer)
         self.trainer = self.tended.trainer
-        self.shelf = Shelf(store)
+        self.shelf = Shelf(store, keep)
         self.head: SharedState | None = None
         self.head_name: Digest | None = None
         self.head_vertex: Digest | None = None
@@ -112,6 +129,10 @@ class Island:
                 return await loop.run_in_executor(self._arithmetic, self._advance, work)
             case Adopt():
                 return await self._adopt(work)
+            case GoBack():
+                return await loop.run_in_executor(self._arithmetic, self._go_back, work)
+            case FindState():
+                return await loop.run_in_executor(self._disk, self.shelf.look_for, work.state)
             case Restore():
                 return await loop.run_in_executor(self._arithmetic, self._restore, work)
             case _:
@@ -279,6 +300,13 @@ class Island:
                 self.means.popitem(last=False)
         return Advanced(name)
 
+    def _go_back(self, work: GoBack) -> Advanced:
+        before, earlier = self._find(work.before), self._find(work.back_to)
+        if before is None or earlier is None:
+            raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
+        samples = work.steps * self._learning.recipe.batch * work.shards
+        return Advanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
+
     @property
     def _outer(self) -> SHARED:
         outer = self._learning.recipe.outer
@@ -297,7 +325,11 @@ class Island:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         if self.tended.ready:
             self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
-        if self.tended.ready and self._runs_on:
+        if work.afresh:
+            async with self.tended.turn:
+                await loop.run_in_executor(self._arithmetic, self._begin_afresh, after)
+            self.shelf.found_way()
+        elif self.tended.ready and self._runs_on:
             await self._take_in(work, after)
         elif self.tended.ready:
             async with self.tended.turn:
@@ -413,12 +445,18 @@ class Island:
         state = self._find(work.state)
         if state is None:
             return False
-        self.head, self.head_name, self.adopted = state, work.state, work.round
+        self.head_name, self.adopted = work.state, work.round
+        self._begin_afresh(state)
+        self.memory_F, self.inner = read_private(self.store, work.vertex, self._learning.layout.floats)
+        return True
+
+    def _begin_afresh(self, state: SharedState) -> None:
+        """From this state with nothing of my own, like a newcomer: my steps, feedback and moments led elsewhere."""
+        self.head = state
         if self._learning.recipe.own_anchors:
             self.own = Own(state.anchor_F, state.momentum_P)
-        self.memory_F, self.inner = read_private(self.store, work.vertex, self._learning.layout.floats)
+        self.memory_F, self.inner = None, b""
         self.update, self.tended.ready = None, False
-        return True
 
     def _find(self, name: Digest) -> SharedState | None:
         return self.shelf.find(name, self._learning.layout)
@@ -426,7 +464,7 @@ class Island:
     def _keep_private(self, vertex: Digest) -> None:
         write_private(self.store, vertex, self.memory_F, self.inner)
         assert self.head_name is not None
-        self.shelf.tidy({self.head_name, self._learning.data_blob})
+        self.shelf.tidy({self.head_name, self._learning.data_blob}, self.adopted)
 
     @property
     def _learning(self) -> Learning:

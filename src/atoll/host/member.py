@@ -28,6 +28,7 @@ from atoll.host.store import Store
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
 from atoll.node.body import write_genesis
+from atoll.node.config import Keep
 from atoll.node.peer import Wish
 from atoll.node.settings import OTHER_RULES_FIX, other_rules
 from atoll.protocol.dag.history import genesis_digest
@@ -59,12 +60,15 @@ Make = Callable[[Seat], Host]  # what kind of peer it is: one that trains, or on
 
 
 def training(
-    threads: int, on_fact: Callable[[Fact], None], trainer: AttachedTrainer | None = None
+    threads: int,
+    on_fact: Callable[[Fact], None],
+    trainer: AttachedTrainer | None = None,
+    keep: Keep = Keep(),  # a frozen value
 ) -> Callable[[Seat], PeerHost]:
     """The usual kind."""
 
     def make(me: Seat) -> PeerHost:
-        island = Island(me.store, threads, trains=me.wish.role != "observer", trainer=trainer)
+        island = Island(me.store, threads, trains=me.wish.role != "observer", trainer=trainer, keep=keep)
         return PeerHost(me, island, on_fact=on_fact)
 
     return make

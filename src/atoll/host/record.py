@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from atoll.base.machine import Fact
+from atoll.node.amend import amend_of
 from atoll.node.facts import RoundClosed
 from atoll.node.peer import GenesisKnown, MembershipChanged
 from atoll.protocol.consensus.agreement import Decided, Judge
@@ -44,6 +45,8 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 "attempt": body.attempt,
                 "time_s": round(body.time_s, 3),
             }
+            if (back := amend_of(body)) is not None:
+                entry |= {"back_to": back.round}
         case MembershipChanged(members=members):
             entry |= {"members": [line_of(m) for m in members]}
         case GenesisKnown(settings=settings, vertex=vertex):
@@ -188,6 +191,10 @@ class Progress:
         self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
         counted, before = len(entry["counted"]), self._closed_at
         self._closed_at = entry["time_s"]
+        if "back_to" in entry:  # rounds that the run went back behind are no part of its curve
+            self.trained = entry["trained"]
+            self.curve = [point for point in self.curve if point[0] <= self.trained]
+            return
         if entry["trained"] <= self.trained or not counted:
             return
         self.trained, self.loss = entry["trained"], entry["loss"]

@@ -77,12 +77,14 @@ async def run_up(start: Start, shell: Shell) -> int:
             shell.notice(
                 f"{start.folder} holds a run already; it goes on as it was founded, {start.file} is not read"
             )
-        host = await resume_run(start.folder, start.name, listening, training(threads, _ignore))
+        make = training(threads, _ignore, keep=start.config.keep)
+        host = await resume_run(start.folder, start.name, listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     recipe = recipe_of(start.config)
     settings, data = settings_of(start.config, recipe), data_of(start.config, start.file)
     try:
-        founded, make = found(built_in(recipe, data), settings), training(threads, _ignore)
+        founded = found(built_in(recipe, data), settings)
+        make = training(threads, _ignore, keep=start.config.keep)
         host, ticket = await found_run(start.folder, founded, name, listening, Invitation(), make)
     except ValueError as why:
         raise UsageError(
@@ -98,7 +100,8 @@ async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, .
     for address in bootstrap:
         endpoint_of(address)
     listening, threads, name = _ready(start)
-    host = await join_run(start.folder, ticket, role, name, listening, training(threads, _ignore))
+    make = training(threads, _ignore, keep=start.config.keep)
+    host = await join_run(start.folder, ticket, role, name, listening, make)
     host.bootstrap += tuple((address, None) for address in bootstrap)
     return await _run(host, None, start, shell)
 

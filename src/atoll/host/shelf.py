@@ -1,6 +1,7 @@
 """The shared states that an island has at hand, and what only this peer knows beside them.
 
-The latest states are in memory; older ones stay on disk a while, for laggards that are still fetching them.
+The latest states are in memory; older ones stay on disk a while, for laggards that are still fetching them, and
+some for long (`retention.py`), so that the run can go back to them.
 Promises: a state that was `put` is durable; one that cannot be read is an error in plain words.
 Never decides which state is the head.
 """
@@ -16,21 +17,25 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import Digest
+from atoll.host.retention import Retention
 from atoll.host.store import Store
 from atoll.learn.layout import Layout
 from atoll.learn.state import SharedState, state_bytes, state_from_bytes
 from atoll.learn.update import memory_bytes, memory_from_bytes
+from atoll.node.config import Keep
 
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
 STATES_KEPT_S = 60.0  # older ones stay on disk for laggards this long, which a download of the head has to fit
 STATES_KEPT_MAX = 64  # of them; rounds of a second each would fill the disk
+LOOKED_FOR_MAX = 4  # earlier states that somebody looked for; the oldest wish gives way
 
 
 class Shelf:
     """States by name. `put` and `find` belong to one thread, `tidy` to another, which must not see half a `put`."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, keep: Keep = Keep()) -> None:  # a frozen value
+        self._store, self._retention = store, Retention(store, keep)
+        self._looked_for: OrderedDict[Digest, None] = OrderedDict()
         self._held: OrderedDict[Digest, SharedState] = OrderedDict()
         self._kept_since: dict[Digest, float] = {}  # states on disk -> when they were put there
         self._tidying = Lock()
@@ -58,13 +63,28 @@ class Shelf:
             self._hold(name, state)
         return state
 
-    def tidy(self, needed: set[Digest]) -> None:
-        """Forget the blobs that neither are needed nor were put there lately."""
+    def look_for(self, name: Digest) -> bool:
+        """Is it on this disk, byte for byte? It stays from now on, also if it has to be fetched first."""
+        with self._tidying:
+            self._looked_for[name] = None
+            self._looked_for.move_to_end(name)
+            while len(self._looked_for) > LOOKED_FOR_MAX:
+                self._looked_for.popitem(last=False)
+        return self._store.read_blob(name) is not None
+
+    def found_way(self) -> None:
+        """The run went back: nothing that was looked for is on its way any more."""
+        with self._tidying:
+            self._looked_for.clear()
+
+    def tidy(self, needed: set[Digest], round: int) -> None:
+        """Forget the blobs that neither are needed nor were put there lately. `round` is the head's."""
+        to_keep = self._retention.states(round)
         recent = time.monotonic() - STATES_KEPT_S
         with self._tidying:
             newest = list(self._kept_since.items())[-STATES_KEPT_MAX:]
             self._kept_since = {name: since for name, since in newest if since > recent}
-            self._store.drop_blobs({*self._held, *self._kept_since, *needed})
+            self._store.drop_blobs({*self._held, *self._kept_since, *self._looked_for, *to_keep, *needed})
 
     def _hold(self, name: Digest, state: SharedState) -> None:
         self._held[name] = state

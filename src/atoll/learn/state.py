@@ -2,14 +2,14 @@
 
 Anchor, outer momentum, buffers, counters and how far the run has come. Two peers with the same state have
 identical bytes, so the state hash is the blob id of those bytes, and a joiner downloads the very blob whose
-id the vertex names. `advance` is the only way from one round to the next.
+id the vertex names. `advance` is the only way from one round to the next, `gone_back` the only way back.
 Never holds anything private: error feedback, inner state and data cursors of a peer are its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,15 @@ def advance(
         state.samples + samples,
         state.tokens + tokens,
     )
+
+
+def gone_back(earlier: SharedState, before: SharedState, samples: int) -> SharedState:
+    """The earlier state, bit for bit, at the place in the data that the run has reached: no sample is used twice.
+
+    `before` is the head's state, `samples` were handed out since. Outer momentum, buffers, counters, the position
+    of the learning-rate schedule and the tokens learned from come back with the state: they are about this model.
+    """
+    return replace(earlier, samples=before.samples + samples)
 
 
 def decode_parts(

@@ -18,6 +18,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import ANSWER_BYTES_MAX, PARTS_MAX, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX, WORDS_MAX
 from atoll.keys.digest import digest
+from atoll.node.amend import amend_holds, amends_in, first_of
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.node.topology import parts_most, way_of
 from atoll.policy.links import report_flaw
@@ -29,7 +30,7 @@ from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Answered, Caught, Commit, Join, Signed, Statement
+from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Join, Signed, Statement
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
@@ -49,6 +50,7 @@ class Ground:
     tolerance: float = 0.0
     witnessed: bool = False
     parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
+    recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -131,11 +133,12 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
         wall_s = parent.time_s if as_proposer else None
         return admissible(reported, parent, recent, run, settings.open_to_all, wall_s, parts)
 
+    who = settings.recovery
     if not enough:
-        return Ground(plan, parent, None, "too few members to train", judge, parts_most=parts)
+        return Ground(plan, parent, None, "too few members to train", judge, parts_most=parts, recovery=who)
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts)
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who)
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -157,7 +160,10 @@ def write_body(
     state: Digest,
     now: Seconds,
 ) -> Body:
-    """The body that this proposer puts forward. Reports that are not admissible are left out."""
+    """The body that this proposer puts forward. Reports that are not admissible are left out.
+
+    With a word to go back among them (`amend_among`, one at most) `state` is what the run then goes on from.
+    """
     plan, parent = ground.plan, ground.parent
     answers = [decode_statement(p.body, p.signer) if p is not None else None for p in parts]
     contributors = _contributors(answers)
@@ -186,7 +192,7 @@ def write_body(
         tickets=tickets,
         reports=tuple(kept),
         metrics=_metrics([c for c, _ in chosen.values()]),
-        trained=parent.trained + bool(ground.owners),
+        trained=_trained(ground, kept),
         epoch=parent.epoch,
     )
 
@@ -249,7 +255,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     plan, parent = ground.plan, ground.parent
     if (body.run, body.round, body.parent, body.epoch) != (notary.run, plan.round, plan.head, parent.epoch):
         return "it does not follow the head"
-    if body.trained != parent.trained + bool(ground.owners):
+    if body.trained != _trained(ground, body.reports):
         return "it miscounts the training rounds"
     if body.attempt < 0 or body.proposer not in plan.committee or body.settings:
         return "it is not by a voter of this round"
@@ -281,6 +287,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     kept, opened = _judge_reports(ground, notary, body.reports, as_proposer=False)
     if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
         return "it carries a report that may not stand in a vertex"
+    if len(amends_in(kept)) > 1:
+        return "it goes back to two states"
     rule, trained = plan.settings.quorum, bool(ground.owners)
     expected = next_members(parent, commits, contributors, opened, rule, trained, ground.parts_most)
     if (body.members, body.tickets) != expected:
@@ -288,6 +296,23 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
         return "its metrics do not follow from its commitments"
     return None
+
+
+def _trained(ground: Ground, reports: Sequence[Signed]) -> int:
+    """Training rounds that the state stands for. Those that the run went back behind count no more."""
+    back = first_of(amends_in(reports))
+    return back[1].trained if back is not None else ground.parent.trained + bool(ground.owners)
+
+
+def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tuple[Signed, Amend] | None:
+    """The word to go back that a proposer may put into its body, if there is one."""
+    kept, _ = _judge_reports(ground, notary, [signed for signed, _ in amends_in(reports)], as_proposer=True)
+    return first_of(amends_in(kept))
+
+
+def _forged(ground: Ground, notary: Notary, report: Reported) -> bool:
+    statement = report.statement
+    return isinstance(statement, Amend) and not amend_holds(statement, notary, ground.recovery)
 
 
 def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: Signed) -> Answered:
@@ -357,7 +382,11 @@ def _judge_reports(
     opened: list[Reported] = []
     for signed in reports[:REPORTS_PER_VERTEX_MAX]:
         report = open_report(notary, signed, ground.vote_key_of, ground.known_keys)
-        if report is not None and ground.admissible(report, as_proposer) is None:
+        if (
+            report is not None
+            and not _forged(ground, notary, report)
+            and ground.admissible(report, as_proposer) is None
+        ):
             kept.append(signed)
             opened.append(report)
     return kept, opened

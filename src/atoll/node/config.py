@@ -37,6 +37,7 @@ Text = Annotated[str, Meta(max_length=64)]
 Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0, lt=2**31)]
+Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -124,6 +125,14 @@ class Network(Section, frozen=True):
     enable_relay: bool = False
 
 
+class Keep(Section, frozen=True):
+    """Which older states of the model stay on this disk, to go back to. Stays on this computer."""
+
+    newest: Whole = 8
+    every_rounds: Count = 20
+    bytes_max: Bytes = 10_000_000_000
+
+
 class Node(Section, frozen=True):
     """This peer. Stays on this computer, but for the name."""
 
@@ -139,6 +148,7 @@ class Config(Section, frozen=True):
     sync: Sync = Sync()
     consensus: Consensus = Consensus()
     network: Network = Network()
+    keep: Keep = Keep()
     node: Node = Node()
 
 
@@ -278,6 +288,18 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "network.enable_nat_traversal": "Punch holes through routers. Not yet: keep false.",
     "network.enable_relay": "Reach and be reached through other members. Not yet: keep false.",
+    "keep.newest": (
+        "States of so many rounds before the head stay on this disk: `atoll checkpoint rollback` can go back to "
+        "them, `export` writes them elsewhere. A state takes 8 bytes per parameter; keep.bytes_max bounds them all."
+    ),
+    "keep.every_rounds": (
+        "Beside those, the state of every so many rounds stays, the newest 64 of them: the farther back, the later "
+        "damage may be noticed. `atoll checkpoint list` says which are here."
+    ),
+    "keep.bytes_max": (
+        "Bytes that these older states may take together; the oldest give way first. 0 keeps the head and what the "
+        "last minute needed."
+    ),
     "node.name": "What others call this peer. Empty: the computer's name.",
     "node.threads": (
         "Threads of the trainer; 0: the cores, divided by the peers that run here. Too many cost up to 8x "
@@ -569,7 +591,7 @@ INTRODUCTION = """# run.toml
 environment (`ATOLL_TRAIN__LR=0.002`), and `atoll up --set train.lr=0.003`. An unknown key is an error; so is a
 key whose feature does not exist yet, unless it stands at its default. Durations are seconds, or text with a
 unit: `250ms`, `30s`, `15min`, `2h`, `7d`. Sections up to [consensus] become part of the run's genesis and cannot
-be changed afterwards; [network] and [node] belong to one computer and may differ at every start.
+be changed afterwards; [network], [keep] and [node] belong to one computer and may differ at every start.
 
 A default *in italics* comes from the recipe `diloco`; with `train.recipe = "demo"` it is the demo's."""
 

@@ -95,6 +95,13 @@ class StateMissing(Fact, frozen=True, kw_only=True):
     why: str
 
 
+class StateLacked(Fact, frozen=True, kw_only=True):
+    """A body goes back to an earlier state that is not here: I cannot vote for it until it is."""
+
+    phase = "agree"
+    state: Digest
+
+
 class RoundClosed(Fact, frozen=True, kw_only=True):
     """Agreed, durable, merged: the next round may begin."""
 

@@ -72,6 +72,26 @@ class Adopt(msgspec.Struct, frozen=True):
     vertex: Digest
     state: Digest
     counted: tuple[bool, ...] | None
+    afresh: bool = False  # the run went back: live parameters, feedback and moments are of another past, drop them
+
+
+class GoBack(msgspec.Struct, frozen=True):
+    """What the shared state becomes where the run goes back: an earlier one, at the place in the data reached now.
+
+    Written durably -> Advanced; fails if the earlier state is not on this disk.
+    """
+
+    round: int
+    before: Digest  # the head's state: it knows how much of the data was handed out
+    back_to: Digest
+    steps: int  # inner steps of one worker in this round
+    shards: int  # workers that the data was handed out to
+
+
+class FindState(msgspec.Struct, frozen=True):
+    """Is this earlier state here, byte for byte? From now on it is kept, also if it comes later -> bool."""
+
+    state: Digest
 
 
 class Restore(msgspec.Struct, frozen=True):
@@ -89,4 +109,4 @@ class ReadVertices(msgspec.Struct, frozen=True):
     bytes_max: int
 
 
-Work = Train | Encode | Advance | Adopt | Restore | ReadVertices
+Work = Train | Encode | Advance | Adopt | GoBack | FindState | Restore | ReadVertices

@@ -4,6 +4,7 @@
     Round       the story of the round in progress      Fetch     a state on its way here
     Serve       blobs for others                        pool      member reports for the next vertex
     Eras        long-lived signatures under the history
+    Earlier     states that the run may go back to
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -56,9 +57,11 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier, Vouch
+from atoll.node.amend import Goal, amend_bytes, amends_in
 from atoll.node.body import ground_after, write_recovery
+from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
-from atoll.node.facts import Accused, Fault, RoundClosed, ShareBegan, StateMissing
+from atoll.node.facts import Accused, Fault, RoundClosed, ShareBegan, StateLacked, StateMissing
 from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
 from atoll.node.round import Round
@@ -87,7 +90,7 @@ from atoll.wire.messages.history import (
 )
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
-from atoll.wire.messages.statements import Caught, Invite, Join, Leave, Ready, Signed, Statement, Suspect
+from atoll.wire.messages.statements import Amend, Caught, Invite, Join, Leave, Ready, Signed, Statement, Suspect
 from atoll.wire.messages.vertex import Body, Member, Standing, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
@@ -195,6 +198,7 @@ class Peer:
         self.rates = Rates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
+        self.earlier = EarlierStates(self.notary)
         self.over = self.leaving = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -236,6 +240,10 @@ class Peer:
                 return self.eras.read(job, result) if self.eras is not None else []
             case Failed(job) if job.startswith("era/"):
                 return self.eras.read(job, None) if self.eras is not None else []
+            case Done(job, result) if job.startswith("earlier/"):
+                return self._earlier_answered(job, result, now)
+            case Failed(job) if job.startswith("earlier/"):
+                return self._earlier_answered(job, None, now)
             case Done() | Failed() | TimerFired():
                 return self._to_rooms(event, now)
 
@@ -418,6 +426,8 @@ class Peer:
                     out += self._tell_members(self.notary.sign(effect.fact.statement), now)
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
+                case StateLacked(state=state):
+                    out += self.earlier.find(state)
                 case StateMissing():
                     self.round = None
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)
@@ -445,6 +455,8 @@ class Peer:
         if body is None:
             return []
         pool.settle(body)
+        for unwanted in self.earlier.settle(pool):
+            self.wanted.pop(unwanted, None)
         changed = self._membership_change(before, body)
         effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex)), *self._learn_identities(body)]
         effects += self._end_era(body)
@@ -674,9 +686,15 @@ class Peer:
     def _to_fetch(self, event: Event, now: Seconds) -> list[Effect]:
         out: list[Effect] = []
         for fetch in list(self.wanted.values()):
-            out += fetch.handle(event, now)
+            got = fetch.handle(event, now)
+            out += got
             if fetch.over:
                 del self.wanted[fetch.blob]
+                self.earlier.fetching.discard(fetch.blob)
+                if any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in got):
+                    out += self._earlier_came(fetch.blob, now)
+                elif self._wants_back():
+                    out += self.earlier.again(fetch.blob, now)
         if self.fetch is None:
             return out
         for effect in self.fetch.handle(event, now):
@@ -768,6 +786,37 @@ class Peer:
         effects = self._tell_members(self.notary.sign(invite), now)
         return [self._to_local(e) for e in effects]
 
+    def go_back(self, goal: Goal, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
+        """Ask the members to go on from what this earlier vertex of our chain left behind.
+
+        `sign` is the recovery identity's. Raises ValueError with the reason where that is no use.
+        """
+        history, pool = self.history, self.pool
+        mine = None if history is None else next((m for m in history.head_body.members if m.peer == self.me), None)
+        if history is None or pool is None or mine is None or not mine.present:
+            raise ValueError("this peer is not a member (yet)")
+        if self.over:
+            raise ValueError("the run is over")
+        pool.goals[goal.id] = goal
+        plain = Amend(history.head_id, goal.round, goal.id, goal.state, goal.trained, b"")
+        amend = replace(plain, signature=sign(amend_bytes(self.run, plain)))
+        return [self._to_local(e) for e in self._tell_members(self.notary.sign(amend), now)]
+
+    def _earlier_answered(self, job: str, result: object, now: Seconds) -> list[Effect]:
+        """The disk says whether an earlier state is here, or which vertex an old round closed with."""
+        assert self.pool is not None
+        kind, _, name = job.removeprefix("earlier/").partition("/")
+        if kind == "vertex":
+            heard = self.earlier.heard(name, result, self.pool)
+            return self._judged(heard.signer, partial(self._pool_report, heard.signer, heard, now)) if heard else []
+        state = Digest(bytes.fromhex(name))
+        if result:
+            return self._earlier_came(state, now)
+        return self.want(state, now) if self.earlier.fetches(state) else []
+
+    def _earlier_came(self, state: Digest, now: Seconds) -> list[Effect]:
+        return self._from_round(self.round.found_state(state, self._run_time(now)), now) if self.round else []
+
     def _tell_members(self, signed: Signed, now: Seconds) -> list[Effect]:
         assert self.history is not None
         message = MemberReport(signed)
@@ -782,6 +831,8 @@ class Peer:
     def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
         assert self.history is not None and self.pool is not None
+        if look := self.earlier.read(signed, self.pool, self.settings.recovery):
+            return look  # it names an old vertex: on disk, and then heard again
         pooled = self.pool.add(signed, self._run_time(now))
         if pooled is None:
             return []
@@ -795,6 +846,8 @@ class Peer:
             effects += self._from_round(self.round.heed(statement, self._run_time(now)), now)
         if isinstance(statement, Leave):
             self.heartbeat.refused.add(by)
+        if isinstance(statement, Amend):
+            effects += self.earlier.find(statement.state)
         told_by_all = isinstance(statement, Suspect)  # each accuser says it to everybody itself
         if sender == signed.signer and sender != self.me and pooled.fresh and not told_by_all:
             members = self.history.head_body.members
@@ -889,6 +942,8 @@ class Peer:
 
     def _to_rooms(self, event: Done | Failed | TimerFired, now: Seconds) -> list[Effect]:
         name = event.name if isinstance(event, TimerFired) else event.job
+        if name.startswith("earlier/"):
+            return self.earlier.find(Digest(bytes.fromhex(name.rpartition("/")[2]))) if self._wants_back() else []
         if name == "fetch-again":
             return [] if self.fetch is not None or self.restoring else self._regain("the last source failed")
         if name.startswith("serve/"):
@@ -896,6 +951,10 @@ class Peer:
         if name.startswith("fetch/"):
             return self._to_fetch(event, now)
         return self._to_round(event, now)
+
+    def _wants_back(self) -> bool:
+        """True while a word to go back waits for its vertex."""
+        return self.pool is not None and bool(amends_in(self.pool.pool.values()))
 
     def _measured(self) -> Measured:
         assert self.history is not None

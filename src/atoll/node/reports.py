@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from atoll.base.ids import PeerId, Seconds
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.node.amend import Goal, agrees, amend_holds, goal_of, may_follow
 from atoll.node.body import known_keys, open_report
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
-from atoll.policy.members import RECENT, Recent, Reported, admissible, target_of
+from atoll.policy.members import RECENT, Earlier, Recent, Reported, admissible, target_of
 from atoll.policy.room import SIGNED_BYTES, name_bytes
 from atoll.protocol.dag.history import History
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Invite, Signed
+from atoll.wire.messages.statements import Amend, Invite, Signed
 from atoll.wire.messages.vertex import Body
 
 Key = tuple[str, PeerId, str]
@@ -38,17 +40,23 @@ class ReportPool:
     def __init__(self, notary: Notary, history: History, settings: RunSettings) -> None:
         self.notary, self.history, self.settings = notary, history, settings
         self.pool: dict[Key, Signed] = {}
+        self.goals: dict[Digest, Goal] = {}  # vertices older than memory holds, read from disk
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
     def __len__(self) -> int:
         return len(self.pool)
 
     def add(self, signed: Signed, run_time: Seconds) -> Pooled | None:
-        """Remember a report. None if its signature does not hold, it is known already, or the pool is full."""
-        head = self.history.head_body
-        reported = open_report(self.notary, signed, _vote_keys(head), known_keys(head.members))
+        """Remember a report. None if its signature does not hold, it is known already, or the pool is full.
+
+        PeerFault for a word to go back that its signer made up.
+        """
+        head, reported = self.history.head_body, self.opened(signed)
         if reported is None:
             return None
+        statement = reported.statement
+        if isinstance(statement, Amend) and not amend_holds(statement, self.notary, self.settings.recovery):
+            raise PeerFault(signed.signer, "wants to go back in a name that is not its own", signed.body)
         wrong = self.judge(reported, head, self.recent(), run_time)
         if wrong is not None:
             return Pooled(reported, fresh=False, wrong=wrong)
@@ -105,8 +113,24 @@ class ReportPool:
     def recent(self) -> Recent:
         head = self.history.head
         if self._recent[0] != head:
-            self._recent = (head, Recent(self.history.recent_states(RECENT)))
+            self._recent = (head, Recent(self.history.recent_states(RECENT), self._may_follow, self._earlier))
         return self._recent[1]
+
+    def opened(self, signed: Signed) -> Reported | None:
+        """What it says, if a member of now signed it."""
+        head = self.history.head_body
+        return open_report(self.notary, signed, _vote_keys(head), known_keys(head.members))
+
+    def goal(self, round: int) -> Goal | None:
+        """The vertex of this round, if it is in memory."""
+        body = self.history.bodies.get(round)
+        return goal_of(body, self.history.ids[round]) if body is not None else None
+
+    def _may_follow(self, after: Digest) -> bool:
+        return may_follow(self.history, after)
+
+    def _earlier(self, amend: Amend) -> Earlier:
+        return agrees(amend, self.goal(amend.round) or self.goals.get(amend.back_to))
 
 
 def _vote_keys(body: Body) -> dict[PeerId, bytes]:

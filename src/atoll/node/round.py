@@ -40,7 +40,9 @@ from atoll.base.machine import (
     TimerFired,
 )
 from atoll.keys.digest import digest, merkle_root
-from atoll.node.body import Ground, check_body, commit_flaw, parts_fit, weighs_right, write_body
+from atoll.node.amend import amend_of, amends_in
+from atoll.node.back import Back
+from atoll.node.body import Ground, amend_among, check_body, commit_flaw, parts_fit, weighs_right, write_body
 from atoll.node.facts import (
     Accused,
     AttemptFailed,
@@ -52,6 +54,7 @@ from atoll.node.facts import (
     RoundBegan,
     RoundClosed,
     ShareBegan,
+    StateLacked,
     StateMissing,
     TrainEnded,
 )
@@ -87,7 +90,7 @@ from atoll.wire.messages.round import (
     WantPart,
     WantRow,
 )
-from atoll.wire.messages.statements import Answered, Caught, Commit, Complaint, Signed
+from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Complaint, Signed
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
@@ -137,6 +140,7 @@ class Round:
         self.asked_for_body = 0
         self.trials: dict[Digest, Trial] = {}
         self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
+        self.back = Back(self.plan, ground.parent.state)
         self.final: Vertex | None = None  # decided; what is left is to hold its state
         self.adopting = self.closed = False
 
@@ -160,6 +164,10 @@ class Round:
                 return self._encoded(result, now)
             case Done(job, Advanced() as result) if job.startswith(f"{name}/advance/"):
                 return self._advanced(job, result.state, now)
+            case Done(job, Advanced() as result) if self.back.done(job, result.state):
+                return self._try_all(now) + self._propose_if_ready(now)
+            case Failed(job, why) if (state := self.back.failed(job)) is not None:
+                return [self._report(StateLacked(state=state)), *self._go_on_without(why, now)]
             case Done(job, _) if job == f"{name}/adopt":
                 return self._close()
             case Failed(job, why) if job in (f"{name}/train", f"{name}/encode"):
@@ -509,6 +517,8 @@ class Round:
         self.patience.sharing_ended(now)
         step = self._my_step()
         effects = self._advance(step) if step is not None else []  # early: every voter needs this state
+        if step is not None and (back := self._wanted_back(step)) is not None:
+            effects += self.back.ask(step, back[1])  # or this one
         return effects + self._propose_if_ready(now) + self._pass_view(now)
 
     def _my_step(self) -> Step | None:
@@ -532,15 +542,38 @@ class Round:
         if self.free in self.agreement.said.proposed:
             return []
         if self.assembling:
-            body = self._body((), {}, self.ground.parent.state, now)
-            news = body.members != self.ground.parent.members or body.tickets != self.ground.parent.tickets
-            return self.agreement.propose(self.free, encode(body)) if news else []
+            return self._propose_members(self.free, now)
         step = self._my_step()
-        state = self.advances.get(step) if step is not None else None
-        if self.view is None or state is None:
-            return self._advance(step) if step is not None else []
-        body = self._body(self.view, self._commits().of, state, now)
+        if self.view is None or step is None:
+            return []
+        back = self._wanted_back(step)
+        state = self.advances.get(step) if back is None else self.back.state(step, back[1])
+        if state is None:
+            return self._advance(step) if back is None else self.back.ask(step, back[1])
+        body = self._body(self.view, self._commits().of, state, now, back)
         return self.agreement.propose(self.free, encode(body))
+
+    def _propose_members(self, view: int, now: Seconds) -> list[Effect]:
+        """In a round that only assembles them there may be news, or none."""
+        parent, step = self.ground.parent, self._step((), ())
+        back = self._wanted_back(step)
+        state = parent.state if back is None else self.back.state(step, back[1])
+        if state is None:
+            assert back is not None
+            return self.back.ask(step, back[1])
+        body = self._body((), {}, state, now, back)
+        news = body.members != parent.members or body.tickets != parent.tickets or back is not None
+        return self.agreement.propose(view, encode(body)) if news else []
+
+    def _wanted_back(self, step: Step) -> tuple[Signed, Amend] | None:
+        """The word to go back that my body shall carry. In first attempts only, and only if I hold the state.
+
+        So a round in which too few others hold it ends like any other, in its second attempt, without it.
+        """
+        if self.attempt > 0:
+            return None
+        found = amend_among(self.ground, self.notary, self.reports())
+        return found if found is not None and not self.back.lacks(step, found[1]) else None
 
     def _body(
         self,
@@ -548,8 +581,13 @@ class Round:
         commits: dict[PeerId, tuple[Commit, Signed]],
         state: Digest,
         now: Seconds,
+        back: tuple[Signed, Amend] | None,
     ) -> Body:
-        return write_body(self.ground, self.notary, self.attempt, parts, commits, self.reports(), state, now)
+        reports = self.reports()
+        if others := amends_in(reports):
+            unwanted = {id(signed) for signed, _ in others if back is None or signed is not back[0]}
+            reports = [signed for signed in reports if id(signed) not in unwanted]
+        return write_body(self.ground, self.notary, self.attempt, parts, commits, reports, state, now)
 
     def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
         raw = proposal.body
@@ -575,12 +613,16 @@ class Round:
         body = decode_body(raw)
         commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commit)]
         answers = tuple(None if s is None else _opened(s) for s in body.parts)
-        return Trial(raw, body, answers, self._step(body.parts, commits))
+        return Trial(raw, body, answers, self._step(body.parts, commits), amend_of(body))
 
     def _try(self, digest: Digest, trial: Trial, now: Seconds) -> list[Effect]:
         """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
         if not trial.final and not self._vouched(trial):
             return []
+        if trial.state is None and trial.back is not None:
+            trial.state = self.back.state(trial.step, trial.back)
+            if trial.state is None:
+                return self._find_back(trial, trial.back)
         if trial.state is None and not trial.body.parts:
             trial.state = self.ground.parent.state  # nothing was averaged: the state stays
         if trial.state is None:
@@ -597,6 +639,22 @@ class Round:
         if trial.final:
             return self._adopt(digest, trial)
         return self.agreement.approve(digest)
+
+    def _find_back(self, trial: Trial, back: Amend) -> list[Effect]:
+        """The state that a body goes back to, made here or, once it is final, fetched whole from who made it."""
+        if not self.back.lacks(trial.step, back):
+            return self.back.ask(trial.step, back)
+        return self._cannot("the state that the run went back to is not here") if trial.final else []
+
+    def _go_on_without(self, why: str, now: Seconds) -> list[Effect]:
+        """An earlier state is not here: propose as if nobody wanted it, and vote for nothing that wants it."""
+        return self._cannot(why) if self.final is not None else self._propose_if_ready(now)
+
+    def found_state(self, state: Digest, now: Seconds) -> list[Effect]:
+        """An earlier state that was lacked is here now."""
+        if self.closed or not self.back.found(state):
+            return []
+        return self._spread(self._try_all(now) + self._propose_if_ready(now), now)
 
     def _vouched(self, trial: Trial) -> bool:
         """Do I believe every answer in it? Whom I believe, and what I recompute, is the reduce's business."""
@@ -725,7 +783,7 @@ class Round:
             no_votes = gave_up.union(p for p in self.plan.committee if p != self.me and self.gone(p))
             if len(no_votes) > self.plan.tolerated:
                 return self.agreement.close_view(view)  # the rest are too few, and should meet in a later one
-        busy = any(state is None for state in self.advances.values())
+        busy = any(state is None for state in self.advances.values()) or bool(self.back.asked)
         begun = self.agreement.is_open or self._my_step() in self.advances
         return self.agreement.close_view(view) if self.patience.view_is_over(view, now, busy, begun) else []
 
@@ -733,7 +791,7 @@ class Round:
         """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S)]
         if self.final is not None:
-            if not self.adopting and self.patience.gives_up(now):
+            if not self.adopting and not self.back.asked and self.patience.gives_up(now):
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
             for key, trial in list(self.trials.items()):
                 if trial.final and not self.adopting:
@@ -856,7 +914,8 @@ class Round:
         if self.encoded is not None and trial.body.parts:
             counted = tuple(a is not None and self.me in a.contributors for a in trial.answers)
         assert self.final is not None
-        work = Adopt(self.plan.round, digest, trial.body.state, counted)
+        afresh = trial.back is not None
+        work = Adopt(self.plan.round, digest, trial.body.state, None if afresh else counted, afresh)
         return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
 
     def _close(self) -> list[Effect]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.wire.messages.statements import Answered, Commit, Signed, Statement
+from atoll.wire.messages.statements import Amend, Answered, Commit, Signed, Statement
 from atoll.wire.messages.vertex import Body
 
 
@@ -27,6 +27,7 @@ class Trial:
     body: Body
     answers: tuple[Answered | None, ...]
     step: Step
+    back: Amend | None = None  # it goes back to an earlier state, which its parts then do not move
     final: bool = False
     state: Digest | None = None
 

@@ -22,15 +22,16 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
 from atoll.keys.signer import Verifier
+from atoll.node.amend import agrees, amend_of, goal_of, may_follow
 from atoll.node.body import check_body, ground_after, write_recovery
 from atoll.node.settings import RunSettings, decode_settings
 from atoll.node.verify_eras import EraWalk, FoundEra
-from atoll.policy.members import RECENT, Recent
+from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
 from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, vertex_id
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Commit, Join, Ready, Signed, Statement
+from atoll.wire.messages.statements import Amend, Commit, Join, Ready, Signed, Statement
 from atoll.wire.messages.vertex import Body, Vertex
 
 FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
@@ -74,6 +75,15 @@ class Change(msgspec.Struct, frozen=True):
     left: tuple[str, ...]
 
 
+class Return(msgspec.Struct, frozen=True):
+    """This round went back to the state of an earlier one, by the recovery identity's signature."""
+
+    round: int
+    back_to: int
+    state: str
+    trained: int  # rounds that the state stands for
+
+
 class Share(msgspec.Struct):
     """What one peer gave to the run, as far as vertices that hold say so."""
 
@@ -107,6 +117,7 @@ class Audit:
     missing: list[int] = field(default_factory=list[int])  # rounds without a readable vertex
     unchecked: list[int] = field(default_factory=list[int])  # rounds whose parent is missing or damaged
     recoveries: list[int] = field(default_factory=list[int])  # rounds that began an epoch without a quorum
+    returns: list[Return] = field(default_factory=list[Return])
     trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
     eras: list[FoundEra] = field(default_factory=list[FoundEra])
     members: list[Change] = field(default_factory=list[Change])
@@ -198,6 +209,7 @@ class _Walk:
     def __init__(self, kept: Kept, audit: Audit, genesis: Vertex, notary: Notary) -> None:
         self.kept, self.audit, self.notary = kept, audit, notary
         self.history = History(genesis, notary, self._voters_of, audit.settings.recovery)
+        self.genesis = genesis, self.history.head_body
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
         self.sound = True
@@ -278,7 +290,7 @@ class _Walk:
             expected = write_recovery(parent, history.head_id, self.notary.run, body.proposer, here, body.time_s)
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = plan_round(history.head_id, parent, self.audit.settings.round)
-        recent = Recent(self._recent_states(body))
+        recent = Recent(self._recent_states(body), self._may_follow, self._earlier)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
@@ -295,6 +307,17 @@ class _Walk:
                 case _:
                     pass
         return states
+
+    def _may_follow(self, after: Digest) -> bool:
+        """Near a lost or damaged vertex, what came after it is taken at its word."""
+        return may_follow(self.history, after) or self.hole > self.history.head - AMEND_ROUNDS
+
+    def _earlier(self, amend: Amend) -> Earlier:
+        """The vertex that it names, from this folder; one that is lost is named elsewhere, once."""
+        kept, _ = _read(self.kept, amend.round) if amend.round >= 0 else (self.genesis, "")
+        if kept is None:
+            return "same"
+        return agrees(amend, goal_of(kept[1], vertex_id(kept[0].body)))
 
     def _why_no_certificate(self, vertex: Vertex, fault: PeerFault) -> tuple[str, str]:
         """Which of body and certificate is damaged, where the votes still tell."""
@@ -342,6 +365,8 @@ class _Walk:
         audit.vertices += body.round >= 0
         if before is not None and body.epoch > before.epoch:
             audit.recoveries.append(body.round)
+        if (back := amend_of(body)) is not None:
+            audit.returns.append(Return(body.round, back.round, back.state.hex(), back.trained))
         for m in body.members:
             audit.shares.setdefault(m.peer, Share()).name = m.name
         for signed in body.commits:

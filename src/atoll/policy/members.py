@@ -8,8 +8,9 @@ a local measurement: whom I cannot reach is my signed report, not my decision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -30,6 +31,7 @@ from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of
 from atoll.wire.messages.statements import (
+    Amend,
     AnyStatement,
     Caught,
     Commit,
@@ -44,6 +46,7 @@ from atoll.wire.messages.vertex import Body, Member, Standing, TicketUse
 from atoll.wire.ticket import redeemed_ticket, redemption_holds
 
 RECENT = 32  # rounds for which a Join or Ready that names a vertex stays good; rounds may take milliseconds
+AMEND_ROUNDS = 16  # in which the word to go back stays good: who lacks the state has to fetch it first
 FULL = "the run is full"
 FRESH = 2  # rounds for a complaint: several of one moment mean something, several of a day may be the network's
 
@@ -57,11 +60,16 @@ class Reported:
     identity: Digest = ZERO_DIGEST  # of a Join: the long-lived identity that its certificate names
 
 
+Earlier = Literal["same", "other", "unknown"]  # what a word says of an old vertex, held against that vertex
+
+
 @dataclass(frozen=True)
 class Recent:
     """The last few vertices: id -> agreed state. Joins and readiness name one of them."""
 
     states: dict[Digest, Digest]
+    may_follow: Callable[[Digest], bool] = lambda after: False  # a word to go back, said after this vertex
+    earlier: Callable[[Amend], Earlier] = lambda amend: "unknown"  # asked only for such words: they are rare
 
 
 def changes_max(voters: int) -> int:
@@ -117,6 +125,13 @@ def admissible(
             if mine is None or not mine.votes or target is None or not target.votes or peer == by:
                 return "only voting members can complain of others"
             return None if parent.round - FRESH < round <= parent.round + 1 else "is out of date"
+        case Amend(after=after):
+            if mine is None or not mine.present:
+                return "only members can bring the word to go back"
+            if not recent.may_follow(after):
+                return "is out of date: the run has moved on, or has gone back already"
+            found = recent.earlier(statement)
+            return None if found == "same" else f"names a vertex that is {found} here"
         case Invite(ticket=ticket, key=key):
             if len(ticket) > 64 or len(key) > 64:
                 return "its ticket or key is too long"

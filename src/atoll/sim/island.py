@@ -14,11 +14,24 @@ from itertools import count
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.keys.digest import Manifest, blob_id, digest, manifest_of
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, ReadVertices, Restore, Train, Trained
+from atoll.node.jobs import (
+    Adopt,
+    Advance,
+    Advanced,
+    Encode,
+    Encoded,
+    FindState,
+    GoBack,
+    ReadVertices,
+    Restore,
+    Train,
+    Trained,
+)
 from atoll.protocol.dag.eras import ReadEra
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.protocol.transfer.work import (
@@ -53,6 +66,7 @@ class IslandKnobs:
     update_bytes: int = 1_000_000
     train_failure_rate: float = 0.0
     overlap: int = 0  # steps that it goes on while a round is agreed; they are part of the next one
+    states_kept: int = 16  # on disk, the newest; beside those that somebody looked for
 
 
 @dataclass
@@ -70,6 +84,7 @@ class Island:
     handed_over: Seconds | None = None  # when it went on by itself
     merged: Seconds | None = None  # when nothing was under way any more
     head: Digest | None = None
+    looked_for: set[Digest] = field(default_factory=set)  # earlier states that the run may go back to
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
 
@@ -106,8 +121,15 @@ class Island:
                 self.merged = self.now()
                 if work.counted is None or any(work.counted):
                     self.steps_done = 0
+                if work.afresh:
+                    self.crash()  # the trainer begins anew: nothing private is of this past
                 self._prune(work.state)
                 return None
+            case GoBack():
+                return self._go_back(work)
+            case FindState():
+                self.looked_for.add(work.state)
+                return work.state in self.blobs
             case Restore():
                 if work.state not in self.blobs:
                     return False
@@ -203,8 +225,18 @@ class Island:
         self.blobs[name] = data
         return Advanced(name)
 
+    def _go_back(self, work: GoBack) -> Advanced:
+        """The counts are the earlier state's; the chain goes on from both, like the place in the data outside."""
+        before = msgspec.msgpack.decode(self.blobs[work.before], type=Shared)
+        old = msgspec.msgpack.decode(self.blobs[work.back_to], type=Shared)
+        place = f"back/{work.round}/{work.steps * work.shards}".encode()
+        data = msgspec.msgpack.encode(replace(old, chain=digest(old.chain + before.chain + place)))
+        name = blob_id(manifest_of(data))
+        self.blobs[name] = data
+        return Advanced(name)
+
     def _prune(self, head: Digest) -> None:
         """Like the real store: the last few states stay, so that laggards and restarts find theirs."""
-        for old in list(self.blobs)[:-16]:
-            if old != head:
+        for old in list(self.blobs)[: -self.knobs.states_kept]:
+            if old != head and old not in self.looked_for:
                 del self.blobs[old]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from atoll.base.ids import PeerId
+from atoll.node.amend import goal_of
 from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import Stage
-from atoll.sim.signatures import RealKeys
+from atoll.sim.signatures import RealKeys, peer_name
 from atoll.sim.swarm import Keys, Swarm, SwarmKnobs
 
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
+BACK_MAX = 24  # rounds; states stay on virtual disks for sixteen
 JOINERS_MAX = 6  # strangers that come in one run
 WEATHER = NetworkKnobs(loss_rate=0.05, duplicate_rate=0.05, jitter_s=0.05)
 
@@ -33,17 +36,23 @@ def real_keys(stage: Stage) -> None:
     _through_weather(stage, RealKeys(stage.seed))
 
 
-def _through_weather(stage: Stage, keys: Keys | None, overlap: int = 0) -> None:
+def rollback(stage: Stage) -> None:
+    """The same while the recovery identity sends the run back again and again, to whatever round it likes."""
+    _through_weather(stage, None, returns=True)
+
+
+def _through_weather(stage: Stage, keys: Keys | None, overlap: int = 0, returns: bool = False) -> None:
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
         island=IslandKnobs(train_failure_rate=0.02, overlap=overlap),
         clock_offset_s=0.2,
         clock_drift=1e-4,
-        run=stage.settings(),
+        run=stage.settings(recovery=peer_name(0).encode()) if returns else stage.settings(),
     )
     swarm = stage.gather(knobs, keys=keys)
     weather = Weather(stage)
+    weather.kinds += [(6, weather.go_back)] if returns else []
     weather.begin()
     heads = HeadCount(swarm, stage.rounds - 1)
     stage.until(
@@ -176,6 +185,20 @@ class Weather:
             if up:
                 self.swarm.join(self.stage.peers + self.joined, via=self.draw.choice(up))
                 self.joined += 1
+
+    def go_back(self) -> None:
+        """The word comes through whoever is up; its state may be here, elsewhere or nowhere any more."""
+        up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep and n.machine.history]
+        via = self.draw.choice(up) if up else None
+        history = via.history if via is not None else None
+        if via is None or history is None:
+            return
+        round = self.draw.randint(max(-1, history.head - BACK_MAX), history.head)
+        node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
+        goal = goal_of(history.bodies[round], history.ids[round])
+        with suppress(ValueError):  # it is no member (yet)
+            self.world.carry_out(node, via.go_back(goal, sign, node.clock.local(self.world.now)))
+            self.stage.fault("rollback")
 
     def _leave(self) -> None:
         who = self._victim()

@@ -168,6 +168,32 @@ class Invite(Statement, frozen=True):
     expires_s: float  # wall clock: only tickets and joins use it
 
 
+class Amend(Statement, frozen=True):
+    """The run goes on from what this earlier vertex of its own chain left behind; said by the recovery identity.
+
+    Whoever passes it on signs around it as around any report: the word that counts is the one inside.
+    """
+
+    after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
+    round: int  # of the vertex that is gone back to
+    back_to: Digest  # its id
+    state: Digest  # that it agreed on
+    trained: int  # training rounds up to it
+    signature: bytes  # of the recovery identity, over domain, run and all of the above
+
+
 AnyStatement = (
-    Commit | Answered | Proposed | Vote | Timeout | Join | Ready | Leave | Suspect | Caught | Complaint | Invite
+    Commit
+    | Answered
+    | Proposed
+    | Vote
+    | Timeout
+    | Join
+    | Ready
+    | Leave
+    | Suspect
+    | Caught
+    | Complaint
+    | Invite
+    | Amend
 )

@@ -1,0 +1,41 @@
+"""`atoll checkpoint rollback ROUND`: the run goes on from what it had agreed on then. Asks the peer that runs here.
+
+Only the founder's peer (the recovery identity) can say so. History is not rewritten: the round that goes back says
+where to, and by whose signature.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+
+
+def rollback(
+    round: Annotated[int, Parameter(help="The round whose state the run goes on from; -1 is genesis.")],
+    /,
+    *,
+    dir: Dir = None,
+    json: AsJson = False,
+) -> None:
+    """Send the whole run back to the state of an earlier round, which must be in this folder.
+
+    What was learned since is dropped at every member; data that was used is not used again. To undo it, go back to
+    the round before it.
+    """
+    from atoll.host.api import ask
+    from atoll.policy.members import AMEND_ROUNDS
+
+    folder = folder_of(dir)
+    answer = ask(folder, "rollback", round=round)
+    if json:
+        say_json(answer)
+    elif answer["agreed"]:
+        say(f"round {answer['round']} went back to the state of round {round}; all members go on from there")
+    else:
+        say(
+            f"the members were told, and no round has ended with it yet: atoll checkpoint list {folder}. "
+            f"If {AMEND_ROUNDS} rounds pass without it, say it again"
+        )

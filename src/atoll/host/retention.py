@@ -1,0 +1,60 @@
+"""Which older states stay on this disk, so that a run can go back to them: the newest, and some for long.
+
+Read from the kept vertices, which say what every round agreed on: nothing has to be remembered across a restart.
+Promises: never more than `keep.bytes_max`, however long the run lasts. The head's own state is not its business.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest
+from atoll.host.store import Store
+from atoll.node.config import Keep
+from atoll.wire.codec import decode_body, decode_vertex
+
+SPACED_MAX = 64  # states of every so many rounds: a week of rounds of ten minutes, at a state in two or three hours
+
+
+class Retention:
+    def __init__(self, store: Store, keep: Keep) -> None:
+        self._store, self.keep = store, keep
+        self._agreed: dict[int, Digest] = {}  # of the rounds that stay: read once
+
+    def rounds(self, head: int) -> list[int]:
+        """Whose states stay, the newest first. Genesis is round -1, and one of those that stay for long."""
+        newest = range(head - 1, max(-2, head - 1 - self.keep.newest), -1)
+        every = self.keep.every_rounds
+        last = (head + 1) // every * every - 1
+        spaced = range(last, max(-2, last - SPACED_MAX * every), -every)
+        return list(dict.fromkeys(r for r in chain(newest, spaced) if -1 <= r < head))
+
+    def states(self, head: int) -> set[Digest]:
+        """The blobs among them that are here, as many as may be."""
+        rounds = self.rounds(head)
+        self._agreed = {r: self._agreed[r] for r in rounds if r in self._agreed}
+        kept: set[Digest] = set()
+        size = 0
+        for round in rounds:
+            state = self._state_of(round)
+            if state is None or state in kept:
+                continue
+            path = self._store.blob_path(state)
+            size += path.stat().st_size if path.exists() else 0
+            if size > self.keep.bytes_max:
+                break
+            kept.add(state)
+        return kept
+
+    def _state_of(self, round: int) -> Digest | None:
+        """What this round agreed on; None if its vertex is not here (yet): nor is its state then."""
+        if round not in self._agreed:
+            data = self._store.value("genesis" if round == -1 else f"vertex/{round}")
+            if data is None:
+                return None
+            try:
+                self._agreed[round] = decode_body(decode_vertex(data).body).state
+            except PeerFault:
+                return None  # damaged: `atoll verify` says so
+        return self._agreed[round]

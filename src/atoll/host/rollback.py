@@ -1,0 +1,112 @@
+"""Going back to an earlier state, as this peer's owner asks for it: is it here, is it whole, may this peer say so?
+
+Answers once the members have agreed, or says that they have not yet. Never signs for a state that is not on this
+disk, byte for byte: somebody has to be able to give it to the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from atoll.base.errors import RefusedError, RunFailedError, UsageError
+from atoll.base.ids import Seconds
+from atoll.node.amend import Goal, amend_of, goal_of
+from atoll.node.jobs import FindState
+from atoll.wire.codec import decode_body, decode_vertex, vertex_id
+
+if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
+    from atoll.host.run import PeerHost
+    from atoll.host.store import Store
+
+SHOWN = 12  # rounds named in a refusal
+
+
+async def roll_back(host: PeerHost, round: int, wait_s: Seconds) -> dict[str, Any]:
+    """Say to the members that the run goes on from this round's state, and wait for the vertex that does it."""
+    if not host.may_recover:
+        raise RefusedError(
+            "E-CHK-10",
+            "only the run's recovery identity can send it back, and this peer is another one",
+            cause="genesis names the founder, unless the founder chose somebody else",
+            fix=f"atoll checkpoint rollback {round} in the founder's folder",
+        )
+    goal = await asyncio.to_thread(_goal, host.store, round)
+    history = host.machine.history
+    if goal is None or history is None or round > history.head:
+        newest = history.head if history is not None else -1
+        raise UsageError(
+            "E-CHK-01",
+            f"round {round} is not in {host.folder}",
+            cause=f"the newest round here is {newest}",
+            fix="atoll checkpoint list",
+        )
+    await _demand(host, goal)
+    said_after = history.head
+    try:
+        host.go_back(goal)
+    except ValueError as why:
+        raise RefusedError("E-CHK-11", f"the run cannot go back: {why}", fix="atoll status") from None
+    until = time.monotonic() + wait_s
+    while (closed := _carried(host, said_after, goal)) is None and time.monotonic() < until:
+        await host.next_round(until - time.monotonic())
+    return {
+        "agreed": closed is not None,
+        "round": closed,
+        "back_to": goal.round,
+        "state": goal.state.hex(),
+        "trained": goal.trained,
+    }
+
+
+async def _demand(host: PeerHost, goal: Goal) -> None:
+    """The state is here and is what was agreed on. Errors name what is."""
+    was_here = host.store.has_blob(goal.state)
+    if await host.island.do(FindState(goal.state)):
+        return
+    here = await asyncio.to_thread(rounds_here, host.store)
+    nearest = max((r for r in here if r <= goal.round), default=here[0] if here else None)
+    instead = f"atoll checkpoint rollback {nearest}" if nearest is not None else "atoll checkpoint list"
+    if was_here:
+        raise RunFailedError(
+            "E-CHK-05",
+            f"the state of round {goal.round} is not what was agreed on; it was set aside",
+            cause="this disk lost or changed bytes",
+            fix=instead,
+        )
+    names = ", ".join(map(str, here[-SHOWN:]))
+    kept = "a peer keeps the newest states and some older ones (keep.newest, keep.every_rounds in docs/config.md)"
+    raise UsageError(
+        "E-CHK-03",
+        f"the state of round {goal.round} is not in {host.folder}",
+        cause=f"{kept}; " + (f"here are those of rounds {names}" if here else "none is here"),
+        fix=instead,
+    )
+
+
+def _goal(store: Store, round: int) -> Goal | None:
+    data = store.value("genesis" if round == -1 else f"vertex/{round}")
+    if data is None:
+        return None
+    raw = decode_vertex(data).body
+    return goal_of(decode_body(raw), vertex_id(raw))
+
+
+def rounds_here(store: Store) -> list[int]:
+    """Rounds whose state lies in this folder, oldest first."""
+    genesis = store.value("genesis")
+    bodies = [decode_body(decode_vertex(v).body) for v in ([genesis] if genesis else []) + store.vertices()]
+    return [body.round for body in bodies if store.has_blob(body.state)]
+
+
+def _carried(host: PeerHost, after: int, goal: Goal) -> int | None:
+    """The round that went back there since."""
+    history = host.machine.history
+    assert history is not None
+    for round in range(after + 1, min(host.machine.at, history.head) + 1):
+        body = history.bodies.get(round)
+        back = amend_of(body) if body is not None else None
+        if back is not None and back.back_to == goal.id:
+            return round
+    return None

@@ -1,0 +1,56 @@
+"""`atoll checkpoint rollback` between real processes: both go back, train on alike, and the history says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import SMALL, Peer, answer_of, atoll, peers
+
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+
+
+def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
+    """Ada founded; Bob may not say so. After four rounds with Bob all go back to the first of them."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    kept = ("--set", "keep.newest=1000")  # however long a command takes on a busy computer
+    with peers(Peer("up", "--dir", a, "--name", "ada", "--set", "run.rounds=0", *kept, *SMALL)) as running:
+        ada = running[0]
+        bob = Peer("join", ada.until_fact("Opened")["ticket"], "--dir", b, "--name", "bob")
+        running.append(bob)
+        goal = ada.trained_with(2)
+        for _ in range(3):
+            ada.trained_with(2)
+
+        refused = atoll("checkpoint", "rollback", str(goal["round"]), "--dir", b)
+        assert refused.returncode == 4 and "E-CHK-10" in refused.stderr and "founder's folder" in refused.stderr
+        unknown = atoll("checkpoint", "rollback", "100000", "--dir", a)
+        assert unknown.returncode == 2 and "E-CHK-01" in unknown.stderr
+        done = answer_of("checkpoint", "rollback", str(goal["round"]), "--dir", a)
+        assert done["agreed"] and done["back_to"] == goal["round"] and done["trained"] == goal["trained"]
+
+        returned = ada.until_fact("RoundClosed", round=done["round"])
+        at_bob = bob.until_fact("RoundClosed", round=done["round"])
+        assert returned["back_to"] == at_bob["back_to"] == goal["round"]
+        assert returned["state"] == at_bob["state"] != goal["state"]
+        later = [p.until(lambda f: f["fact"] == "RoundClosed" and f["round"] == done["round"] + 3) for p in running]
+        assert later[0]["state"] == later[1]["state"] and later[0]["loss"] == later[1]["loss"]
+        assert [f["trained"] for f in later] == [goal["trained"] + 3] * 2
+        assert all(len(f["counted"]) == 2 for f in later)
+
+        # the state of a round whose file is gone cannot be gone back to, and the answer names one that can
+        rows = {row["round"]: row for row in answer_of("checkpoint", "list", a)}
+        assert rows[done["round"]]["back_to"] == goal["round"] and rows[goal["round"]]["back_to"] is None
+        assert rows[goal["round"]]["size_bytes"] is not None
+        (a / "blobs" / rows[goal["round"]]["state"]).unlink()
+        gone = atoll("checkpoint", "rollback", str(goal["round"]), "--dir", a)
+        assert gone.returncode == 2 and "E-CHK-03" in gone.stderr and "keep.newest" in gone.stderr
+        assert f"try: atoll checkpoint rollback {goal['round'] - 1}" in gone.stderr
+
+        for folder in (a, b):
+            audit = answer_of("verify", folder)
+            assert audit["intact"]
+            assert [(r["round"], r["back_to"]) for r in audit["rollbacks"]] == [(done["round"], goal["round"])]
+        words = atoll("checkpoint", "list", b, "--all").stdout
+        assert f"back to round {goal['round']}" in words and "can be gone back to from here: rounds " in words
+        assert f"went back to the state of round {goal['round']}" in atoll("verify", a).stdout
