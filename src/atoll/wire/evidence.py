@@ -4,7 +4,8 @@ A slot is one thing that a peer may say once: its commitment, one answer or comp
 one vote or its timeout in a view. Both statements must be signed with one session key in one run, and the
 certificate says whose key that is. Promises: an honest peer is never framed, also after a restart, because what it
 said for a slot is durable before it is said and its session key lives in the same folder; words under another
-session key are other slots. Reports about members have no slot: they may change, and are never evidence. Never trusts who shows it.
+session key are other slots. Reports about members have no slot: they may change, and are never evidence. Never
+trusts who shows it.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import OWNERS_PER_PART, WEIGHED_ROWS_MAX
+from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Payload, Received, Send
 from atoll.keys.digest import digest
-from atoll.protocol.reduce.checks import check_compared, committed_row, made_with, weighing_flaw
+from atoll.protocol.reduce.checks import check_answer, check_compared, committed_row, made_with, weighing_flaw
 from atoll.protocol.reduce.facts import NoAnswer, RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of
@@ -65,6 +65,8 @@ class WeighedReduce(Reduce):
         self.asked_weights: tuple[tuple[PeerId, ...], tuple[PeerId, ...], Digest, tuple[int, ...]] | None = None
         self.mine: Weighing | None = None  # what I combine with
         self.weighings: dict[Digest, Weighing] = {}  # mine, and those of the answers that I heard
+        self.named: dict[tuple[int, int], Digest] = {}  # (part, owner index): which of them its answer names
+        self.patient_until: Seconds = 0.0  # for those who compared, since weights are known
         self.since: dict[int, Seconds] = {}  # parts whose rows I want for weights that are known
         self.wished: Counter[tuple[int, PeerId]] = Counter()  # (part, whose row I asked for): how often
         self.told: set[tuple[int, PeerId]] = set()  # (part, whom I showed a dead owner's comparison)
@@ -124,7 +126,7 @@ class WeighedReduce(Reduce):
             if part not in self.answers and not self.gathers[part].closed and self.mine is not None:
                 effects += self._wish(part, self._lacking(part, self.mine))
         if self.mine is None and self.gathers:
-            unheard = [p for p in range(self.plan.parts) if not self.words[p] and p not in self.missing]
+            unheard = [p for p in range(self.plan.parts) if self._word_of(p) is None and p not in self.missing]
             silent = {self.route.owner[part] for part in unheard} - {self.me} - self.reminded
             self.reminded |= silent
             repeat = Repeat(self.plan.round, self.plan.attempt, self.plan.trace)
@@ -147,7 +149,7 @@ class WeighedReduce(Reduce):
         """Rows that have not come after a third of my window: their authors have them."""
         gather = self.gathers.get(part)
         window = self._window(part, gather) if gather is not None else None
-        if gather is None or gather.closed or window is None or part in self.comparing or self.words[part]:
+        if gather is None or gather.closed or window is None or part in self.comparing or self._word_of(part):
             return []
         if now < self.plan.gather_until(window, 2):
             return []
@@ -164,7 +166,7 @@ class WeighedReduce(Reduce):
             return []
         if self.mine is not None:
             return self._combine_if_due(part, gather, self.mine, window, now)
-        return self._compare_if_due(part, gather, window, now) if not self.words[part] else []
+        return self._compare_if_due(part, gather, window, now) if self._word_of(part) is None else []
 
     def _rows_said(self, names: Iterable[PeerId]) -> Digest:
         assert self.mine is not None
@@ -174,7 +176,8 @@ class WeighedReduce(Reduce):
         return replace(super()._message_of(held), weighing=self.weighings[held.answered.rows])
 
     def _moments(self) -> list[Seconds]:
-        return super()._moments() + [self._rows_until(part, 0.0) for part in self.since]
+        moments = [*super()._moments(), self.patient_until]
+        return moments + [self._rows_until(part, 0.0) for part in self.since]
 
     # ---- comparing -----------------------------------------------------------------------------------------
 
@@ -195,7 +198,7 @@ class WeighedReduce(Reduce):
         effects = self._name_garbage(part, result)
         for peer in result.undecodable:
             gather.rows.pop(peer, None)
-        if self.words[part] or part in self.answers:
+        if self._word_of(part) is not None or part in self.answers:
             return effects + self.look_again(now)  # a dead owner's comparison was found meanwhile, and it counts
         if not plan.settled(result.counted):
             return effects + self._refuse([part], "no row of it decodes") + self.look_again(now)
@@ -219,17 +222,21 @@ class WeighedReduce(Reduce):
 
     def _hold_word(self, signed: Signed, compared: Compared) -> None:
         self.words[compared.part][compared.owner_index] = signed, compared
-        self.route.patience.add((compared.part, signed.signer))
+        # it answers when all parts are compared, which may take until the end
+        until = self.patient_until if self.mine is not None else self.plan.answer_until[-1]
+        self.route.patience[compared.part, signed.signer] = until
 
-    def _word_of(self, part: int) -> Word:
-        """The comparison of this part that counts: the first owner's, of those I know."""
-        return self.words[part][min(self.words[part])]
+    def _word_of(self, part: int) -> Word | None:
+        """The comparison of this part that counts: the first owner's, of those whose turn has come."""
+        index = min(self.words[part], default=None)
+        return self.words[part][index] if index is not None and index <= self.route.turn[part] else None
 
     def _show_comparison(self, part: int) -> list[Effect]:
         """Whoever takes over for a dead owner must not compare anew, and tells all who may have missed it."""
-        if not self.words[part] or part in self.answers:
+        word = self._word_of(part)
+        if word is None or part in self.answers:
             return []
-        (signed, _), owner = self._word_of(part), self.route.owner[part]
+        (signed, _), owner = word, self.route.owner[part]
         if owner == signed.signer or not self.gone(signed.signer):
             return []
         wanted = self.readers if owner == self.me else (owner,)
@@ -243,9 +250,10 @@ class WeighedReduce(Reduce):
         if self.mine is not None or self.asked_weights is not None or not self.gathers:
             return []
         parts = [part for part in range(self.plan.parts) if part not in self.missing]
-        if not parts or not all(self.words[part] for part in parts):
+        found = [self._word_of(part) for part in parts]
+        words = [word for word in found if word is not None]
+        if not parts or len(words) < len(parts):
             return []
-        words = [self._word_of(part) for part in parts]
         common = frozenset[PeerId].intersection(*(frozenset(c.contributors) for _, c in words))
         peers, settled = tuple(sorted(common)), tuple(self.plan.settled(sorted(common)))
         name = digest(b"".join(signed.body for signed, _ in words))
@@ -266,34 +274,34 @@ class WeighedReduce(Reduce):
         if flaw is not None:  # an owner's products were no products: no rule makes sense of them
             return self._refuse(self.gathers, f"what owners say of their rows {flaw}") + self.look_again(now)
         fact = self._report(RowsWeighed(attempt=self.plan.attempt, weighing=weighing))
-        return [fact, *self._weigh_with(weighing), *self.look_again(now)]
+        return [fact, *self._weigh_with(weighing, now), *self.look_again(now)]
 
     def _hear_answer(self, sender: PeerId, message: Answer, event: Event, now: Seconds) -> list[Effect]:
-        before, effects = self.mine, self._note_weighing(sender, message)
-        effects += super().handle(event, now)
-        return effects if self.mine is before else effects + self.look_again(now)
-
-    def _note_weighing(self, sender: PeerId, message: Answer) -> list[Effect]:
         """Raise PeerFault unless an answer comes with the weighing that its owner signed for."""
         signed, weighing = message.statement, message.weighing
         answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
         if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
             return []
+        check_answer(self.plan, signed.signer, answered)
         if weighing is UNSET or name_of(weighing) != answered.rows:
             raise PeerFault(sender, f"shows an answer for part {answered.part} without what weighed its rows")
         flaw = weighing_flaw(self.plan, weighing)
         if flaw is not None or not made_with(answered, weighing):
             raise PeerFault(signed.signer, f"answered for part {answered.part} and {flaw or 'weighed other rows'}")
-        if len(self.weighings) < self.plan.parts * OWNERS_PER_PART:
-            self.weighings.setdefault(answered.rows, weighing)
-        elif answered.rows not in self.weighings:
-            raise PeerFault(signed.signer, "answers with more weighings than there can be")
-        if self.mine is None and self.asked_weights is None:
-            return self._weigh_with(weighing)
-        return []
+        slot = answered.part, answered.owner_index
+        if self.named.setdefault(slot, answered.rows) != answered.rows:
+            return []  # the first word of each owner counts, and nobody fills the memory with others
+        self.weighings.setdefault(answered.rows, weighing)
+        if self.mine is not None or self.asked_weights is not None:
+            return super().handle(event, now)
+        effects = self._weigh_with(weighing, now)
+        return [*effects, *super().handle(event, now), *self.look_again(now)]
 
-    def _weigh_with(self, weighing: Weighing) -> list[Effect]:
+    def _weigh_with(self, weighing: Weighing, now: Seconds) -> list[Effect]:
         self.mine = weighing
+        # whoever compared has another window to combine, and then it is the next one's turn
+        self.patient_until = min(now + self.plan.window_s, self.plan.answer_until[-1])
+        self.route.patience = dict.fromkeys(self.route.patience, self.patient_until)
         self.weighings[name_of(weighing)] = weighing
         return self._refuse([part for part in self.gathers if part in weighing.without], "nobody compared its rows")
 

@@ -3,6 +3,7 @@
     calm         nothing goes wrong: everybody is counted in every round
     churn        loss, joins, leaves, kills, sleeps, partitions, lost writes, drifting clocks; then peace
     overlap      churn where trainers go on while a round is agreed
+    weighed      churn where distances weigh rows, and owners speak twice
     growth       two founders, four joiners by ticket; then one is lost for good
     blackout     everybody stops at once, again and again, and goes on from disk
     late_joiner  somebody comes when the run is long
@@ -23,7 +24,7 @@ import sys
 
 import msgspec
 
-from atoll.sim.scenarios.churn import churn, overlap, real_keys
+from atoll.sim.scenarios.churn import churn, overlap, real_keys, weighed
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario(calm, peers=8, rounds=20),
     "churn": Scenario(churn, peers=24, rounds=50),
     "overlap": Scenario(overlap, peers=12, rounds=15),
+    "weighed": Scenario(weighed, peers=8, rounds=12),
     "growth": Scenario(growth, peers=2, rounds=12),
     "blackout": Scenario(blackout, peers=5, rounds=20),
     "late_joiner": Scenario(late_joiner, peers=4, rounds=300),
