@@ -158,3 +158,14 @@ def test_weights_are_shares_for_any_rows_at_all(statistic: str):
             products = compare([(1, FP32.encode(row.clone())) for row in rows], 40, FP32).products
             weights = weigh(statistic, liars, names_of(count), [(names_of(count), products)])
             assert all(0 <= weight <= 1 for weight in weights) and 0 < sum(weights) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("statistic", SOLVES)
+def test_products_that_are_none_end_in_weights_too(statistic: str):
+    """A lying owner signs any numbers up to 1e60: rules end, with numbers that the machine can judge."""
+    draw = np.random.default_rng(5)
+    for size in (1e-300, 1.0, 1e30, 1e60):
+        for _ in range(20):
+            garbage = draw.uniform(-1, 1, 28) * size
+            weights = weigh(statistic, 2, names_of(7), [(names_of(7), garbage.astype("<f8").tobytes())])
+            assert len(weights) == 7 and all(isinstance(weight, float) for weight in weights)

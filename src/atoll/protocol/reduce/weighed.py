@@ -179,6 +179,10 @@ class WeighedReduce(Reduce):
         moments = [*super()._moments(), self.patient_until]
         return moments + [self._rows_until(part, 0.0) for part in self.since]
 
+    def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
+        effects = super()._take(part, gather, sender, held, now)
+        return effects + (self.look_again(now) if self.refused else [])
+
     # ---- comparing -----------------------------------------------------------------------------------------
 
     def _compare_if_due(self, part: int, gather: Gather, window: int, now: Seconds) -> list[Effect]:
