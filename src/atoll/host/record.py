@@ -12,12 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import asdict
 
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
 from atoll.node.peer import GenesisKnown, MembershipChanged
 from atoll.protocol.consensus.agreement import Decided, Judge
+from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.wire.codec import decode_body
 from atoll.wire.messages.vertex import Member
 
@@ -44,6 +46,10 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 "attempt": body.attempt,
                 "time_s": round(body.time_s, 3),
             }
+            if body.weighing is not UNSET:
+                entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.weights, strict=True))
+        case RowsWeighed():
+            return None  # the same stands in RoundClosed, once it is agreed
         case MembershipChanged(members=members):
             entry |= {"members": [line_of(m) for m in members]}
         case GenesisKnown(settings=settings, vertex=vertex):

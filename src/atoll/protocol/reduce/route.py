@@ -21,9 +21,7 @@ class Route:
         self.turn = [0] * plan.parts  # owner index that I currently look to, per part
         self.owner = [tree.owners[0] for tree in plan.topology.parts]  # and who that is; the last if none is left
         self.declined: set[tuple[int, PeerId]] = set()  # (part, who cannot combine it)
-        self.patience: dict[
-            tuple[int, PeerId], Seconds
-        ] = {}  # (part, who is at work on it): not late before
+        self.patience: dict[tuple[int, PeerId], Seconds] = {}  # (part, who is at work on it): not late before
         self.senders: dict[int, set[PeerId]] = {}  # whose rows came to me: they know best whom they need
         self.below: dict[int, frozenset[PeerId]] = {}  # whose rows come through me on their way to the owner
         for part, tree in enumerate(plan.topology.parts):

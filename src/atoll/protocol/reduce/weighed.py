@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cached_property
 from math import fsum
+from typing import NamedTuple
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -39,6 +40,16 @@ from atoll.wire.messages.round import Answer, Comparison, Declined, Repeat, RowB
 from atoll.wire.messages.statements import Answered, Commit, Compared, Signed, Weighing
 
 Word = tuple[Signed, Compared]
+
+
+class Asked(NamedTuple):
+    """What I asked the rule about."""
+
+    peers: tuple[PeerId, ...]  # whose rows every part has
+    settled: tuple[PeerId, ...]  # of these, whose rows weigh anything
+    compared: Digest
+    without: tuple[int, ...]
+
 
 WISHES_MAX = 2  # for one row, of its author: it may be lost once
 
@@ -62,7 +73,7 @@ class WeighedReduce(Reduce):
         self.comparing: set[int] = set()  # parts whose rows I compare, or compared
         # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
         self.lost = {part for part in self.gathers if self._compared_name(part) in said}
-        self.asked_weights: tuple[tuple[PeerId, ...], tuple[PeerId, ...], Digest, tuple[int, ...]] | None = None
+        self.asked_for: Asked | None = None
         self.mine: Weighing | None = None  # what I combine with
         self.weighings: dict[Digest, Weighing] = {}  # mine, and those of the answers that I heard
         self.named: dict[tuple[int, int], Digest] = {}  # (part, owner index): which of them its answer names
@@ -251,7 +262,7 @@ class WeighedReduce(Reduce):
     # ---- weighing ------------------------------------------------------------------------------------------
 
     def _weigh_if_due(self) -> list[Effect]:
-        if self.mine is not None or self.asked_weights is not None or not self.gathers:
+        if self.mine is not None or self.asked_for is not None or not self.gathers:
             return []
         parts = [part for part in range(self.plan.parts) if part not in self.missing]
         found = [self._word_of(part) for part in parts]
@@ -262,7 +273,7 @@ class WeighedReduce(Reduce):
         peers, settled = tuple(sorted(common)), tuple(self.plan.settled(sorted(common)))
         name = digest(b"".join(signed.body for signed, _ in words))
         without = tuple(part for part in range(self.plan.parts) if part not in parts)
-        self.asked_weights = peers, settled, name, without
+        self.asked_for = Asked(peers, settled, name, without)
         if not settled or not self.plan.enough(settled):
             return self._refuse(self.gathers, self._shortage(len(settled)))
         given = tuple((tuple(self.plan.settled(c.contributors)), c.products) for _, c in words)
@@ -270,10 +281,11 @@ class WeighedReduce(Reduce):
         return [Ask(self._job("weigh/0"), work)]
 
     def _weighed(self, weights: Sequence[float], now: Seconds) -> list[Effect]:
-        assert self.asked_weights is not None
-        peers, settled, name, without = self.asked_weights
-        weight_of = dict(zip(settled, weights, strict=True))
-        weighing = Weighing(peers, tuple(weight_of.get(peer, 0.0) for peer in peers), name, without)
+        asked = self.asked_for
+        assert asked is not None
+        weight_of = dict(zip(asked.settled, weights, strict=True))
+        weighed = tuple(weight_of.get(peer, 0.0) for peer in asked.peers)
+        weighing = Weighing(asked.peers, weighed, asked.compared, asked.without)
         flaw = weighing_flaw(self.plan, weighing)
         if flaw is not None:  # an owner's products were no products: no rule makes sense of them
             return self._refuse(self.gathers, f"what owners say of their rows {flaw}") + self.look_again(now)
@@ -296,7 +308,7 @@ class WeighedReduce(Reduce):
         if self.named.setdefault(slot, answered.rows) != answered.rows:
             return []  # the first word of each owner counts, and nobody fills the memory with others
         self.weighings.setdefault(answered.rows, weighing)
-        if self.mine is not None or self.asked_weights is not None:
+        if self.mine is not None or self.asked_for is not None:
             return super().handle(event, now)
         effects = self._weigh_with(weighing, now)
         return [*effects, *super().handle(event, now), *self.look_again(now)]
