@@ -243,6 +243,35 @@ def test_whoever_dies_whenever_survivors_hold_a_body_of_one_weighing(seed: int):
         assert weighing_flaw(group.plan, weighing) is None
 
 
+@pytest.mark.parametrize(
+    ("keeps_back", "late_s"), [((Comparison,), 0.0), ((Answer,), 10.0), ((Comparison, Answer), 10.0)]
+)
+def test_an_owner_that_keeps_a_word_back_costs_time_and_no_part(keeps_back: tuple[type, ...], late_s: float):
+    """It is heard, so nobody calls it gone: the next owner takes its turn when its window is over.
+
+    The surprise: who keeps only its comparison back costs nothing. It alone can weigh, and all follow its answer.
+    """
+    group = Weighed(7).begin()
+    mute, second = group.plan.owners(0)[:2]
+    reader = next(p for p in group.names if p not in (mute, second))
+    answered_s: dict[int, float] = {}
+    while group.flying or group.timers:
+        while group.flying:
+            sender, send = group.flying[0]
+            if sender == mute and isinstance(send.message, keeps_back):
+                group.flying.pop(0)
+            else:
+                group.deliver(0)
+        answered_s |= {j: group.now for j in group.machines[reader].answers if j not in answered_s}
+        if group.timers:
+            group.tick()
+    assert answered_s[0] == late_s and answered_s.keys() == set(range(7))
+    for p in set(group.names) - {mute}:
+        answers, _ = group.machines[p].for_body()
+        assert set(answers) == set(range(7))
+        assert answers[0].statement.signer == (second if Answer in keeps_back else mute)
+
+
 def test_too_few_rows_are_no_answer_and_never_a_mean():
     """Three of seven are dead and two may lie: four rows are one too few. Everybody says so, at once."""
     group = Weighed(7)
