@@ -1,10 +1,10 @@
 """What distrust costs a reduce: order statistics instead of a mean, and owners that watch each other.
 
-`combine`: one part owner's CPU seconds for one part, from encoded rows to the encoded answer, on real tensors; each
-statistic turn by turn with the mean in one process, medians. `rounds`: whole rounds of the real peers in the
-simulator (virtual network of 100 Mbit/s, 10 to 80 ms, update of 4 MB), honest or with villains; bytes are payloads
-sent by all, seconds are virtual, both against the same swarm with trust = "community". What the simulator does not
-charge is arithmetic, which is what `combine` is for.
+`combine`: one part owner's CPU seconds for one part, from encoded rows to encoded answer, on real tensors; each
+statistic turn by turn with the mean in one process, medians; rules by distance compare, weigh, combine. `rounds`:
+whole rounds of the real peers in the simulator (virtual network of 100 Mbit/s, 10 to 80 ms, update of 4 MB), honest
+or with villains; bytes are payloads sent by all, seconds are virtual, both against the same swarm with trust =
+"community". What the simulator does not charge is arithmetic, which is what `combine` is for.
 
     python bench/robust_reduce.py [--quick] [--json]
 """
@@ -18,12 +18,14 @@ import torch
 from form import asking, report, versions
 from msgspec.structs import replace
 
-from atoll.learn.codec import CODECS
-from atoll.learn.combine import combine
+from atoll.keys.digest import Buffer
+from atoll.learn.codec import CODECS, Codec
+from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.statistic import STATISTICS, Statistic
+from atoll.learn.weighing import compare, weigh
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.policy.trust import liars_among
+from atoll.policy.trust import DISTANCES, liars_among, rows_needed
 from atoll.sim.island import IslandKnobs
 from atoll.sim.owners import CROOKS
 from atoll.sim.swarm import Swarm, SwarmKnobs
@@ -45,11 +47,15 @@ def combine_figures(members: int, values: int, repeats: int) -> list[dict]:
     codec, generator = CODECS["int8"], torch.Generator().manual_seed(members)
     rows = [(1, codec.encode(torch.randn(values, generator=generator))) for _ in range(members)]
     liars = liars_among(members, 0.33)
-    spent: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    names = [*STATISTICS, *(name for name in DISTANCES if members >= rows_needed(name, liars))]
+    spent: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(repeats + 1):
-        for name in STATISTICS:
+        for name in names:
             began = time.process_time()
-            combine(rows, values, codec, codec, Statistic(name, liars))
+            if name in DISTANCES:
+                by_distance(rows, values, codec, name, liars)
+            else:
+                combine(rows, values, codec, codec, Statistic(name, liars))
             spent[name].append(time.process_time() - began)
     cpu_s = {name: median(seconds[1:]) for name, seconds in spent.items()}  # the first one warms up
     return [
@@ -60,8 +66,15 @@ def combine_figures(members: int, values: int, repeats: int) -> list[dict]:
             "cpu_s_per_million": round(cpu_s[name] / values * 1e6, 4),
             "time_ratio": round(cpu_s[name] / cpu_s["mean"], 2),
         }
-        for name in STATISTICS
+        for name in names
     ]
+
+
+def by_distance(rows: list[tuple[int, Buffer]], values: int, codec: Codec, name: str, liars: int) -> None:
+    """An owner's whole work for its part, as if it were the only one."""
+    peers = [f"{k:02}" for k in range(len(rows))]
+    weights = weigh(name, liars, peers, [(peers, compare(rows, values, codec).products)])
+    combine_weighed(rows, weights, values, codec, codec)
 
 
 def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed: bool) -> tuple[float, float, int]:

@@ -34,6 +34,7 @@ from atoll.node.config import (
     reference,
 )
 from atoll.node.settings import RULES, RunSettings
+from atoll.policy.trust import DISTANCES
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.vertex import Member, Vertex
 
@@ -322,7 +323,10 @@ def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path:
     [
         (("run.min_peers=4", "run.start_peers=4"), 'run.trust = "private" says that there are none'),
         (("run.trust=community", "run.min_peers=3", "run.start_peers=4"), "it takes 4 to withstand one liar"),
-        (("run.trust=community", "run.min_peers=4", "run.start_peers=4", "sync.topology=tree"), "cannot be sorted"),
+        (
+            ("run.trust=community", "run.min_peers=4", "run.start_peers=4", "sync.topology=tree"),
+            "neither be sorted",
+        ),
         (
             ("run.trust=community", "run.byzantine_tolerance=0.2", "run.min_peers=4", "run.start_peers=4"),
             "it takes 5 to withstand one liar",
@@ -333,6 +337,35 @@ def test_a_statistic_that_would_withstand_nobody_is_refused(sets: tuple[str, ...
     """The surprise: three members are too few even for one liar, whatever the tolerance says."""
     refused = trouble("sync.statistic=median", *sets)
     assert refused.code == "E-CFG-11" and says in f"{refused.what} {refused.cause}"
+
+
+COMMUNITY = ("run.trust=community", "run.min_peers=7", "run.start_peers=7")
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (("sync.statistic=robust", "run.trust=open", "run.min_peers=7", "run.start_peers=7"), "are believed"),
+        (("sync.statistic=krum", "run.min_peers=7", "run.start_peers=7"), "says that there are none"),
+        (("sync.statistic=robust", *COMMUNITY, "sync.topology=ring"), "nor compared"),
+        (("sync.statistic=robust", "run.trust=community", "run.min_peers=4", "run.start_peers=7"), "it takes 5"),
+        (("sync.statistic=krum", "run.trust=community", "run.min_peers=4", "run.start_peers=7"), "it takes 5"),
+        (
+            ("sync.statistic=geometric_median", "run.trust=community", "run.min_peers=3", "run.start_peers=7"),
+            "it takes 4",
+        ),
+    ],
+)
+def test_a_rule_by_distance_is_refused_where_it_could_not_keep_its_word(sets: tuple[str, ...], says: str):
+    """Owners are believed with comparisons: where members do not believe them, there are order statistics."""
+    refused = trouble(*sets)
+    assert refused.code == "E-CFG-11" and says in f"{refused.what} {refused.cause}" and refused.fix
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_every_rule_by_distance_can_be_asked_for(name: str):
+    config = load_config(None, (f"sync.statistic={name}", *COMMUNITY), {})
+    assert settings_of(config, recipe_of(config)).statistic == name
 
 
 def test_open_needs_enough_members_and_then_has_owners_watch_each_other():

@@ -126,7 +126,7 @@ def test_a_failing_run_ends_with_the_line_that_replays_it(monkeypatch: pytest.Mo
 
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(8))
-@pytest.mark.parametrize("name", ["blackout", "churn", "liars", "growth", "frozen", "real_keys"])
+@pytest.mark.parametrize("name", ["blackout", "churn", "weighed", "liars", "growth", "frozen", "real_keys"])
 def test_hundreds_of_seeds(name: str, block: int):
     """Safety in every seed, and progress in bounded time once the world is healed."""
     for seed in range(1000 + block * 25, 1000 + block * 25 + 25):

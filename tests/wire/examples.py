@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import Manifest
 from atoll.wire.messages.history import (
@@ -19,6 +21,7 @@ from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, M
 from atoll.wire.messages.round import (
     Answer,
     Committed,
+    Comparison,
     Contribution,
     Declined,
     Handed,
@@ -37,6 +40,7 @@ from atoll.wire.messages.statements import (
     Caught,
     Certificate,
     Commit,
+    Compared,
     Complaint,
     Invite,
     Join,
@@ -47,6 +51,7 @@ from atoll.wire.messages.statements import (
     Suspect,
     Timeout,
     Vote,
+    Weighing,
 )
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
 
@@ -75,11 +80,13 @@ BODY = Body(
     epoch=1,
     settings=b"settings",
 )
+WEIGHING = Weighing((ALICE, BOB), (0.75, 0.25), A, (1,))
 VERTEX = Vertex(b"body", CERTIFICATE, b"recovery")
 
 STATEMENTS = (
     Commit(7, 1, A, 2, 32, 512, 2.5, 0.25, 512, "why"),
     Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), B),
+    Compared(7, 1, 0, 2, (ALICE, BOB), bytes(24)),
     Proposed(7, 9, A),
     Vote(7, 9, "commit", A),
     Timeout(7, 9, 8, A),
@@ -97,6 +104,7 @@ MESSAGES = (
     Committed(7, 1, "abcd", SIGNED, asks=True),
     Contribution(7, 1, "abcd", 0, 2, (A, B), SIGNED),
     Answer(7, 1, "abcd", SIGNED),
+    Comparison(7, 1, "abcd", SIGNED),
     WantPart(7, 1, "abcd", A),
     PartBytes(7, 1, "abcd", A),
     Repeat(7, 1, "abcd"),
@@ -121,3 +129,6 @@ MESSAGES = (
     JoinRefused("E-JOIN-01", "what", "fix"),
     Hello(A, 7),
 )
+
+ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)
+BODY_WEIGHED = replace(BODY, weighing=WEIGHING)

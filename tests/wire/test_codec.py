@@ -14,14 +14,14 @@ import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from examples import BODY, MESSAGES, STATEMENTS, VERTEX
+from examples import ANSWER_WEIGHED, BODY, BODY_WEIGHED, MESSAGES, STATEMENTS, VERTEX, WEIGHING
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Message
 from atoll.wire.codec import AnyMessage, decode_body, decode_message, decode_statement, decode_vertex, encode
-from atoll.wire.messages.statements import AnyStatement
+from atoll.wire.messages.statements import AnyStatement, Weighing
 
 GOLDEN = Path(__file__).parent / "golden"
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "3000"))
@@ -36,11 +36,13 @@ def decode(value: object, data: bytes) -> object:
             return decode_body(data, WHO)
         case _ if type(value).__name__ == "Vertex":
             return decode_vertex(data, WHO)
+        case Weighing():
+            return msgspec.msgpack.decode(data, type=Weighing)
         case _:
             return decode_statement(data, WHO)
 
 
-EVERYTHING = (*MESSAGES, *STATEMENTS, BODY, VERTEX)
+EVERYTHING = (*MESSAGES, *STATEMENTS, BODY, VERTEX, WEIGHING)
 
 
 @pytest.mark.parametrize("value", EVERYTHING, ids=lambda v: type(v).__name__)
@@ -52,6 +54,18 @@ def test_the_bytes_of_every_word_are_frozen(value):
     golden = bytes.fromhex(path.read_text())
     assert encode(value) == golden
     assert decode(value, golden) == value
+
+
+@pytest.mark.parametrize("value", [ANSWER_WEIGHED, BODY_WEIGHED], ids=lambda v: type(v).__name__)
+def test_what_weighs_rows_is_one_more_field_and_nothing_where_nothing_weighs(value):
+    """An answer and a body without a weighing have the bytes that they had before there were any."""
+    path = GOLDEN / f"{type(value).__name__}.weighed.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(encode(value).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert encode(value) == golden and decode(value, golden) == value
+    bare = encode(msgspec.structs.replace(value, weighing=msgspec.UNSET))
+    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {"weighing"}
 
 
 def test_there_is_an_example_of_every_message_and_statement():

@@ -34,6 +34,7 @@ PROPOSAL_BYTES_MAX = MIB // 32  # beside a body in its frame: a committee's time
 BODY_BYTES_MAX = CONTROL_FRAME_MAX - PROPOSAL_BYTES_MAX  # a longer one could be agreed on and shown to nobody
 COMMIT_BYTES_MAX = 1536  # of a commitment: words and links are a kilobyte, and a newer peer may say more
 ANSWER_BYTES_MAX = 256  # of an answer, but for the names of its contributors: 200, and a newer peer may say more
+WEIGHED_ROWS_MAX = FULL_MESH_MAX  # whose distances are taken: products of 64 rows are 17 kB per part
 ERA_ROUNDS_MAX = 128  # half of the vertices in memory: what an era began with is at hand when it ends
 ERAS_LACKING_MAX = 1024  # eras in memory that lack signatures, a few kB each; older ones stay as they are on disk
 ERAS_READ_AT_ONCE = 8  # from disk, for those who catch up

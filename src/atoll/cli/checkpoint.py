@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import cyclopts
 from cyclopts import Parameter
+from msgspec import UnsetType
 
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import PeerId
@@ -73,7 +74,7 @@ def show(
     *,
     json: AsJson = False,
 ) -> None:
-    """Everything a vertex says about its round: ids, time, loss, contributors, who is missing, the state."""
+    """Everything a vertex says about its round: ids, time, loss, who counted, how much and who not, the state."""
     folder = folder_of(run)
     with kept_in(folder) as kept:
         _check_round(kept, folder, round)
@@ -82,7 +83,11 @@ def show(
         say_json(row)
         return
     for name, value in row.items():
+        if name == "weighed" and not value:
+            continue  # no distances weigh rows in this run
         words = ", ".join(value) or "nobody" if isinstance(value, list) else value
+        if isinstance(value, dict):
+            words = ", ".join(f"{peer} {weight:.4f}" for peer, weight in value.items())
         say(f"  {name:<14} {words}")
 
 
@@ -173,6 +178,9 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     counted = {signed.signer for signed in body.commits}
     back = amend_of(body)
 
+    weighing = body.weighing
+    weighed = () if isinstance(weighing, UnsetType) else zip(weighing.peers, weighing.weights, strict=True)
+
     def named(peers: set[PeerId]) -> list[str]:
         return sorted(names.get(p, p) for p in peers)
 
@@ -191,6 +199,7 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
         "voters": len(voters),
         "contributors": named(counted),
         "missing": named(voters - counted) if body.parts else [],  # nobody can miss a round that only assembles
+        "weighed": {names.get(p, p): weight for p, weight in weighed},  # where distances weigh rows
         "parts_missing": sum(part is None for part in body.parts),
         "votes": len(vertex.certificate.votes) if vertex.certificate is not None else 0,
         "back_to": back.round if back is not None else None,

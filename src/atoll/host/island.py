@@ -29,7 +29,7 @@ from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named, native
-from atoll.learn.combine import combine
+from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
 from atoll.learn.merge import Merge
@@ -47,6 +47,7 @@ from atoll.learn.update import (
     part_codecs,
     settle,
 )
+from atoll.learn.weighing import compare, weigh
 from atoll.node.config import Keep
 from atoll.node.jobs import (
     Adopt,
@@ -60,7 +61,7 @@ from atoll.node.jobs import (
     Train,
     Trained,
 )
-from atoll.protocol.reduce.work import Combine, Combined
+from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 
 
 class Island:
@@ -125,6 +126,12 @@ class Island:
                 if work.round <= self.adopted:
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
                 return await loop.run_in_executor(self._arithmetic, self._combine, work, self._common(work.round))
+            case Compare():
+                if work.round <= self.adopted:
+                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
+                return await loop.run_in_executor(self._arithmetic, self._compare, work, self._common(work.round))
+            case Weigh():
+                return await loop.run_in_executor(self._arithmetic, self._weigh, work)
             case Advance():
                 return await loop.run_in_executor(self._arithmetic, self._advance, work)
             case Adopt():
@@ -264,16 +271,32 @@ class Island:
         return Common(round, self.head, self.head_name, learning.layout, momentum_of(learning.recipe.outer))
 
     def _combine(self, work: Combine, common: Common) -> Combined:
-        coding, (begin, end) = self._learning.recipe.coding, self._turn(common.state)
-        bounds = moved(part_bounds(end - begin, work.shares), begin)
-        lo, hi = bounds[work.part]
+        up, values = self._coded(work, common)
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        up = part_codec(coding.up, common, bounds, work.part)
-        down, statistic = codec_named(coding.down), Statistic(work.statistic, work.liars)
-        done = combine(rows, hi - lo, up, down, statistic)
+        down = codec_named(self._learning.recipe.coding.down)
+        if work.weights:
+            done = combine_weighed(rows, work.weights, values, up, down)
+        else:
+            done = combine(rows, values, up, down, Statistic(work.statistic, work.liars))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)
+
+    def _compare(self, work: Compare, common: Common) -> Products:
+        up, values = self._coded(work, common)
+        done = compare([(row.weight, row.payload.data) for row in work.rows], values, up)
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+
+    def _weigh(self, work: Weigh) -> Weights:
+        return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
+
+    def _coded(self, work: Combine | Compare, common: Common) -> tuple[Codec, int]:
+        """What the rows of this part were encoded with, and how many values they have."""
+        begin, end = self._turn(common.state)
+        bounds = moved(part_bounds(end - begin, work.shares), begin)
+        lo, hi = bounds[work.part]
+        return part_codec(self._learning.recipe.coding.up, common, bounds, work.part), hi - lo
 
     def _advance(self, work: Advance) -> Advanced:
         before = self._find(work.before)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import asdict
 
 from atoll.base.machine import Fact
@@ -19,6 +20,7 @@ from atoll.node.amend import amend_of
 from atoll.node.facts import RoundClosed
 from atoll.node.peer import GenesisKnown, MembershipChanged
 from atoll.protocol.consensus.agreement import Decided, Judge
+from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.wire.codec import decode_body
 from atoll.wire.messages.vertex import Member
 
@@ -47,6 +49,10 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
             }
             if (back := amend_of(body)) is not None:
                 entry |= {"back_to": back.round}
+            if body.weighing is not UNSET:
+                entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.weights, strict=True))
+        case RowsWeighed():
+            return None  # the same stands in RoundClosed, once it is agreed
         case MembershipChanged(members=members):
             entry |= {"members": [line_of(m) for m in members]}
         case GenesisKnown(settings=settings, vertex=vertex):

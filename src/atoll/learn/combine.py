@@ -1,11 +1,11 @@
 """The way back: what members sent for one part becomes one mean (or order statistic) that all of them hold.
 
-`combine` is the part owner's work: decode, average or sort (learn/statistic), encode the answer once.
-`combine_remembering` lets the owner keep what its answers left out, and make it good in the next ones. `gather`
-needs no owner: everybody decodes everybody. The order of rows is the caller's and is kept; every operation is
-elementwise, rounds once and runs on the CPU, so any two that are given the same rows get the same bits. Beside the
-rows and the answer an owner holds a few spans, however large the part is, unless the answer's codec has to see all
-of it (`Codec.spanwise`).
+`combine` is the part owner's work: decode, average or sort (learn/statistic), encode the answer once;
+`combine_weighed` takes shares that distances made (learn/weighing). `combine_remembering` lets the owner keep what
+its answers left out, and make it good in the next ones. `gather` needs no owner: everybody decodes everybody. The
+order of rows is the caller's and is kept; every operation is elementwise, rounds once and runs on the CPU, so any
+two that are given the same rows get the same bits. Beside the rows and the answer an owner holds a few spans,
+however large the part is, unless the answer's codec has to see all of it (`Codec.spanwise`).
 Never raises for a row: one that does not decode is named by index, and the others count without it.
 """
 
@@ -39,7 +39,7 @@ class Gathered(NamedTuple):
     faults: tuple[tuple[int, str], ...]
 
 
-class _Rows(NamedTuple):
+class OpenRows(NamedTuple):
     """The rows that decode."""
 
     opened: list[tuple[int, Any]]  # (weight, opened wire)
@@ -58,13 +58,27 @@ def combine(
 
     Rows that do not decode are not reckoned against the liars: the others alone shall give the same answer.
     """
-    kept = _opened(rows, n, codec)
+    kept = opened_rows(rows, n, codec)
     if statistic.sorts:
         sorted_in = [opened for weight, opened in kept.opened if weight]
         why, spans = statistic.shortage(len(sorted_in)), order_statistics(sorted_in, n, codec, statistic)
     else:
         why, spans = "" if kept.total else "no row has any weight", _means(kept, n, codec)
     return Combined(None if why else reply.encode_spans(n, spans), kept.counted, kept.faults, why)
+
+
+def combine_weighed(
+    rows: Sequence[tuple[int, Buffer]], shares: Sequence[float], n: int, codec: Codec, reply: Codec
+) -> Combined:
+    """Sum of share * row, encoded with `reply`: shares as distances between whole updates made them.
+
+    All rows were opened when they were compared: one that does not decode now spoils the sum, and there is none.
+    """
+    kept = opened_rows(rows, n, codec)
+    if kept.faults:
+        return Combined(None, kept.counted, kept.faults, f"{len(kept.faults)} of its rows do not decode any more")
+    shared = [(share, opened) for share, (_, opened) in zip(shares, kept.opened, strict=True)]
+    return Combined(reply.encode_spans(n, _sums(shared, n, codec)), kept.counted, ())
 
 
 def combine_remembering(
@@ -76,7 +90,7 @@ def combine_remembering(
     recompute its answer, and what it holds is lost when another owner takes over: only where owners are trusted.
     Without any weight there is no answer, and the memory stays what it was. `memory_N` is left alone.
     """
-    kept = _opened(rows, n, codec)
+    kept = opened_rows(rows, n, codec)
     if kept.total == 0:
         return Combined(None, kept.counted, kept.faults), memory_N
     left_N, value_S = torch.empty(n), torch.empty(min(n, SPAN))
@@ -101,7 +115,7 @@ def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Gathered
     Members get the same bits from the same rows in the same order; which rows those are is for them to agree on.
     Costs a member everybody's wire instead of one answer.
     """
-    kept = _opened(rows, n, codec)
+    kept = opened_rows(rows, n, codec)
     mean_N = None
     if kept.total:
         mean_N = torch.empty(n)
@@ -110,7 +124,7 @@ def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Gathered
     return Gathered(mean_N, kept.counted, kept.faults)
 
 
-def _opened(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> _Rows:
+def opened_rows(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> OpenRows:
     counted, faults, kept = [], [], []
     for index, (weight, wire) in enumerate(rows):
         try:
@@ -120,17 +134,22 @@ def _opened(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> _Rows:
             counted.append(index)
         except PeerFault as fault:
             faults.append((index, fault.what))
-    return _Rows(kept, tuple(counted), tuple(faults))
+    return OpenRows(kept, tuple(counted), tuple(faults))
 
 
-def _means(rows: _Rows, n: int, codec: Codec) -> Iterator[Tensor]:
+def _means(rows: OpenRows, n: int, codec: Codec) -> Iterator[Tensor]:
     """Sum over rows, in order, of value * (weight / total); span by span, each good until the next is asked for."""
     total = rows.total
+    # the quotient of two ints is correctly rounded in Python; without any weight nobody asks for a span
+    return _sums([(weight / (total or 1), opened) for weight, opened in rows.opened], n, codec)
+
+
+def _sums(shared: Sequence[tuple[float, Any]], n: int, codec: Codec) -> Iterator[Tensor]:
+    """Sum over (share, opened row), in order, of value * share; span by span, each good until the next."""
     sum_S, value_S = torch.empty(min(n, SPAN)), torch.empty(min(n, SPAN))
     for lo, hi in spans_of(n):
         mean_S, into_S = sum_S[: hi - lo].zero_(), value_S[: hi - lo]
-        for weight, opened in rows.opened:
-            if weight:
-                # the quotient of two ints is correctly rounded in Python
-                codec.add(opened, lo, weight / total, mean_S, into_S)
+        for share, opened in shared:
+            if share:
+                codec.add(opened, lo, share, mean_S, into_S)
         yield mean_S

@@ -12,11 +12,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import ANSWER_BYTES_MAX, PARTS_MAX, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX, WORDS_MAX
+from atoll.base.limits import (
+    ANSWER_BYTES_MAX,
+    PARTS_MAX,
+    REPORT_BYTES_MAX,
+    REPORTS_PER_VERTEX_MAX,
+    WEIGHED_ROWS_MAX,
+    WORDS_MAX,
+)
 from atoll.keys.digest import digest
 from atoll.node.amend import amend_holds, amends_in, first_of
 from atoll.node.settings import RunSettings, encode_settings
@@ -25,12 +33,14 @@ from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
 from atoll.policy.room import name_bytes
-from atoll.policy.trust import StatisticName, liars_among, rows_needed, witnesses
+from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
+from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.plan import ReducePlan
+from atoll.protocol.reduce.rows import name_of
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Join, Signed, Statement
+from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Join, Signed, Statement, Weighing
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
@@ -73,6 +83,17 @@ class Ground:
         return liars_among(len(self.plan.trainers) - len(self.weightless), self.tolerance)
 
     @cached_property
+    def weighs(self) -> bool:
+        """Rows are weighed by distances between whole updates."""
+        return self.statistic in DISTANCES
+
+    @cached_property
+    def compared_bytes_max(self) -> int:
+        """Of a signed comparison."""
+        rows = min(len(self.plan.trainers), WEIGHED_ROWS_MAX)
+        return self.answer_bytes_max + 8 * (rows * (rows + 1) // 2)
+
+    @cached_property
     def witnesses(self) -> int:
         """Owners after the first that combine every part too."""
         owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
@@ -92,6 +113,7 @@ class Ground:
             self.liars,
             rows_needed(self.statistic, self.liars),
             self.witnesses,
+            self.weighs,
             self.weightless,
             plan.window_s(attempt),
             plan.has_clock,
@@ -159,6 +181,7 @@ def write_body(
     reports: Sequence[Signed],
     state: Digest,
     now: Seconds,
+    weighing: Weighing | None = None,
 ) -> Body:
     """The body that this proposer puts forward. Reports that are not admissible are left out.
 
@@ -194,6 +217,7 @@ def write_body(
         metrics=_metrics([c for c, _ in chosen.values()]),
         trained=_trained(ground, kept),
         epoch=parent.epoch,
+        weighing=UNSET if weighing is None else weighing,
     )
 
 
@@ -240,6 +264,7 @@ def write_recovery(
         metrics=Metrics(0.0, 0, 0),
         epoch=parent.epoch + 1,
         settings=b"",
+        weighing=UNSET,
     )
 
 
@@ -269,6 +294,9 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     for answered in answers:
         if answered is not None and not ground.reduce_plan(body.attempt).enough(answered.contributors):
             return f"part {answered.part} has too few rows for a {ground.statistic}"
+    misweighed = _misweighed(ground, body, [answered for answered in answers if answered is not None])
+    if misweighed is not None:
+        return misweighed
     contributors = _contributors(answers)
     commits: dict[PeerId, Commit] = {}
     for signed in body.commits:
@@ -328,6 +356,21 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
     return answered
+
+
+def _misweighed(ground: Ground, body: Body, answers: Sequence[Answered]) -> str | None:
+    """All answers of a body are of one weighing, which stands in it, where rows are weighed; else there is none."""
+    weighing = body.weighing
+    if not ground.weighs or not answers:
+        return "it weighs rows that nobody weighed" if weighing is not UNSET else None
+    if weighing is UNSET:
+        return "it does not say what its rows weigh"
+    flaw = weighing_flaw(ground.reduce_plan(body.attempt), weighing)
+    if flaw is not None:
+        return f"it {flaw}"
+    name = name_of(weighing)
+    other = [answered.part for answered in answers if answered.rows != name or not made_with(answered, weighing)]
+    return f"its answer for part {other[0]} is of another weighing" if other else None
 
 
 def parts_fit(ground: Ground, commit: Commit) -> bool:

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from atoll.base.ids import PeerId
 from atoll.base.limits import EARLY_BYTES_MAX, EARLY_MESSAGES_MAX, EARLY_PER_SENDER_MAX, PEERS_MAX
 from atoll.base.machine import Received
-from atoll.wire.messages.round import Propose, RoundMessage
+from atoll.wire.messages.round import Comparison, Propose, RoundMessage
 
 
 class EarlyWords:
@@ -63,5 +63,11 @@ def _round(event: Received) -> int:
 
 
 def _size_bytes(event: Received) -> int:
-    body = len(event.message.body) if isinstance(event.message, Propose) else 0
-    return body + (event.payload.size_bytes if event.payload is not None else 0)
+    match event.message:
+        case Propose(body=body):
+            said = len(body)
+        case Comparison(statement=statement):
+            said = len(statement.body)
+        case _:
+            said = 0
+    return said + (event.payload.size_bytes if event.payload is not None else 0)

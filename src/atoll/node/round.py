@@ -77,6 +77,7 @@ from atoll.wire.messages.history import Vertices
 from atoll.wire.messages.round import (
     Answer,
     Committed,
+    Comparison,
     Contribution,
     Declined,
     Handed,
@@ -90,7 +91,7 @@ from atoll.wire.messages.round import (
     WantPart,
     WantRow,
 )
-from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Complaint, Signed
+from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Complaint, Signed, Weighing
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
@@ -134,6 +135,7 @@ class Round:
         self.reduce: Reduce | None = None
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
+        self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
         self.free: int | None = None  # the view in which I may propose what I like
         self.bound: int | None = None  # the view in which I must re-propose a certified body
         self.wanted_body: Digest | None = None  # a body that a certificate names and that I lack
@@ -193,18 +195,22 @@ class Round:
         match message:
             case Committed():
                 return self._hear_commit(message.statement, now) + self._answer_commit(sender, message)
-            case Contribution() | RowBytes() | Handed() | Declined() | Answer() if message.attempt > self.attempt:
+            case Contribution() | RowBytes() | Handed() | Declined() | Answer() | Comparison() if (
+                message.attempt > self.attempt
+            ):
                 self.too_early.add(sender)
                 return []
             case Contribution() | RowBytes():
                 if message.attempt != self.attempt:
                     return []
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
-            case Answer() | Handed() | Declined() | WantRow():
+            case Answer() | Handed() | Declined() | WantRow() | Comparison():
                 if message.attempt != self.attempt or self.reduce is None:
                     return []
                 if isinstance(message, Answer) and len(message.statement.body) > self.ground.answer_bytes_max:
                     raise PeerFault(sender, f"an answer of {len(message.statement.body)} bytes")
+                if isinstance(message, Comparison) and len(message.statement.body) > self.ground.compared_bytes_max:
+                    raise PeerFault(sender, f"a comparison of {len(message.statement.body)} bytes")
                 return self.reduce.handle(event, now)
             case WantPart():
                 return self._give_part(sender, message, now)
@@ -510,9 +516,9 @@ class Round:
 
     def _reduced(self, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
-        answers = self.reduce.answers
         # a part given up before may have been settled in the same breath: its own fact comes behind this one
-        self.parts.held.update({held.payload.digest: held.payload for held in answers.values()})
+        self.parts.held.update({held.payload.digest: held.payload for held in self.reduce.answers.values()})
+        answers, self.weighing = self.reduce.for_body()
         self.view = tuple(answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
         self.patience.sharing_ended(now)
         step = self._my_step()
@@ -587,7 +593,8 @@ class Round:
         if others := amends_in(reports):
             unwanted = {id(signed) for signed, _ in others if back is None or signed is not back[0]}
             reports = [signed for signed in reports if id(signed) not in unwanted]
-        return write_body(self.ground, self.notary, self.attempt, parts, commits, reports, state, now)
+        weighing = self.weighing if any(part is not None for part in parts) else None
+        return write_body(self.ground, self.notary, self.attempt, parts, commits, reports, state, now, weighing)
 
     def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
         raw = proposal.body

@@ -23,7 +23,7 @@ from atoll.base.limits import (
     VOTE_KEY_BYTES_MAX,
 )
 from atoll.policy.links import REPORT_BYTES_MAX as LINKS_BYTES_MAX
-from atoll.wire.messages.statements import Signed
+from atoll.wire.messages.statements import Signed, Weighing
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NOBODY, HUGE = PeerId(""), 2**63 - 1
@@ -66,9 +66,12 @@ _BODY = Body(
     Metrics(0.5, HUGE, HUGE),
     HUGE,
     HUGE,
+    b"",
+    Weighing((), (), ZERO_DIGEST),
 )
 LINE_BYTES = _bytes(_LINE)
-FRAME_BYTES = _bytes(_BODY) + 5 * LIST_BYTES  # parts, commits, members, tickets, reports
+FRAME_BYTES = _bytes(_BODY) + 7 * LIST_BYTES  # parts, commits, members, tickets, reports, weights and whose
+WEIGHT_BYTES = 9  # of a row, where distances weigh it
 SIGNED_BYTES = _bytes(Signed(NOBODY, bytes(2**16), b"")) - 2**16 + 1  # around a body, a signer and a signature
 ROOM_BYTES = BODY_BYTES_MAX - REPORTS_BYTES_MAX
 
@@ -89,10 +92,12 @@ def may_train(member: Member) -> bool:
 
 
 def member_bytes(member: Member, parts: int) -> int:
-    """What one member adds: its line, and if it may train its commitment and its name in every part."""
+    """What one member adds: its line, and if it may train its commitment, its name in every part, and a weight."""
     name = name_bytes(member.peer)
     line = LINE_BYTES + name + name_bytes(member.name) + sum(map(name_bytes, member.addresses))
-    return line + (COMMIT_BYTES_MAX + SIGNED_BYTES + name * (parts + 1) if may_train(member) else 0)
+    if not may_train(member):
+        return line
+    return line + COMMIT_BYTES_MAX + SIGNED_BYTES + name * (parts + 1) + name + WEIGHT_BYTES
 
 
 def ticket_bytes(ticket: TicketUse) -> int:

@@ -10,14 +10,16 @@ rounds is complained of. Complaints by more members than may lie make it step ba
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from atoll.base.ids import PeerId
 
 STRIKES = 2  # failures seen by one member before it complains: one may be the network's
 STRIKE_ROUNDS = 8  # within so many rounds
 
-StatisticName: TypeAlias = Literal["mean", "median", "trimmed_mean", "meamed"]  # of one value over the rows
+DistanceName: TypeAlias = Literal["robust", "krum", "multi_krum", "geometric_median", "centred_clipping", "mda"]
+StatisticName: TypeAlias = Literal["mean", "median", "trimmed_mean", "meamed"] | DistanceName
+DISTANCES: tuple[DistanceName, ...] = get_args(DistanceName)  # weigh whole rows; the others look value by value
 
 
 def liars_among(n: int, tolerance: float) -> int:
@@ -25,21 +27,29 @@ def liars_among(n: int, tolerance: float) -> int:
     return max(0, min(int(tolerance * n), (n - 1) // 3))
 
 
-def peers_for_one_liar(tolerance: float) -> int:
-    """The fewest members among whom this tolerance withstands anybody at all."""
+def peers_for_one_liar(tolerance: float, statistic: StatisticName = "mean") -> int:
+    """The fewest members among whom this tolerance withstands anybody at all, with all their rows there."""
     assert tolerance > 0
     n = 4
-    while liars_among(n, tolerance) == 0:
+    while liars_among(n, tolerance) == 0 or n < members_needed(statistic, liars_among(n, tolerance)):
         n += 1
     return n
 
 
-def rows_needed(statistic: StatisticName, liars: int) -> int:
-    """Rows of settled members without which a part has no answer: more honest ones than lies, per value.
+def members_needed(statistic: StatisticName, liars: int) -> int:
+    """Members that a rule is reckoned with: `robust` wants two more than it makes do with when rows are missing."""
+    return 2 * liars + 3 if statistic == "robust" else rows_needed(statistic, liars)
 
-    Yin et al. 2018 (median, trimmed mean) and Xie et al. 2018 (mean around the median) ask for n > 2f.
+
+def rows_needed(statistic: StatisticName, liars: int) -> int:
+    """Rows of settled members without which a part has no answer: more honest ones than lies.
+
+    Yin et al. 2018 (median, trimmed mean), Xie et al. 2018 (mean around the median) and all rules by distance ask
+    for n > 2f, but for Krum: n >= 2f + 3 (Blanchard et al. 2017).
     """
-    return 0 if statistic == "mean" else 2 * liars + 1
+    if statistic == "mean":
+        return 0
+    return 2 * liars + 3 if statistic in ("krum", "multi_krum") else 2 * liars + 1
 
 
 def witnesses(owners: int, liars: int) -> int:

@@ -33,7 +33,7 @@ from atoll.node.jobs import (
     Trained,
 )
 from atoll.protocol.dag.eras import ReadEra
-from atoll.protocol.reduce.work import Combine, Combined
+from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.protocol.transfer.work import (
     BlobOpened,
     CloseBlob,
@@ -98,7 +98,7 @@ class Island:
                 step_s = self._step_s()
                 left = work.steps - self._taken_ahead(step_s) if self.knobs.overlap else work.steps
                 return min(step_s * max(left, 0), max(work.seconds_max, 0.0))
-            case Encode() | Combine() | Advance() | Adopt():
+            case Encode() | Compare() | Combine() | Advance() | Adopt():
                 return 0.002 + self.knobs.update_bytes / 1e9
             case _:
                 return 0.002
@@ -114,6 +114,11 @@ class Island:
                 return Encoded(parts)
             case Combine():
                 return self._combine(work)
+            case Compare():  # names have no distances: all rows lie alike
+                count = sum(row.weight > 0 for row in work.rows)
+                return Products(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
+            case Weigh():
+                return Weights((1 / len(work.rows),) * len(work.rows))
             case Advance():
                 return self._advance(work)
             case Adopt():

@@ -19,11 +19,12 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.keys.digest import blob_id, digest, manifest_of
 from atoll.learn.codec import CODECS
-from atoll.learn.combine import combine
+from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.statistic import Statistic
 from atoll.learn.update import part_bounds
+from atoll.learn.weighing import compare, weigh
 from atoll.node.jobs import Advance, Advanced, Encode, Encoded
-from atoll.protocol.reduce.work import Combine, Combined
+from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.sim.island import GENESIS_STATE, Island, IslandKnobs
 
 VALUES = 16 * 256  # so that each of up to 16 parts has a block of its own
@@ -39,6 +40,7 @@ POISONS: dict[str, Poison] = {
     "not a number": lambda delta_V: torch.full_like(delta_V, nan),
     "infinity": lambda delta_V: torch.full_like(delta_V, inf),
     "1e30": lambda delta_V: torch.full_like(delta_V, 1e30),
+    "a little is enough": lambda delta_V: delta_V - 1.5 * NOISE,  # inside the others' spread, every value one way
     "huge": lambda delta_V: torch.full_like(delta_V, 1e17),  # the largest that a codec lets through
 }
 
@@ -67,6 +69,10 @@ class TensorIsland(Island):
                 return self._encode(work)
             case Combine():
                 return self._combined(work)
+            case Compare():
+                return self._compared(work)
+            case Weigh():
+                return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
             case Advance():
                 return self._advanced(work)
             case _:
@@ -83,10 +89,19 @@ class TensorIsland(Island):
     def _combined(self, work: Combine) -> Combined:
         lo, hi = part_bounds(VALUES, work.shares)[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        done = combine(rows, hi - lo, FP32, FP32, Statistic(work.statistic, work.liars))
+        if work.weights:
+            done = combine_weighed(rows, work.weights, hi - lo, FP32, FP32)
+        else:
+            done = combine(rows, hi - lo, FP32, FP32, Statistic(work.statistic, work.liars))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return Combined(None if done.wire is None else _payload(bytes(done.wire)), counted, faulty, done.why)
+
+    def _compared(self, work: Compare) -> Products:
+        lo, hi = part_bounds(VALUES, work.shares)[work.part]
+        done = compare([(row.weight, row.payload.data) for row in work.rows], hi - lo, FP32)
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
     def _advanced(self, work: Advance) -> Advanced:
         anchor_V = self._anchor(work.before).clone()

@@ -31,6 +31,7 @@ from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, M
 from atoll.wire.messages.round import (
     Answer,
     Committed,
+    Comparison,
     Contribution,
     Declined,
     Handed,
@@ -43,7 +44,7 @@ from atoll.wire.messages.round import (
     WantPart,
     WantRow,
 )
-from atoll.wire.messages.statements import AnyStatement, Statement
+from atoll.wire.messages.statements import AnyStatement, Statement, Weighing
 from atoll.wire.messages.vertex import Body, Vertex
 
 AnyMessage = (
@@ -59,6 +60,7 @@ AnyMessage = (
     | Repeat
     | Handed
     | Declined
+    | Comparison
     | TimedOut
     | WantVertices
     | Vertices
@@ -82,7 +84,7 @@ _BODY = msgspec.msgpack.Decoder(Body)
 _VERTEX = msgspec.msgpack.Decoder(Vertex)
 
 
-def encode(value: Message | Statement | Body | Vertex) -> bytes:
+def encode(value: Message | Statement | Body | Vertex | Weighing) -> bytes:
     return _ENCODER.encode(value)
 
 

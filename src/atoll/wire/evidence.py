@@ -1,10 +1,11 @@
 """Evidence: two different statements of one signer for one slot, checked by anybody from these bytes alone.
 
-A slot is one thing that a peer may say once: its commitment or one answer in an attempt, its proposal, one vote or
-its timeout in a view. Both statements must be signed with one session key in one run, and the certificate says
-whose key that is. Promises: an honest peer is never framed, also after a restart, because what it said for a slot
-is durable before it is said and its session key lives in the same folder; words under another session key are
-other slots. Reports about members have no slot: they may change, and are never evidence. Never trusts who shows it.
+A slot is one thing that a peer may say once: its commitment, one answer or comparison in an attempt, its proposal,
+one vote or its timeout in a view. Both statements must be signed with one session key in one run, and the
+certificate says whose key that is. Promises: an honest peer is never framed, also after a restart, because what it
+said for a slot is durable before it is said and its session key lives in the same folder; words under another
+session key are other slots. Reports about members have no slot: they may change, and are never evidence. Never
+trusts who shows it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.keys.signer import Verifier
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import signed_bytes
-from atoll.wire.messages.statements import Answered, Commit, Proposed, Signed, Statement, Timeout, Vote
+from atoll.wire.messages.statements import Answered, Commit, Compared, Proposed, Signed, Statement, Timeout, Vote
 
 Slot = tuple[str, int, int, str]  # kind, round, attempt or view, what distinguishes statements within
 
@@ -42,6 +43,8 @@ def slot_of(statement: Statement) -> Slot | None:
             return "commit", round, attempt, ""
         case Answered(round, attempt, part, owner_index):
             return "answer", round, attempt, f"{part}/{owner_index}"
+        case Compared(round, attempt, part, owner_index):
+            return "compare", round, attempt, f"{part}/{owner_index}"
         case Proposed(round, view):
             return "propose", round, view, ""
         case Vote(round, view, stage):

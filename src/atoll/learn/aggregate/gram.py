@@ -110,11 +110,11 @@ def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None,
         for place_C, point in zip(block_NC, points, strict=True):  # row by row: a block is large enough for threads
             place_C.zero_() if point is None else place_C.copy_(point[span])
             place_C -= about_C
-        _add_products(sums_NN, block_NC)
+        add_products(sums_NN, block_NC)
     return _placed(sums_NN.cpu().numpy(), centre)
 
 
-def _add_products(sums_NN: Tensor, block_NC: Tensor) -> None:
+def add_products(sums_NN: Tensor, block_NC: Tensor) -> None:
     """sums += block · blockᵀ, the upper triangle at least."""
     if block_NC.device.type != "cpu":
         sums_NN += block_NC @ block_NC.T

@@ -230,7 +230,7 @@ def _top(symmetric: Square) -> tuple[float, np.ndarray]:
         if np.abs(power / np.abs(power).max() - before).max() <= 1e-15:
             break
     vector = power[:, int(np.argmax(np.diag(power)))]
-    vector = vector / math.sqrt(math.fsum(float(value) ** 2 for value in vector))
+    vector = vector / math.sqrt(math.fsum(float(value) * float(value) for value in vector))  # pow may round twice
     image = times(symmetric, vector[:, None])[:, 0]
     return math.fsum(float(a * b) for a, b in zip(vector, image, strict=True)), vector
 

@@ -5,16 +5,22 @@ Each check knows the plan and the commitments, nothing of how far the reduce has
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from math import fsum, isfinite
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
+from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Payload
 from atoll.keys.digest import merkle_holds
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import Held
 from atoll.wire.messages.round import Contribution, Handed, RowBytes
-from atoll.wire.messages.statements import Answered, Commit
+from atoll.wire.messages.statements import Answered, Commit, Compared, Weighing
+
+PRODUCT_MAX = 1e60  # of two rows: 2^41 values of at most 2^60 each, the largest that codecs let through
+SUM_SLACK = 1e-9  # by which weights may sum to more than 1: they were rounded
 
 
 def committed_row(
@@ -55,3 +61,42 @@ def check_answer(plan: ReducePlan, owner: PeerId, answered: Answered) -> None:
         raise PeerFault(owner, f"lists contributors of part {part} that cannot be")
     if not plan.enough(names):
         raise PeerFault(owner, f"combined {len(names)} rows of part {part}, {plan.rows_least} are needed")
+
+
+def check_compared(plan: ReducePlan, owner: PeerId, compared: Compared) -> None:
+    """Raise PeerFault unless this owner may say this about the rows of this part."""
+    part, index, names = compared.part, compared.owner_index, compared.contributors
+    owns = 0 <= part < plan.parts and 0 <= index < len(plan.owners(part)) and plan.owners(part)[index] == owner
+    if not owns:
+        raise PeerFault(owner, f"compared rows of part {part}, which it does not own")
+    if not names or list(names) != sorted(set(names)) or not set(plan.listeners).issuperset(names):
+        raise PeerFault(owner, f"compared rows of part {part} that cannot be")
+    count = len(plan.settled(names))
+    if count > WEIGHED_ROWS_MAX or len(compared.products) != 8 * (count * (count + 1) // 2):
+        raise PeerFault(owner, f"has {len(compared.products)} bytes to say of {count} rows of part {part}")
+    values = struct.unpack(f"<{len(compared.products) // 8}d", compared.products)
+    if not all(abs(value) <= PRODUCT_MAX for value in values):  # NaN compares false
+        raise PeerFault(owner, f"compared rows of part {part} to numbers that cannot be")
+
+
+def weighing_flaw(plan: ReducePlan, weighing: Weighing) -> str | None:
+    """Why rows of this plan cannot weigh this, whatever they are; None if they can."""
+    names, weights = weighing.peers, weighing.weights
+    if list(names) != sorted(set(names)) or not set(plan.listeners).issuperset(names):
+        return "weighs rows that cannot be"
+    if len(weights) != len(names) or not all(isfinite(weight) and weight >= 0 for weight in weights):
+        return "holds weights that are none"
+    if any(weight for name, weight in zip(names, weights, strict=True) if name in plan.weightless):
+        return "lets a newcomer's row weigh something"
+    if not 0 < fsum(weights) <= 1 + SUM_SLACK or not plan.enough(names):
+        return "weighs too few rows, or too much"
+    if list(weighing.without) != sorted(set(weighing.without)) or not set(range(plan.parts)).issuperset(
+        weighing.without
+    ):
+        return "goes without parts that the plan does not have"
+    return None
+
+
+def made_with(answered: Answered, weighing: Weighing) -> bool:
+    """Whether this answer can be of this weighing: it may lack rows that died with an owner, and has no others."""
+    return answered.part not in weighing.without and set(weighing.peers).issuperset(answered.contributors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
+from atoll.wire.messages.statements import Weighing
 
 
 class PartAnswered(Fact, frozen=True, kw_only=True):
@@ -47,3 +48,11 @@ class NoAnswer(Fact, frozen=True, kw_only=True):
     phase = "share"
     part: int
     why: str
+
+
+class RowsWeighed(Fact, frozen=True, kw_only=True):
+    """What the rows of this attempt weigh by their distances, as this owner computed it."""
+
+    phase = "share"
+    attempt: int
+    weighing: Weighing

@@ -23,6 +23,7 @@ class ReducePlan:
     liars: int = 0  # that the statistic withstands
     rows_least: int = 0  # of members whose rows count: with fewer a part has no answer
     witnesses: int = 0  # owners after the first who combine every part too, and sign what they got
+    weighs: bool = False  # by distances between whole updates: owners compare rows before they combine them
     weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are named and move nothing
     window_s: Seconds = 6.0  # of one owner
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
@@ -33,7 +34,11 @@ class ReducePlan:
 
     def enough(self, contributors: Collection[PeerId]) -> bool:
         """Whether an answer made of these rows can be what the statistic promises."""
-        return sum(name not in self.weightless for name in contributors) >= self.rows_least
+        return len(self.settled(contributors)) >= self.rows_least
+
+    def settled(self, contributors: Collection[PeerId]) -> list[PeerId]:
+        """Those whose rows count, in the order given."""
+        return [name for name in contributors if name not in self.weightless]
 
     def watchers(self, part: int) -> tuple[PeerId, ...]:
         """The owners that combine this part without waiting for their turn."""

@@ -21,6 +21,7 @@ class Route:
         self.turn = [0] * plan.parts  # owner index that I currently look to, per part
         self.owner = [tree.owners[0] for tree in plan.topology.parts]  # and who that is; the last if none is left
         self.declined: set[tuple[int, PeerId]] = set()  # (part, who cannot combine it)
+        self.patience: dict[tuple[int, PeerId], Seconds] = {}  # (part, who is at work on it): not late before
         self.senders: dict[int, set[PeerId]] = {}  # whose rows came to me: they know best whom they need
         self.below: dict[int, frozenset[PeerId]] = {}  # whose rows come through me on their way to the owner
         for part, tree in enumerate(plan.topology.parts):
@@ -34,7 +35,7 @@ class Route:
         owners, turn = self.plan.topology.parts[part].owners, self.turn[part]
         index = turn
         while index < len(owners):
-            late = now >= self.plan.answer_until[index]
+            late = now >= max(self.plan.answer_until[index], self.patience.get((part, owners[index]), 0.0))
             lost = owners[index] != self.me and self.gone(owners[index])
             if not late and not lost and (part, owners[index]) not in self.declined:
                 break

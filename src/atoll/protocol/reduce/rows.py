@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.keys.digest import digest
-from atoll.wire.messages.statements import Answered, Commit, Signed
+from atoll.wire.codec import encode
+from atoll.wire.messages.statements import Answered, Commit, Signed, Weighing
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class AnswerHeld:
     statement: Signed
     answered: Answered
     payload: Payload
+
+
+def name_of(weighing: Weighing) -> Digest:
+    """What answers made with it call it: exactly these rows with these weights."""
+    return digest(encode(weighing))
 
 
 def rows_of(commits: Iterable[Commit]) -> Digest:

@@ -11,8 +11,9 @@ Rows that overlap (a child sent again what its dead parent had handed on already
 ones count. Rows combined on the way cannot be held against a commitment, so parents are for members that trust
 each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard.
 
-`Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; whoever
-wants a reduce asks `watched.reduce_for`, which knows from the plan which of the two it takes.
+`Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
+distances between whole updates weigh the rows, `weighed.py` does. Whoever wants a reduce asks `watched.reduce_for`,
+which knows from the plan which of the three it takes.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from atoll.protocol.reduce.hearsay import Hearsay
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.route import Route
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, Update
-from atoll.protocol.reduce.work import Combine, Combined, Row
+from atoll.protocol.reduce.work import Combine, Combined, Products, Row
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Repeat, RowBytes, WantRow
-from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
+from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed, Weighing
 
 Awaits = Callable[[int, Container[PeerId], Iterable[PeerId] | None], bool]
 
@@ -159,7 +160,7 @@ class Reduce:
         held = self.hearsay.completed_by(payload)
         return self._hold(held) if held is not None else []
 
-    # ---- what is otherwise where owners are not trusted: see watched.py ------------------------------------
+    # ---- what is otherwise where owners are not trusted (watched.py) or weigh rows (weighed.py) --------------
 
     def examine(self, signed: Signed, answered: Answered, now: Seconds) -> list[Effect]:
         """An answer of this round that stands in a proposal, or that somebody calls a lie."""
@@ -176,6 +177,14 @@ class Reduce:
     def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
         """Owners that failed this attempt, as I saw it, in ways that cannot be proven."""
         return {}
+
+    def for_body(self) -> tuple[dict[int, AnswerHeld], Weighing | None]:
+        """The answers that may stand in one body, and what weighed the rows of all of them."""
+        return self.answers, None
+
+    def _message_of(self, held: AnswerHeld) -> Answer:
+        plan = self.plan
+        return Answer(plan.round, plan.attempt, plan.trace, held.statement)
 
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         """Who gets my own row now, if it has not had it."""
@@ -407,7 +416,7 @@ class Reduce:
         gather.closed = True
         return self._combine(part, gather, "own")
 
-    def _name_garbage(self, part: int, result: Combined) -> list[Effect]:
+    def _name_garbage(self, part: int, result: Combined | Products) -> list[Effect]:
         return [self._report(Garbage(peer=peer, part=part)) for peer in result.undecodable]
 
     def _answer(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
@@ -435,9 +444,8 @@ class Reduce:
         return effects + self._answer_made(held, now)
 
     def _answer_to(self, to: PeerId, held: AnswerHeld) -> Send:
-        plan = self.plan
         self.given.add((held.answered.part, to))
-        return Send(to, Answer(plan.round, plan.attempt, plan.trace, held.statement), Lane.BULK, held.payload)
+        return Send(to, self._message_of(held), Lane.BULK, held.payload)
 
     def _served(self, answers: Mapping[int, AnswerHeld], to: PeerId) -> list[Send]:
         mine = [h for part, h in answers.items() if self.route.serves(part, h.statement.signer, to)]
@@ -460,7 +468,7 @@ class Reduce:
         if owner in (self.me, held.statement.signer) or (part, owner) in self.shown:
             return []
         self.shown.add((part, owner))
-        return [Send(owner, Answer(self.plan.round, self.plan.attempt, self.plan.trace, held.statement))]
+        return [Send(owner, self._message_of(held))]
 
     # ---- opening rows that I hold --------------------------------------------------------------------------
 

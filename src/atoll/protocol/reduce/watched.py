@@ -18,6 +18,7 @@ from atoll.protocol.reduce.checks import committed_row
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, rows_of
 from atoll.protocol.reduce.run import Awaits, Reduce
+from atoll.protocol.reduce.weighed import WeighedReduce
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.protocol.reduce.work import Combined
 from atoll.wire.envelope import Notary
@@ -37,11 +38,14 @@ def reduce_for(
     judges: bool = False,
     two_faced: Container[PeerId] = (),
 ) -> Reduce:
-    """What carries out this plan: a plain reduce, or one that is watched if the plan has witnesses.
+    """What carries out this plan: a plain reduce, one that is watched if it has witnesses, or one that weighs rows.
 
     `judges`: I vote, so I believe no single owner where there are witnesses. `two_faced`: who committed twice.
     All else as in `Reduce`.
     """
+    assert not (plan.weighs and plan.witnesses), "settings that ask for both are refused"
+    if plan.weighs:
+        return WeighedReduce(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled)
     if not plan.witnesses:
         return Reduce(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled)
     return WatchedReduce(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, judges, two_faced)

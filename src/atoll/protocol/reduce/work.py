@@ -25,6 +25,7 @@ class Combine(msgspec.Struct, frozen=True):
     onward: bool = False  # the result is a row again: encode it as an update, not as an answer
     statistic: str = "mean"  # weighted; all others sort values, and every row with weight counts once
     liars: int = 0  # rows that the statistic has to withstand
+    weights: tuple[float, ...] = ()  # of the rows, where their distances made them: the answer is their sum
 
     @property
     def parts(self) -> int:
@@ -36,3 +37,32 @@ class Combined(msgspec.Struct, frozen=True):
     counted: tuple[PeerId, ...]
     undecodable: tuple[PeerId, ...]
     why: str = ""
+
+
+class Compare(msgspec.Struct, frozen=True):
+    """Decode the rows and multiply those that weigh something with each other -> Products."""
+
+    round: int
+    part: int
+    shares: tuple[int, ...]  # relative sizes of all parts
+    rows: tuple[Row, ...]
+
+
+class Products(msgspec.Struct, frozen=True):
+    products: bytes  # as in a `Compared`
+    counted: tuple[PeerId, ...]
+    undecodable: tuple[PeerId, ...]
+
+
+class Weigh(msgspec.Struct, frozen=True):
+    """Add the products of all parts, in order, and ask the rule what these rows weigh -> Weights."""
+
+    round: int
+    statistic: str
+    liars: int
+    rows: tuple[PeerId, ...]
+    parts: tuple[tuple[tuple[PeerId, ...], bytes], ...]  # (whose rows, their products) of each part
+
+
+class Weights(msgspec.Struct, frozen=True):
+    weights: tuple[float, ...]  # of the rows, in their order

@@ -4,6 +4,7 @@
     churn        loss, joins, leaves, kills, sleeps, partitions, lost writes, drifting clocks; then peace
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
+    weighed      churn where distances weigh rows, and owners speak twice
     growth       two founders, four joiners by ticket; then one is lost for good
     blackout     everybody stops at once, again and again, and goes on from disk
     late_joiner  somebody comes when the run is long
@@ -24,7 +25,7 @@ import sys
 
 import msgspec
 
-from atoll.sim.scenarios.churn import churn, overlap, real_keys, rollback
+from atoll.sim.scenarios.churn import churn, overlap, real_keys, rollback, weighed
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
@@ -37,6 +38,7 @@ SCENARIOS: dict[str, Scenario] = {
     "churn": Scenario(churn, peers=24, rounds=50),
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
+    "weighed": Scenario(weighed, peers=8, rounds=12),
     "growth": Scenario(growth, peers=2, rounds=12),
     "blackout": Scenario(blackout, peers=5, rounds=20),
     "late_joiner": Scenario(late_joiner, peers=4, rounds=300),

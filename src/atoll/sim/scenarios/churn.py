@@ -31,6 +31,11 @@ def overlap(stage: Stage) -> None:
     _through_weather(stage, None, overlap=16)
 
 
+def weighed(stage: Stage) -> None:
+    """The same where rows are weighed by their distances: owners die before, between and after their two words."""
+    _through_weather(stage, None, statistic="robust", tolerance=0.33)
+
+
 def real_keys(stage: Stage) -> None:
     """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
     _through_weather(stage, RealKeys(stage.seed))
@@ -41,14 +46,16 @@ def rollback(stage: Stage) -> None:
     _through_weather(stage, None, returns=True)
 
 
-def _through_weather(stage: Stage, keys: Keys | None, overlap: int = 0, returns: bool = False) -> None:
+def _through_weather(
+    stage: Stage, keys: Keys | None, overlap: int = 0, returns: bool = False, **settings: object
+) -> None:
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
         island=IslandKnobs(train_failure_rate=0.02, overlap=overlap),
         clock_offset_s=0.2,
         clock_drift=1e-4,
-        run=stage.settings(recovery=peer_name(0).encode()) if returns else stage.settings(),
+        run=stage.settings(**({"recovery": peer_name(0).encode()} if returns else {}), **settings),
     )
     swarm = stage.gather(knobs, keys=keys)
     weather = Weather(stage)

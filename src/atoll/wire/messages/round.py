@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from msgspec import UNSET, UnsetType
+
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Message
-from atoll.wire.messages.statements import Certificate, Signed
+from atoll.wire.messages.statements import Certificate, Signed, Weighing
 
 
 class RoundMessage(Message, frozen=True):
@@ -59,6 +61,14 @@ class Answer(RoundMessage, frozen=True):
 
     phase: ClassVar[str] = "share"
     statement: Signed  # Answered
+    weighing: Weighing | UnsetType = UNSET  # where rows are weighed: the one that the statement names
+
+
+class Comparison(RoundMessage, frozen=True):
+    """How the rows of a part lie to each other, for all who may have to weigh them."""
+
+    phase: ClassVar[str] = "share"
+    statement: Signed  # Compared
 
 
 class WantRow(RoundMessage, frozen=True):

@@ -58,9 +58,29 @@ class Answered(Statement, frozen=True):
     digest: Digest
     size_bytes: int
     contributors: tuple[PeerId, ...]
-    rows: Digest = (
-        ZERO_DIGEST  # where owners check each other: what the contributors had committed to, as I heard it
-    )
+    rows: Digest = ZERO_DIGEST
+    """Where owners check each other: what the contributors had committed to, as I heard it. Where distances weigh
+    rows: the name of the Weighing."""
+
+
+class Compared(Statement, frozen=True):
+    """As owner number `owner_index` of `part` I compared these contributors' rows: here are their products."""
+
+    round: int
+    attempt: int
+    part: int
+    owner_index: int
+    contributors: tuple[PeerId, ...]  # whose rows I hold and can decode
+    products: bytes  # fp64, little-endian: <x_i, x_j> of those that are no newcomers, i <= j, row by row
+
+
+class Weighing(msgspec.Struct, frozen=True, array_like=True):
+    """What every row of an attempt weighs by its distances from the others. Not signed itself: answers name it."""
+
+    peers: tuple[PeerId, ...]  # whose rows every part has
+    weights: tuple[float, ...]  # of each in the sum; 0 for newcomers and for whom the rule leaves out
+    compared: Digest  # of the signed comparisons that it was made of, in the order of parts
+    without: tuple[int, ...] = ()  # parts that nobody compared: they count for nobody
 
 
 Stage = Literal["prepare", "commit"]
@@ -185,6 +205,7 @@ class Amend(Statement, frozen=True):
 AnyStatement = (
     Commit
     | Answered
+    | Compared
     | Proposed
     | Vote
     | Timeout

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.wire.messages.statements import Certificate, Role, Signed
+from atoll.wire.messages.statements import Certificate, Role, Signed, Weighing
 
 Standing = Literal["observer", "new", "member", "away", "expelled"]
 
@@ -88,6 +89,7 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     trained: int = 0  # training rounds so far, this one included; assembling members does not count
     epoch: int = 0  # grows when a recovery key starts over after a quorum was lost for good
     settings: bytes = b""  # genesis only: the run's config, encoded
+    weighing: Weighing | UnsetType = UNSET  # where distances weigh rows: the one that all answers in `parts` name
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,99 @@
+"""Distance rules of real rounds: owners compare the rows of their parts, and the sum of that weighs the rows.
+
+`compare` is the part owner's work: the inner products of its rows, which it signs. Products add up over parts, so
+`weigh` sees whole updates without holding a value of them, and answers with one weight per row, which
+`learn/combine.combine_weighed` takes. Products are about the origin: what they are measured from must be the same
+in all parts, and a row that everybody measured from could be chosen by whoever sends it. fp64 leaves distances a
+relative error below 1e-8 (4 million values) even where rows differ by a thousandth of their length.
+Sums inside a part depend on the machine, which is why they are signed and not recomputed. All that follows is
+elementwise, in the order of parts, and rounds once per step (learn/aggregate/weights): the same everywhere.
+Each row counts once, whatever samples it claims. Never sees who lies; never asks whether there are rows enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from atoll.keys.digest import Buffer
+from atoll.learn.aggregate import weights
+from atoll.learn.aggregate.gram import Gram, Square, add_products
+from atoll.learn.aggregate.weights import Solve
+from atoll.learn.codec import Codec
+from atoll.learn.codec.blocks import SPAN, spans_of
+from atoll.learn.combine import opened_rows
+
+SOLVES: dict[str, Solve] = {  # by the names of policy/trust; learn/aggregate/rules says what each withstands
+    "robust": weights.caf,
+    "krum": weights.krum,
+    "multi_krum": lambda gram, f: weights.krum(gram, f, gram.origin - f),
+    "geometric_median": partial(weights.geometric_median, steps=weights.STEPS, floor=None, from_origin=False),
+    "centred_clipping": partial(weights.centred_clipping, steps=3, radius=None),
+    "mda": weights.mda,
+}
+COLUMNS = 4096  # at a time, as fp64: 64 rows of them are 2 MiB
+
+
+class Compared(NamedTuple):
+    products: bytes  # of the rows with weight that decode: upper triangle row by row, little-endian fp64
+    counted: tuple[int, ...]  # indices of the rows that decode
+    faults: tuple[tuple[int, str], ...]  # (index, what was wrong) of the others
+
+
+def compare(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Compared:
+    """Inner products of (weight, wire) rows of n values, in their order; rows of weight 0 are only decoded."""
+    kept = opened_rows(rows, n, codec)
+    sums_RR = _products([opened for weight, opened in kept.opened if weight], n, codec)
+    return Compared(packed(sums_RR), kept.counted, kept.faults)
+
+
+def _products(opened: Sequence[Any], n: int, codec: Codec) -> Square:
+    """Beside the rows this holds one decoded span of each."""
+    count = len(opened)
+    sums_RR = torch.zeros((count, count), dtype=torch.float64)
+    rows_RS = torch.empty(count, min(n, SPAN))
+    wide_RC = torch.empty((count, min(n, COLUMNS)), dtype=torch.float64)
+    for lo, hi in spans_of(n if count else 0):
+        spans = [codec.read_span(wire, lo, room_S[: hi - lo]) for wire, room_S in zip(opened, rows_RS, strict=True)]
+        for at in range(0, hi - lo, COLUMNS):
+            width = min(COLUMNS, hi - lo - at)
+            for place_C, span_S in zip(wide_RC[:, :width], spans, strict=True):
+                place_C.copy_(span_S[at : at + width])
+            add_products(sums_RR, wide_RC[:, :width])
+    return sums_RR.numpy()
+
+
+def packed(products: Square) -> bytes:
+    return products[np.triu_indices(len(products))].astype("<f8").tobytes()
+
+
+def unpacked(products: bytes, count: int) -> Square:
+    """Both triangles, (count, count)."""
+    square = np.zeros((count, count))
+    square[np.triu_indices(count)] = np.frombuffer(products, dtype="<f8")
+    return square + np.triu(square, 1).T
+
+
+def weigh(
+    statistic: str, liars: int, rows: Sequence[str], parts: Sequence[tuple[Sequence[str], bytes]]
+) -> tuple[float, ...]:
+    """One weight per row of `rows`, as the rule has it; (names, products) of every part, in order of parts.
+
+    Names are whose products they are, in that order, `rows` and perhaps more. Weights are not negative and sum to
+    1, with centred clipping to at most 1.
+    """
+    count = len(rows)
+    total = np.zeros((count, count))
+    for names, products in parts:
+        places = [names.index(row) for row in rows]
+        total += unpacked(products, len(names))[np.ix_(places, places)]
+    order = sorted(range(count), key=lambda i: (total[i, i], rows[i]))  # as rules have it: shortest first
+    about_origin = np.zeros((count + 1, count + 1))  # the origin's own products with everything are 0
+    about_origin[:count, :count] = total[np.ix_(order, order)]
+    found = SOLVES[statistic](Gram(about_origin, None), liars)
+    weight_of = {rows[i]: float(weight) for i, weight in zip(order, found[:count], strict=True)}
+    return tuple(weight_of[row] for row in rows)

@@ -1,0 +1,416 @@
+"""A reduce whose rows are weighed by distances between whole updates, though every owner sees one part of them.
+
+What `run.py` does with rows and answers happens here too, in two steps. An owner that has its part's rows first
+*compares* them, and signs the products for all who may own a part. Products add up over parts, so every owner that
+holds one comparison of each part weighs the rows alike: those that all parts have, nobody else's. Then it combines
+its part with these weights, and its answer names the *weighing*, which travels with it. One body holds answers of
+one weighing. Below the rows that the rule needs an owner declines, and the part counts for nobody.
+
+A dead owner's comparison stays good: who holds it shows it to the next owner, who combines with it what rows it can
+get; rows that died with the owner are left out of that part, and the others' weights are scaled up to the same sum.
+Who lacks a comparison weighs as the first answer says that it hears. Owners are believed, with comparisons as with
+sums. Never compares a part twice, never combines with weights of its own liking, never a mean instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import cached_property
+from math import fsum
+from typing import NamedTuple
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import WEIGHED_ROWS_MAX
+from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Payload, Received, Send
+from atoll.keys.digest import digest
+from atoll.protocol.reduce.checks import check_answer, check_compared, committed_row, made_with, weighing_flaw
+from atoll.protocol.reduce.facts import NoAnswer, RowsWeighed
+from atoll.protocol.reduce.plan import ReducePlan
+from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of
+from atoll.protocol.reduce.run import Awaits, Reduce
+from atoll.protocol.reduce.work import Combine, Compare, Products, Row, Weigh, Weights
+from atoll.wire.codec import encode
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.round import Answer, Comparison, Declined, Repeat, RowBytes, WantRow
+from atoll.wire.messages.statements import Answered, Commit, Compared, Signed, Weighing
+
+Word = tuple[Signed, Compared]
+
+
+class Asked(NamedTuple):
+    """What I asked the rule about."""
+
+    peers: tuple[PeerId, ...]  # whose rows every part has
+    settled: tuple[PeerId, ...]  # of these, whose rows weigh anything
+    compared: Digest
+    without: tuple[int, ...]
+
+
+WISHES_MAX = 2  # for one row, of its author: it may be lost once
+
+
+class WeighedReduce(Reduce):
+    """One peer's side of one attempt whose plan weighs rows. Made by `watched.reduce_for`."""
+
+    def __init__(
+        self,
+        notary: Notary,
+        plan: ReducePlan,
+        vote_key_of: Callable[[PeerId], bytes | None],
+        commit_of: Callable[[PeerId], Commit | None],
+        awaits: Awaits,
+        gone: Callable[[PeerId], bool],
+        said: Container[str] = (),
+        filled: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        super().__init__(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled)
+        self.words: list[dict[int, Word]] = [{} for _ in range(plan.parts)]  # by owner index
+        self.comparing: set[int] = set()  # parts whose rows I compare, or compared
+        # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
+        self.lost = {part for part in self.gathers if self._compared_name(part) in said}
+        self.asked_for: Asked | None = None
+        self.mine: Weighing | None = None  # what I combine with
+        self.weighings: dict[Digest, Weighing] = {}  # mine, and those of the answers that I heard
+        self.named: dict[tuple[int, int], Digest] = {}  # (part, owner index): which of them its answer names
+        self.patient_until: Seconds = 0.0  # for those who compared, since weights are known
+        self.since: dict[int, Seconds] = {}  # parts whose rows I want for weights that are known
+        self.wished: Counter[tuple[int, PeerId]] = Counter()  # (part, whose row I asked for): how often
+        self.told: set[tuple[int, PeerId]] = set()  # (part, whom I showed a dead owner's comparison)
+        self.reminded: set[PeerId] = set()  # whom I asked to say everything again
+        self.refused = False  # I declined a part in the midst of looking
+
+    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Received(sender, Comparison(statement=signed)):
+                return self._hear_comparison(sender, signed, now)
+            case Received(sender, RowBytes() as message, Payload() as payload):
+                return self._take_opened(sender, message, payload, now)
+            case Received(sender, Answer() as message):
+                return self._hear_answer(sender, message, event, now)
+            case Done(job, Products() as result) if job.startswith(self._job("compare/")):
+                return self._compared(int(job.rsplit("/", 1)[1]), result, now)
+            case Done(job, Weights(weights=weights)) if job == self._job("weigh/0"):
+                return self._weighed(weights, now)
+            case Failed(job, why) if job == self._job("weigh/0"):
+                return self._refuse(self.gathers, why) + self.look_again(now)
+            case _:
+                return super().handle(event, now)
+
+    # ---- what the round asks -------------------------------------------------------------------------------
+
+    def look_again(self, now: Seconds) -> list[Effect]:
+        if not self.started:
+            return []
+        effects = super().look_again(now) + self._weigh_if_due()
+        while self.refused:  # that moved turns, of which others may wait
+            self.refused = False
+            effects += super().look_again(now) + self._weigh_if_due()
+        return effects
+
+    def for_body(self) -> tuple[dict[int, AnswerHeld], Weighing | None]:
+        """Those with the weighing that most parts were answered with: owners may have died between two."""
+        made = Counter(held.answered.rows for held in self.answers.values())
+        if not made:
+            return {}, None
+        name = max(made, key=lambda name: (made[name], name))
+        alike = {part: held for part, held in self.answers.items() if held.answered.rows == name}
+        return alike, self.weighings[name]
+
+    def resend(self, to: PeerId) -> list[Effect]:
+        effects = super().resend(to)
+        for words in self.words if to in self.readers else ():
+            spoken = [signed for signed, _ in words.values()]
+            effects += [self._shown(to, s) for s in spoken if s.signer == self.me or self.gone(s.signer)]
+        return effects
+
+    def ask_again(self, now: Seconds) -> list[Effect]:
+        """Comparisons and rows may have been lost."""
+        if not self.started or self.finished or now < self.plan.gather_until(0, 2):
+            return []
+        effects: list[Effect] = []
+        for part in sorted(self.since):
+            if part not in self.answers and not self.gathers[part].closed and self.mine is not None:
+                effects += self._wish(part, self._lacking(part, self.mine))
+        if self.mine is None and self.gathers:
+            unheard = [p for p in range(self.plan.parts) if self._word_of(p) is None and p not in self.missing]
+            silent = {self.route.owner[part] for part in unheard} - {self.me} - self.reminded
+            self.reminded |= silent
+            repeat = Repeat(self.plan.round, self.plan.attempt, self.plan.trace)
+            effects += [Send(owner, repeat) for owner in sorted(silent)]
+        return effects
+
+    # ---- what is otherwise than in a plain reduce ----------------------------------------------------------
+
+    def _begin(self, now: Seconds) -> list[Effect]:
+        effects = super()._begin(now)
+        if self.lost:
+            effects += self._refuse(self.lost, "compared its rows before it restarted, and lost them")
+            effects += self.look_again(now)
+        return effects
+
+    def _look_at(self, part: int, now: Seconds) -> list[Effect]:
+        return super()._look_at(part, now) + self._show_comparison(part)
+
+    def _late_rows(self, part: int, now: Seconds) -> list[Effect]:
+        """Rows that have not come after a third of my window: their authors have them."""
+        gather = self.gathers.get(part)
+        window = self._window(part, gather) if gather is not None else None
+        if gather is None or gather.closed or window is None or part in self.comparing or self._word_of(part):
+            return []
+        if now < self.plan.gather_until(window, 2):
+            return []
+        giving = [(peer, self.commit_of(peer)) for peer in self.plan.listeners]
+        names = [peer for peer, commit in giving if commit is not None and commit.parts > part]
+        return self._wish(part, [peer for peer in names if peer not in gather.names])
+
+    def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:
+        gather = self.gathers.get(part)
+        if gather is None or gather.closed or part in self.answers or (part, self.me) in self.route.declined:
+            return []
+        window = self._window(part, gather)
+        if window is None:
+            return []
+        if self.mine is not None:
+            return self._combine_if_due(part, gather, self.mine, window, now)
+        return self._compare_if_due(part, gather, window, now) if self._word_of(part) is None else []
+
+    def _rows_said(self, names: Iterable[PeerId]) -> Digest:
+        assert self.mine is not None
+        return name_of(self.mine)
+
+    def _message_of(self, held: AnswerHeld) -> Answer:
+        return replace(super()._message_of(held), weighing=self.weighings[held.answered.rows])
+
+    def _moments(self) -> list[Seconds]:
+        moments = [*super()._moments(), self.patient_until]
+        return moments + [self._rows_until(part, 0.0) for part in self.since]
+
+    def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
+        effects = super()._take(part, gather, sender, held, now)
+        return effects + (self.look_again(now) if self.refused else [])
+
+    # ---- comparing -----------------------------------------------------------------------------------------
+
+    def _compare_if_due(self, part: int, gather: Gather, window: int, now: Seconds) -> list[Effect]:
+        if part in self.comparing or not gather.rows:
+            return []
+        early = now < self.plan.gather_until(window, 1)
+        if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, gather.below)):
+            return []
+        if len(self.plan.settled(gather.rows)) > WEIGHED_ROWS_MAX:
+            return self._refuse([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")
+        self.comparing.add(part)
+        work = Compare(self.plan.round, part, self._shares, _rows(gather, sorted(gather.rows)))
+        return [Ask(self._job(f"compare/{part}"), work)]
+
+    def _compared(self, part: int, result: Products, now: Seconds) -> list[Effect]:
+        plan, gather = self.plan, self.gathers[part]
+        effects = self._name_garbage(part, result)
+        for peer in result.undecodable:
+            gather.rows.pop(peer, None)
+        if self._word_of(part) is not None or part in self.answers:
+            return effects + self.look_again(now)  # a dead owner's comparison was found meanwhile, and it counts
+        if not plan.settled(result.counted):
+            return effects + self._refuse([part], "no row of it decodes") + self.look_again(now)
+        compared = Compared(plan.round, plan.attempt, part, gather.owner_index, result.counted, result.products)
+        signed = self.notary.sign(compared)
+        # durable before it is sent: a restarted owner must never compare a second time
+        effects.append(Keep(self._compared_name(part), encode(compared)))
+        effects += [self._shown(peer, signed) for peer in self.readers if peer != self.me]
+        self._hold_word(signed, compared)
+        return effects + self.look_again(now)
+
+    def _hear_comparison(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
+        compared = self.notary.open(signed, Compared, self.vote_key_of(signed.signer))
+        if (compared.round, compared.attempt) != (self.plan.round, self.plan.attempt):
+            return []
+        check_compared(self.plan, signed.signer, compared)
+        if compared.owner_index in self.words[compared.part]:
+            return []
+        self._hold_word(signed, compared)
+        return self.look_again(now)
+
+    def _hold_word(self, signed: Signed, compared: Compared) -> None:
+        self.words[compared.part][compared.owner_index] = signed, compared
+        # it answers when all parts are compared, which may take until the end
+        until = self.patient_until if self.mine is not None else self.plan.answer_until[-1]
+        self.route.patience[compared.part, signed.signer] = until
+
+    def _word_of(self, part: int) -> Word | None:
+        """The comparison of this part that counts: the first owner's, of those whose turn has come."""
+        index = min(self.words[part], default=None)
+        return self.words[part][index] if index is not None and index <= self.route.turn[part] else None
+
+    def _show_comparison(self, part: int) -> list[Effect]:
+        """Whoever takes over for a dead owner must not compare anew, and tells all who may have missed it."""
+        word = self._word_of(part)
+        if word is None or part in self.answers:
+            return []
+        (signed, _), owner = word, self.route.owner[part]
+        if owner == signed.signer or not self.gone(signed.signer):
+            return []
+        wanted = self.readers if owner == self.me else (owner,)
+        new = [p for p in wanted if p not in (self.me, signed.signer) and (part, p) not in self.told]
+        self.told.update((part, p) for p in new)
+        return [self._shown(peer, signed) for peer in new]
+
+    # ---- weighing ------------------------------------------------------------------------------------------
+
+    def _weigh_if_due(self) -> list[Effect]:
+        if self.mine is not None or self.asked_for is not None or not self.gathers:
+            return []
+        parts = [part for part in range(self.plan.parts) if part not in self.missing]
+        found = [self._word_of(part) for part in parts]
+        words = [word for word in found if word is not None]
+        if not parts or len(words) < len(parts):
+            return []
+        common = frozenset[PeerId].intersection(*(frozenset(c.contributors) for _, c in words))
+        peers, settled = tuple(sorted(common)), tuple(self.plan.settled(sorted(common)))
+        name = digest(b"".join(signed.body for signed, _ in words))
+        without = tuple(part for part in range(self.plan.parts) if part not in parts)
+        self.asked_for = Asked(peers, settled, name, without)
+        if not settled or not self.plan.enough(settled):
+            return self._refuse(self.gathers, self._shortage(len(settled)))
+        given = tuple((tuple(self.plan.settled(c.contributors)), c.products) for _, c in words)
+        work = Weigh(self.plan.round, self.plan.statistic, self.plan.liars, settled, given)
+        return [Ask(self._job("weigh/0"), work)]
+
+    def _weighed(self, weights: Sequence[float], now: Seconds) -> list[Effect]:
+        asked = self.asked_for
+        assert asked is not None
+        weight_of = dict(zip(asked.settled, weights, strict=True))
+        weighed = tuple(weight_of.get(peer, 0.0) for peer in asked.peers)
+        weighing = Weighing(asked.peers, weighed, asked.compared, asked.without)
+        flaw = weighing_flaw(self.plan, weighing)
+        if flaw is not None:  # an owner's products were no products: no rule makes sense of them
+            return self._refuse(self.gathers, f"what owners say of their rows {flaw}") + self.look_again(now)
+        fact = self._report(RowsWeighed(attempt=self.plan.attempt, weighing=weighing))
+        return [fact, *self._weigh_with(weighing, now), *self.look_again(now)]
+
+    def _hear_answer(self, sender: PeerId, message: Answer, event: Event, now: Seconds) -> list[Effect]:
+        """Raise PeerFault unless an answer comes with the weighing that its owner signed for."""
+        signed, weighing = message.statement, message.weighing
+        answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
+        if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
+            return []
+        check_answer(self.plan, signed.signer, answered)
+        if weighing is UNSET or name_of(weighing) != answered.rows:
+            raise PeerFault(sender, f"shows an answer for part {answered.part} without what weighed its rows")
+        flaw = weighing_flaw(self.plan, weighing)
+        if flaw is not None or not made_with(answered, weighing):
+            raise PeerFault(signed.signer, f"answered for part {answered.part} and {flaw or 'weighed other rows'}")
+        slot = answered.part, answered.owner_index
+        if self.named.setdefault(slot, answered.rows) != answered.rows:
+            return []  # the first word of each owner counts, and nobody fills the memory with others
+        self.weighings.setdefault(answered.rows, weighing)
+        if self.mine is not None or self.asked_for is not None:
+            return super().handle(event, now)
+        effects = self._weigh_with(weighing, now)
+        return [*effects, *super().handle(event, now), *self.look_again(now)]
+
+    def _weigh_with(self, weighing: Weighing, now: Seconds) -> list[Effect]:
+        self.mine = weighing
+        # whoever compared has another window to combine, and then it is the next one's turn
+        self.patient_until = min(now + self.plan.window_s, self.plan.answer_until[-1])
+        self.route.patience = dict.fromkeys(self.route.patience, self.patient_until)
+        self.weighings[name_of(weighing)] = weighing
+        return self._refuse([part for part in self.gathers if part in weighing.without], "nobody compared its rows")
+
+    # ---- combining -----------------------------------------------------------------------------------------
+
+    def _combine_if_due(
+        self, part: int, gather: Gather, weighing: Weighing, window: int, now: Seconds
+    ) -> list[Effect]:
+        self.since.setdefault(part, now)
+        lacking = self._lacking(part, weighing)
+        if lacking and now < self._rows_until(part, self.plan.gather_until(window, 1)):
+            return []
+        here = [peer for peer in weighing.peers if peer in gather.rows]
+        weight_of = dict(zip(weighing.peers, weighing.weights, strict=True))
+        total, left = fsum(weighing.weights), fsum(weight_of[peer] for peer in here)
+        if not self.plan.enough(here):
+            return self._refuse([part], self._shortage(len(self.plan.settled(here))))
+        if not left > 0:
+            return self._refuse([part], "all rows that weigh anything died with its owner")
+        scale = total / left if len(here) < len(weighing.peers) else 1.0
+        gather.closed = True
+        weights = tuple(weight_of[peer] * scale for peer in here)
+        plan = self.plan
+        rows = _rows(gather, here)
+        work = Combine(plan.round, part, self._shares, rows, False, plan.statistic, plan.liars, weights)
+        return [Ask(self._job(f"own/{part}"), work)]
+
+    def _lacking(self, part: int, weighing: Weighing) -> list[PeerId]:
+        """Whose rows that weigh may still come to me."""
+        rows = self.gathers[part].rows
+        return [p for p in weighing.peers if p not in rows and p != self.me and not self.gone(p)]
+
+    def _rows_until(self, part: int, at_least: Seconds) -> Seconds:
+        """Until when I wait for rows whose weights I know: a third of a window, and not past the end."""
+        until = max(at_least, self.since[part] + self.plan.window_s / 3)
+        return min(until, self.plan.answer_until[-1])
+
+    def _wish(self, part: int, names: Iterable[PeerId]) -> list[Effect]:
+        plan, effects = self.plan, list[Effect]()
+        for peer in names:
+            if peer == self.me or self.gone(peer) or self.wished[part, peer] >= WISHES_MAX:
+                continue
+            self.wished[part, peer] += 1
+            effects.append(Send(peer, WantRow(plan.round, plan.attempt, plan.trace, part, peer)))
+        return effects
+
+    def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
+        author, part = message.statement.signer, message.part
+        commit, gather = self.commit_of(author), self.gathers.get(part)
+        if commit is None or gather is None or gather.closed or (part, author) not in self.wished:
+            return []
+        row: Held | None = None
+        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) == commit:
+            row = committed_row(author, commit, message, payload)
+        if row is None:
+            raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
+        return self._take(part, gather, author, row, now)
+
+    # ---- small words ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def readers(self) -> tuple[PeerId, ...]:
+        """Who may have to weigh: all who own a part, also in another's place."""
+        return tuple(sorted({owner for tree in self.plan.topology.parts for owner in tree.owners}))
+
+    @property
+    def _shares(self) -> tuple[int, ...]:
+        return tuple(tree.share for tree in self.plan.topology.parts)
+
+    def _refuse(self, parts: Iterable[int], why: str) -> list[Effect]:
+        """I cannot answer for these parts; whoever is in the midst of looking looks once more."""
+        plan, effects = self.plan, list[Effect]()
+        for part in sorted(parts):
+            if (part, self.me) in self.route.declined or part in self.answers:
+                continue
+            self.route.declined.add((part, self.me))
+            self.refused = True
+            effects.append(self._report(NoAnswer(part=part, why=why)))
+            word = Declined(plan.round, plan.attempt, plan.trace, part)
+            effects += [Send(peer, word) for peer in plan.listeners if peer != self.me]
+        return effects
+
+    def _shortage(self, rows: int) -> str:
+        least, liars = self.plan.rows_least, self.plan.liars
+        return f"{self.plan.statistic} needs {least} rows to withstand {liars} liars, {rows} are in all parts"
+
+    def _shown(self, to: PeerId, signed: Signed) -> Send:
+        return Send(to, Comparison(self.plan.round, self.plan.attempt, self.plan.trace, signed))
+
+    def _compared_name(self, part: int) -> str:
+        return f"said/{self.plan.round}/{self.plan.attempt}/compared/{part}"
+
+
+def _rows(gather: Gather, names: Sequence[PeerId]) -> tuple[Row, ...]:
+    held = [(name, gather.rows[name]) for name in names]
+    return tuple(Row(name, row.weight, row.payload, (name,)) for name, row in held)

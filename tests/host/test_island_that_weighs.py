@@ -1,0 +1,66 @@
+"""Real islands compare, weigh and combine real updates: the rule's vector, whatever codecs they go through."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_overlap import PEERS, SHARES, Members, recipe_for, story
+
+from atoll.base.ids import PeerId
+from atoll.learn.aggregate import RULES
+from atoll.learn.codec import codec_named
+from atoll.learn.update import part_bounds
+from atoll.node.jobs import Encode
+from atoll.node.jobs import Train as TrainAsked
+from atoll.protocol.reduce.work import Combine, Compare, Row, Weigh
+
+PLAIN = {"fragments": 1, "overlap": 0}
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> str:
+    path = tmp_path / "book.txt"
+    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
+    return str(path)
+
+
+@pytest.mark.parametrize("up", ["fp32", "int8"])
+def test_islands_make_what_the_rule_makes_of_the_decoded_updates(tmp_path, book, up):
+    """Two updates of two islands, each sent by two peers, and a newcomer's: the geometric median of four rows."""
+    recipe = recipe_for(PLAIN, up=up, down="fp32")
+    names = tuple(PeerId(f"p{k}") for k in range(5))
+
+    async def tell(members: Members) -> None:
+        for index, island in enumerate(members.islands):
+            await island.do(TrainAsked(0, recipe.schedule.turn_steps, 600.0, index, PEERS))
+        updates = [await island.do(Encode(0, SHARES)) for island in members.islands]
+        senders = [updates[0], updates[1], updates[1], updates[0], updates[1]]
+        rows = [
+            tuple(Row(p, int(p != "p4"), sent.parts[part], (p,)) for p, sent in zip(names, senders, strict=True))
+            for part in range(PEERS)
+        ]
+        compared = [await members.islands[part].do(Compare(0, part, SHARES, rows[part])) for part in range(PEERS)]
+        assert all(done.counted == names and done.undecodable == () for done in compared)
+        given = tuple((names[:4], done.products) for done in compared)
+        weights = (await members.islands[0].do(Weigh(0, "geometric_median", 1, names[:4], given))).weights
+        assert (await members.islands[1].do(Weigh(0, "geometric_median", 1, names[:4], given))).weights == weights
+        floats = len(members.islands[0].head.anchor_F)
+        bounds, codec = part_bounds(floats, SHARES), codec_named(up)
+        whole = [
+            torch.cat([codec.decode(u.parts[j].data, hi - lo) for j, (lo, hi) in enumerate(bounds)])
+            for u in updates
+        ]
+        expected = RULES["geometric_median"]([whole[0], whole[1], whole[1], whole[0]], f=1)
+        for part, (lo, hi) in enumerate(bounds):
+            work = Combine(0, part, SHARES, rows[part], False, "geometric_median", 1, (*weights, 0.0))
+            done = await members.islands[part].do(work)
+            made = codec_named("fp32").decode(done.payload.data, hi - lo)
+            assert done.counted == names
+            torch.testing.assert_close(made, expected[lo:hi], rtol=1e-5, atol=1e-7)
+
+    story(tell, Members(tmp_path, recipe, book))

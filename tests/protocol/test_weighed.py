@@ -1,0 +1,399 @@
+"""Rows weighed by distances of whole updates: owners speak twice, and may die before, between and after.
+
+Updates are names with a number in them, so a comparison is arithmetic that a test can do again.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace as changed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_reduce import Group
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import PeerId
+from atoll.base.machine import Ask, Done, Effect, Payload, Received, Send, Start
+from atoll.keys.digest import digest
+from atoll.protocol.reduce.checks import check_compared, weighing_flaw
+from atoll.protocol.reduce.facts import NoAnswer, PartMissing, Reduced, RowsWeighed
+from atoll.protocol.reduce.rows import name_of
+from atoll.protocol.reduce.weighed import WeighedReduce
+from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
+from atoll.wire.messages.round import Answer, Comparison, Contribution, Declined, WantRow
+from atoll.wire.messages.statements import Compared, Weighing
+
+LIARS = 2
+
+
+def products(rows: tuple[PeerId, ...]) -> bytes:
+    """Row "p3" is the number 3."""
+    pairs = combinations_with_replacement([int(name[1:]) for name in rows], 2)
+    return b"".join(struct.pack("<d", a * b) for a, b in pairs)
+
+
+class Weighed(Group):
+    """Nobody is gone before it dies; the weights of rows are in proportion to their numbers."""
+
+    def __init__(self, count: int, newcomers: tuple[str, ...] = ()) -> None:
+        self.newcomers = frozenset(map(PeerId, newcomers))
+        super().__init__(count)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        plan = replace(self.plan, statistic="robust", weighs=True, liars=LIARS, weightless=self.newcomers)
+        self.plan = replace(plan, rows_least=2 * LIARS + 1)
+        self.machines = {p: self.machine(p) for p in self.names}
+
+    def do(self, p: PeerId, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Ask(job, Compare() as work):
+                    rows = tuple(row.peer for row in work.rows)
+                    done = Products(products(tuple(self.plan.settled(rows))), rows, ())
+                case Ask(job, Weigh() as work):
+                    assert all(given == products(names) for names, given in work.parts)
+                    assert all(set(work.rows) <= set(names) for names, _ in work.parts)
+                    total = sum(1 + int(name[1:]) for name in work.rows)
+                    done = Weights(tuple((1 + int(name[1:])) / total for name in work.rows))
+                case Ask(job, Combine() as work):
+                    names = tuple(row.peer for row in work.rows)
+                    assert abs(sum(work.weights) - 1) < 1e-9
+                    whole = Payload(digest(repr((work.part, names, work.weights)).encode()), 8, names)
+                    done = Combined(whole, names, ())
+                case _:
+                    super().do(p, [effect])
+                    continue
+            self.do(p, self.machines[p].handle(Done(job, done), self.now))
+
+    def until(self, true) -> Weighed:
+        """Deliver in order until this is true of a message that is still under way."""
+        while self.flying and not any(true(s, x) for s, x in self.flying):
+            self.deliver(0)
+        return self
+
+    def deliver_all(self) -> Weighed:
+        while self.flying:
+            self.deliver(0)
+        return self
+
+    @property
+    def living(self) -> list[PeerId]:
+        return [p for p in self.names if p not in self.dead]
+
+    def weighings(self) -> set[bytes]:
+        return {held.answered.rows for p in self.living for held in self.machines[p].answers.values()}
+
+    def rows(self, p: PeerId) -> dict[int, set[PeerId]]:
+        return {j: set(names) for j, names in self.parts_of(p).items()}
+
+
+def compared_by(sender: PeerId):
+    return lambda s, x: s == sender and isinstance(x.message, Comparison)
+
+
+def test_all_owners_weigh_alike_with_one_more_message_each():
+    """Seven peers, nothing lost: every part is answered with one weighing, no timer is needed, and it is cheap."""
+    group, said = Weighed(7).begin(), Counter()
+    size = 0
+    while group.flying:
+        message = group.flying[0][1].message
+        said[type(message)] += 1
+        size = max(size, len(message.statement.body) if isinstance(message, Comparison) else 0)
+        group.deliver(0)
+    assert said == {Contribution: 42, Comparison: 42, Answer: 42}
+    assert 8 * 28 < size < 8 * 28 + 256
+    told = [f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowsWeighed)]
+    assert len(told) == 7 and len(set(told)) == 1 and {name_of(told[0])} == group.weighings()
+    assert told[0].weights == tuple((1 + k) / 28 for k in range(7)) and told[0].without == ()
+    for p in group.names:
+        assert group.rows(p) == {j: set(group.names) for j in range(7)}
+        answers, weighing = group.machines[p].for_body()
+        assert len(answers) == 7 and weighing == told[0]
+
+
+def test_a_newcomers_row_is_listed_everywhere_and_weighs_nothing():
+    group = Weighed(7, newcomers=("p6",)).begin().deliver_all()
+    (told,) = {f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowsWeighed)}
+    assert told.peers == group.names and told.weights[-1] == 0.0 and sum(told.weights) == pytest.approx(1)
+
+
+def test_a_row_that_one_part_lacks_counts_in_none():
+    """p5's row of part 0 never comes, though its author is asked for it: the other parts leave p5 out, too."""
+    group = Weighed(7).begin()
+    owner, wished = group.plan.owners(0)[0], 0
+    while group.flying or group.timers:
+        while group.flying:
+            sender, send = group.flying[0]
+            if sender == "p5" and send.to == owner and getattr(send.message, "part", None) == 0:
+                group.flying.pop(0)
+                continue
+            wished += send.to == "p5" and isinstance(send.message, WantRow)
+            group.deliver(0)
+        if group.timers:
+            group.tick()
+    assert owner != "p5" and wished > 0 and len(group.weighings()) == 1
+    for p in group.names:
+        assert group.rows(p) == {j: set(group.names) - {"p5"} for j in range(7)}
+
+
+def test_a_row_that_was_lost_once_comes_when_it_is_asked_for():
+    group = Weighed(7).begin()
+    owner = group.plan.owners(0)[0]
+    lost = [(s, x) for s, x in group.flying if s == "p5" and x.to == owner and x.message.part == 0]
+    group.flying = [one for one in group.flying if one not in lost]
+    group.finish()
+    assert len(lost) == 1 and group.now < group.plan.answer_until[0]
+    assert all(group.rows(p) == {j: set(group.names) for j in range(7)} for p in group.names)
+
+
+def test_a_lost_comparison_is_made_good_by_the_first_answer():
+    """Everything that the owner of part 0 says of its rows to p3 is lost: p3 weighs as others do."""
+    group = Weighed(7).begin()
+    owner = group.plan.owners(0)[0]
+    deaf = next(p for p in group.names if p != owner)
+    while group.flying:
+        sender, send = group.flying[0]
+        if sender == owner and send.to == deaf and isinstance(send.message, Comparison):
+            group.flying.pop(0)
+        else:
+            group.deliver(0)
+    assert not any(isinstance(f, RowsWeighed) for f in group.facts[deaf]) and len(group.weighings()) == 1
+    assert all(group.rows(p) == {j: set(group.names) for j in range(7)} for p in group.names)
+
+
+def test_an_owner_that_dies_before_it_compares_is_left_out_everywhere_and_its_part_is_not():
+    group = Weighed(7).begin()
+    victim = group.plan.owners(0)[0]
+    group.flying = [(s, x) for s, x in group.flying if s != victim or x.to != group.plan.owners(1)[0]]
+    group.dies(victim)
+    group.deliver_all()
+    assert len(group.weighings()) == 1
+    for p in group.living:
+        assert group.rows(p) == {j: set(group.names) - {victim} for j in range(7)}
+
+
+def test_an_owner_that_dies_after_it_compared_leaves_a_comparison_that_is_good():
+    """All have its comparison, and it alone had its own row of its part: there the others weigh more."""
+    group = Weighed(7).begin()
+    victim = group.plan.owners(0)[0]
+    group.until(compared_by(victim))
+    held = [(s, x) for s, x in group.flying if s == victim]
+    for one in held:
+        group.deliver(group.flying.index(one))
+    group.flying = [(s, x) for s, x in group.flying if s != victim]
+    group.dies(victim)
+    group.deliver_all()
+    assert len(group.weighings()) == 1
+    for p in group.living:
+        assert group.rows(p).pop(0) == set(group.names) - {victim}
+        assert all(names == set(group.names) for j, names in group.rows(p).items() if j)
+
+
+@pytest.mark.parametrize("reached", range(7))
+def test_an_owner_that_dies_while_it_tells_its_comparison_is_made_up_for(reached: int):
+    """Some heard it and some did not: the next owner is shown it, passes it on, and nobody compares anew."""
+    group = Weighed(7).begin()
+    victim = group.plan.owners(0)[0]
+    group.until(compared_by(victim))
+    held = [one for one in group.flying if one[0] == victim and isinstance(one[1].message, Comparison)]
+    lost = held[reached:] + [one for one in group.flying if one[0] == victim and one not in held]
+    group.flying = [one for one in group.flying if one not in lost]
+    for one in held[:reached]:
+        group.deliver(group.flying.index(one))
+    group.dies(victim)
+    group.deliver_all()
+    for p in group.living:
+        answers, _ = group.machines[p].for_body()
+        assert set(answers) == set(range(7)), f"{p} can propose {sorted(answers)} only"
+    assert len(group.weighings()) == 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whoever_dies_whenever_survivors_hold_a_body_of_one_weighing(seed: int):
+    """One of eight dies at a random moment, in any order of messages, and loses half of what it was saying.
+
+    Everybody who lives holds an answer for every part, all of one weighing, without any deadline.
+    """
+    draw = random.Random(seed)
+    group = Weighed(8).begin()
+    dies_in, victim = draw.randrange(250), draw.choice(group.names)
+    while group.flying:
+        group.deliver(draw.randrange(len(group.flying)))
+        dies_in -= 1
+        if dies_in == 0:
+            group.flying = [(s, x) for s, x in group.flying if s != victim or draw.random() < 0.5]
+            group.dies(victim)
+    group.check()
+    for p in group.living:
+        machine = group.machines[p]
+        assert set(machine.answers) == set(range(8)), f"{p} waits for {set(range(8)) - set(machine.answers)}"
+        alike, weighing = machine.for_body()
+        assert len(alike) == 8 and weighing is not None
+        assert all(set(held.answered.contributors) <= set(weighing.peers) for held in alike.values())
+        assert weighing_flaw(group.plan, weighing) is None
+
+
+@pytest.mark.parametrize(
+    ("keeps_back", "late_s"), [((Comparison,), 0.0), ((Answer,), 10.0), ((Comparison, Answer), 10.0)]
+)
+def test_an_owner_that_keeps_a_word_back_costs_time_and_no_part(keeps_back: tuple[type, ...], late_s: float):
+    """It is heard, so nobody calls it gone: the next owner takes its turn when its window is over.
+
+    The surprise: who keeps only its comparison back costs nothing. It alone can weigh, and all follow its answer.
+    """
+    group = Weighed(7).begin()
+    mute, second = group.plan.owners(0)[:2]
+    reader = next(p for p in group.names if p not in (mute, second))
+    answered_s: dict[int, float] = {}
+    while group.flying or group.timers:
+        while group.flying:
+            sender, send = group.flying[0]
+            if sender == mute and isinstance(send.message, keeps_back):
+                group.flying.pop(0)
+            else:
+                group.deliver(0)
+        answered_s |= {j: group.now for j in group.machines[reader].answers if j not in answered_s}
+        if group.timers:
+            group.tick()
+    assert answered_s[0] == late_s and answered_s.keys() == set(range(7))
+    for p in set(group.names) - {mute}:
+        answers, _ = group.machines[p].for_body()
+        assert set(answers) == set(range(7))
+        assert answers[0].statement.signer == (second if Answer in keeps_back else mute)
+
+
+def test_too_few_rows_are_no_answer_and_never_a_mean():
+    """Three of seven are dead and two may lie: four rows are one too few. Everybody says so, at once."""
+    group = Weighed(7)
+    group.dead |= {PeerId("p0"), PeerId("p2"), PeerId("p4")}
+    group.begin().finish()
+    for p in group.living:
+        assert group.machines[p].answers == {} and any(isinstance(f, Reduced) for f in group.facts[p])
+        assert {f.part for f in group.facts[p] if isinstance(f, PartMissing)} == set(range(7))
+    said = {f.why for p in group.living for f in group.facts[p] if isinstance(f, NoAnswer)}
+    assert said == {"robust needs 5 rows to withstand 2 liars, 4 are in all parts"} and group.now == 0.0
+
+
+def test_a_part_that_nobody_can_compare_is_left_out_and_the_others_are_weighed_without_it():
+    """All six owners of part 0 of twelve decline: it counts for nobody."""
+    group = Weighed(12)
+    out = group.plan.owners(0)
+    for p in group.names:
+        group.do(p, group.machines[p].handle(Start({}), 0.0))
+    for p in group.names:
+        for owner in out:
+            if owner != p:
+                group.do(p, group.machines[p].handle(Received(owner, Declined(0, 0, "", 0), None), 0.0))
+        if p in out:
+            group.machines[p].route.declined.add((0, p))
+        group.do(p, group.machines[p].contribute(group.updates[p], 0.0))
+    group.finish()
+    for p in group.names:
+        answers, weighing = group.machines[p].for_body()
+        assert set(answers) == set(range(1, 12)) and weighing is not None and weighing.without == (0,)
+
+
+def restarted(group: Weighed, owner: PeerId) -> list[Send]:
+    """What it says from then on."""
+    group.machines[owner] = group.machine(owner)
+    group.flying = []
+    for p in group.names:
+        group.do(p, group.machines[p].resend(owner) if p != owner else [])
+    group.do(owner, group.machines[owner].handle(Start({}), 1.0))
+    group.do(owner, group.machines[owner].contribute(group.updates[owner], 1.0))
+    said: list[Send] = []
+    while group.flying:
+        sender, send = group.flying[0]
+        said += [send] if sender == owner else []
+        group.deliver(0)
+    return said
+
+
+def test_a_restarted_owner_never_compares_a_second_time():
+    """What it said is durable, its rows are not: it declines at once. The mutant that forgets compares again."""
+    for forgets in (False, True):
+        group = Weighed(7).begin()
+        owner = group.plan.owners(0)[0]
+        group.until(compared_by(owner))
+        assert "said/0/0/compared/0" in group.kept[owner]
+        if forgets:
+            group.kept[owner].clear()
+        said = restarted(group, owner)
+        assert any(isinstance(x.message, Comparison) for x in said) == forgets
+        assert any(isinstance(x.message, Declined) and x.message.part == 0 for x in said) != forgets
+
+
+def test_an_answer_without_its_weighing_is_its_senders_fault():
+    group = Weighed(7).begin().until(lambda s, x: isinstance(x.message, Answer))
+    sender, send = next(one for one in group.flying if isinstance(one[1].message, Answer))
+    other = Weighing(group.names, (1 / 7,) * 7, digest(b"other"))
+    for message in (changed(send.message, weighing=UNSET), changed(send.message, weighing=other)):
+        with pytest.raises(PeerFault) as fault:
+            group.machines[send.to].handle(Received(sender, message, send.payload), 0.0)
+        assert fault.value.who == sender
+
+
+def compared(**but: object) -> Compared:
+    names = tuple(PeerId(f"p{k}") for k in range(7))
+    return changed(Compared(0, 0, 0, 0, names, products(names)), **but)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        compared(part=7),
+        compared(part=-1),
+        compared(owner_index=1),
+        compared(owner_index=-1),
+        compared(contributors=()),
+        compared(contributors=(PeerId("p1"), PeerId("p0"))),
+        compared(contributors=(PeerId("nobody"),), products=bytes(8)),
+        compared(products=bytes(8 * 27)),
+        compared(products=struct.pack("<d", float("nan")) + bytes(8 * 27)),
+        compared(products=struct.pack("<d", 1e61) + bytes(8 * 27)),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_a_fault(wrong: Compared):
+    group = Weighed(7)
+    owner = group.plan.owners(0)[0]
+    check_compared(group.plan, owner, compared())
+    with pytest.raises(PeerFault):
+        check_compared(group.plan, owner, wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"peers": tuple(PeerId(f"p{k}") for k in reversed(range(7)))},
+        {"peers": (PeerId("nobody"), *(PeerId(f"p{k}") for k in range(6)))},
+        {"weights": (1.0,)},
+        {"weights": (float("nan"),) + (0.0,) * 6},
+        {"weights": (1.5, -0.5) + (0.0,) * 5},
+        {"weights": (0.0,) * 7},
+        {"weights": (1.0,) * 7},
+        {"weights": (0.0,) * 6 + (1.0,)},
+        {"without": (7,)},
+        {"without": (1, 0)},
+        {"peers": tuple(PeerId(f"p{k}") for k in range(4)), "weights": (0.25,) * 4},
+    ],
+)
+def test_a_weighing_that_cannot_be_is_seen(wrong: dict):
+    """p6 is a newcomer: nobody lets its row weigh anything."""
+    group = Weighed(7, newcomers=("p6",))
+    good = Weighing(group.names, (1 / 6,) * 6 + (0.0,), digest(b"compared"))
+    assert weighing_flaw(group.plan, good) is None
+    assert weighing_flaw(group.plan, changed(good, **wrong)) is not None
+
+
+def test_a_plan_that_weighs_is_carried_out_by_nothing_else():
+    assert all(isinstance(machine, WeighedReduce) for machine in Weighed(5).machines.values())
