@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import SMALL, Peer, answer_of, peers
+from processes import SMALL, Peer, peers
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 
@@ -42,30 +42,3 @@ def test_an_owner_that_answers_with_false_sums_is_expelled_and_nobody_else_is(tm
                 if fact["fact"] == "RoundClosed":
                     states[fact["round"]].add(fact["state"])
         assert all(len(agreed) == 1 for agreed in states.values())
-
-
-def test_poison_weighs_nothing_where_distances_weigh_updates(tmp_path: Path):
-    """Five of whom one turns its update round, ten times as long: every vertex says that it weighed nothing."""
-    robust = [*("--set", "run.trust=community", "--set", "sync.statistic=robust", "--set", "run.rounds=0")]
-    robust += [*("--set", "run.start_peers=5", "--set", "run.min_peers=5")]
-    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *robust, *SMALL)) as running:
-        ticket = running[0].until_fact("Opened")["ticket"]
-        for name in ("bob", "cleo", "eve"):
-            running.append(Peer("join", ticket, "--dir", tmp_path / name, "--name", name))
-        running.append(
-            Peer("join", ticket, "--dir", tmp_path / "dan", "--name", "dan", command=(VILLAIN, "poison", "1"))
-        )
-        liar = running[-1].until_fact("Opened")["peer"]
-        lied = running[-1].until_fact("Confessed")["round"]
-        states: dict[int, set[str]] = defaultdict(set)
-        for peer in running[:-1]:
-            peer.until(lambda f: f["fact"] == "RoundClosed" and f["round"] >= lied + 2)
-            for fact in peer.facts:
-                if fact["fact"] == "RoundClosed" and fact["counted"]:
-                    states[fact["round"]].add(fact["state"])
-                    weighed = fact["weighed"]
-                    assert sum(weighed.values()) == pytest.approx(1) and fact["parts_missing"] == 0
-                    assert fact["round"] < lied or weighed.get(liar, 0.0) < 0.02
-        assert all(len(agreed) == 1 for agreed in states.values())
-    shown = answer_of("checkpoint", "show", lied + 1, tmp_path / "ada")["weighed"]
-    assert shown["dan"] < 0.02 < min(shown[name] for name in ("ada", "bob", "cleo", "eve"))
