@@ -225,7 +225,7 @@ def test_a_state_that_one_member_holds_and_gives_nobody_costs_some_views_and_no_
     began = swarm.world.now
     go_back(swarm, 2)
     reach(swarm, history_of(swarm).head + 20)
-    assert lacked and returns(swarm) == []
+    assert lacked and returns(swarm) == [] and swarm.checkers.repairs == 0
     assert swarm.world.now - began < 20 * 10  # a round without it takes 1.3 s
     assert not any(amends_in(n.machine.pool.chosen()) or n.machine.wanted for n in swarm.honest)
 
@@ -245,6 +245,7 @@ def test_however_many_hold_what_the_others_cannot_get_a_round_fails_once_at_most
     go_back(swarm, 2)
     reach(swarm, history_of(swarm).head + 20)
     assert returns(swarm) == [] and failed and max(fact.attempt for fact in failed) == 0
+    assert swarm.checkers.repairs == 0
 
 
 def test_who_lacks_the_state_fetches_it_before_it_votes():

@@ -51,8 +51,8 @@ def listing(
         rounds = [-1, *kept.rounds]
         begin = _row(kept, folder, -1)["time_s"]
         rows = [_row(kept, folder, r) for r in (rounds if all or json else rounds[-LISTED:])]
-        shown = {row["round"]: row["size_bytes"] is not None for row in rows}
-        here = [r for r in rounds if shown.get(r, r not in shown and _state_path(folder, kept, r).exists())]
+        blobs = {path.name for path in (folder / "blobs").glob("*")}
+        here = [] if json else [r for r in rounds if _state_path(folder, kept, r).name in blobs]
     if json:
         say_json(rows)
         return

@@ -168,8 +168,8 @@ class Round:
                 return self._advanced(job, result.state, now)
             case Done(job, Advanced() as result) if self.back.done(job, result.state):
                 return self._try_all(now) + self._propose_if_ready(now)
-            case Failed(job, why) if (state := self.back.failed(job)) is not None:
-                return [self._report(StateLacked(state=state)), *self._go_on_without(why, now)]
+            case Failed(job) if (state := self.back.failed(job)) is not None:
+                return [self._report(StateLacked(state=state)), *self._go_on_without(now)]
             case Done(job, _) if job == f"{name}/adopt":
                 return self._close()
             case Failed(job, why) if job in (f"{name}/train", f"{name}/encode"):
@@ -653,9 +653,11 @@ class Round:
             return self.back.ask(trial.step, back)
         return self._cannot("the state that the run went back to is not here") if trial.final else []
 
-    def _go_on_without(self, why: str, now: Seconds) -> list[Effect]:
+    def _go_on_without(self, now: Seconds) -> list[Effect]:
         """An earlier state is not here: propose as if nobody wanted it, and vote for nothing that wants it."""
-        return self._cannot(why) if self.final is not None else self._propose_if_ready(now)
+        final = [(key, trial) for key, trial in self.trials.items() if trial.final and not self.adopting]
+        effects = [effect for key, trial in final for effect in self._try(key, trial, now)]
+        return effects + self._propose_if_ready(now)
 
     def found_state(self, state: Digest, now: Seconds) -> list[Effect]:
         """An earlier state that was lacked is here now."""
