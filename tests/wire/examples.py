@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import Manifest
+from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
     Chunk,
     EraSignature,
@@ -33,6 +34,7 @@ from atoll.wire.messages.round import (
 )
 from atoll.wire.messages.statements import (
     Answered,
+    Audited,
     Caught,
     Certificate,
     Commit,
@@ -88,6 +90,7 @@ STATEMENTS = (
     Suspect(7, BOB, "silent"),
     Caught(SIGNED, SIGNED),
     Complaint(7, BOB, "withheld"),
+    Audited(7, BOB, "mismatch"),
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
 )
 
@@ -117,5 +120,7 @@ MESSAGES = (
     BeatBack(12.5, 13.25, 7),
     MemberReport(SIGNED),
     JoinRefused("E-JOIN-01", "what", "fix"),
+    WantExhibit(7),
+    ExhibitIs(7, A),
     Hello(A, 7),
 )

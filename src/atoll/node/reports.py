@@ -15,11 +15,13 @@ from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.node.body import known_keys, open_report
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
+from atoll.policy.audits import AGAINST, Docket
 from atoll.policy.members import RECENT, Recent, Reported, admissible, target_of
 from atoll.policy.room import SIGNED_BYTES, name_bytes
 from atoll.protocol.dag.history import History
+from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Invite, Signed
+from atoll.wire.messages.statements import Audited, Invite, Signed
 from atoll.wire.messages.vertex import Body
 
 Key = tuple[str, PeerId, str]
@@ -38,6 +40,7 @@ class ReportPool:
     def __init__(self, notary: Notary, history: History, settings: RunSettings) -> None:
         self.notary, self.history, self.settings = notary, history, settings
         self.pool: dict[Key, Signed] = {}
+        self.docket = Docket(settings.audited_share, settings.round.quorum)
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
     def __len__(self) -> int:
@@ -97,6 +100,17 @@ class ReportPool:
             done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
                 del self.pool[key]
+        for signed in body.reports if self.docket.share else ():
+            self._repeat(signed, body, recent)
+
+    def _repeat(self, signed: Signed, body: Body, recent: Recent) -> None:
+        """What an auditor holds against a trainer is said again until there are enough of them, by everybody."""
+        said = decode_statement(signed.body, signed.signer)
+        if not isinstance(said, Audited) or said.finding not in AGAINST or len(self.pool) >= REPORTS_PER_VERTEX_MAX:
+            return
+        reported = open_report(self.notary, signed, _vote_keys(body))
+        if reported is not None and self.judge(reported, body, recent, None) is None:
+            self.pool.setdefault(_key(reported), signed)
 
     def judge(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
         open_to_all, parts = self.settings.open_to_all, parts_most(self.settings, parent)
@@ -105,7 +119,8 @@ class ReportPool:
     def recent(self) -> Recent:
         head = self.history.head
         if self._recent[0] != head:
-            self._recent = (head, Recent(self.history.recent_states(RECENT)))
+            self.docket.follow(head, self.history.ids, self.history.bodies)
+            self._recent = (head, Recent(self.history.recent_states(RECENT), self.docket))
         return self._recent[1]
 
 

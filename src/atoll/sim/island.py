@@ -16,19 +16,36 @@ from typing import Any
 import msgspec
 
 from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import SEGMENT_STEPS
 from atoll.base.machine import Payload
-from atoll.keys.digest import Manifest, blob_id, digest, manifest_of
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, ReadVertices, Restore, Train, Trained
+from atoll.keys.digest import Manifest, blob_id, digest, manifest_of, merkle_root
+from atoll.node.jobs import (
+    Adopt,
+    Advance,
+    Advanced,
+    Encode,
+    Encoded,
+    Exhibit,
+    Exhibited,
+    Hold,
+    Judge,
+    ReadVertices,
+    Restore,
+    Train,
+    Trained,
+)
 from atoll.protocol.dag.eras import ReadEra
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.protocol.transfer.work import (
     BlobOpened,
     CloseBlob,
+    DropBlob,
     OpenBlob,
     ReadChunk,
     ReadManifest,
     StoreChunk,
 )
+from atoll.sim.chains import Chain, judged
 
 
 class Shared(msgspec.Struct, frozen=True, array_like=True):
@@ -72,10 +89,14 @@ class Island:
     head: Digest | None = None
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
+    chain: Chain | None = None  # where rounds are audited
+    needed: tuple[Digest, ...] = ()  # for audits
 
     def crash(self) -> None:
         self.steps_done = 0
         self.handed_over = self.merged = None
+        if self.chain is not None:
+            self.chain.crash()
 
     def takes_s(self, work: Any) -> Seconds:
         match work:
@@ -85,6 +106,8 @@ class Island:
                 return min(step_s * max(left, 0), max(work.seconds_max, 0.0))
             case Encode() | Combine() | Advance() | Adopt():
                 return 0.002 + self.knobs.update_bytes / 1e9
+            case Exhibit() | Judge():
+                return SEGMENT_STEPS * self._step_s()
             case _:
                 return 0.002
 
@@ -96,7 +119,7 @@ class Island:
             case Encode():
                 parts = tuple(self._part(work, index) for index in range(work.parts))
                 self.encoded[work.round] = tuple(part.digest for part in parts)
-                return Encoded(parts)
+                return Encoded(parts, self._claim(work.round))
             case Combine():
                 return self._combine(work)
             case Advance():
@@ -104,7 +127,9 @@ class Island:
             case Adopt():
                 self.head = work.state
                 self.merged = self.now()
-                if work.counted is None or any(work.counted):
+                if self.chain is not None:
+                    self.chain.adopt(work.round, work.vertex, work.claim)
+                if work.counted is None or any(work.counted) or self.chain is not None:
                     self.steps_done = 0
                 self._prune(work.state)
                 return None
@@ -112,7 +137,18 @@ class Island:
                 if work.state not in self.blobs:
                     return False
                 self.head = work.state
+                if self.chain is not None:
+                    self.chain.restore(work.vertex)
                 return True
+            case Hold():
+                self.needed = work.blobs
+                return None
+            case Exhibit() if self.chain is not None:
+                return Exhibited(self._put(self.chain.exhibit(work.round)))
+            case Judge():
+                if work.before not in self.blobs:
+                    raise RuntimeError("the state that the round began with is not here")
+                return judged(work, self.blobs[work.blob])
             case ReadVertices():
                 return self._read_vertices(work)
             case ReadEra():
@@ -129,6 +165,9 @@ class Island:
                 assert blob_id(manifest_of(data)) == work.blob
                 self.blobs[work.blob] = data
                 return None
+            case DropBlob():
+                self.partial.pop(work.blob, None)
+                return None
             case ReadManifest():
                 data = self.blobs.get(work.blob)
                 return None if data is None else manifest_of(data)
@@ -137,6 +176,16 @@ class Island:
                 return None if data is None else Payload(digest(data), len(data), data)  # states fit one chunk
             case _:
                 raise RuntimeError(f"a virtual island cannot do {type(work).__name__}")
+
+    def _claim(self, round: int) -> Digest | None:
+        if self.chain is None or self.head is None:
+            return None
+        return self.chain.claim(round, self.head, merkle_root(self.encoded[round]))
+
+    def _put(self, data: bytes) -> Digest:
+        name = blob_id(manifest_of(data))
+        self.blobs[name] = data
+        return name
 
     def _read_vertices(self, work: ReadVertices) -> tuple[bytes, ...]:
         chosen: list[bytes] = []
@@ -166,6 +215,8 @@ class Island:
         steps = min(work.steps, max(0, int(work.seconds_max / self.knobs.step_s)))
         self.handed_over, self.merged = self.now(), None
         self.steps_done += steps
+        if self.chain is not None:
+            self.steps_done = self.chain.taken[work.round] = steps
         loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
         return Trained(steps, self.steps_done * 16, loss, self.knobs.step_s)
 
@@ -198,13 +249,10 @@ class Island:
                 counted[name] = counted.get(name, 0) + 1
             chain = digest(chain + payload.digest)
         after = Shared(work.round, chain, before.steps + work.steps, dict(sorted(counted.items())))
-        data = msgspec.msgpack.encode(after)
-        name = blob_id(manifest_of(data))
-        self.blobs[name] = data
-        return Advanced(name)
+        return Advanced(self._put(msgspec.msgpack.encode(after)))
 
     def _prune(self, head: Digest) -> None:
         """Like the real store: the last few states stay, so that laggards and restarts find theirs."""
         for old in list(self.blobs)[:-16]:
-            if old != head:
+            if old != head and old not in self.needed:
                 del self.blobs[old]

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atoll.base.ids import PeerId
-from atoll.sim.island import IslandKnobs
+from atoll.policy.audits import REFUTING
+from atoll.sim.audits import islands
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import NetworkKnobs
+from atoll.sim.scenarios.audits import Told
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.signatures import RealKeys
 from atoll.sim.swarm import Keys, Swarm, SwarmKnobs
@@ -33,16 +37,27 @@ def real_keys(stage: Stage) -> None:
     _through_weather(stage, RealKeys(stage.seed))
 
 
-def _through_weather(stage: Stage, keys: Keys | None, overlap: int = 0) -> None:
+def audited_churn(stage: Stage) -> None:
+    """The same where every round of everybody is audited: crashes lose records, and nobody is taken for a liar."""
+    told = Told(stage)
+    _through_weather(stage, None, told=told)
+    expelled = sorted(peer for peer, (_, how) in told.left.items() if how == "expelled")
+    if expelled or REFUTING & told.findings.keys():
+        raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, expelled: {expelled}")
+
+
+def _through_weather(stage: Stage, keys: Keys | None, overlap: int = 0, told: Told | None = None) -> None:
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
         island=IslandKnobs(train_failure_rate=0.02, overlap=overlap),
         clock_offset_s=0.2,
         clock_drift=1e-4,
-        run=stage.settings(),
+        run=stage.settings() if told is None else stage.settings(audit_rate=1.0),
     )
-    swarm = stage.gather(knobs, keys=keys)
+    swarm = stage.gather(knobs, keys=keys, island=Island if told is None else islands({}))
+    if told is not None:
+        stage.world.watchers.append(told.watch)
     weather = Weather(stage)
     weather.begin()
     heads = HeadCount(swarm, stage.rounds - 1)
