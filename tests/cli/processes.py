@@ -38,14 +38,19 @@ def answer_of(*words: str | Path) -> Any:
 class Peer:
     """A running `atoll up` or `atoll join` and the facts it has told."""
 
-    def __init__(self, *words: str | Path, command: tuple[str | Path, ...] = ("-m", "atoll")) -> None:
+    def __init__(
+        self,
+        *words: str | Path,
+        command: tuple[str | Path, ...] = ("-m", "atoll"),
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *map(str, command), *map(str, words), "--facts", "--threads", "1"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
         )
         self.facts: list[dict[str, Any]] = []
         self._news: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()

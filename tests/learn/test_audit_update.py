@@ -1,4 +1,4 @@
-"""Audits of what was said: the payload beside the committed delta, who is drawn, what verdicts mean."""
+"""Audits of what was said: the payload beside the committed delta, and what audits are worth."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from atoll.learn.audit import (
     Accepted,
     Assignment,
     Claim,
-    EndWanted,
     Live,
     Mismatch,
     Record,
-    Unauditable,
     WrongChain,
-    conclusion,
-    drawn,
     judge_update,
     memory_name,
     name_of,
@@ -140,45 +136,6 @@ def test_an_update_that_is_not_finite_is_a_mismatch_and_no_crash():
     record.note(Live(x_F, begin.counters_K, begin.inner), 10)
     claim = replace(said.claim, head=record.head)
     assert isinstance(said.judged(x_F=x_F, claim=claim, links=record.links), Mismatch)
-
-
-# ---- who is drawn, and what verdicts mean ------------------------------------------------------------------
-
-
-def test_nobody_is_drawn_before_the_vertex_and_then_every_segment_alike():
-    """Two thousand vertices at a rate of a tenth: about two hundred audits, spread over five segments."""
-    vertices = [digest(b"%d" % i) for i in range(2000)]
-    found = [drawn(vertex, PeerId("ada"), 5, 0.1) for vertex in vertices]
-    chosen = [segment for segment in found if segment is not None]
-    assert 150 < len(chosen) < 250
-    assert all(20 < chosen.count(segment) < 60 for segment in range(5))
-    others = [drawn(vertex, PeerId("bob"), 5, 0.1) for vertex in vertices]
-    assert [one is None for one in found] != [other is None for other in others]
-    assert (
-        drawn(vertices[0], PeerId("ada"), 0, 1.0) is None and drawn(vertices[0], PeerId("ada"), 5, 1.0) is not None
-    )
-
-
-NEAR, FAR, WRONG = Accepted(1e-6, 1e-3), Mismatch(0.1, 1e-3, "x"), WrongChain("no")
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "means"),
-    [
-        ((), "not audited"),
-        ((Unauditable("bf16"), EndWanted()), "not audited"),
-        ((NEAR,), "accepted"),
-        ((FAR,), "needs a third replica"),
-        ((WRONG,), "needs a third replica"),
-        ((FAR, NEAR), "accepted"),
-        ((FAR, FAR), "refuted"),
-        ((FAR, FAR, NEAR), "needs a third replica"),
-        ((FAR, WRONG, FAR, NEAR), "refuted"),
-    ],
-)
-def test_one_auditor_alone_refutes_nobody(verdicts, means):
-    """The trainer is a replica, too, and two lying auditors are needed against an honest third."""
-    assert conclusion({PeerId(str(i)): verdict for i, verdict in enumerate(verdicts)}) == means
 
 
 # ---- what it is worth --------------------------------------------------------------------------------------

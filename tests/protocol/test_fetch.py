@@ -270,3 +270,15 @@ def test_answers_that_come_late_all_at_once_are_not_all_kept():
         effects = fetch.handle(Received(peer, Chunk(blob, index), payload), now)
         storing |= {e.job for e in effects if isinstance(e, Ask)}
     assert len(storing) <= REQUESTS_MAX
+
+
+def test_a_blob_that_is_longer_than_its_asker_expects_is_refused_before_any_room_is_made():
+    """Where a name is nobody's but the source's, such as an exhibit's: a manifest may promise 64 GiB."""
+    library = Library({NAMES[0]: "good"})
+    library.fetch = Fetch(BLOB, NAMES[:1], MANIFEST.size_bytes - 1)
+    library.run(until=10.0)
+    assert library.fetch.over and not library.stored
+    assert [type(fact) for fact in library.facts] == [BadSource, FetchFailed]
+    library = Library({NAMES[0]: "good"})
+    library.fetch = Fetch(BLOB, NAMES[:1], MANIFEST.size_bytes)
+    assert isinstance(library.run().facts[-1], Fetched)

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import Manifest
+from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
     Chunk,
     EraSignature,
@@ -37,6 +38,7 @@ from atoll.wire.messages.round import (
 from atoll.wire.messages.statements import (
     Amend,
     Answered,
+    Audited,
     Caught,
     Certificate,
     Commit,
@@ -96,6 +98,7 @@ STATEMENTS = (
     Suspect(7, BOB, "silent"),
     Caught(SIGNED, SIGNED),
     Complaint(7, BOB, "withheld"),
+    Audited(7, BOB, "mismatch"),
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
     Amend(A, 3, B, A, 2, b"signature"),
 )
@@ -127,6 +130,8 @@ MESSAGES = (
     BeatBack(12.5, 13.25, 7),
     MemberReport(SIGNED),
     JoinRefused("E-JOIN-01", "what", "fix"),
+    WantExhibit(7),
+    ExhibitIs(7, A),
     Hello(A, 7),
 )
 

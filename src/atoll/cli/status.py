@@ -36,6 +36,9 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
     if s["topology"]:
         say(f"  updates go through a {s['topology']} ({s['topology_why']})")
+    if s.get("audits"):
+        found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
+        say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
     say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed")
     say(f"  this peer: {s['name']}, {s['role']}, {s['standing']}, in {s['folder']}")
     _say_members(s["members"])

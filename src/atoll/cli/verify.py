@@ -207,6 +207,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "eras": [asdict(e) | {"sealed": e.sealed} for e in audit.eras],
         "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
+        "audits": {"drawn": audit.drawn} | audit.verdicts if audit.settings.audited_share else None,
         "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},
         "blobs": blobs,
     }
@@ -227,6 +228,9 @@ def _say(audit: Audit, blobs: int | None) -> None:
     if audit.unchecked:
         rounds = spans_text(spans_of(audit.unchecked))
         say(f"  not judged, because what they follow is lost or damaged: rounds {rounds}")
+    if audit.settings.audited_share:
+        found = ", ".join(f"{count} {finding}" for finding, count in sorted(audit.verdicts.items()))
+        say(f"  audits: {audit.drawn} drawn; found: {found or 'nothing yet'}")
     for round in audit.recoveries:
         say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
     for r in audit.returns:

@@ -127,6 +127,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "voters": voters,
         "present": here,
         "quorum": needed,
+        "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.audits is not None else None,
         "paused": paused_text(voters, here, needed, machine.settings, p.trained),
         "missing": p.missing,
         "trouble": p.trouble,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
@@ -110,6 +111,7 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
         statistic=config.sync.statistic,
         tolerance=tolerance_of(run),
         witnessed=run.trust == "open",
+        audit_rate=run.audit_rate or UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,

@@ -13,15 +13,17 @@ import asyncio
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
-from atoll.base.ids import Digest
+from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.host.attached import AttachedTrainer
+from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
 from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
@@ -55,13 +57,17 @@ from atoll.node.jobs import (
     Advanced,
     Encode,
     Encoded,
+    Exhibit,
     FindState,
     GoBack,
+    Hold,
+    Judge,
     Restore,
     Train,
     Trained,
 )
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
+from atoll.protocol.transfer.work import CloseBlob
 
 
 class Island:
@@ -93,9 +99,16 @@ class Island:
         self.members = 1  # whose updates make the mean of this round
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
+        self.auditing: Auditing | None = None  # where rounds are audited
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
         self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
+
+    def be_audited(self, run: Digest, me: PeerId) -> None:
+        """Rounds of this run are: keep a chain of every one, and be able to take others' again."""
+        self.auditing = Auditing(
+            run, me, self._learning, self.store, self.shelf, self.tended, self._arithmetic, self._ready
+        )
 
     def equip(self, data: str) -> None:
         """The data set is here: from now on there is something to train."""
@@ -140,6 +153,17 @@ class Island:
                 return await loop.run_in_executor(self._arithmetic, self._go_back, work)
             case FindState():
                 return await loop.run_in_executor(self._disk, self.shelf.look_for, work.state)
+            case Hold(blobs):
+                if self.auditing is not None:
+                    self.auditing.needed = frozenset(blobs)
+                return None
+            case Exhibit() if self.auditing is not None:
+                return await self.auditing.show(work)
+            case Judge() if self.auditing is not None:
+                return await self.auditing.judge(work)
+            case CloseBlob():
+                await loop.run_in_executor(self._disk, stored, self.store, work)
+                return self.shelf.hold_a_while(work.blob)
             case Restore():
                 return await loop.run_in_executor(self._arithmetic, self._restore, work)
             case _:
@@ -196,6 +220,9 @@ class Island:
                 await self._ready()
                 assert self.head is not None
                 schedule, self.members = self._learning.recipe.schedule, work.shards
+                chain = {}
+                if self.auditing is not None:
+                    chain = {"assignment": self.auditing.assignment(work, self.head)}
                 done = await self.trainer.train(
                     work.steps,
                     cursor=cursor_after(self.head.samples, work.shards),
@@ -204,7 +231,10 @@ class Island:
                     global_step=self.head.steps,
                     until=begin + work.seconds_max,
                     ahead=schedule.overlap if self.own is None else schedule.inner_steps,
+                    **chain,
                 )
+                if self.auditing is not None:
+                    self.auditing.taken = done
             except TrainerFailed as failed:
                 await self.tended.failed()
                 raise failed
@@ -234,11 +264,11 @@ class Island:
             return
         assert self.head is not None
         await self.tended.start(self._learning)
-        if self.inner:
-            await self.trainer.set_inner_state(self.inner)
-        written = None
-        while written is not self.head:  # vertices are adopted while it starts
-            written = self.head
+        written, inner = None, b""
+        while written is not self.head or inner is not self.inner:  # vertices are adopted while it starts
+            if self.inner != inner:
+                await self.trainer.set_inner_state(self.inner)
+            written, inner = self.head, self.inner
             await self.trainer.write_x(written.anchor_F if self.own is None else self.own.anchor_F)
         self.steps_since, self.loss_since = 0, 0.0
         self.tended.ready = True
@@ -259,7 +289,10 @@ class Island:
             wires = zip(self.up, self.update.wires, bounds, strict=True)
             mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
             self.own.sent(self._outer, mine_F, self.members, self.head.steps)
-        return Encoded(tuple(_payload(wire) for wire in self.update.wires))
+        claim = None
+        if self.auditing is not None:
+            claim = self.auditing.claim(work.round, self.update, self.memory_F, self.up)
+        return Encoded(tuple(_payload(wire) for wire in self.update.wires), claim)
 
     def _turn(self, before: SharedState) -> tuple[int, int]:
         """[lo, hi) of the vector that the round after this state carries."""
@@ -348,7 +381,13 @@ class Island:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         if self.tended.ready:
             self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
-        if work.afresh:
+        if self.auditing is not None:
+            counts = self.auditing.counts(work) and not work.afresh
+            async with self.tended.turn if self.tended.ready else nullcontext():
+                await self._begin_anew(work, after, counts)
+            if work.afresh:
+                self.shelf.found_way()
+        elif work.afresh:
             async with self.tended.turn:
                 await loop.run_in_executor(self._arithmetic, self._begin_afresh, after)
             self.shelf.found_way()
@@ -380,6 +419,27 @@ class Island:
                 await self.trainer.write_x(after.anchor_F)
             self.inner = await self.trainer.inner_state()
         except TrainerFailed:
+            await self.tended.failed()
+
+    async def _begin_anew(self, work: Adopt, after: SharedState, counts: bool) -> None:
+        """Where rounds are audited each one begins from the anchor, with moments and error feedback as vertices
+        hold them against me: as before if my round does not count, as it left them if it does, else fresh. Fresh,
+        too, where the run went back: an auditor takes that for a crash."""
+        if counts:
+            await self._settle(work)
+        elif work.claim is not None or work.afresh:
+            self.memory_F, self.inner = None, b""
+        self.update, self.steps_since, self.loss_since = None, 0, 0.0
+        self.head = after
+        try:
+            if self.tended.ready:
+                await self.trainer.write_x(after.anchor_F)
+            if self.tended.ready and not counts:
+                return await self.trainer.set_inner_state(self.inner)
+            if counts:
+                self.inner = await self.trainer.inner_state() if self.tended.ready else b""
+        except TrainerFailed:
+            self.inner = b"" if counts else self.inner
             await self.tended.failed()
 
     @property
@@ -470,7 +530,9 @@ class Island:
             return False
         self.head_name, self.adopted = work.state, work.round
         self._begin_afresh(state)
-        self.memory_F, self.inner = read_private(self.store, work.vertex, self._learning.layout.floats)
+        self.memory_F, self.inner, claim = read_private(self.store, work.vertex, self._learning.layout.floats)
+        if self.auditing is not None:
+            self.auditing.remember(claim)
         return True
 
     def _begin_afresh(self, state: SharedState) -> None:
@@ -485,9 +547,11 @@ class Island:
         return self.shelf.find(name, self._learning.layout)
 
     def _keep_private(self, vertex: Digest) -> None:
-        write_private(self.store, vertex, self.memory_F, self.inner)
+        claim = self.auditing.memory() if self.auditing is not None else b""
+        write_private(self.store, vertex, self.memory_F, self.inner, claim)
         assert self.head_name is not None
-        self.shelf.tidy({self.head_name, self._learning.data_blob}, self.adopted)
+        needed = self.auditing.needed if self.auditing is not None else frozenset[Digest]()
+        self.shelf.tidy({self.head_name, self._learning.data_blob, *needed}, self.adopted)
 
     @property
     def _learning(self) -> Learning:

@@ -8,6 +8,7 @@ import torch
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
+from atoll.learn.audit import recipe_problem
 from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import data_blob, load_data
 from atoll.learn.layout import Layout, layout_of
@@ -36,6 +37,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
     if problem := size_problem(learning.recipe, learning.layout):
         raise PeerFault("", f"this run cannot be cut into parts: {problem}")
+    if settings.audited_share and (problem := recipe_problem(learning.recipe, learning.layout.floats)):
+        raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
     return learning
 
 
@@ -116,6 +119,13 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
         few = beginning.recipe.schedule.fragments == 1
         fix = "choose a larger model" if few else "choose a larger model, or fewer sync.fragments"
         raise UsageError("E-RUN-01", problem, fix=fix)
+    if settings.audited_share and (problem := recipe_problem(beginning.recipe, layout.floats)):
+        raise UsageError(
+            "E-RUN-16",
+            f"rounds of this run cannot be audited: {problem}",
+            cause="run.audit_rate asks for audits, and an audit takes steps again on another machine",
+            fix="write run.audit_rate = 0, or choose a gpt or llama model and the recipe diloco without overlap",
+        )
     learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout)
     largest = 4 * layout.floats  # fp32: no codec makes an update larger
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)

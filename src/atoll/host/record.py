@@ -136,6 +136,8 @@ class Progress:
     holds_model: bool = False  # the agreed state is here
     over: bool = False
     trouble: str = ""
+    audits_drawn: int = 0  # segments of rounds that somebody is to take again
+    verdicts: dict[str, int] = field(default_factory=dict)  # what auditors found, as vertices hold it
     _closed_at: float = 0.0
 
     @staticmethod
@@ -182,6 +184,10 @@ class Progress:
                 self.members = entry["members"]
             case "RoundClosed":
                 self._round_closed(entry)
+            case "AuditDrawn":
+                self.audits_drawn += 1
+            case "Verdict":
+                self.verdicts[entry["finding"]] = self.verdicts.get(entry["finding"], 0) + 1
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:

@@ -77,6 +77,18 @@ class Shelf:
         with self._tidying:
             self._looked_for.clear()
 
+    def put_other(self, data: bytes) -> Digest:
+        """Any other blob, which nobody tidies away before whoever needs it can say so."""
+        with self._tidying:
+            name = self._store.put_blob(data)
+            self._kept_since[name] = time.monotonic()
+        return name
+
+    def hold_a_while(self, name: Digest) -> None:
+        """A blob that was fetched: whoever wanted it shall find it, although the next round tidies up."""
+        with self._tidying:
+            self._kept_since[name] = time.monotonic()
+
     def tidy(self, needed: set[Digest], round: int) -> None:
         """Forget the blobs that neither are needed nor were put there lately. `round` is the head's."""
         to_keep = self._retention.states(round)
@@ -100,22 +112,24 @@ class Private(msgspec.Struct, frozen=True):
     vertex: Digest
     memory: bytes
     inner: bytes
+    claim: bytes = b""  # the last one that a vertex holds, where rounds are audited
 
 
-def write_private(store: Store, vertex: Digest, memory_F: Tensor | None, inner: bytes) -> None:
+def write_private(store: Store, vertex: Digest, memory_F: Tensor | None, inner: bytes, claim: bytes = b"") -> None:
     memory = memory_bytes(memory_F) if memory_F is not None else b""
-    store.write_private(msgspec.msgpack.encode(Private(vertex, memory, inner)))
+    store.write_private(msgspec.msgpack.encode(Private(vertex, memory, inner, claim)))
 
 
-def read_private(store: Store, vertex: Digest, floats: int) -> tuple[Tensor | None, bytes]:
-    """Error feedback (F,) and inner state as of this vertex; nothing if they are of another one."""
+def read_private(store: Store, vertex: Digest, floats: int) -> tuple[Tensor | None, bytes, bytes]:
+    """Error feedback (F,), inner state and claim as of this vertex; nothing if they are of another one."""
     data = store.read_private()
     if data is None:
-        return None, b""
+        return None, b"", b""
     try:
         private = msgspec.msgpack.decode(data, type=Private)
         if private.vertex != vertex:
-            return None, b""
-        return memory_from_bytes(private.memory, floats) if private.memory else None, private.inner
+            return None, b"", b""
+        memory_F = memory_from_bytes(private.memory, floats) if private.memory else None
+        return memory_F, private.inner, private.claim
     except (msgspec.DecodeError, ValueError):
-        return None, b""  # damaged: it costs this peer's error feedback and moments, nothing that was agreed
+        return None, b"", b""  # damaged: it costs this peer's error feedback and moments, nothing that was agreed

@@ -30,7 +30,15 @@ from atoll.base.machine import Payload
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import ReadVertices
 from atoll.protocol.dag.eras import SEALED_HELD, ReadEra
-from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, ReadChunk, ReadManifest, StoreChunk
+from atoll.protocol.transfer.work import (
+    BlobOpened,
+    CloseBlob,
+    DropBlob,
+    OpenBlob,
+    ReadChunk,
+    ReadManifest,
+    StoreChunk,
+)
 
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
@@ -199,6 +207,10 @@ class Store:
         part.rename(path)
         _sync_folder(path.parent)
 
+    def drop_unfinished(self, name: Digest) -> None:
+        """Forget what is here of a blob that is not fetched any more."""
+        self._part(name).unlink(missing_ok=True)
+
     def drop_blobs(self, keep: set[Digest]) -> None:
         """Forget finished blobs that nobody needs any more."""
         for path in (self.folder / "blobs").iterdir():
@@ -300,6 +312,8 @@ def stored(store: Store, work: Any) -> Any:
             return store.store_chunk(work.blob, work.index, work.payload.data)
         case CloseBlob():
             return store.finish_blob(work.blob)
+        case DropBlob():
+            return store.drop_unfinished(work.blob)
         case ReadManifest():
             return store.manifest(work.blob)
         case ReadChunk():

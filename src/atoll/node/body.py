@@ -61,6 +61,7 @@ class Ground:
     witnessed: bool = False
     parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
     recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
+    audited: bool = False  # who gives an update must claim how it trained
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -160,7 +161,8 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
         return Ground(plan, parent, None, "too few members to train", judge, parts_most=parts, recovery=who)
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who)
+    audited = bool(settings.audited_share)
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited)
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -310,6 +312,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         commits[signed.signer] = commit
         if not weighs_right(ground, signed.signer, commit):
             return f"the commitment of {signed.signer} claims a weight that is not its own"
+        if not claims_right(ground, commit):
+            return f"the commitment of {signed.signer} does not say how it trained"
     if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
     kept, opened = _judge_reports(ground, notary, body.reports, as_proposer=False)
@@ -387,6 +391,13 @@ def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
     if commit.parts == 0 or member.standing == "new":
         return commit.weight == 0
     return commit.weight == commit.samples and (commit.samples > 0 or ground.statistic == "mean")
+
+
+def claims_right(ground: Ground, commit: Commit) -> bool:
+    """Where rounds are audited an update comes with a claim that can be, and nowhere else does anything."""
+    if commit.claim is UNSET:
+        return not (ground.audited and commit.parts)
+    return ground.audited and commit.parts > 0 and len(commit.claim) == DIGEST_BYTES
 
 
 def commit_flaw(commit: Commit) -> str | None:

@@ -57,6 +57,7 @@ class Run(Section, frozen=True):
     byzantine_tolerance: Share | None = None
     open_to_all: bool = False
     era_rounds: EraRounds = ERA_ROUNDS
+    audit_rate: Share = 0.0
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -179,6 +180,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Rounds after which members sign the history with their long-lived identities (ML-DSA-65), so that "
         "whoever can forge Ed25519 votes some day cannot write another past; 0: never. Nobody waits for it; small "
         "runs also sign when members come and go. 5 kB per member each time."
+    ),
+    "run.audit_rate": (
+        "Share of all rounds of all trainers of which another trainer, drawn by the vertex, takes ten steps again "
+        "(specs/audit.md); 0.05 costs 2 to 3 % more work. Whom enough auditors refute is expelled where run.trust "
+        'is "community" or "open", and shown by status where it is "private". For gpt and llama models under '
+        "recipes without overlap or fragments; 32 bytes per parameter travel for each audit."
     ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "

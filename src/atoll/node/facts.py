@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
-from atoll.wire.messages.statements import Caught, Complaint, Lapse
+from atoll.wire.messages.statements import Caught, Complaint, Finding, Lapse
 from atoll.wire.messages.vertex import Body, Vertex
 
 
@@ -85,6 +85,36 @@ class Lapsed(Fact, frozen=True, kw_only=True):
     phase = "trust"
     peer: PeerId
     why: Lapse
+
+
+class AuditDrawn(Fact, frozen=True, kw_only=True):
+    """The vertex of this round drew a segment of this peer's; `auditors` in the order of their turns."""
+
+    phase = "audit"
+    peer: PeerId
+    segment: int
+    auditors: tuple[PeerId, ...]
+
+
+class AuditEnded(Fact, frozen=True, kw_only=True):
+    """I took the segment again, or tried to: this is what I tell the members."""
+
+    phase = "audit"
+    peer: PeerId
+    of: int  # round
+    segment: int
+    finding: Finding
+    why: str
+
+
+class Verdict(Fact, frozen=True, kw_only=True):
+    """A vertex holds what an auditor found."""
+
+    phase = "audit"
+    peer: PeerId
+    of: int  # round
+    auditor: PeerId
+    finding: Finding
 
 
 class StateMissing(Fact, frozen=True, kw_only=True):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.base.ids import Digest, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
+from atoll.wire.messages.statements import Finding
 
 
 class Train(msgspec.Struct, frozen=True):
@@ -43,6 +44,7 @@ class Encode(msgspec.Struct, frozen=True):
 
 class Encoded(msgspec.Struct, frozen=True):
     parts: tuple[Payload, ...]
+    claim: Digest | None = None  # of how I trained for it, where rounds are audited
 
 
 class Advance(msgspec.Struct, frozen=True):
@@ -73,6 +75,7 @@ class Adopt(msgspec.Struct, frozen=True):
     state: Digest
     counted: tuple[bool, ...] | None
     afresh: bool = False  # the run went back: live parameters, feedback and moments are of another past, drop them
+    claim: Digest | None = None  # of mine, as the vertex holds it: what my next round must begin with
 
 
 class GoBack(msgspec.Struct, frozen=True):
@@ -109,4 +112,48 @@ class ReadVertices(msgspec.Struct, frozen=True):
     bytes_max: int
 
 
-Work = Train | Encode | Advance | Adopt | GoBack | FindState | Restore | ReadVertices
+class Hold(msgspec.Struct, frozen=True):
+    """These blobs are needed for audits: keep them on disk, and no longer those named before -> None."""
+
+    blobs: tuple[Digest, ...]
+
+
+class Exhibit(msgspec.Struct, frozen=True):
+    """Lay out, as a blob, what shows that I took this segment of the round as assigned -> Exhibited."""
+
+    round: int
+    segment: int
+
+
+class Exhibited(msgspec.Struct, frozen=True):
+    blob: Digest
+
+
+class Judge(msgspec.Struct, frozen=True):
+    """Take a segment of another's round again, from what lies in this blob, while my trainer rests -> Judged.
+
+    Everything but the blob is agreed on: it comes from vertices and from the plan of the round.
+    """
+
+    blob: Digest
+    round: int
+    peer: PeerId
+    segment: int
+    before: Digest  # the state that the round began with
+    steps_max: int  # that were assigned
+    shard: int
+    shards: int
+    shares: tuple[int, ...]  # relative sizes of the parts of its update
+    steps: int  # that it committed to
+    root: Digest  # of its encoded parts, as committed
+    claim: Digest  # as committed
+    last_claim: Digest | None  # of the last of its rounds that was counted; None: there was none
+    last_whole: bool  # every part of that round counted it
+
+
+class Judged(msgspec.Struct, frozen=True):
+    finding: Finding
+    why: str = ""
+
+
+Work = Train | Encode | Advance | Adopt | GoBack | FindState | Restore | ReadVertices | Hold | Exhibit | Judge

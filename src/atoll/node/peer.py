@@ -58,10 +58,11 @@ from atoll.base.machine import (
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.amend import Goal, amend_bytes, amends_in
+from atoll.node.audits import Audits
 from atoll.node.body import ground_after, write_recovery
 from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
-from atoll.node.facts import Accused, Fault, RoundClosed, ShareBegan, StateLacked, StateMissing
+from atoll.node.facts import Accused, AuditEnded, Fault, RoundClosed, ShareBegan, StateLacked, StateMissing
 from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
 from atoll.node.round import Round
@@ -76,8 +77,10 @@ from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import SERVED_AT_ONCE, Fetch, Fetched, FetchFailed, Serve
+from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
+from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
     Chunk,
     EraSigned,
@@ -90,7 +93,18 @@ from atoll.wire.messages.history import (
 )
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
-from atoll.wire.messages.statements import Amend, Caught, Invite, Join, Leave, Ready, Signed, Statement, Suspect
+from atoll.wire.messages.statements import (
+    Amend,
+    Audited,
+    Caught,
+    Invite,
+    Join,
+    Leave,
+    Ready,
+    Signed,
+    Statement,
+    Suspect,
+)
 from atoll.wire.messages.vertex import Body, Member, Standing, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
@@ -199,6 +213,7 @@ class Peer:
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
         self.earlier = EarlierStates(self.notary)
+        self.audits: Audits | None = None  # where the run has them
         self.over = self.leaving = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -244,6 +259,8 @@ class Peer:
                 return self._earlier_answered(job, result, now)
             case Failed(job) if job.startswith("earlier/"):
                 return self._earlier_answered(job, None, now)
+            case Done(job) | Failed(job) if job.startswith("audit/"):
+                return self._from_audits(self.audits.done(event), now) if self.audits is not None else []
             case Done() | Failed() | TimerFired():
                 return self._to_rooms(event, now)
 
@@ -281,6 +298,10 @@ class Peer:
                 return self.eras.give(sender, message) if self.eras is not None else []
             case ManifestIs() | Chunk():
                 return self._to_fetch(event, now)
+            case WantExhibit():
+                return self.audits.give(sender, message) if self.audits is not None else []
+            case ExhibitIs():
+                return self._fetch_exhibit(sender, message, now)
             case _:
                 return []
 
@@ -301,6 +322,7 @@ class Peer:
             if round == self.history.head + 1 or (rounds and round == rounds[0]):
                 self.history.restore(decode_vertex(kept[f"vertex/{round}"]))
         effects += self.eras.restore(kept) if self.eras is not None else []
+        effects += self._from_audits(self.audits.resume(now), now) if self.audits is not None else []
         return effects + self._follow_members(now) + self._restore()
 
     def _ask_genesis(self) -> list[Effect]:
@@ -314,6 +336,8 @@ class Peer:
         self.pool = ReportPool(self.notary, self.history, self.settings)
         if every := self.settings.era_rounds:
             self.eras = Eras(self.history, every, self.settings.rounds, self.notary.verifier, self.vouch)
+        if self.settings.audited_share:
+            self.audits = Audits(self.me, self.settings, self.history, self.pool)
         s = self.settings.round
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         self.genesis = vertex
@@ -460,6 +484,7 @@ class Peer:
         changed = self._membership_change(before, body)
         effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex)), *self._learn_identities(body)]
         effects += self._end_era(body)
+        effects += self._from_audits(self.audits.grew(body, now), now) if self.audits is not None else []
         return effects + ([*changed, *self._follow_members(now)] if changed else [])
 
     def _end_era(self, body: Body) -> list[Effect]:
@@ -695,6 +720,9 @@ class Peer:
                     out += self._earlier_came(fetch.blob, now)
                 elif self._wants_back():
                     out += self.earlier.again(fetch.blob, now)
+        if self.audits is not None:
+            ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
+            out += self._from_audits([e for fact in ended for e in self.audits.fetched(fact)], now)
         if self.fetch is None:
             return out
         for effect in self.fetch.handle(event, now):
@@ -708,6 +736,33 @@ class Peer:
                 self.fetch = None
                 out.append(SetTimer("fetch-again", now + HINT_AGAIN_S))
         return out
+
+    # ---- audits --------------------------------------------------------------------------------------------
+
+    def _from_audits(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """What I found is told to the members; a vertex will hold it, and only that has consequences."""
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            if isinstance(effect, Report) and isinstance(effect.fact, AuditEnded) and not self.leaving:
+                found = effect.fact
+                out += self._tell_members(self.notary.sign(Audited(found.of, found.peer, found.finding)), now)
+        for blob in self.audits.given_up() if self.audits is not None else ():
+            if self.wanted.pop(blob, None) is not None:
+                out += [
+                    SetTimer(f"fetch/{blob.hex()}/stall", None),
+                    Ask(f"audit/drop/{blob.hex()}", DropBlob(blob)),
+                ]
+        return out
+
+    def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
+        if self.audits is None:
+            return []
+        busy = {*self.wanted, *((self.fetch.blob,) if self.fetch is not None else ())}
+        fetch, effects = self.audits.point(sender, told, busy, now)
+        if fetch is not None:
+            self.wanted[fetch.blob] = fetch
+        return effects
 
     # ---- joining, leaving, reports -------------------------------------------------------------------------
 
@@ -878,6 +933,7 @@ class Peer:
         if self.fetch is None and not self.restoring and self.round is None and not self.over:
             effects += self._catch_up(now) if self.at >= -1 else self._regain("trying again")
         effects += self.eras.ask(self._within_reach(), now) if self.eras is not None else []
+        effects += self.audits.ask_again() if self.audits is not None else []
         return effects + self._seek_admission(now)
 
     def _watch(self, now: Seconds) -> list[Effect]:

@@ -17,11 +17,13 @@ from atoll.node.amend import Goal, agrees, amend_holds, goal_of, may_follow
 from atoll.node.body import known_keys, open_report
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
+from atoll.policy.audits import AGAINST, Docket
 from atoll.policy.members import RECENT, Earlier, Recent, Reported, admissible, target_of
 from atoll.policy.room import SIGNED_BYTES, name_bytes
 from atoll.protocol.dag.history import History
+from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Invite, Signed
+from atoll.wire.messages.statements import Amend, Audited, Invite, Signed
 from atoll.wire.messages.vertex import Body
 
 Key = tuple[str, PeerId, str]
@@ -41,6 +43,7 @@ class ReportPool:
         self.notary, self.history, self.settings = notary, history, settings
         self.pool: dict[Key, Signed] = {}
         self.goals: dict[Digest, Goal] = {}  # vertices older than memory holds, read from disk
+        self.docket = Docket(settings.audited_share, settings.round.quorum)
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
     def __len__(self) -> int:
@@ -105,6 +108,17 @@ class ReportPool:
             done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
                 del self.pool[key]
+        for signed in body.reports if self.docket.share else ():
+            self._repeat(signed, body, recent)
+
+    def _repeat(self, signed: Signed, body: Body, recent: Recent) -> None:
+        """What an auditor holds against a trainer is said again until there are enough of them, by everybody."""
+        said = decode_statement(signed.body, signed.signer)
+        if not isinstance(said, Audited) or said.finding not in AGAINST or len(self.pool) >= REPORTS_PER_VERTEX_MAX:
+            return
+        reported = open_report(self.notary, signed, _vote_keys(body))
+        if reported is not None and self.judge(reported, body, recent, None) is None:
+            self.pool.setdefault(_key(reported), signed)
 
     def judge(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
         open_to_all, parts = self.settings.open_to_all, parts_most(self.settings, parent)
@@ -113,7 +127,9 @@ class ReportPool:
     def recent(self) -> Recent:
         head = self.history.head
         if self._recent[0] != head:
-            self._recent = (head, Recent(self.history.recent_states(RECENT), self._may_follow, self._earlier))
+            self.docket.follow(head, self.history.ids, self.history.bodies)
+            states = self.history.recent_states(RECENT)
+            self._recent = (head, Recent(states, self._may_follow, self._earlier, self.docket))
         return self._recent[1]
 
     def opened(self, signed: Signed) -> Reported | None:

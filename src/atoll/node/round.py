@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from math import isfinite
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.draw import shuffled
@@ -42,7 +43,16 @@ from atoll.base.machine import (
 from atoll.keys.digest import digest, merkle_root
 from atoll.node.amend import amend_of, amends_in
 from atoll.node.back import Back
-from atoll.node.body import Ground, amend_among, check_body, commit_flaw, parts_fit, weighs_right, write_body
+from atoll.node.body import (
+    Ground,
+    amend_among,
+    check_body,
+    claims_right,
+    commit_flaw,
+    parts_fit,
+    weighs_right,
+    write_body,
+)
 from atoll.node.facts import (
     Accused,
     AttemptFailed,
@@ -130,6 +140,7 @@ class Round:
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.trained: Trained | None = None
         self.encoded: tuple[Payload, ...] | None = None
+        self.claim: Digest | None = None  # of how I trained for it
         self.passes: str | None = None
         self.commits: dict[int, Commits] = {}
         self.reduce: Reduce | None = None
@@ -323,7 +334,9 @@ class Round:
 
     def _encoded(self, encoded: Encoded, now: Seconds) -> list[Effect]:
         assert 0 < len(encoded.parts) <= len(self.ground.owners)
-        self.encoded = encoded.parts
+        if self.ground.audited and encoded.claim is None:
+            return self._pass("it cannot show how it trained, and rounds of this run are audited", now)
+        self.encoded, self.claim = encoded.parts, encoded.claim
         return self._commit_if_ready(now)
 
     def _pass(self, why: str, now: Seconds) -> list[Effect]:
@@ -382,6 +395,7 @@ class Round:
             offset_s=measured.offset_s,
             values=t.values,
             links=measured.links,
+            claim=UNSET if self.claim is None else self.claim,
         )
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
@@ -397,6 +411,8 @@ class Round:
             raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
         if not weighs_right(self.ground, signed.signer, commit):
             raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
+        if not claims_right(self.ground, commit):
+            raise PeerFault(signed.signer, "does not say how it trained", signed.body)
         known = self.commits.setdefault(commit.attempt, Commits())
         if signed.signer in known.of:  # the first commitment counts; a different one could follow another's reveal
             return self._compare_commits(known.of[signed.signer][1], signed)
@@ -924,8 +940,15 @@ class Round:
             counted = tuple(a is not None and self.me in a.contributors for a in trial.answers)
         assert self.final is not None
         afresh = trial.back is not None
-        work = Adopt(self.plan.round, digest, trial.body.state, None if afresh else counted, afresh)
+        claim, mine = self._my_claim(trial.body), None if afresh else counted
+        work = Adopt(self.plan.round, digest, trial.body.state, mine, afresh, claim)
         return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
+
+    def _my_claim(self, body: Body) -> Digest | None:
+        """What the vertex holds me to; also where I said it in a life before."""
+        mine = (decode_statement(s.body, s.signer) for s in body.commits if s.signer == self.me)
+        claims = [c.claim for c in mine if isinstance(c, Commit)]
+        return claims[0] if claims and claims[0] is not UNSET else None
 
     def _close(self) -> list[Effect]:
         assert self.final is not None

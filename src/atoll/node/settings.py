@@ -14,6 +14,7 @@ from atoll.policy.trust import DISTANCES, StatisticName
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
 EraRounds = Annotated[int, msgspec.Meta(ge=0, le=ERA_ROUNDS_MAX)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
 ERA_ROUNDS = 100  # that founders write into genesis: one signature of 5 kB per member and this many rounds
 
 
@@ -35,8 +36,14 @@ class RunSettings(msgspec.Struct, frozen=True):
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # share of members that may lie
     witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
     era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
+    audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
+
+    @property
+    def audited_share(self) -> float:
+        """Of all rounds of all trainers, those of which a segment is taken again."""
+        return 0.0 if self.audit_rate is msgspec.UNSET else self.audit_rate
 
 
 class _Rules(msgspec.Struct, frozen=True):

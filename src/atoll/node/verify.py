@@ -21,11 +21,13 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
+from atoll.base.limits import AUDIT_ROUNDS
 from atoll.keys.signer import Verifier
 from atoll.node.amend import agrees, amend_of, goal_of, may_follow
 from atoll.node.body import check_body, ground_after, write_recovery
 from atoll.node.settings import RunSettings, decode_settings
 from atoll.node.verify_eras import EraWalk, FoundEra
+from atoll.policy.audits import Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
 from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History, genesis_digest
@@ -121,6 +123,8 @@ class Audit:
     trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
     eras: list[FoundEra] = field(default_factory=list[FoundEra])
     members: list[Change] = field(default_factory=list[Change])
+    drawn: int = 0  # rounds of trainers that were audited
+    verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
 
     @property
@@ -212,6 +216,7 @@ class _Walk:
         self.genesis = genesis, self.history.head_body
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
+        self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum)
         self.sound = True
         self.hole = -1 - RECENT  # the newest round whose id or state is not known for sure
         self._account(self.history.head_body, None)
@@ -290,7 +295,8 @@ class _Walk:
             expected = write_recovery(parent, history.head_id, self.notary.run, body.proposer, here, body.time_s)
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = plan_round(history.head_id, parent, self.audit.settings.round)
-        recent = Recent(self._recent_states(body), self._may_follow, self._earlier)
+        self.docket.lacks = self.hole > history.head - AUDIT_ROUNDS
+        recent = Recent(self._recent_states(body), self._may_follow, self._earlier, self.docket)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
@@ -347,6 +353,8 @@ class _Walk:
     def _hold(self, vertex: Vertex, body: Body, flaw: tuple[str, str] | None) -> None:
         """Go on from this vertex, right or wrong, so that later damage is found too."""
         self.history.restore(vertex)
+        self.docket.follow(body.round, self.history.ids, self.history.bodies)
+        self.audit.drawn += sum(round == body.round for round, _ in self.docket.cases)
         self.sound = True
         certificate = vertex.certificate
         if flaw is not None and certificate is not None and certificate.digest != vertex_id(vertex.body):
@@ -375,6 +383,8 @@ class _Walk:
                 share = audit.shares.setdefault(signed.signer, Share())
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
                 share.samples += commit.samples
+        for _, report in self.docket.news(body):
+            audit.verdicts[report.finding] = audit.verdicts.get(report.finding, 0) + 1
         self._account_members(body, before)
 
     def _account_members(self, body: Body, before: Body | None) -> None:

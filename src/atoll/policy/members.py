@@ -25,6 +25,7 @@ from atoll.base.limits import (
     VOTE_KEY_BYTES_MAX,
     WORDS_MAX,
 )
+from atoll.policy.audits import AGAINST, NO_DOCKET, REFUTING, Docket, voices_needed
 from atoll.policy.links import rearranged
 from atoll.policy.plan import QuorumRule
 from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
@@ -33,6 +34,7 @@ from atoll.wire.evidence import slot_of
 from atoll.wire.messages.statements import (
     Amend,
     AnyStatement,
+    Audited,
     Caught,
     Commit,
     Complaint,
@@ -65,11 +67,12 @@ Earlier = Literal["same", "other", "unknown"]  # what a word says of an old vert
 
 @dataclass(frozen=True)
 class Recent:
-    """The last few vertices: id -> agreed state. Joins and readiness name one of them."""
+    """The last few vertices: id -> agreed state, which joins and readiness name, and the audits that they drew."""
 
     states: dict[Digest, Digest]
     may_follow: Callable[[Digest], bool] = lambda after: False  # a word to go back, said after this vertex
     earlier: Callable[[Amend], Earlier] = lambda amend: "unknown"  # asked only for such words: they are rare
+    docket: Docket = NO_DOCKET
 
 
 def changes_max(voters: int) -> int:
@@ -132,6 +135,11 @@ def admissible(
                 return "is out of date: the run has moved on, or has gone back already"
             found = recent.earlier(statement)
             return None if found == "same" else f"names a vertex that is {found} here"
+        case Audited(peer=peer):
+            target = members.get(peer)
+            if mine is None or not mine.votes or target is None or target.standing == "expelled":
+                return "only voting members audit members"
+            return recent.docket.why_not(by, statement)
         case Invite(ticket=ticket, key=key):
             if len(ticket) > 64 or len(key) > 64:
                 return "its ticket or key is too long"
@@ -338,14 +346,18 @@ def _with_links(parent: Body, members: list[Member]) -> list[Member]:
 
 
 def _convicted(reports: Sequence[Reported], voters: int, rule: QuorumRule) -> tuple[set[PeerId], set[PeerId]]:
-    """(proven liars, those that too many complain of). Where members trust each other there is neither.
+    """(liars, those that too many complain of). Where members trust each other there is neither.
 
     Two statements for one slot prove themselves. All else takes more voices than may lie: one of them is honest.
+    Auditors that were drawn speak of one round each; whom enough of them refute did not train as assigned, and whom
+    enough got nothing from may only have crashed.
     """
     if rule != "two-thirds":
         return set(), set()
     liars: set[PeerId] = set()
     accusers: dict[tuple[type, PeerId], set[PeerId]] = {}
+    refuting: dict[tuple[PeerId, int], set[PeerId]] = {}
+    against: dict[tuple[PeerId, int], set[PeerId]] = {}
     for r in reports:
         match r.statement:
             case Caught(answer=answer, other=other):
@@ -354,10 +366,18 @@ def _convicted(reports: Sequence[Reported], voters: int, rule: QuorumRule) -> tu
                 accusers.setdefault((Caught, answer.signer), set()).add(r.by)
             case Complaint(peer=peer):
                 accusers.setdefault((Complaint, peer), set()).add(r.by)
+            case Audited(round=round, peer=peer, finding=finding) if finding in AGAINST:
+                against.setdefault((peer, round), set()).add(r.by)
+                if finding in REFUTING:
+                    refuting.setdefault((peer, round), set()).add(r.by)
             case _:
                 pass
     enough = {key for key, who in accusers.items() if len(who) >= suspicions_needed(voters, rule)}
-    return liars | {p for kind, p in enough if kind is Caught}, {p for kind, p in enough if kind is Complaint}
+    audited = voices_needed(voters, rule)
+    liars |= {p for kind, p in enough if kind is Caught}
+    liars |= {p for (p, _), who in refuting.items() if len(who) >= audited}
+    failing = {p for kind, p in enough if kind is Complaint}
+    return liars, failing | {p for (p, _), who in against.items() if len(who) >= audited}
 
 
 def _missed(member: Member, counted: bool) -> int:
@@ -416,6 +436,8 @@ def target_of(statement: AnyStatement) -> str:
             return peer
         case Caught(answer=answer, other=other):
             return f"{answer.signer}/{other is not None}"
+        case Audited(round=round, peer=peer):
+            return f"{round}/{peer}"
         case Invite(ticket=ticket):
             return ticket.hex()
         case _:

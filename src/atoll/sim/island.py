@@ -17,16 +17,21 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import SEGMENT_STEPS
 from atoll.base.machine import Payload
-from atoll.keys.digest import Manifest, blob_id, digest, manifest_of
+from atoll.keys.digest import Manifest, blob_id, digest, manifest_of, merkle_root
 from atoll.node.jobs import (
     Adopt,
     Advance,
     Advanced,
     Encode,
     Encoded,
+    Exhibit,
+    Exhibited,
     FindState,
     GoBack,
+    Hold,
+    Judge,
     ReadVertices,
     Restore,
     Train,
@@ -37,11 +42,13 @@ from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Wei
 from atoll.protocol.transfer.work import (
     BlobOpened,
     CloseBlob,
+    DropBlob,
     OpenBlob,
     ReadChunk,
     ReadManifest,
     StoreChunk,
 )
+from atoll.sim.chains import Chain, judged
 
 
 class Shared(msgspec.Struct, frozen=True, array_like=True):
@@ -87,10 +94,14 @@ class Island:
     looked_for: set[Digest] = field(default_factory=set)  # earlier states that the run may go back to
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
+    chain: Chain | None = None  # where rounds are audited
+    needed: tuple[Digest, ...] = ()  # for audits
 
     def crash(self) -> None:
         self.steps_done = 0
         self.handed_over = self.merged = None
+        if self.chain is not None:
+            self.chain.crash()
 
     def takes_s(self, work: Any) -> Seconds:
         match work:
@@ -100,6 +111,8 @@ class Island:
                 return min(step_s * max(left, 0), max(work.seconds_max, 0.0))
             case Encode() | Compare() | Combine() | Advance() | Adopt():
                 return 0.002 + self.knobs.update_bytes / 1e9
+            case Exhibit() | Judge():
+                return SEGMENT_STEPS * self._step_s()
             case _:
                 return 0.002
 
@@ -111,7 +124,7 @@ class Island:
             case Encode():
                 parts = tuple(self._part(work, index) for index in range(work.parts))
                 self.encoded[work.round] = tuple(part.digest for part in parts)
-                return Encoded(parts)
+                return Encoded(parts, self._claim(work.round))
             case Combine():
                 return self._combine(work)
             case Compare():  # names have no distances: all rows lie alike
@@ -124,10 +137,12 @@ class Island:
             case Adopt():
                 self.head = work.state
                 self.merged = self.now()
-                if work.counted is None or any(work.counted):
+                if self.chain is not None:
+                    self.chain.adopt(work.round, work.vertex, work.claim, work.afresh)
+                if work.counted is None or any(work.counted) or self.chain is not None:
                     self.steps_done = 0
-                if work.afresh:
-                    self.crash()  # the trainer begins anew: nothing private is of this past
+                if work.afresh:  # the trainer begins anew: nothing private is of this past
+                    self.steps_done, self.handed_over, self.merged = 0, None, None
                 self._prune(work.state)
                 return None
             case GoBack():
@@ -139,7 +154,18 @@ class Island:
                 if work.state not in self.blobs:
                     return False
                 self.head = work.state
+                if self.chain is not None:
+                    self.chain.restore(work.vertex)
                 return True
+            case Hold():
+                self.needed = work.blobs
+                return None
+            case Exhibit() if self.chain is not None:
+                return Exhibited(self._put(self.chain.exhibit(work.round)))
+            case Judge():
+                if work.before not in self.blobs:
+                    raise RuntimeError("the state that the round began with is not here")
+                return judged(work, self.blobs[work.blob])
             case ReadVertices():
                 return self._read_vertices(work)
             case ReadEra():
@@ -156,6 +182,9 @@ class Island:
                 assert blob_id(manifest_of(data)) == work.blob
                 self.blobs[work.blob] = data
                 return None
+            case DropBlob():
+                self.partial.pop(work.blob, None)
+                return None
             case ReadManifest():
                 data = self.blobs.get(work.blob)
                 return None if data is None else manifest_of(data)
@@ -164,6 +193,16 @@ class Island:
                 return None if data is None else Payload(digest(data), len(data), data)  # states fit one chunk
             case _:
                 raise RuntimeError(f"a virtual island cannot do {type(work).__name__}")
+
+    def _claim(self, round: int) -> Digest | None:
+        if self.chain is None or self.head is None:
+            return None
+        return self.chain.claim(round, self.head, merkle_root(self.encoded[round]))
+
+    def _put(self, data: bytes) -> Digest:
+        name = blob_id(manifest_of(data))
+        self.blobs[name] = data
+        return name
 
     def _read_vertices(self, work: ReadVertices) -> tuple[bytes, ...]:
         chosen: list[bytes] = []
@@ -193,6 +232,8 @@ class Island:
         steps = min(work.steps, max(0, int(work.seconds_max / self.knobs.step_s)))
         self.handed_over, self.merged = self.now(), None
         self.steps_done += steps
+        if self.chain is not None:
+            self.steps_done = self.chain.taken[work.round] = steps
         loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
         return Trained(steps, self.steps_done * 16, loss, self.knobs.step_s)
 
@@ -225,10 +266,7 @@ class Island:
                 counted[name] = counted.get(name, 0) + 1
             chain = digest(chain + payload.digest)
         after = Shared(work.round, chain, before.steps + work.steps, dict(sorted(counted.items())))
-        data = msgspec.msgpack.encode(after)
-        name = blob_id(manifest_of(data))
-        self.blobs[name] = data
-        return Advanced(name)
+        return Advanced(self._put(msgspec.msgpack.encode(after)))
 
     def _go_back(self, work: GoBack) -> Advanced:
         """The counts are the earlier state's; the chain goes on from both, like the place in the data outside."""
@@ -243,5 +281,5 @@ class Island:
     def _prune(self, head: Digest) -> None:
         """Like the real store: the last few states stay, so that laggards and restarts find theirs."""
         for old in list(self.blobs)[: -self.knobs.states_kept]:
-            if old != head and old not in self.looked_for:
+            if old != head and old not in self.looked_for and old not in self.needed:
                 del self.blobs[old]

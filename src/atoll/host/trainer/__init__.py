@@ -14,6 +14,7 @@ Never forks: the child is a fresh interpreter, `python -m atoll.host.trainer`, w
     words     what the two say to each other
     parent    the peer's side: starts the process, asks it, watches it, ends it
     child     the process's side: model, data and inner state, and what is done on each command
+    auditing  there too: the chain of a round, and segments shown or taken again, step by step
     failures  what went wrong, in words for people
 """
 

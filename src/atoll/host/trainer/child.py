@@ -22,6 +22,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.host.shared import Mailbox
+from atoll.host.trainer.auditing import Auditing
 from atoll.host.trainer.words import (
     LENGTH,
     Answer,
@@ -32,6 +33,8 @@ from atoll.host.trainer.words import (
     Command,
     Evaluate,
     Evaluated,
+    GoOn,
+    JudgeSegment,
     LoadInner,
     Merge,
     Ready,
@@ -39,15 +42,17 @@ from atoll.host.trainer.words import (
     Sampled,
     Saved,
     SaveInner,
+    ShowSegment,
     Train,
     Trained,
     TrainerSpec,
     WriteX,
     read_frame,
 )
+from atoll.learn.audit import Live, profile_here
 from atoll.learn.data import batch, load_data, validation
-from atoll.learn.inner import fresh_inner, inner_bytes, inner_from_bytes, inner_step
-from atoll.learn.layout import bind, layout_of
+from atoll.learn.inner import InnerState, fresh_inner, inner_bytes, inner_from_bytes, inner_step
+from atoll.learn.layout import bind, flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model, generate_text, loss_of
 
@@ -105,6 +110,7 @@ class Child:
         spec = self.spec
         torch.set_num_threads(spec.threads)
         self.data = load_data(spec.data)
+        self.auditing = Auditing(self.data)
         self.model = build_model(spec.model, spec.seed)
         self.layout = layout_of(self.model)
         self.x_F, self.gradient_P = bind(self.model, self.layout, spec.device)
@@ -134,6 +140,10 @@ class Child:
                 return Saved(self.mailbox.put(inner_bytes(self.inner)))
             case LoadInner(size_bytes):
                 return self.load_inner(size_bytes)
+            case ShowSegment() | JudgeSegment():
+                return self.auditing.start(command)
+            case GoOn():
+                return self.auditing.go_on()
             case Cancel():
                 raise AssertionError("the listener keeps these to itself")
 
@@ -142,11 +152,16 @@ class Child:
         if trouble is not None:
             return trouble
         step_s = 0.0
+        if job.assignment is not None:
+            assert self.span.steps == 0, "a chain begins with a round"
+            self.auditing.begin(job.assignment, self._live())
         while self.span.steps < job.steps and self.commands.cancelled != job.job:
             stepped = time.monotonic()
             if job.until is not None and stepped + step_s > job.until:
                 break
             self._take_step(job)
+            if self.auditing.record is not None and self.auditing.record.is_due(self.span.steps):
+                self.auditing.record.note(self._live(), self.span.steps)
             step_s = time.monotonic() - stepped
             self._beat(self.span.steps, self.span.last_loss, step_s)
         if not bool(self.x_F.isfinite().all()):
@@ -168,6 +183,7 @@ class Child:
         self.mailbox.x_F.copy_(self.x_F)
         span, self.span = self.span, _Span()
         cursor = job.cursor + span.samples
+        record = self.auditing.end(self._live, span.steps)
         if job.ahead and span.steps:
             if self.sent_F is None:
                 self.sent_F = torch.empty_like(self.x_F)
@@ -186,7 +202,15 @@ class Child:
             seconds=span.seconds,
             cursor=cursor,
             counters=self._counters(),
+            links=tuple(record.links) if record is not None else (),
+            profile=profile_here() if record is not None else None,
         )
+
+    def _live(self) -> Live:
+        """A copy of everything that the next step depends on."""
+        x_F, counters_K = flatten(self.model, self.layout)
+        inner = self.inner
+        return Live(x_F, counters_K, InnerState(inner.first_P.clone(), inner.second_P.clone(), inner.steps))
 
     def _step(self, inputs: Tensor, targets: Tensor, global_step: int) -> float:
         self.gradient_P.zero_()

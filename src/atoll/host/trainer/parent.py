@@ -30,18 +30,23 @@ from atoll.host.trainer.words import (
     Command,
     Evaluate,
     Evaluated,
+    GoOn,
+    JudgeSegment,
     LoadInner,
     Merge,
+    Progressed,
     Ready,
     Sample,
     Sampled,
     Saved,
     SaveInner,
+    ShowSegment,
     Train,
     Trained,
     TrainerSpec,
     WriteX,
 )
+from atoll.learn.audit import Assignment
 from atoll.learn.layout import Layout
 from atoll.learn.merge import Merge as How
 
@@ -110,16 +115,17 @@ class Trainer:
         global_step: int,
         until: float | None = None,
         ahead: int = 0,
+        assignment: Assignment | None = None,
     ) -> Trained:
         """At most `steps` inner steps from x, at most until `until` (time.monotonic()); x is then in `read_x()`.
 
         With `ahead` it goes on from there by itself, so many steps, and after a `merge` as many as `steps`; the
         next `train` counts them. `cancel`, or cancelling the awaiting task, ends it at the next step boundary; the
-        steps taken count.
+        steps taken count. With an `assignment` it keeps a chain, whose links come with the answer.
         """
         assert steps >= 0
         self._job += 1
-        job = Train(self._job, steps, until, cursor, shard, shards, global_step, ahead)
+        job = Train(self._job, steps, until, cursor, shard, shards, global_step, ahead, assignment)
         return await self._ask(job, Trained)
 
     def cancel(self) -> None:
@@ -149,6 +155,10 @@ class Trainer:
         """What the model would write after `prompt`, `n` bytes, with x or with these parameters (F,)."""
         command = Sample(prompt, n, seed, given=of_F is not None)
         return (await self._ask(command, Sampled, before=lambda: self._mailbox.show(of_F))).text
+
+    async def audit(self, work: ShowSegment | JudgeSegment | GoOn) -> Progressed:
+        """Begin to show or to judge, or go on with it, for one step: no round waits for the rest."""
+        return await self._ask(work, Progressed)
 
     async def inner_state(self) -> bytes:
         return await self._ask(SaveInner(), Saved, after=lambda saved: self._mailbox.take(saved.size_bytes))

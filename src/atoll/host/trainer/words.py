@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
+from atoll.learn.audit import Assignment, Claim, Link, Profile, Verdict
 from atoll.learn.inner import AdamW
 from atoll.learn.layout import Layout
 from atoll.learn.merge import Merge as How
@@ -47,6 +48,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     shards: int
     global_step: int
     ahead: int = 0  # steps that it goes on afterwards, until something is merged; those of the next round count
+    assignment: Assignment | None = None  # keep a chain of these steps: the round may be audited
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -85,7 +87,31 @@ class LoadInner(msgspec.Struct, frozen=True, tag=True):
     size_bytes: int  # 0: begin afresh
 
 
-Command = Train | Cancel | WriteX | Merge | Evaluate | Sample | SaveInner | LoadInner
+class ShowSegment(msgspec.Struct, frozen=True, tag=True):
+    """Write into this file what shows how this segment of a round was trained."""
+
+    round: int
+    segment: int
+    claim: Claim
+    last: Claim | None
+    path: str
+
+
+class JudgeSegment(msgspec.Struct, frozen=True, tag=True):
+    """Take the segment again that somebody shows in this file."""
+
+    assignment: Assignment
+    segment: int
+    path: str
+
+
+class GoOn(msgspec.Struct, frozen=True, tag=True):
+    """One more step of what was to be shown or judged."""
+
+
+Command = (
+    Train | Cancel | WriteX | Merge | Evaluate | Sample | SaveInner | LoadInner | ShowSegment | JudgeSegment | GoOn
+)
 
 
 # ---- What the trainer says ---------------------------------------------------------------------------------
@@ -112,6 +138,8 @@ class Trained(msgspec.Struct, frozen=True, tag=True):
     seconds: float  # that they took
     cursor: int
     counters: tuple[int, ...]
+    links: tuple[Link, ...] = ()  # of the chain that was asked for
+    profile: Profile | None = None
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True):
@@ -127,6 +155,13 @@ class Saved(msgspec.Struct, frozen=True, tag=True):
     size_bytes: int
 
 
+class Progressed(msgspec.Struct, frozen=True, tag=True):
+    """A step of an audit was taken; with the last one comes the verdict, if there is one to give."""
+
+    done: bool
+    verdict: Verdict | None = None
+
+
 class Carried(msgspec.Struct, frozen=True, tag=True):
     """The command was carried out and has no answer of its own."""
 
@@ -136,7 +171,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     what: str
 
 
-Answer = Ready | Beat | Trained | Evaluated | Sampled | Saved | Carried | Broken
+Answer = Ready | Beat | Trained | Evaluated | Sampled | Saved | Progressed | Carried | Broken
 
 
 # ---- Frames ------------------------------------------------------------------------------------------------

@@ -6,17 +6,18 @@ from the committed state, with the data that the plan assigned. What comes out m
 
     replay   what was assigned, a trainer's state and its name, and the steps themselves
     chain    what is committed, and how a trainer that kept few states shows any of them
-    judge    one audit and its verdict; what several verdicts together mean
+    shown    what a trainer lays out for its auditors, and whether it is what it committed to
+    judge    one audit and its verdict
     profile  what can be audited, how closely, and where bits are compared
     odds     check rate, stake, and what a cheater may expect
 
-Nothing here crosses a network and no round asks for an audit yet. What is committed, asked, compared, and what an
-audit cannot see: specs/audit.md.
+Who is audited and by whom is `policy/audits.py`'s, what a run does with it `node/audits.py`'s and
+`host/auditing.py`'s. What is committed, asked, compared, and what an audit cannot see: specs/audit.md.
 """
 
 from __future__ import annotations
 
-from atoll.learn.audit.chain import Claim, Record, chain_head, memory_name
+from atoll.learn.audit.chain import Claim, Record, chain_head, claim_name, memory_name
 from atoll.learn.audit.judge import (
     Accepted,
     EndWanted,
@@ -24,12 +25,11 @@ from atoll.learn.audit.judge import (
     Unauditable,
     Verdict,
     WrongChain,
-    conclusion,
-    drawn,
     judge_segment,
     judge_update,
+    judging,
 )
-from atoll.learn.audit.profile import Profile, pinned, profile_here, tolerance_from, why_unauditable
+from atoll.learn.audit.profile import Profile, pinned, profile_here, recipe_problem, tolerance_from, why_unauditable
 from atoll.learn.audit.replay import (
     Assignment,
     Link,
@@ -58,11 +58,11 @@ __all__ = [
     "Verdict",
     "WrongChain",
     "chain_head",
-    "conclusion",
-    "drawn",
+    "claim_name",
     "fresh_private",
     "judge_segment",
     "judge_update",
+    "judging",
     "live_bytes",
     "live_from_bytes",
     "memory_name",
@@ -70,6 +70,7 @@ __all__ = [
     "name_of_x",
     "pinned",
     "profile_here",
+    "recipe_problem",
     "segments",
     "tolerance_from",
     "why_unauditable",

@@ -8,16 +8,17 @@ the machine and its settings are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.keys.digest import digest
 from atoll.learn.audit.profile import Profile
-from atoll.learn.audit.replay import Assignment, Link, Live, Replica, name_of, name_of_x, segments
+from atoll.learn.audit.replay import Assignment, Link, Live, Replica, at_once, name_of, name_of_x, segments
 
 KEEP_EVERY = 3  # boundaries from one kept state to the next: a round of 50 steps keeps three states of six
 
@@ -31,6 +32,12 @@ class Claim(msgspec.Struct, frozen=True):
     profile: Profile
     memory: Digest = ZERO_DIGEST  # of error feedback before the update was encoded; zero: there was none
     left: Digest = ZERO_DIGEST  # of error feedback afterwards, if every part is counted
+    ends: Digest = ZERO_DIGEST  # `Link.private` of the last link: what the next round may begin with
+
+
+def claim_name(claim: Claim) -> Digest:
+    """What a commitment holds of it."""
+    return digest(b"atoll/audit/claim/1" + msgspec.msgpack.encode(claim))
 
 
 def memory_name(memory_F: Tensor | None) -> Digest:
@@ -41,7 +48,8 @@ def chain_head(assignment: Assignment, steps: int, links: Sequence[Link]) -> Dig
     """The head over the links at the begin and after each segment of a round of so many steps."""
     cuts = segments(assignment, steps)
     assert len(links) == len(cuts) + 1
-    head = digest(b"atoll/audit/chain/1" + digest(msgspec.msgpack.encode(assignment)) + b"".join(links[0]))
+    told = replace(assignment, carried=ZERO_DIGEST, memory=None)  # what it begins with is no part of its orders
+    head = digest(b"atoll/audit/chain/1" + digest(msgspec.msgpack.encode(told)) + b"".join(links[0]))
     for (_, end), link in zip(cuts, links[1:], strict=True):
         cursor = assignment.cursor + end * assignment.recipe.batch
         place = (assignment.global_step + end).to_bytes(8, "big") + cursor.to_bytes(8, "big")
@@ -77,7 +85,11 @@ class Record:
         return chain_head(self.assignment, self.steps, self.links)
 
     def state_at(self, boundary: int, replica: Replica) -> Live:
-        """The state that a link names, made anew if it was not kept. Changes the replica's state.
+        """The state that a link names, made anew if it was not kept. Changes the replica's state."""
+        return at_once(self.making(boundary, replica))
+
+    def making(self, boundary: int, replica: Replica) -> Generator[None, None, Live]:
+        """The same, pausing after every step.
 
         RunFailedError if this machine does not repeat its own steps: a state that is not in the chain is never
         shown, since it would be taken for a lie.
@@ -86,7 +98,7 @@ class Record:
         live = self.kept[nearest]
         if nearest < boundary:
             cuts = segments(self.assignment, self.steps)
-            live = replica.replay(self.assignment, live, cuts[nearest][0], cuts[boundary - 1][1])
+            live = yield from replica.replaying(self.assignment, live, cuts[nearest][0], cuts[boundary - 1][1])
         if name_of(live) != self.links[boundary]:
             raise RunFailedError(
                 "E-AUD-01",

@@ -1,21 +1,20 @@
 """One audit: from what was assigned, claimed and shown to a verdict.
 
 A verdict is a value. Hashes are exact: what contradicts its own chain is `WrongChain`. Replays are not: a
-`Mismatch` may be the auditor's fault, so alone it accuses nobody (`conclusion`). Comparisons are relative to what
+`Mismatch` may be the auditor's fault, so alone it accuses nobody (`policy/audits.py`).
+Comparisons are relative to what
 the *auditor* computed, never to what was claimed, and are written so that what is not a number is a mismatch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Generator, Sequence
 
 import msgspec
 import torch
 from torch import Tensor
 
-from atoll.base.draw import draw_below
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.keys.digest import Buffer, digest, merkle_root
 from atoll.learn.audit.chain import Claim, chain_head, memory_name
 from atoll.learn.audit.profile import Profile, pinned, profile_here, tolerance_of, why_unauditable
@@ -24,6 +23,7 @@ from atoll.learn.audit.replay import (
     Link,
     Live,
     Replica,
+    at_once,
     fresh_private,
     name_of,
     name_of_x,
@@ -33,8 +33,6 @@ from atoll.learn.audit.replay import (
 from atoll.learn.codec import Codec
 from atoll.learn.layout import Layout
 from atoll.learn.update import Bounds, encode_update
-
-CHANCES = 2**32
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -67,16 +65,6 @@ class EndWanted(msgspec.Struct, frozen=True, tag=True):
 Verdict = Accepted | Mismatch | WrongChain | Unauditable | EndWanted
 
 
-def drawn(vertex: Digest, peer: PeerId, count: int, rate: float) -> int | None:
-    """Which of a peer's `count` segments is audited, None for most; from the vertex that closes the round.
-
-    Nobody knows that vertex before every commitment is in it.
-    """
-    if count == 0 or draw_below(vertex, f"audited? {peer}", CHANCES) >= rate * CHANCES:
-        return None
-    return draw_below(vertex, f"audited segment of {peer}", count)
-
-
 def judge_segment(
     assignment: Assignment,
     claim: Claim,
@@ -93,6 +81,23 @@ def judge_segment(
 
     `end` may be left out at first: equal bits need none. Changes the replica's state.
     """
+    work = judging(assignment, claim, links, segment, begin, end, replica, here=here, tolerance=tolerance)
+    return at_once(work)
+
+
+def judging(
+    assignment: Assignment,
+    claim: Claim,
+    links: Sequence[Link],
+    segment: int,
+    begin: Live,
+    end: Live | None,
+    replica: Replica,
+    *,
+    here: Profile | None = None,
+    tolerance: float | None = None,
+) -> Generator[None, None, Verdict]:
+    """The same, pausing after every step."""
     here = here or profile_here()
     if why := why_unauditable(assignment, claim.profile, here, tolerance=tolerance):
         return Unauditable(why)
@@ -109,7 +114,7 @@ def judge_segment(
     bits = pinned(claim.profile, here)
     bound = 0.0 if bits else tolerance_of(assignment) if tolerance is None else tolerance
     assert bound is not None, "why_unauditable has looked"
-    replayed = replica.replay(assignment, begin, *segments(assignment, claim.steps)[segment])
+    replayed = yield from replica.replaying(assignment, begin, *segments(assignment, claim.steps)[segment])
     if name_of(replayed) == links[segment + 1]:
         return Accepted(0.0, bound)
     if end is None:
@@ -130,6 +135,8 @@ def _why_wrong(assignment: Assignment, claim: Claim, links: Sequence[Link], layo
         return "it starts from other parameters than the agreed ones"
     if links[0].private not in (assignment.carried, fresh_private(layout)):
         return "its moments are neither those that its last round ended with nor fresh"
+    if claim.ends not in (ZERO_DIGEST, links[-1].private):
+        return "its claim ends with other moments than its chain"
     return ""
 
 
@@ -205,20 +212,3 @@ def judge_update(
 
 def _root(wires: Sequence[Buffer]) -> Digest:
     return merkle_root(tuple(digest(wire) for wire in wires))
-
-
-Conclusion = Literal["not audited", "accepted", "needs a third replica", "refuted"]
-
-
-def conclusion(verdicts: Mapping[PeerId, Verdict]) -> Conclusion:
-    """What the verdicts of independent auditors on one segment mean together: the majority of all replicas.
-
-    The trainer is a replica, too. So one auditor against it is a tie, and nobody is refuted by fewer than two.
-    """
-    against = sum(isinstance(verdict, Mismatch | WrongChain) for verdict in verdicts.values())
-    agreeing = sum(isinstance(verdict, Accepted) for verdict in verdicts.values())
-    if not against + agreeing:
-        return "not audited"
-    if against == agreeing + 1:
-        return "needs a third replica"
-    return "refuted" if against > agreeing + 1 else "accepted"

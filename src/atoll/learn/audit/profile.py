@@ -14,10 +14,13 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from atoll.base.ids import ZERO_DIGEST
-from atoll.learn.audit.replay import SEGMENT_STEPS, Assignment
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.limits import SEGMENT_STEPS
+from atoll.learn.audit.replay import Assignment
 from atoll.learn.models import spec_of
+from atoll.learn.recipes import Recipe
 
+FLOATS_MAX = 2**28  # of a model that can be shown: its state is 3 GiB, and a field on the wire has at most four
 MARGIN = 10  # times the noise that 99 of 100 honest pairs stay below: other machines are noisier than those at hand
 TOLERANCE_LEAST = 1e-4  # three machines do not show all noise there is
 PINS = {"MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
@@ -45,7 +48,9 @@ class Profile(msgspec.Struct, frozen=True):
 
 def profile_here() -> Profile:
     """Of this process; the environment counts as it was when torch was loaded, so set it before Python starts."""
-    return Profile(torch.__version__, torch.get_num_threads(), tuple(os.environ.get(name, "") for name in PINS))
+    return Profile(
+        str(torch.__version__), torch.get_num_threads(), tuple(os.environ.get(name, "") for name in PINS)
+    )
 
 
 def pinned(one: Profile, other: Profile) -> bool:
@@ -79,6 +84,15 @@ def why_unauditable(
         family, inner = _kind(assignment)
         return f"no tolerance tells noise from a lie for {family} under {inner}; audit it where bits are the same"
     return ""
+
+
+def recipe_problem(recipe: Recipe, floats: int) -> str:
+    """Why rounds of this recipe cannot be audited between any two machines; empty if they can."""
+    if floats > FLOATS_MAX:
+        return f"a model of {floats} values is too large to be shown: {FLOATS_MAX} are the most"
+    some = Digest(b"\1" * 32)
+    assignment = Assignment(some, 0, PeerId(""), recipe, some, some, 0, 1, 0, 0, 1)
+    return why_unauditable(assignment, Profile("", 1, ()), Profile("", 1, ()))
 
 
 def tolerance_of(assignment: Assignment) -> float | None:

@@ -9,9 +9,9 @@ Never takes a position in the data from anybody: they follow from the assignment
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.limits import SEGMENT_STEPS
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.data import Data, batch
 from atoll.learn.inner import InnerState, fresh_inner, inner_step, matrices_of
@@ -27,8 +28,9 @@ from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe
 from atoll.learn.tensorfile import dump, load
 
-SEGMENT_STEPS = 10  # noise grows with every step: 1e-7 of a gradient is 1e-4 of ten AdamW steps
 FORMAT = "atoll/audit/live/1"
+
+T = TypeVar("T")
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -120,6 +122,15 @@ def live_from_bytes(data: Buffer, layout: Layout) -> Live:
     return live
 
 
+def at_once(work: Generator[None, None, T]) -> T:
+    """What comes of work that pauses, without its pauses."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value
+
+
 def why_no_state(live: Live, layout: Layout) -> str:
     """What keeps this from being a state of such a model; empty if nothing does."""
     inner = live.inner
@@ -165,9 +176,14 @@ class Replica:
 
     def replay(self, assignment: Assignment, begin: Live, first: int, end: int) -> Live:
         """The state after steps `first` … `end` of the round, taken from `begin`."""
+        return at_once(self.replaying(assignment, begin, first, end))
+
+    def replaying(self, assignment: Assignment, begin: Live, first: int, end: int) -> Generator[None, None, Live]:
+        """The same, pausing after every step; nobody else may use the replica meanwhile."""
         self.load(begin)
         for step in range(first, end):
             self.step(self.samples(assignment, step), assignment.global_step + step)
+            yield
         return self.live()
 
     def samples(self, assignment: Assignment, step: int) -> tuple[Tensor, Tensor]:

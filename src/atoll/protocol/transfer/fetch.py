@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import BLOB_MAX
 from atoll.base.machine import (
     Ask,
     Done,
@@ -105,8 +106,9 @@ class Source:
 class Fetch:
     """One blob on its way here."""
 
-    def __init__(self, blob: Digest, sources: Sequence[PeerId]) -> None:
-        self.blob = blob
+    def __init__(self, blob: Digest, sources: Sequence[PeerId], bytes_max: int = BLOB_MAX) -> None:
+        """`bytes_max`: a longer one is refused, where its name is nobody's but the source's."""
+        self.blob, self.bytes_max = blob, bytes_max
         self.sources = {peer: Source() for peer in sources}
         self.bad: set[PeerId] = set()
         self.left: set[PeerId] = set()  # for stalling; a new connection is a new beginning
@@ -184,7 +186,7 @@ class Fetch:
             manifest.check()
         except ValueError:
             return self._blame(sender)
-        if blob_id(manifest) != self.blob:
+        if blob_id(manifest) != self.blob or manifest.size_bytes > self.bytes_max:
             return self._blame(sender)
         if self.manifest is not None:
             return self._ask_chunks(now) if self.opened else []

@@ -34,6 +34,12 @@ class CloseBlob(msgspec.Struct, frozen=True):
     blob: Digest
 
 
+class DropBlob(msgspec.Struct, frozen=True):
+    """Nobody wants the rest of this blob: forget what is here of it -> None."""
+
+    blob: Digest
+
+
 class ReadManifest(msgspec.Struct, frozen=True):
     """-> Manifest, or None if the blob is not held."""
 

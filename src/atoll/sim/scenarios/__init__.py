@@ -13,6 +13,10 @@
     owners       a third of the owners lie about their parts, at most; each is soon out
     framers      a third call everybody else liars; nobody is believed
     watched      nobody lies where owners watch each other, and messages are lost
+    audits       a third of the trainers cheat, refuse or audit falsely; cheats are out, nobody honest is
+    accusers     a third of the auditors find everybody guilty; nobody leaves
+    audited_churn  churn where every round is audited
+    audited      nobody cheats where rounds are audited, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
 A failing run ends with one line that replays it.
@@ -25,7 +29,8 @@ import sys
 
 import msgspec
 
-from atoll.sim.scenarios.churn import churn, overlap, real_keys, rollback, weighed
+from atoll.sim.scenarios.audits import accusers, audited, audits
+from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, rollback, weighed
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
@@ -47,6 +52,10 @@ SCENARIOS: dict[str, Scenario] = {
     "owners": Scenario(owners, peers=7, rounds=4),
     "framers": Scenario(framers, peers=7, rounds=6),
     "watched": Scenario(watched, peers=7, rounds=20),
+    "audits": Scenario(audits, peers=7, rounds=36),
+    "accusers": Scenario(accusers, peers=7, rounds=12),
+    "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
+    "audited": Scenario(audited, peers=5, rounds=20),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 

@@ -8,8 +8,12 @@ from dataclasses import replace
 
 from atoll.base.ids import PeerId
 from atoll.node.amend import goal_of
-from atoll.sim.island import IslandKnobs
+from atoll.policy.audits import REFUTING
+from atoll.sim.audits import islands
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import NetworkKnobs
+from atoll.sim.scenarios.audits import Told
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.signatures import RealKeys, peer_name
 from atoll.sim.swarm import Keys, Swarm, SwarmKnobs
@@ -46,8 +50,23 @@ def rollback(stage: Stage) -> None:
     _through_weather(stage, None, returns=True)
 
 
+def audited_churn(stage: Stage) -> None:
+    """The same where every round of everybody is audited: crashes lose records, the run is sent back, and nobody is
+    taken for a liar."""
+    told = Told(stage)
+    _through_weather(stage, None, returns=True, told=told, audit_rate=1.0)
+    expelled = sorted(peer for peer, (_, how) in told.left.items() if how == "expelled")
+    if expelled or REFUTING & told.findings.keys():
+        raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, expelled: {expelled}")
+
+
 def _through_weather(
-    stage: Stage, keys: Keys | None, overlap: int = 0, returns: bool = False, **settings: object
+    stage: Stage,
+    keys: Keys | None,
+    overlap: int = 0,
+    returns: bool = False,
+    told: Told | None = None,
+    **settings: object,
 ) -> None:
     knobs = SwarmKnobs(
         stage.peers,
@@ -57,7 +76,9 @@ def _through_weather(
         clock_drift=1e-4,
         run=stage.settings(**({"recovery": peer_name(0).encode()} if returns else {}), **settings),
     )
-    swarm = stage.gather(knobs, keys=keys)
+    swarm = stage.gather(knobs, keys=keys, island=Island if told is None else islands({}))
+    if told is not None:
+        stage.world.watchers.append(told.watch)
     weather = Weather(stage)
     weather.kinds += [(6, weather.go_back)] if returns else []
     weather.begin()

@@ -23,7 +23,8 @@ from atoll.node.facts import AttemptFailed
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.sim.checkers import InvariantBroken
-from atoll.sim.swarm import Keys, PeerMaker, Swarm, SwarmKnobs
+from atoll.sim.island import Island
+from atoll.sim.swarm import IslandMaker, Keys, PeerMaker, Swarm, SwarmKnobs
 from atoll.sim.world import Node
 
 ERA_ROUNDS = 10  # short, so that every story sees some end
@@ -88,8 +89,9 @@ class Stage:
         knobs: SwarmKnobs | None = None,
         villains: dict[int, PeerMaker] | None = None,
         keys: Keys | None = None,
+        island: IslandMaker = Island,
     ) -> Swarm:
-        self.swarm = Swarm(self.seed, knobs or SwarmKnobs(self.peers, run=self.settings()), villains, keys)
+        self.swarm = Swarm(self.seed, knobs or SwarmKnobs(self.peers, run=self.settings()), villains, keys, island)
         self.world = self.swarm.world
         self.world.watchers.append(self._watch)
         return self.swarm

@@ -46,6 +46,7 @@ class Commit(Statement, frozen=True):
     offset_s: float = 0.0  # of my clock from run time; beyond CLOCK_BOUND_S I shall own nothing
     values: int = 0  # of the update, where that is the caller's choice and not genesis's
     links: bytes = b""  # what I measured of my uplink and of my latency to each member: policy/links.py
+    claim: Digest | msgspec.UnsetType = msgspec.UNSET  # of how I trained, where rounds are audited; else left out
 
 
 class Answered(Statement, frozen=True):
@@ -85,6 +86,7 @@ class Weighing(msgspec.Struct, frozen=True, array_like=True):
 
 Stage = Literal["prepare", "commit"]
 Lapse = Literal["withheld", "censored", "unopened"]  # an answer; rows left out of it; rows it says are in it
+Finding = Literal["accepted", "mismatch", "wrong", "withheld", "unauditable"]
 Role = Literal["trainer", "client", "observer"]  # a client trains, but nobody can dial it: no part, no vote
 
 
@@ -178,6 +180,14 @@ class Complaint(Statement, frozen=True):
     why: Lapse
 
 
+class Audited(Statement, frozen=True):
+    """As an auditor drawn for this peer's round I took its segment again, or tried to, and found this."""
+
+    round: int
+    peer: PeerId
+    finding: Finding
+
+
 class Invite(Statement, frozen=True):
     """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
 
@@ -215,6 +225,7 @@ AnyStatement = (
     | Suspect
     | Caught
     | Complaint
+    | Audited
     | Invite
     | Amend
 )

@@ -1,0 +1,261 @@
+"""An island's side of audits: what it claims of its rounds, what it lays out, and how it judges others.
+
+Steps are taken again by the trainer, one at a time, whenever nobody wants it for a round; updates are encoded
+again on the arithmetic thread. What a round begins with is what vertices hold against this peer: a round of its
+own that no vertex counts never happened, and one whose record is lost is followed by fresh moments.
+Never decides who is audited, and never takes a number from the audited peer that follows from what was agreed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from atoll.base.errors import PeerFault, RunFailedError
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.host.learning import Learning
+from atoll.host.shelf import Shelf
+from atoll.host.store import Store
+from atoll.host.tended import Tended
+from atoll.host.trainer import TrainerFailed
+from atoll.host.trainer.words import GoOn, JudgeSegment, Progressed, ShowSegment
+from atoll.host.trainer.words import Trained as TakenSteps
+from atoll.keys.digest import digest, merkle_root
+from atoll.learn.audit import (
+    Accepted,
+    Assignment,
+    Claim,
+    Mismatch,
+    Unauditable,
+    Verdict,
+    WrongChain,
+    chain_head,
+    claim_name,
+    judge_update,
+    memory_name,
+    name_of_x,
+)
+from atoll.learn.audit.shown import (
+    Shown,
+    shown_bytes,
+    shown_from_bytes,
+    vector_bytes,
+    vector_from_bytes,
+    why_contradicts,
+    why_not_said,
+)
+from atoll.learn.codec import Codec
+from atoll.learn.data import cursor_after
+from atoll.learn.outer import momentum_of
+from atoll.learn.state import SharedState
+from atoll.learn.update import Common, Update, part_bounds, part_codecs
+from atoll.node.jobs import Adopt, Exhibit, Exhibited, Judge, Judged, Train
+
+MADE_HELD = 2  # rounds whose update can still be shown; they hold one vector more each
+
+
+@dataclass
+class Made:
+    """What this island needs to show of one round of its own."""
+
+    claim: Claim
+    last: Claim | None
+    memory_F: Tensor | None  # before the update was encoded
+    wires: tuple[bytes, ...]  # where not every machine encodes alike
+
+
+@dataclass
+class Auditing:
+    run: Digest
+    me: PeerId
+    learning: Learning
+    store: Store
+    shelf: Shelf
+    tended: Tended
+    arithmetic: Executor
+    ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
+    last: Claim | None = None  # of my last round that a vertex counts, as far as I remember
+    needed: frozenset[Digest] = frozenset()  # blobs, for audits under way
+    made: dict[int, Made] = field(default_factory=dict[int, Made])
+    told: Assignment | None = None  # to my trainer, in the round under way
+    taken: TakenSteps | None = None  # by it
+    _chore: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    # ---- my own rounds -------------------------------------------------------------------------------------
+
+    def assignment(self, work: Train, head: SharedState) -> Assignment:
+        self.taken = None
+        self.told = self._assigned(work.round, self.me, work.shard, work.shards, work.steps, head)
+        return self.told
+
+    def claim(
+        self, round: int, update: Update, memory_F: Tensor | None, codecs: tuple[Codec, ...]
+    ) -> Digest | None:
+        """The name of my claim about this update; None if nobody could show how it came to be."""
+        taken, self.taken = self.taken, None
+        if taken is None or not taken.links or taken.profile is None or self.told is None:
+            return None
+        assert self.told.round == round
+        wires = tuple(bytes(wire) for wire in update.wires)
+        root = merkle_root(tuple(digest(wire) for wire in wires))
+        claim = Claim(
+            chain_head(self.told, taken.steps, taken.links),
+            taken.steps,
+            root,
+            taken.profile,
+            memory_name(memory_F),
+            memory_name(update.memory_F),
+            taken.links[-1].private,
+        )
+        alike = all(codec.same_everywhere for codec in codecs)
+        self.made[round] = Made(claim, self.last, memory_F, () if alike else wires)
+        while len(self.made) > MADE_HELD:
+            del self.made[min(self.made)]
+        return claim_name(claim)
+
+    def counts(self, work: Adopt) -> bool:
+        """The vertex holds the very claim that I made; from now on I go on from what it ended with."""
+        made = self.made.get(work.round)
+        if work.claim is None:
+            return False
+        self.last = made.claim if made is not None and claim_name(made.claim) == work.claim else None
+        return self.last is not None
+
+    def memory(self) -> bytes:
+        """For the private file: after a restart my next claim begins where the last one ended."""
+        return b"" if self.last is None else msgspec.msgpack.encode(self.last)
+
+    def remember(self, data: bytes) -> None:
+        try:
+            self.last = msgspec.msgpack.decode(data, type=Claim) if data else None
+        except msgspec.DecodeError:
+            self.last = None  # another version's: moments are fresh then, too
+
+    # ---- showing -------------------------------------------------------------------------------------------
+
+    async def show(self, wish: Exhibit) -> Exhibited:
+        made = self.made.get(wish.round)
+        if made is None:
+            raise RunFailedError("E-AUD-02", f"nothing is left of round {wish.round} that could be shown")
+        path = self.store.folder / "exhibit.part"
+        async with self._chore:
+            await self._chores(ShowSegment(wish.round, wish.segment, made.claim, made.last, str(path)))
+            return Exhibited(await asyncio.to_thread(self._lay_out, path, made))
+
+    def _lay_out(self, path: Path, made: Made) -> Digest:
+        states = shown_from_bytes(path.read_bytes())
+        memory = b"" if made.memory_F is None else vector_bytes(made.memory_F)
+        shown = msgspec.structs.replace(states, memory=memory, wires=made.wires)
+        path.unlink()
+        return self.shelf.put_other(shown_bytes(shown))
+
+    # ---- judging -------------------------------------------------------------------------------------------
+
+    async def judge(self, work: Judge) -> Judged:
+        try:
+            verdict = await self._judge(work)
+        except PeerFault as fault:
+            return Judged("withheld", fault.what)
+        match verdict:
+            case Accepted(distance=distance):
+                return Judged("accepted", f"distance {distance:.1e}")
+            case Mismatch(distance=distance, what=what):
+                return Judged("mismatch", f"{what}, distance {distance:.1e}")
+            case WrongChain(why=why):
+                return Judged("wrong", why)
+            case Unauditable(why=why):
+                return Judged("unauditable", why)
+            case _:
+                return Judged("unauditable", "the replay came to no end")
+
+    async def _judge(self, work: Judge) -> Verdict:
+        loop = asyncio.get_running_loop()
+        data = await asyncio.to_thread(self.store.read_blob, work.blob)
+        before = await loop.run_in_executor(self.arithmetic, self.shelf.find, work.before, self.learning.layout)
+        if data is None or before is None:
+            raise RunFailedError("E-AUD-03", "what this audit needs is not on this disk any more")
+        shown = shown_from_bytes(data)
+        if why := why_not_said(shown, work.claim, work.last_claim):
+            raise PeerFault(work.peer, why)
+        if (wrong := why_contradicts(shown, work.steps, work.root)) is not None:
+            return wrong
+        assignment = await loop.run_in_executor(self.arithmetic, self._assignment_of, work, shown, before)
+        path = str(self.store.blob_path(work.blob))
+        async with self._chore:
+            verdict = await self._chores(JudgeSegment(assignment, work.segment, path))
+        if not isinstance(verdict, Accepted):
+            assert verdict is not None
+            return verdict
+        update = await loop.run_in_executor(self.arithmetic, self._judge_update, work, assignment, shown, before)
+        return verdict if isinstance(update, Accepted) else update
+
+    def _assignment_of(self, work: Judge, shown: Shown, before: SharedState) -> Assignment:
+        """What the peer was told, and what it may have begun with, by the claim that it made before."""
+        told = self._assigned(work.round, work.peer, work.shard, work.shards, work.steps_max, before)
+        carried = ZERO_DIGEST if shown.last is None else shown.last.ends
+        memory = ZERO_DIGEST if shown.last is None else shown.last.left if work.last_whole else None
+        return msgspec.structs.replace(told, carried=carried, memory=memory)
+
+    def _judge_update(self, work: Judge, assignment: Assignment, shown: Shown, before: SharedState) -> Verdict:
+        """Is what it sent what comes of its last state?"""
+        learning, floats = self.learning, self.learning.layout.floats
+        bounds = part_bounds(floats, work.shares)
+        common = Common(work.round, before, work.before, learning.layout, momentum_of(learning.recipe.outer))
+        return judge_update(
+            assignment,
+            shown.claim,
+            shown.links,
+            before.anchor_F,
+            vector_from_bytes(shown.x, floats),
+            vector_from_bytes(shown.memory, floats) if shown.memory else None,
+            bounds,
+            part_codecs(learning.recipe.coding.up, common, bounds),
+            learning.layout,
+            shown.wires,
+        )
+
+    # ---- small words ---------------------------------------------------------------------------------------
+
+    async def _chores(self, work: ShowSegment | JudgeSegment) -> Verdict | None:
+        """Step by step, and between two steps whoever wants the trainer for a round comes first."""
+        await self.tended.equipped()
+        ask: ShowSegment | JudgeSegment | GoOn = work
+        life: int | None = None
+        while True:
+            async with self.tended.turn:
+                try:
+                    await self.ready()
+                    if life not in (None, self.tended.lives):
+                        raise RunFailedError("E-AUD-04", "the trainer was started anew in the middle of an audit")
+                    life = self.tended.lives
+                    done: Progressed = await self.tended.trainer.audit(ask)
+                except TrainerFailed as failed:
+                    if not failed.alive:
+                        await self.tended.failed()
+                    raise
+            if done.done:
+                return done.verdict
+            ask = GoOn()
+
+    def _assigned(
+        self, round: int, peer: PeerId, shard: int, shards: int, steps: int, head: SharedState
+    ) -> Assignment:
+        return Assignment(
+            run=self.run,
+            round=round,
+            peer=peer,
+            recipe=self.learning.recipe,
+            data=self.learning.data_blob,
+            anchor=name_of_x(head.anchor_F),
+            shard=shard,
+            shards=shards,
+            cursor=cursor_after(head.samples, shards),
+            global_step=head.steps,
+            steps=steps,
+        )

@@ -1,0 +1,118 @@
+"""The trainer process's side of audits: it keeps a chain while it trains, shows segments, and takes others' again.
+
+Showing and judging pause after every step, so that the peer may put the next round before them; what waits for
+its turn holds the states that it needs. Replays happen in a second model: x and moments of this trainer are never
+touched. Never decides who is audited, never believes a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from atoll.base.errors import PeerFault, RunFailedError
+from atoll.host.trainer.words import JudgeSegment, Progressed, ShowSegment
+from atoll.learn.audit import (
+    Assignment,
+    Live,
+    Record,
+    Replica,
+    Verdict,
+    WrongChain,
+    judging,
+    live_bytes,
+)
+from atoll.learn.audit.chain import KEEP_EVERY
+from atoll.learn.audit.shown import Shown, shown_bytes, shown_from_bytes, states_of, vector_bytes
+from atoll.learn.data import Data
+
+RECORDS_HELD = 2  # rounds: the one that was agreed last and the one under way
+KEEP_ALL_BYTES = 256 * 2**20  # of a round's states, up to which every one is kept, so that showing takes no steps
+
+Chore = Generator[None, None, Verdict | None]
+
+
+class Auditing:
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.record: Record | None = None  # of the round under way
+        self.records: dict[int, Record] = {}
+        self.chore: Chore | None = None
+        self._replica: Replica | None = None
+
+    # ---- keeping the chain ---------------------------------------------------------------------------------
+
+    def begin(self, assignment: Assignment, live: Live) -> None:
+        state_bytes = 4 * (len(live.x_F) + 2 * len(live.inner.first_P))
+        all_bytes = state_bytes * (assignment.steps // assignment.segment_steps + 2)
+        keep_every = 1 if all_bytes <= KEEP_ALL_BYTES else KEEP_EVERY
+        self.record = self.records[assignment.round] = Record(assignment, live, keep_every)
+        while len(self.records) > RECORDS_HELD:
+            del self.records[min(self.records)]
+
+    def end(self, live: Callable[[], Live], steps: int) -> Record | None:
+        """The record of the round, complete; None if there is none, or nothing was done."""
+        record, self.record = self.record, None
+        if record is None or not steps:
+            return None
+        if record.steps != steps:
+            record.note(live(), steps)
+        return record
+
+    # ---- chores --------------------------------------------------------------------------------------------
+
+    def start(self, command: ShowSegment | JudgeSegment) -> Progressed:
+        self.chore = self._show(command) if isinstance(command, ShowSegment) else self._judge(command)
+        return self.go_on()
+
+    def go_on(self) -> Progressed:
+        """One step of what was asked for."""
+        if self.chore is None:
+            raise ValueError("there is no audit to go on with")
+        try:
+            next(self.chore)
+        except StopIteration as done:
+            self.chore = None
+            return Progressed(True, done.value)
+        except BaseException:
+            self.chore = None
+            raise
+        return Progressed(False)
+
+    def _show(self, wish: ShowSegment) -> Chore:
+        record = self.records.get(wish.round)
+        if record is None or not wish.segment + 1 < len(record.links):
+            raise ValueError(f"nothing is left of round {wish.round}")
+        replica = self._replica_for(record.assignment)
+        try:
+            begin = yield from record.making(wish.segment, replica)
+            end = yield from record.making(wish.segment + 1, replica)
+        except RunFailedError as why:
+            raise ValueError(str(why)) from why  # an answer: this process goes on
+        last = record.kept[len(record.links) - 1]
+        shown = Shown(
+            wish.claim,
+            wish.last,
+            tuple(record.links),
+            live_bytes(begin),
+            live_bytes(end),
+            vector_bytes(last.x_F),
+            b"",
+        )
+        Path(wish.path).write_bytes(shown_bytes(shown))
+        return None
+
+    def _judge(self, wish: JudgeSegment) -> Chore:
+        replica = self._replica_for(wish.assignment)
+        try:
+            shown = shown_from_bytes(Path(wish.path).read_bytes())
+            begin, end = states_of(shown, replica.layout)
+        except PeerFault as fault:
+            return WrongChain(fault.what)
+        told = (wish.assignment, shown.claim, shown.links, wish.segment, begin, end, replica)
+        return (yield from judging(*told))
+
+    def _replica_for(self, assignment: Assignment) -> Replica:
+        if self._replica is None or self._replica.recipe != assignment.recipe:
+            self._replica = Replica(assignment.recipe, self.data, assignment.data)
+        return self._replica

@@ -1,0 +1,168 @@
+"""Whose round is audited, in which segment, by whom, and what the verdicts mean: all from agreed vertices.
+
+The vertex that closes a round holds every commitment, so its id draws which trainers are audited, which of their
+segments, and in which order the others take it again. One auditor is asked; another one only where the one before
+found something else than the trainer, or said nothing for `AUDIT_TURN` rounds. It goes on while those against are
+at least as many as those for, until so many are against that one of them is honest, and never fewer than two.
+Promises: the same at every peer that holds the same vertices; the first word of an auditor counts. Never asks
+anybody, never looks at what was shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+from atoll.base.draw import draw_below, shuffled
+from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
+from atoll.policy.plan import QuorumRule
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Audited, Commit, Finding
+from atoll.wire.messages.vertex import Body
+
+CHANCES = 2**32
+AGAINST: frozenset[Finding] = frozenset({"mismatch", "wrong", "withheld"})
+REFUTING: frozenset[Finding] = frozenset({"mismatch", "wrong"})  # silence proves less: a crash loses the record
+
+Key: TypeAlias = tuple[int, PeerId]  # the round and whose it is
+
+
+def voices_needed(voters: int, rule: QuorumRule) -> int:
+    """Auditors that refute a trainer: more than may lie, and two at least, since it is a replica itself."""
+    return max(2, (voters - 1) // 3 + 1 if rule == "two-thirds" else 0)
+
+
+def drawn_segment(vertex: Digest, peer: PeerId, steps: int, share: float) -> int | None:
+    """Which segment of a peer's round of so many steps is audited, None for most.
+
+    `vertex` closes the round: nobody knows its id before every commitment is in it.
+    """
+    if steps < 1 or draw_below(vertex, f"audited? {peer}", CHANCES) >= share * CHANCES:
+        return None
+    return draw_below(vertex, f"audited segment of {peer}", -(-steps // SEGMENT_STEPS))
+
+
+@dataclass
+class Case:
+    """One audit: what was drawn, what the trainer had committed to, and who has said what since."""
+
+    round: int
+    peer: PeerId
+    segment: int
+    commit: Commit
+    order: tuple[PeerId, ...]  # of those who may be asked, as drawn
+    needed: int  # against it, to refute it
+    said: dict[PeerId, tuple[int, Finding]] = field(default_factory=dict[PeerId, tuple[int, Finding]])
+
+    @property
+    def key(self) -> Key:
+        return self.round, self.peer
+
+    def turn(self, head: int) -> PeerId | None:
+        """Who is to take the segment again, as of this round's vertex; None if nobody is, any more."""
+        began, against, agreeing = self.round, 0, 0
+        for auditor in self.order:
+            at, finding = self.said.get(auditor, (head, None))
+            if finding is None and head - began < AUDIT_TURN:
+                return auditor
+            began = max(began, at) if finding is not None else began + AUDIT_TURN
+            against, agreeing = against + (finding in AGAINST), agreeing + (finding == "accepted")
+            if against >= self.needed or agreeing > against:
+                return None
+        return None
+
+    @property
+    def against(self) -> int:
+        return sum(finding in AGAINST for _, finding in self.said.values())
+
+    @property
+    def outcome(self) -> str:
+        """In one word for people: accepted, refuted, withheld, disputed, open."""
+        findings = [finding for _, finding in self.said.values()]
+        against = self.against
+        if sum(f in REFUTING for f in findings) >= self.needed:
+            return "refuted"
+        if against >= self.needed:
+            return "withheld"
+        if findings.count("accepted") > against:
+            return "accepted"
+        return "disputed" if against else "open"
+
+
+class Docket:
+    """The audits of recent rounds. Tell it of vertices with `follow`; it forgets those older than AUDIT_ROUNDS."""
+
+    def __init__(self, share: float, rule: QuorumRule) -> None:
+        self.share = share
+        self.rule: QuorumRule = rule
+        self.cases: dict[Key, Case] = {}
+        self.head = -2
+        self.lacks = False  # some vertices of the last rounds: what they drew is taken at its word
+
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+        """Take in all vertices up to the head that are at hand."""
+        if not self.share or head <= self.head:
+            return
+        for round in range(max(self.head + 1, head - AUDIT_ROUNDS), head + 1):
+            if round in bodies:
+                self._hear(round, bodies[round])
+                self._open(ids[round], bodies[round])
+        self.head = head
+        before = bodies.get(head - 1)  # what expelled somebody in this vertex is still to be told
+        gone = {m.peer for m in before.members if m.standing == "expelled"} if before is not None else set[PeerId]()
+        live = {key: case for key, case in self.cases.items() if key[0] > head - AUDIT_ROUNDS}
+        self.cases = {key: case for key, case in live.items() if case.peer not in gone}
+
+    def _open(self, vertex: Digest, body: Body) -> None:
+        voters = sum(m.votes for m in body.members)
+        able = [m.peer for m in body.members if m.votes and m.standing == "member"]
+        needed = voices_needed(voters, self.rule)
+        for signed in body.commits:
+            commit, peer = decode_statement(signed.body, signed.signer), signed.signer
+            if not isinstance(commit, Commit) or commit.claim is msgspec.UNSET:
+                continue
+            segment = drawn_segment(vertex, peer, commit.steps, self.share)
+            if segment is None:
+                continue
+            order = [p for p in shuffled(vertex, f"auditors of {peer}", able) if p != peer]
+            case = Case(body.round, peer, segment, commit, tuple(order[: 2 * needed - 1]), needed)
+            self.cases[case.key] = case
+
+    def _hear(self, round: int, body: Body) -> None:
+        for signed in body.reports:
+            report = decode_statement(signed.body, signed.signer)
+            if isinstance(report, Audited) and (case := self.cases.get((report.round, report.peer))) is not None:
+                case.said.setdefault(signed.signer, (round, report.finding))
+
+    def news(self, body: Body) -> list[tuple[PeerId, Audited]]:
+        """Who found what, as this vertex holds it for the first time. Tell it of the vertex before."""
+        found: list[tuple[PeerId, Audited]] = []
+        for signed in body.reports:
+            report = decode_statement(signed.body, signed.signer)
+            if not isinstance(report, Audited) or (case := self.cases.get((report.round, report.peer))) is None:
+                continue
+            if case.said.get(signed.signer, (-1, ""))[0] == body.round:
+                found.append((signed.signer, report))
+        return found
+
+    def why_not(self, by: PeerId, report: Audited) -> str | None:
+        """None if this may stand in the next vertex. Words against somebody may be said again until they count, or
+        the audit is over: accusers must not fill vertices."""
+        case = self.cases.get((report.round, report.peer))
+        if case is None:
+            return None if self.lacks else "is of no audit that is open"
+        if by not in case.order:
+            return "is not by one who was drawn"
+        if case.turn(self.head) is None and case.against < case.needed:
+            return "is of an audit that is over"
+        before = case.said.get(by)
+        again = before is None or (before[1] == report.finding in AGAINST and self.rule == "two-thirds")
+        return None if again else "was said already"
+
+
+NO_DOCKET = Docket(0.0, "majority")
+"""Of a run without audits."""

@@ -1,0 +1,106 @@
+"""Trainers that do not train as assigned, and auditors that lie, in a run whose rounds are audited."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import AUDIT_ROUNDS
+from atoll.base.machine import Fact
+from atoll.node.facts import AuditDrawn, RoundClosed, Verdict
+from atoll.sim.audits import LIARS, SHIRKERS, TRAINERS, as_it_is, islands
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.network import NetworkKnobs
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.swarm import SwarmKnobs, peer_name
+from atoll.sim.villains import villain
+from atoll.sim.world import Node
+
+ROUND_S = 120.0  # virtual time per round beside villains
+LATE_SHARE = 20  # at most one audit of so many waits for lost messages
+OPEN_ROUNDS = 3  # newest rounds whose audits may still be on their way
+
+
+def audits(stage: Stage) -> None:
+    """As many villains as the run withstands, kinds drawn: who did not train is out, and nobody honest is."""
+    kinds = sorted((*TRAINERS, *SHIRKERS))
+    tolerated = (stage.peers - 1) // 3
+    drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
+    play_audits(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
+
+
+def accusers(stage: Stage) -> None:
+    """The villains find everybody guilty: nobody leaves."""
+    tolerated = (stage.peers - 1) // 3
+    play_audits(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
+
+
+def audited(stage: Stage) -> None:
+    """Nobody cheats, but messages are lost and links are slow: nearly all is accepted, and nothing is refuted."""
+    told = play_audits(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
+    late = len(told.late) + told.findings["withheld"]  # a lost chunk is asked for again after five seconds
+    if not set(told.findings) <= {"accepted", "withheld"} or late * LATE_SHARE > len(told.drawn):
+        raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, audits open: {sorted(told.late)}")
+
+
+class Told:
+    """What an honest peer's vertices said of audits."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.findings: Counter[str] = Counter()
+        self.drawn: set[tuple[int, PeerId]] = set()
+        self.done: set[tuple[int, PeerId]] = set()
+        self.left: dict[PeerId, tuple[int, str]] = {}  # who left, after which round first, and how
+        self.head = -1
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        if node.name in self.stage.swarm.checkers.villains:
+            return
+        match fact:
+            case AuditDrawn(round=round, peer=peer):
+                self.drawn.add((round, peer))
+            case Verdict(peer=peer, of=round, finding=finding):
+                self.findings[finding] += 1
+                self.done.add((round, peer))
+            case RoundClosed(body=body):
+                self.head = max(self.head, body.round)
+                for member in body.members:
+                    if not member.present:
+                        self.left.setdefault(member.peer, (body.round, member.standing))
+            case _:
+                pass
+
+    @property
+    def late(self) -> set[tuple[int, PeerId]]:
+        return {key for key in self.drawn - self.done if key[0] < self.head - OPEN_ROUNDS}
+
+
+def play_audits(
+    stage: Stage, kinds: dict[int, str], network: NetworkKnobs | None = None, share: float = 1.0
+) -> Told:
+    stage.quorum = "two-thirds"
+    settings = replace(stage.settings(), audit_rate=share)
+    for kind in kinds.values():
+        stage.fault(kind)
+    knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
+    twists = {place: villain(SHIRKERS.get(kind, as_it_is)) for place, kind in kinds.items()}
+    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
+    swarm = stage.gather(knobs, villains=twists, island=behind)
+    told = Told(stage)
+    stage.world.watchers.append(told.watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    for place, kind in kinds.items():
+        name = swarm.keys.name(place)
+        if kind not in LIARS:
+            continue
+        round, how = told.left.get(name, (stage.rounds, "member"))
+        wanted = "expelled" if kind in TRAINERS else "away"
+        if stage.rounds > AUDIT_ROUNDS and how != wanted:
+            raise InvariantBroken(f"the {kind} {name} is {how} after round {round}, not {wanted}")
+    harmed = sorted(told.left.keys() - swarm.checkers.villains)
+    if harmed:
+        raise InvariantBroken(f"honest {harmed} lost their place")
+    return told

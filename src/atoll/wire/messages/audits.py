@@ -1,0 +1,23 @@
+"""Messages of an audit: how an auditor learns where the audited peer laid out what it has to show.
+
+What is shown is a blob, fetched like any other. Who says what in these words proves nothing; what an auditor
+found is a signed report.
+"""
+
+from __future__ import annotations
+
+from atoll.base.ids import Digest
+from atoll.base.machine import Message
+
+
+class WantExhibit(Message, frozen=True):
+    """I was drawn to audit your segment of this round: where is what you have to show?"""
+
+    round: int
+
+
+class ExhibitIs(Message, frozen=True):
+    """It lies in this blob; None while it is being made, or if it is lost."""
+
+    round: int
+    blob: Digest | None

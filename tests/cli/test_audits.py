@@ -1,0 +1,61 @@
+"""Audits among real processes: honest trainers are accepted, one that skips steps is expelled by a vertex."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from processes import Peer, answer_of, atoll, peers
+
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
+
+AUDITED = [
+    *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
+    *("--set", "train.inner_steps=12", "--set", "run.rounds=0", "--set", "run.trust=community"),
+    *("--set", "run.audit_rate=1.0", "--set", "run.start_peers=3", "--set", "run.min_peers=2"),
+]
+CHEAT = """
+import sys
+if "atoll.host.trainer" in sys.orig_argv:
+    from atoll.host.trainer.child import Child
+    honest = Child._take_step
+    def every_second(self, job):
+        if self.span.steps % 2:
+            return honest(self, job)
+        self.span.steps, self.span.samples = self.span.steps + 1, self.span.samples + self.spec.batch
+        self.inner.steps += 1
+    Child._take_step = every_second
+"""
+
+
+def test_one_of_three_that_takes_every_second_step_is_found_out_and_the_others_are_accepted(tmp_path: Path):
+    """Its statements are true to its chain and its updates look like anybody's: taking its steps again tells."""
+    cheat = tmp_path / "cheat"
+    cheat.mkdir()
+    (cheat / "sitecustomize.py").write_text(CHEAT)
+    lies = {"PYTHONPATH": os.pathsep.join([str(cheat), os.environ.get("PYTHONPATH", "")])}
+    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *AUDITED)) as running:
+        ada = running[0]
+        ticket = ada.until_fact("Opened")["ticket"]
+        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob"))
+        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies)
+        running.append(eve)
+        villain = eve.until_fact("Opened")["peer"]
+        ada.until_fact("RoundBegan", assembling=False)
+        ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
+        ada.until(lambda f: f["fact"] == "Verdict" and f["peer"] == villain and f["finding"] == "mismatch")
+        ada.until(
+            lambda f: (
+                f["fact"] == "MembershipChanged"
+                and any(m["peer"] == villain and m["standing"] == "expelled" for m in f["members"])
+            )
+        )
+        ada.until(lambda f: f["fact"] == "Verdict" and f["peer"] != villain and f["of"] > 5)
+        told = [f for f in ada.facts if f["fact"] == "Verdict" and f["peer"] != villain]
+        assert {f["finding"] for f in told} == {"accepted"}
+        status = answer_of("status", "--dir", tmp_path / "ada")
+        assert status["audits"]["accepted"] > 0 and status["audits"]["mismatch"] >= 2
+        assert "audits:" in atoll("status", "--dir", tmp_path / "ada").stdout
+        verified = answer_of("verify", tmp_path / "ada")
+        assert verified["intact"] and verified["audits"]["accepted"] > 0

@@ -1,0 +1,346 @@
+"""Islands whose rounds are audited: the real trainer keeps its chain, another island takes its segments again.
+
+Trainers run in this process (`Near`), so that one of them can cheat where only its own steps are; what crosses
+between islands is what the protocol hands round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.ids import Digest, PeerId
+from atoll.host.island import Island
+from atoll.host.learning import built_in, decode_learning, found
+from atoll.host.shared import anonymous
+from atoll.host.store import Store
+from atoll.host.trainer import TrainerFailed, TrainerSpec
+from atoll.host.trainer.child import Child
+from atoll.host.trainer.words import Broken, LoadInner, Merge, SaveInner, Train, Trained, WriteX
+from atoll.keys.digest import digest, merkle_root
+from atoll.learn.audit import claim_name
+from atoll.learn.recipes import diloco, overlapping
+from atoll.node.jobs import Adopt, Advance, Encode, Exhibit, Hold, Judge, Judged, Restore
+from atoll.node.jobs import Train as TrainAsked
+from atoll.node.settings import RunSettings
+from atoll.protocol.reduce.work import Combine, Row
+
+NAMES = (PeerId("ada"), PeerId("bob"), PeerId("eve"))
+SHARES = (1, 1, 1)
+STEPS = 25  # three segments: ten, ten, five
+RUN = digest(b"a run whose rounds are audited")
+SETTINGS = RunSettings(audit_rate=1.0)
+
+
+Cheat = Callable[[Child, Train], bool]
+
+
+class Near:
+    """The very trainer, in this process. `cheat` is what it does in the place of a step, if anything."""
+
+    def __init__(self, cheat: Cheat | None = None) -> None:
+        self.cancelled, self.quiet, self.jobs, self.cheat = -1, True, 0, cheat
+        self.audited = 0  # commands about audits
+
+    async def start(self, spec: TrainerSpec):
+        self.child = Child(anonymous(), msgspec.msgpack.encode(spec), self, io.BytesIO())
+        layout = self.child.set_up().layout
+        if (cheat := self.cheat) is not None:
+            honest = self.child._take_step
+            self.child._take_step = lambda job: None if cheat(self.child, job) else honest(job)
+        return layout
+
+    def ask(self, command: Any) -> Any:
+        answer = self.child.outcome(lambda: self.child.carry_out(command))
+        if isinstance(answer, Broken):
+            raise TrainerFailed(answer.why, answer.what, alive=True)
+        return answer
+
+    async def train(self, steps, *, cursor, shard, shards, global_step, until=None, ahead=0, assignment=None):
+        self.jobs += 1
+        job = Train(self.jobs, steps, until, cursor, shard, shards, global_step, ahead, assignment)
+        done = self.ask(job)
+        assert isinstance(done, Trained)
+        return done
+
+    async def audit(self, work):
+        self.audited += 1
+        return self.ask(work)
+
+    def cancel(self) -> None:
+        self.cancelled = self.jobs
+
+    def read_x(self):
+        return self.child.mailbox.x_F
+
+    async def write_x(self, x_F, counters=()):
+        self.read_x().copy_(x_F)
+        self.ask(WriteX(counters))
+
+    async def merge(self, lo, value_N, how):
+        self.read_x()[lo : lo + len(value_N)].copy_(value_N)
+        self.ask(Merge(lo, lo + len(value_N), how))
+
+    async def inner_state(self) -> bytes:
+        return self.child.mailbox.take(self.ask(SaveInner()).size_bytes)
+
+    async def set_inner_state(self, data: bytes) -> None:
+        self.child.mailbox.put(data)
+        self.ask(LoadInner(len(data)))
+
+    async def stop(self) -> None:
+        return
+
+
+class Swarm:
+    """Three islands of one run; every claim is believed to stand in the vertex of its round."""
+
+    def __init__(
+        self, base: Path, book: str, cheat: Callable[[Child, Train], bool] | None = None, up="2bit"
+    ) -> None:
+        recipe = diloco("gpt-nano", rounds=8, inner_steps=STEPS, batch=2, seq_len=16, up=up)
+        self.founded = found(built_in(recipe, book), SETTINGS)
+        self.base, self.book = base, book
+        self.trainers = [Near(), Near(), Near(cheat)]
+        self.stores = [Store(base / name, durable=False) for name in NAMES]
+        self.state = {store.put_blob(self.founded.state) for store in self.stores}.pop()
+        self.islands = [self.island(k) for k in range(3)]
+        self.round, self.before = 0, self.state
+        self.claims: list[list[Digest | None]] = [[], [], []]  # per island, of its counted rounds
+        self.roots: list[Digest] = []
+
+    def island(self, index: int) -> Island:
+        island = Island(self.stores[index], 1, trainer=self.trainers[index])
+        island.learning = decode_learning(self.founded.settings)
+        island.be_audited(RUN, NAMES[index])
+        island.equip(self.book)
+        return island
+
+    def vertex(self, round: int) -> Digest:
+        return digest(f"vertex {round}".encode())
+
+    async def begin(self) -> None:
+        for island in self.islands:
+            assert await island.do(Restore(self.round - 1, self.vertex(self.round - 1), self.state))
+
+    async def play(self, counted: tuple[int, ...] = (0, 1, 2)) -> None:
+        """One round; the updates of those who are not counted come too late."""
+        updates = []
+        for k, island in enumerate(self.islands):
+            done = await island.do(TrainAsked(self.round, STEPS, 600.0, k, 3))
+            assert done.steps == STEPS
+            updates.append(await island.do(Encode(self.round, SHARES)))
+        answers = []
+        for part in range(3):
+            rows = tuple(Row(NAMES[k], STEPS * 2, updates[k].parts[part], (NAMES[k],)) for k in counted)
+            answers.append((await self.islands[part].do(Combine(self.round, part, SHARES, rows))).payload)
+        work = Advance(self.round, self.state, tuple(answers), STEPS, STEPS * 2 * len(counted), 3, SHARES)
+        states = {(await island.do(work)).state for island in self.islands}
+        assert len(states) == 1
+        self.before, self.state = self.state, states.pop()
+        self.roots = [merkle_root(tuple(p.digest for p in u.parts)) for u in updates]
+        for k, island in enumerate(self.islands):
+            claim = updates[k].claim if k in counted else None
+            if claim is not None:
+                self.claims[k].append(claim)
+            mine = (k in counted,) * 3
+            await island.do(Adopt(self.round, self.vertex(self.round), self.state, mine, claim))
+        self.round += 1
+
+    async def audited(self, of: int, segment: int, by: int = 0, **changes: Any) -> Judged:
+        """The last round of one, by another: what the protocol would carry, carried by hand."""
+        round = self.round - 1
+        shown = await self.islands[of].do(Exhibit(round, segment))
+        data = self.stores[of].read_blob(shown.blob)
+        await self.islands[by].do(Hold((self.stores[by].put_blob(data), self.before)))
+        last = self.claims[of][-2] if len(self.claims[of]) > 1 else None
+        work = Judge(
+            blob=shown.blob,
+            round=round,
+            peer=NAMES[of],
+            segment=segment,
+            before=self.before,
+            steps_max=STEPS,
+            shard=of,
+            shards=3,
+            shares=SHARES,
+            steps=STEPS,
+            root=self.roots[of],
+            claim=self.claims[of][-1],
+            last_claim=last,
+            last_whole=last is not None,
+        )
+        return await self.islands[by].do(replace(work, **changes))
+
+    async def close(self) -> None:
+        for island in self.islands:
+            await island.close()
+        for store in self.stores:
+            store.close()
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> str:
+    path = tmp_path / "book.txt"
+    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
+    return str(path)
+
+
+def play(tmp_path: Path, book: str, story: Callable[[Swarm], Any], **how: Any) -> None:
+    async def run() -> None:
+        swarm = Swarm(tmp_path, book, **how)
+        try:
+            await swarm.begin()
+            await story(swarm)
+        finally:
+            await swarm.close()
+
+    asyncio.run(run())
+
+
+def skips(child: Child, job: Train) -> bool:
+    """The thirteenth step is not taken, and counted all the same."""
+    if child.span.steps != 12:
+        return False
+    child.span.steps, child.span.samples = child.span.steps + 1, child.span.samples + child.spec.batch
+    child.inner.steps += 1
+    return True
+
+
+def learns_faster(child: Child, job: Train) -> bool:
+    """Every step twice as long as assigned."""
+    before_P = child.x_P.clone()
+    inputs, targets = child._batch(job, job.cursor + child.span.samples)
+    child._step(inputs, targets, job.global_step + child.span.steps)
+    child.x_P.add_(child.x_P - before_P)
+    child.span.steps, child.span.samples = child.span.steps + 1, child.span.samples + child.spec.batch
+    return True
+
+
+@pytest.mark.parametrize("up", ["2bit", "int8+zstd"])
+def test_honest_rounds_are_accepted_in_every_segment_round_after_round(tmp_path: Path, book: str, up: str):
+    """Moments and error feedback go on from claim to claim; the auditor's own training is untouched by it."""
+
+    async def story(swarm: Swarm) -> None:
+        for _ in range(3):
+            await swarm.play()
+            for segment in range(3):
+                said = await swarm.audited(1, segment, by=segment % 2 * 2)
+                assert said.finding == "accepted", said
+        assert swarm.trainers[0].audited > 2 * 10  # ten steps are ten commands, between which a round may begin
+
+    play(tmp_path, book, story, up=up)
+
+
+def test_a_skipped_step_is_found_in_its_segment_and_the_others_are_accepted(tmp_path: Path, book: str):
+    async def story(swarm: Swarm) -> None:
+        for _ in range(2):
+            await swarm.play()
+            found = [(await swarm.audited(2, segment)).finding for segment in range(3)]
+            assert found == ["accepted", "mismatch", "accepted"]
+            assert (await swarm.audited(1, 1)).finding == "accepted"
+
+    play(tmp_path, book, story, cheat=skips)
+
+
+def test_steps_of_another_length_are_found_wherever_one_looks(tmp_path: Path, book: str):
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        assert {(await swarm.audited(2, segment, by=1)).finding for segment in range(3)} == {"mismatch"}
+
+    play(tmp_path, book, story, cheat=learns_faster)
+
+
+def test_an_update_that_its_steps_did_not_make_is_found(tmp_path: Path, book: str):
+    """Every step is honest; what was sent is something else, and the commitment says so."""
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        said = await swarm.audited(1, 0, root=digest(b"another update"))
+        assert said.finding == "wrong", said
+        made = swarm.islands[1].auditing.made[0]
+        other = replace(made.claim, root=digest(b"another update"))
+        made.claim = other
+        said = await swarm.audited(1, 0, root=other.root, claim=claim_name(other))
+        assert said.finding == "mismatch" and "update" in said.why
+
+    play(tmp_path, book, story)
+
+
+def test_a_round_that_was_not_counted_never_happened(tmp_path: Path, book: str):
+    """Bob's second update comes too late: its third round begins from the anchor, with moments as of its first."""
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        await swarm.play(counted=(0, 2))
+        await swarm.play()
+        for segment in range(3):
+            assert (await swarm.audited(1, segment)).finding == "accepted"
+
+    play(tmp_path, book, story)
+
+
+def test_a_restart_goes_on_from_the_last_claim_and_one_without_its_files_from_fresh_moments(
+    tmp_path: Path, book: str
+):
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        for lost in (False, True):
+            await swarm.islands[1].close()
+            if lost:
+                (tmp_path / "bob" / "private.bin").unlink()
+            swarm.trainers[1] = Near()
+            swarm.islands[1] = swarm.island(1)
+            assert await swarm.islands[1].do(Restore(swarm.round - 1, swarm.vertex(swarm.round - 1), swarm.state))
+            assert (swarm.islands[1].auditing.last is None) == lost
+            await swarm.play()
+            said = await swarm.audited(1, 0)
+            assert said.finding == "accepted", said
+
+    play(tmp_path, book, story)
+
+
+def test_what_a_crash_took_is_never_a_lie(tmp_path: Path, book: str):
+    """The vertex holds a claim whose record is gone: nothing can be shown, and the next round begins afresh."""
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        swarm.islands[1].auditing.made.clear()
+        with pytest.raises(RunFailedError, match="E-AUD-02"):
+            await swarm.islands[1].do(Exhibit(0, 0))
+        island = swarm.islands[1]
+        await island.do(TrainAsked(1, STEPS, 600.0, 1, 3))
+        await island.do(Encode(1, SHARES))
+        island.auditing.made.clear()
+        await island.do(
+            Adopt(1, swarm.vertex(1), swarm.state, (True,) * 3, digest(b"what I said in a life before"))
+        )
+        assert island.inner == b"" and island.memory_F is None and island.auditing.last is None
+
+    play(tmp_path, book, story)
+
+
+def test_junk_in_the_place_of_an_exhibit_is_no_show(tmp_path: Path, book: str):
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        junk = swarm.stores[0].put_blob(b"junk")
+        assert (await swarm.audited(1, 0, blob=junk)).finding == "withheld"
+        assert (await swarm.audited(1, 0, claim=digest(b"another"))).finding == "withheld"
+        with pytest.raises(RunFailedError, match="E-AUD-03"):
+            await swarm.audited(1, 0, blob=digest(b"not here"))
+
+    play(tmp_path, book, story)
+
+
+def test_runs_that_cannot_be_audited_are_not_founded(book: str):
+    """Overlap merges while anchors arrive: nobody could take such steps again."""
+    with pytest.raises(UsageError, match="E-RUN-16"):
+        found(built_in(overlapping(diloco("gpt-nano", rounds=8, inner_steps=20), 4, 1), book), SETTINGS)

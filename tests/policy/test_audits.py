@@ -1,0 +1,180 @@
+"""Who is audited, whose turn it is, and what findings mean: out of vertices alone."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import UNSET
+
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN
+from atoll.keys.digest import digest
+from atoll.policy.audits import Case, Docket, drawn_segment, voices_needed
+from atoll.policy.members import Recent, Reported, admissible, next_members
+from atoll.wire.codec import encode
+from atoll.wire.messages.statements import Audited, Commit, Finding, Signed
+from atoll.wire.messages.vertex import Body, Member, Metrics
+
+ADA, BOB, CID, DAN, EVE = (PeerId(name) for name in ("ada", "bob", "cid", "dan", "eve"))
+EVERYBODY = (ADA, BOB, CID, DAN, EVE)
+RUN = digest(b"run")
+
+
+def commit_of(claim: bytes | None) -> Commit:
+    said = UNSET if claim is None else Digest(claim)
+    return Commit(7, 0, ZERO_DIGEST, 2, 35, 70, 1.0, 0.1, 70, claim=said)
+
+
+def body_of(round: int, claims: dict[PeerId, bytes | None], reports: tuple[Signed, ...] = ()) -> Body:
+    members = tuple(Member(p, b"key " + p.encode(), (), "trainer", "member", 0, 0.1, p) for p in EVERYBODY)
+    commits = tuple(Signed(p, encode(commit_of(claim)), b"") for p, claim in sorted(claims.items()))
+    numbers = Metrics(1.0, 1, 1)
+    return Body(
+        RUN, round, 0, ZERO_DIGEST, 1.0, ADA, (), ZERO_DIGEST, commits, members, (), reports, numbers, trained=1
+    )
+
+
+def found(by: PeerId, finding: Finding, round: int = 7, peer: PeerId = EVE) -> Signed:
+    return Signed(by, encode(Audited(round, peer, finding)), b"")
+
+
+def docket_of(*reports: tuple[Signed, ...], share: float = 1.0) -> Docket:
+    """Round 7 was trained and claimed by all; each later vertex carries these reports."""
+    docket = Docket(share, "two-thirds")
+    bodies = {7: body_of(7, dict.fromkeys(EVERYBODY, bytes(32)))}
+    bodies |= {8 + k: body_of(8 + k, {}, said) for k, said in enumerate(reports)}
+    docket.follow(max(bodies), {round: digest(b"%d" % round) for round in bodies}, bodies)
+    return docket
+
+
+# ---- who is drawn ------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_drawn_before_the_vertex_and_then_every_segment_alike():
+    """Two thousand vertices at a rate of a tenth: about two hundred audits, spread over five segments."""
+    vertices = [digest(b"%d" % i) for i in range(2000)]
+    drawn = [drawn_segment(vertex, ADA, 50, 0.1) for vertex in vertices]
+    chosen = [segment for segment in drawn if segment is not None]
+    assert 150 < len(chosen) < 250
+    assert all(20 < chosen.count(segment) < 60 for segment in range(5))
+    others = [drawn_segment(vertex, BOB, 50, 0.1) for vertex in vertices]
+    assert [one is None for one in drawn] != [other is None for other in others]
+    assert drawn_segment(vertices[0], ADA, 0, 1.0) is None and drawn_segment(vertices[0], ADA, 41, 1.0) is not None
+
+
+def test_auditors_are_drawn_by_the_vertex_and_never_the_audited():
+    docket = docket_of()
+    assert {key for key in docket.cases} == {(7, p) for p in EVERYBODY}
+    for case in docket.cases.values():
+        assert case.peer not in case.order and len(case.order) == len(set(case.order)) == 3
+        assert 0 <= case.segment <= 3
+    assert len({case.order for case in docket.cases.values()}) > 1
+    assert docket_of(share=0.0).cases == {}
+
+
+def test_a_round_without_a_claim_is_not_audited_and_old_audits_are_forgotten():
+    docket = Docket(1.0, "two-thirds")
+    bodies = {7: body_of(7, {ADA: bytes(32), EVE: None})}
+    docket.follow(7, {7: digest(b"7")}, bodies)
+    assert set(docket.cases) == {(7, ADA)}
+    later = 7 + AUDIT_ROUNDS
+    docket.follow(later, {later: digest(b"x")}, {later: body_of(later, {})})
+    assert docket.cases == {}
+
+
+# ---- whose turn it is --------------------------------------------------------------------------------------
+
+
+def case_of(*said: tuple[int, Finding], needed: int = 2) -> Case:
+    order = tuple(PeerId(f"auditor {k}") for k in range(2 * needed - 1))
+    voices = {order[k]: voice for k, voice in enumerate(said) if voice[1] != "silent"}
+    return Case(7, EVE, 0, commit_of(bytes(32)), order, needed, voices)
+
+
+@pytest.mark.parametrize(
+    ("said", "head", "turn", "outcome"),
+    [
+        ((), 7, 0, "open"),
+        (((8, "accepted"),), 9, None, "accepted"),
+        (((8, "mismatch"),), 9, 1, "disputed"),
+        (((8, "withheld"),), 9, 1, "disputed"),
+        (((8, "unauditable"),), 9, 1, "open"),
+        (((8, "mismatch"), (9, "accepted")), 10, 2, "disputed"),
+        (((8, "mismatch"), (9, "accepted"), (10, "accepted")), 11, None, "accepted"),
+        (((8, "mismatch"), (9, "wrong")), 10, None, "refuted"),
+        (((8, "mismatch"), (9, "withheld")), 10, None, "withheld"),
+        ((), 7 + AUDIT_TURN, 1, "open"),
+        ((), 7 + 3 * AUDIT_TURN, None, "open"),
+        (((7 + AUDIT_TURN + 1, "mismatch"),), 7 + AUDIT_TURN + 2, 1, "disputed"),
+    ],
+)
+def test_another_auditor_is_asked_only_where_one_was_against_or_silent(said, head, turn, outcome):
+    case = case_of(*said)
+    assert case.turn(head) == (None if turn is None else case.order[turn])
+    assert case.outcome == outcome
+
+
+def test_with_more_possible_liars_more_auditors_are_asked():
+    """Seven voters, two of whom may lie: three have to be against."""
+    assert [voices_needed(n, "two-thirds") for n in (1, 3, 4, 6, 7, 10)] == [2, 2, 2, 2, 3, 4]
+    assert voices_needed(30, "majority") == 2
+    case = case_of((8, "mismatch"), (9, "accepted"), (10, "mismatch"), needed=3)
+    assert case.turn(11) == case.order[3]
+    assert case_of((8, "mismatch"), (9, "mismatch"), needed=3).turn(10) is not None
+
+
+# ---- what may stand in a vertex, and what it does ----------------------------------------------------------
+
+
+def judged(docket: Docket, by: PeerId, report: Audited) -> str | None:
+    body = body_of(9, {})
+    return admissible(Reported(by, report), body, Recent({}, docket), RUN, False, None)
+
+
+def test_only_those_who_were_drawn_may_speak_and_agreement_is_said_once():
+    docket = docket_of()
+    order = docket.cases[7, EVE].order
+    (other,) = set(EVERYBODY) - {EVE, *order}
+    assert judged(docket, order[0], Audited(7, EVE, "mismatch")) is None
+    assert judged(docket, other, Audited(7, EVE, "mismatch")) == "is not by one who was drawn"
+    assert judged(docket, order[0], Audited(6, EVE, "mismatch")) == "is of no audit that is open"
+    heard = docket_of((found(order[0], "mismatch"), found(order[1], "accepted")))
+    assert judged(heard, order[1], Audited(7, EVE, "accepted")) == "was said already"
+    assert judged(heard, order[1], Audited(7, EVE, "mismatch")) == "was said already"
+    assert judged(heard, order[0], Audited(7, EVE, "mismatch")) is None  # again, until there are enough
+    assert judged(heard, order[0], Audited(7, EVE, "accepted")) == "was said already"
+
+
+def test_accusers_cannot_fill_vertices_and_accomplices_cannot_end_an_audit():
+    """Once the others have accepted it is over; who accepts out of turn does not end it before the first spoke."""
+    order = docket_of().cases[7, EVE].order
+    cleared = docket_of((found(order[0], "mismatch"),), (found(order[1], "accepted"), found(order[2], "accepted")))
+    assert judged(cleared, order[0], Audited(7, EVE, "mismatch")) == "is of an audit that is over"
+    hurried = docket_of((found(order[1], "accepted"), found(order[2], "accepted")))
+    assert judged(hurried, order[0], Audited(7, EVE, "mismatch")) is None
+    refuted = docket_of((found(order[0], "mismatch"), found(order[1], "wrong")))
+    assert judged(refuted, order[0], Audited(7, EVE, "mismatch")) is None  # until a vertex has room for it
+
+
+def standing_after(*said: tuple[PeerId, int, Finding], rule: str = "two-thirds") -> str:
+    reports = [Reported(by, Audited(round, EVE, finding)) for by, round, finding in said]
+    members, _ = next_members(body_of(9, {}), {}, set(), reports, rule, True)
+    return next(m.standing for m in members if m.peer == EVE)
+
+
+def test_two_auditors_of_one_round_expel_and_nobody_is_refuted_by_fewer():
+    """Five voters, one of whom may lie: the trainer is a replica, too."""
+    assert standing_after((ADA, 7, "mismatch")) == "member"
+    assert standing_after((ADA, 7, "mismatch"), (BOB, 7, "wrong")) == "expelled"
+    assert standing_after((ADA, 7, "mismatch"), (BOB, 6, "mismatch")) == "member"
+    assert standing_after((ADA, 7, "mismatch"), (ADA, 7, "mismatch")) == "member"
+    assert standing_after((ADA, 7, "mismatch"), (BOB, 7, "accepted")) == "member"
+
+
+def test_who_shows_nothing_steps_back_and_may_return():
+    assert standing_after((ADA, 7, "withheld"), (BOB, 7, "withheld")) == "away"
+    assert standing_after((ADA, 7, "withheld"), (BOB, 7, "mismatch")) == "away"
+    assert standing_after((ADA, 7, "unauditable"), (BOB, 7, "unauditable")) == "member"
+
+
+def test_where_members_trust_each_other_findings_are_only_told():
+    assert standing_after((ADA, 7, "mismatch"), (BOB, 7, "mismatch"), rule="majority") == "member"

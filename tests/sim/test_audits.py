@@ -1,0 +1,162 @@
+"""Swarms whose rounds are audited: cheats are out, the honest stay, whatever is lost and whoever lies about it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.ids import ZERO_DIGEST
+from atoll.base.machine import Effect, Fact, Send
+from atoll.node.facts import Fault, RoundClosed
+from atoll.node.settings import RunSettings, decode_settings, encode_settings
+from atoll.policy import audits, members
+from atoll.sim import island as islands_of_names
+from atoll.sim.audits import LIARS, SHIRKERS, TRAINERS, islands
+from atoll.sim.island import Island
+from atoll.sim.scenarios import ScenarioFailed, run_scenario
+from atoll.sim.scenarios.audits import play_audits
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.swarm import SwarmKnobs
+from atoll.sim.villains import Villain, villain
+from atoll.sim.world import Node
+from atoll.wire.codec import decode_statement, encode
+from atoll.wire.messages.round import Committed, Contribution
+from atoll.wire.messages.statements import Commit
+
+
+def played(kinds: dict[int, str], peers: int = 4, rounds: int = 12, seed: int = 1, share: float = 1.0):
+    stage = Stage("audits", seed, peers, rounds, "two-thirds")
+    told = play_audits(stage, kinds, share=share)
+    assert stage.newest is not None
+    return told, {m.peer: m.standing for m in stage.newest.head_body.members}
+
+
+def test_every_round_of_honest_trainers_is_accepted():
+    """Four peers, everybody audited in every round: one auditor each, and nothing left open."""
+    told, standing = played({})
+    assert set(told.findings) == {"accepted"} and not told.late
+    assert set(standing.values()) == {"member"}
+    per_peer = told.findings["accepted"] / 4  # each of four peers tells what its vertices hold
+    assert len(told.done) == per_peer >= 4 * 8
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_one_cheating_trainer_of_four_is_expelled_within_a_few_rounds(kind: str):
+    """Its statements are true to its chain: two replicas, both drawn, are what finds it."""
+    told, standing = played({2: kind})
+    assert [standing[p] for p in sorted(standing)] == ["member", "member", "expelled", "member"]
+    (left,) = told.left.values()
+    assert left[0] <= 5
+    assert told.findings["mismatch"] + told.findings["wrong"] >= 2 * 3  # two verdicts, as three honest peers tell
+
+
+@pytest.mark.parametrize("kind", sorted(set(LIARS) - set(TRAINERS)))
+def test_who_shows_nothing_loses_its_place_and_is_never_expelled(kind: str):
+    told, _ = played({1: kind}, rounds=36)
+    assert {how for _, how in told.left.values()} == {"away"}
+    assert told.findings["mismatch"] == told.findings["wrong"] == 0
+
+
+@pytest.mark.parametrize("kind", sorted(set(SHIRKERS) - set(LIARS)))
+def test_false_auditors_harm_nobody_and_others_take_their_turn(kind: str):
+    """Two of seven accuse everybody, or never say a word: honest trainers are accepted by the next in order."""
+    told, standing = played({2: kind, 5: kind}, peers=7, rounds=24)
+    assert set(standing.values()) == {"member"}
+    assert told.findings["accepted"] > told.findings["mismatch"]
+
+
+def test_a_cheat_beside_a_false_auditor_is_found_all_the_same():
+    _, standing = played({1: "cheat", 4: "accuser"}, peers=7, rounds=24)
+    assert standing["p0001"] == "expelled" and sum(s == "expelled" for s in standing.values()) == 1
+
+
+def test_at_a_rate_of_a_fifth_a_cheat_is_out_in_time():
+    """Five rounds on average until it is drawn; every other round costs nobody anything."""
+    told, standing = played({3: "cheat"}, rounds=40, share=0.2)
+    assert standing["p0003"] == "expelled"
+    assert len(told.drawn) < 0.4 * 4 * 40
+
+
+def test_drawn_villains_of_all_kinds():
+    for seed in (3, 4):
+        assert run_scenario("audits", seed).rounds >= 36
+    assert run_scenario("accusers", 5).members == 7
+    run_scenario("audited", 2)
+
+
+def test_crashes_partitions_and_lost_disks_never_make_a_liar():
+    """What a vertex holds against a restarted peer may be lost with its memory: it begins afresh and says so."""
+    run_scenario("audited_churn", 4, peers=6, rounds=8, quorum="two-thirds")
+
+
+@pytest.mark.parametrize("audited", [True, False])
+def test_an_update_comes_with_a_claim_where_rounds_are_audited_and_nowhere_else(audited: bool):
+    """Whoever signs otherwise is at fault, and counts for nobody else."""
+
+    def other(villain: Villain, send: Send) -> list[Effect]:
+        message = send.message
+        if not isinstance(message, Committed | Contribution) or message.statement.signer != villain.peer.me:
+            return [send]
+        commit = decode_statement(message.statement.body, villain.peer.me)
+        assert isinstance(commit, Commit)
+        said = villain.notary.sign(replace(commit, claim=UNSET if audited else ZERO_DIGEST))
+        return [replace(send, message=replace(message, statement=said))]
+
+    stage = Stage("audits", 1, 4, 4, "two-thirds")
+    settings = stage.settings(audit_rate=1.0) if audited else stage.settings()
+    island = islands({}) if audited else Island
+    swarm = stage.gather(SwarmKnobs(4, run=settings), villains={1: villain(other)}, island=island)
+    faults: set[str] = set()
+    counted: set[str] = set()
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if isinstance(fact, Fault) and node.name != "p0001":
+            faults.add(fact.what)
+        if isinstance(fact, RoundClosed):
+            counted.update(set(fact.counted) - set(fact.partly))  # as an owner it counts what it told nobody
+
+    stage.world.watchers.append(watch)
+    stage.until_round(2, 600.0, who=[p for p in swarm.founders if p != "p0001"])
+    assert any("does not say how it trained" in what for what in faults)
+    assert counted == set(swarm.founders) - {"p0001"}
+
+
+def test_runs_without_audits_are_encoded_as_they_always_were():
+    """A field that is left out of genesis and of commitments: old runs keep their names."""
+    plain = encode_settings(RunSettings())
+    assert b"audit_rate" not in plain and b"audit_rate" in encode_settings(RunSettings(audit_rate=0.05))
+    assert decode_settings(plain).audited_share == 0.0
+    assert b"claim" not in encode(Commit(7, 0, ZERO_DIGEST, 2, 35, 70, 1.0, 0.1, 70))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2000, 2060))
+def test_many_audited_swarms(seed: int):
+    run_scenario("audits", seed, peers=[4, 7, 7, 10][seed % 4])
+    run_scenario("accusers", seed, peers=[4, 7, 7, 10][seed % 4])
+    run_scenario("audited_churn", seed)
+
+
+# ---- a rule is deleted, and the scenarios notice -----------------------------------------------------------
+
+
+def test_if_one_auditor_were_enough_anybody_could_be_framed(monkeypatch: pytest.MonkeyPatch):
+    for room in (audits, members):
+        monkeypatch.setattr(room, "voices_needed", lambda voters, rule: 1)
+    with pytest.raises(ScenarioFailed, match="lost their place"):
+        run_scenario("accusers", 1)
+
+
+def test_if_moments_were_not_carried_nobody_would_see_chosen_ones(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: an auditor takes whatever moments a chain begins with."""
+
+    def blind(work, data):
+        said = judged(work, data)
+        return said if "moments" not in said.why else type(said)("accepted")
+
+    judged = islands_of_names.judged
+    monkeypatch.setattr(islands_of_names, "judged", blind)
+    stage = Stage("audits", 1, 4, 36, "two-thirds")
+    with pytest.raises(Exception, match="starter"):
+        play_audits(stage, {2: "starter"})
