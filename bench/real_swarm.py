@@ -142,13 +142,14 @@ class Swarm:
         if self.lab is not None:
             command += ["--listen", f"/ip4/{self.lab.address(index)}/tcp/0"]
             start = partial(self.lab.run, index)
-        process = start(
-            [*command, "--dir", str(folder)],
-            stdout=subprocess.PIPE,
-            stdin=subprocess.PIPE,
-            stderr=(self.base / f"{folder.name}.stderr").open("wb"),
-            text=True,
-        )
+        with (self.base / f"{folder.name}.stderr").open("wb") as words:
+            process = start(
+                [*command, "--dir", str(folder)],
+                stdout=subprocess.PIPE,
+                stdin=subprocess.PIPE,
+                stderr=words,
+                text=True,
+            )
         self.peers[index] = Peer(index, process, self)
 
     def __enter__(self) -> Swarm:

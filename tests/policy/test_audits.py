@@ -127,7 +127,7 @@ def test_with_more_possible_liars_more_auditors_are_asked():
 
 def judged(docket: Docket, by: PeerId, report: Audited) -> str | None:
     body = body_of(9, {})
-    return admissible(Reported(by, report), body, Recent({}, docket), RUN, False, None)
+    return admissible(Reported(by, report), body, Recent({}, docket=docket), RUN, False, None)
 
 
 def test_only_those_who_were_drawn_may_speak_and_agreement_is_said_once():

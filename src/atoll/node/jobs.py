@@ -74,8 +74,8 @@ class Adopt(msgspec.Struct, frozen=True):
     vertex: Digest
     state: Digest
     counted: tuple[bool, ...] | None
-    afresh: bool = False  # the run went back: live parameters, feedback and moments are of another past, drop them
     claim: Digest | None = None  # of mine, as the vertex holds it: what my next round must begin with
+    afresh: bool = False  # the run went back: live parameters, feedback and moments are of another past, drop them
 
 
 class GoBack(msgspec.Struct, frozen=True):

@@ -941,7 +941,7 @@ class Round:
         assert self.final is not None
         afresh = trial.back is not None
         claim, mine = self._my_claim(trial.body), None if afresh else counted
-        work = Adopt(self.plan.round, digest, trial.body.state, mine, afresh, claim)
+        work = Adopt(self.plan.round, digest, trial.body.state, mine, claim, afresh)
         return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
 
     def _my_claim(self, body: Body) -> Digest | None:
