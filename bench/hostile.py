@@ -2,7 +2,7 @@
 
     python bench/hostile.py [--json] [--quick] [--villains miscounter,poison]
 
-The run is open (`trust = "open"`, trimmed mean). After some honest rounds the villains begin to lie. Told is, for
+The run is open (`trust = "open"`, trimmed mean), and every update is audited. After some honest rounds the villains begin to lie. Told is, for
 each, how many rounds after its first lie it was out (1: with the vertex of that very round); whether any honest
 member ever lost its place; whether all honest members held the same state after every round; and what the model
 learnt, beside the same run without villains.
@@ -32,6 +32,7 @@ SETTINGS = [
     f"run.start_peers={PEERS}",
     "run.min_peers=4",
     "sync.statistic=trimmed_mean",
+    "run.audit_rate=1.0",
     "model.name=gpt-nano",
     "train.seq_len=32",
     "train.batch=4",
