@@ -308,6 +308,32 @@ def test_a_restart_goes_on_from_the_last_claim_and_one_without_its_files_from_fr
     play(tmp_path, book, story)
 
 
+def test_a_trainer_that_restarts_before_its_round_is_agreed_goes_on_with_fresh_moments(tmp_path: Path, book: str):
+    """It holds moments of the round before: neither what the claim ended with nor fresh, so nobody may go on from
+    them."""
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        bob = swarm.islands[1]
+        own_do, old = bob.do, bob.inner
+
+        async def do(work: Any) -> Any:
+            if isinstance(work, Adopt):
+                await swarm.trainers[1].set_inner_state(old)
+                bob.tended.lives += 1
+            return await own_do(work)
+
+        bob.do = do
+        await swarm.play()
+        assert bob.inner == b""
+        bob.do = own_do
+        await swarm.play()
+        said = await swarm.audited(1, 0)
+        assert said.finding == "accepted", said
+
+    play(tmp_path, book, story)
+
+
 def test_what_a_crash_took_is_never_a_lie(tmp_path: Path, book: str):
     """The vertex holds a claim whose record is gone: nothing can be shown, and the next round begins afresh."""
 

@@ -68,6 +68,7 @@ class Made:
     last: Claim | None
     memory_F: Tensor | None  # before the update was encoded
     wires: tuple[bytes, ...]  # where not every machine encodes alike
+    life: int  # of the trainer that took its steps: another one does not hold their moments
 
 
 @dataclass
@@ -85,12 +86,13 @@ class Auditing:
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     told: Assignment | None = None  # to my trainer, in the round under way
     taken: TakenSteps | None = None  # by it
+    life: int = 0  # in which it took them
     _chore: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # ---- my own rounds -------------------------------------------------------------------------------------
 
     def assignment(self, work: Train, head: SharedState) -> Assignment:
-        self.taken = None
+        self.taken, self.life = None, self.tended.lives
         self.told = self._assigned(work.round, self.me, work.shard, work.shards, work.steps, head)
         return self.told
 
@@ -114,7 +116,7 @@ class Auditing:
             taken.links[-1].private,
         )
         alike = all(codec.same_everywhere for codec in codecs)
-        self.made[round] = Made(claim, self.last, memory_F, () if alike else wires)
+        self.made[round] = Made(claim, self.last, memory_F, () if alike else wires, self.life)
         while len(self.made) > MADE_HELD:
             del self.made[min(self.made)]
         return claim_name(claim)
@@ -126,6 +128,11 @@ class Auditing:
             return False
         self.last = made.claim if made is not None and claim_name(made.claim) == work.claim else None
         return self.last is not None
+
+    def lives_on(self, round: int) -> bool:
+        """The trainer that took the steps of this round still runs, and holds the moments that they left."""
+        made = self.made.get(round)
+        return self.tended.ready and made is not None and made.life == self.tended.lives
 
     def memory(self) -> bytes:
         """For the private file: after a restart my next claim begins where the last one ended."""
@@ -180,7 +187,7 @@ class Auditing:
         before = await loop.run_in_executor(self.arithmetic, self.shelf.find, work.before, self.learning.layout)
         if data is None or before is None:
             raise RunFailedError("E-AUD-03", "what this audit needs is not on this disk any more")
-        shown = shown_from_bytes(data)
+        shown = await asyncio.to_thread(shown_from_bytes, data)
         if why := why_not_said(shown, work.claim, work.last_claim):
             raise PeerFault(work.peer, why)
         if (wrong := why_contradicts(shown, work.steps, work.root)) is not None:

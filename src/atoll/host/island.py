@@ -431,13 +431,16 @@ class Island:
             self.memory_F, self.inner = None, b""
         self.update, self.steps_since, self.loss_since = None, 0, 0.0
         self.head = after
+        goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
+        if counts and not goes_on:
+            self.inner = b""  # another trainer than the one that took the steps: it never had their moments
         try:
             if self.tended.ready:
                 await self.trainer.write_x(after.anchor_F)
-            if self.tended.ready and not counts:
-                return await self.trainer.set_inner_state(self.inner)
-            if counts:
-                self.inner = await self.trainer.inner_state() if self.tended.ready else b""
+                if goes_on:
+                    self.inner = await self.trainer.inner_state()
+                else:
+                    await self.trainer.set_inner_state(self.inner)
         except TrainerFailed:
             self.inner = b"" if counts else self.inner
             await self.tended.failed()

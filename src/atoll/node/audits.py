@@ -28,6 +28,7 @@ from atoll.policy.audits import Case, Key
 from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
+from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.statements import Answered, Commit, Finding
@@ -171,15 +172,20 @@ class Audits:
         return over
 
     def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
+        if fact.blob not in self.fetching:
+            return []
         self.fetching.discard(fact.blob)
         waiting = (t for t in self.turns.values() if t.said is None and not t.judging)
         turn = next((t for t in waiting if t.blob == fact.blob), None)
-        if turn is None:
-            return []
-        if isinstance(fact, FetchFailed):
+        if isinstance(fact, FetchFailed):  # what came of it is of no use to anybody
+            effects: list[Effect] = [Ask(f"audit/drop/{fact.blob.hex()}", DropBlob(fact.blob))]
+            if turn is None:
+                return effects
             turn.blob = None  # asked for again: a restart, or a link, may have broken it
             turn.tries += 1
-            return self._end(turn, "withheld", fact.why) if turn.tries >= TRIES_MAX else []
+            return [*effects, *self._end(turn, "withheld", fact.why)] if turn.tries >= TRIES_MAX else effects
+        if turn is None:
+            return []
         work = self._judge(turn.case, fact.blob)
         if work is None:
             return self._end(turn, "unauditable", "the vertices before this round are not in memory")

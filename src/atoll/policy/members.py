@@ -282,7 +282,7 @@ def next_members(
             accusers.setdefault(r.statement.peer, set()).add(r.by)
     need = suspicions_needed(len(voters), rule)
     lost = {p for p, who in accusers.items() if len(who) >= need and p not in contributors}
-    liars, failing = _convicted(by_kind, len(voters), rule)
+    liars, failing = _convicted(by_kind, len(voters), rule, {m.peer: m.since for m in parent.members})
     ready = {r.by for r in by_kind if isinstance(r.statement, Ready)}
     joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join) and r.by not in liars]
 
@@ -345,12 +345,14 @@ def _with_links(parent: Body, members: list[Member]) -> list[Member]:
     ]
 
 
-def _convicted(reports: Sequence[Reported], voters: int, rule: QuorumRule) -> tuple[set[PeerId], set[PeerId]]:
+def _convicted(
+    reports: Sequence[Reported], voters: int, rule: QuorumRule, since: dict[PeerId, int]
+) -> tuple[set[PeerId], set[PeerId]]:
     """(liars, those that too many complain of). Where members trust each other there is neither.
 
     Two statements for one slot prove themselves. All else takes more voices than may lie: one of them is honest.
     Auditors that were drawn speak of one round each; whom enough of them refute did not train as assigned, and whom
-    enough got nothing from may only have crashed.
+    enough got nothing from may only have crashed: it may come back, and is not sent away for the same round again.
     """
     if rule != "two-thirds":
         return set(), set()
@@ -377,7 +379,7 @@ def _convicted(reports: Sequence[Reported], voters: int, rule: QuorumRule) -> tu
     liars |= {p for kind, p in enough if kind is Caught}
     liars |= {p for (p, _), who in refuting.items() if len(who) >= audited}
     failing = {p for kind, p in enough if kind is Complaint}
-    return liars, failing | {p for (p, _), who in against.items() if len(who) >= audited}
+    return liars, failing | {p for (p, r), who in against.items() if len(who) >= audited and r > since.get(p, -1)}
 
 
 def _missed(member: Member, counted: bool) -> int:

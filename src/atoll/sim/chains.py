@@ -107,7 +107,7 @@ def judged(work: Judge, data: bytes) -> Judged:
     except msgspec.DecodeError:
         return Judged("withheld", "this is no exhibit")
     claim, last = shown.claim, shown.last
-    if claim.name != work.claim or (last.name if last is not None else None) != work.last_claim:
+    if claim.name != work.claim or (last is not None and last.name != work.last_claim):
         return Judged("withheld", "it shows another claim than it committed to")
     if (claim.steps, claim.root, claim.round) != (work.steps, work.root, work.round):
         return Judged("wrong", "its claim is of another round")

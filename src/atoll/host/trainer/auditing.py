@@ -109,6 +109,8 @@ class Auditing:
             begin, end = states_of(shown, replica.layout)
         except PeerFault as fault:
             return WrongChain(fault.what)
+        except Exception as why:  # whatever strangers lay out, it must not end the trainer
+            return WrongChain(f"its states cannot be read: {type(why).__name__}: {why}")
         told = (wish.assignment, shown.claim, shown.links, wish.segment, begin, end, replica)
         return (yield from judging(*told))
 

@@ -141,7 +141,7 @@ def why_no_state(live: Live, layout: Layout) -> str:
         if not bool(values.isfinite().all()):
             return "it holds values that are not finite"
     if live.counters_K.shape != (layout.counters,) or live.counters_K.dtype != torch.int64:
-        return f"{len(live.counters_K)} counters where {layout.counters} are expected"
+        return f"{tuple(live.counters_K.shape)} counters where {layout.counters} are expected"
     if bool((inner.second_P < 0).any()):
         return "a mean of squares is negative"
     return ""

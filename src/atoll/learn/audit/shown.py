@@ -7,12 +7,15 @@ sizes and forms are checked here, everything else by `judge`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 import torch
 from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
+from atoll.base.limits import PARTS_MAX
 from atoll.keys.digest import Buffer
 from atoll.learn.audit.chain import Claim, claim_name
 from atoll.learn.audit.judge import WrongChain
@@ -26,12 +29,12 @@ LINKS_MAX = 2**16  # a round of half a million steps; a link is 64 bytes
 class Shown(msgspec.Struct, frozen=True, array_like=True):
     claim: Claim
     last: Claim | None  # of the last round before it that was counted, if this trainer remembers
-    links: tuple[Link, ...]
+    links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=LINKS_MAX)]  # refused by their count, unread
     begin: bytes  # the state before the drawn segment, as `live_bytes`
     end: bytes  # and after it
     x: bytes  # parameters and buffers at the end of the round
     memory: bytes  # error feedback before the update was encoded; empty: there was none
-    wires: tuple[bytes, ...] = ()  # the encoded parts, where not every machine encodes alike
+    wires: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)] = ()  # where encoders differ
 
 
 def shown_bytes(shown: Shown) -> bytes:
@@ -41,12 +44,9 @@ def shown_bytes(shown: Shown) -> bytes:
 def shown_from_bytes(data: Buffer) -> Shown:
     """PeerFault unless this is what some trainer might lay out."""
     try:
-        shown = msgspec.msgpack.decode(data, type=Shown)
+        return msgspec.msgpack.decode(data, type=Shown)
     except (msgspec.DecodeError, RecursionError) as why:
         raise PeerFault("", f"what it lays out is no exhibit: {why}") from None
-    if len(shown.links) > LINKS_MAX:
-        raise PeerFault("", "its chain has more links than any round")
-    return shown
 
 
 def vector_bytes(values_F: Tensor) -> bytes:
