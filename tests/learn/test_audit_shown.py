@@ -7,20 +7,23 @@ import pytest
 import torch
 
 from atoll.base.errors import PeerFault
+from atoll.base.ids import ZERO_DIGEST
 from atoll.base.limits import PARTS_MAX
+from atoll.learn.audit.chain import Claim
+from atoll.learn.audit.profile import profile_here
 from atoll.learn.audit.replay import Live, why_no_state
 from atoll.learn.audit.shown import LINKS_MAX, shown_from_bytes
 from atoll.learn.inner import fresh_inner
 from atoll.learn.layout import layout_of
 from atoll.learn.models import build_model
 
-CLAIM = [b"h" * 32, 1, b"r" * 32, "", b"m" * 32, b"m" * 32, b"p" * 32]
+CLAIM = Claim(ZERO_DIGEST, 1, ZERO_DIGEST, profile_here())
 
 
 @pytest.mark.parametrize(("links", "wires"), [(LINKS_MAX + 1, 0), (0, PARTS_MAX + 1)])
 def test_more_links_or_parts_than_any_round_has_are_refused_by_their_count(links: int, wires: int):
     data = msgspec.msgpack.encode([CLAIM, None, [[b"", b""]] * links, b"", b"", b"", b"", [b""] * wires])
-    with pytest.raises(PeerFault, match="no exhibit"):
+    with pytest.raises(PeerFault, match="length <="):
         shown_from_bytes(data)
 
 
