@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Received
+from atoll.base.machine import Ask, Received
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in, goal_of
+from atoll.node.body import _judge_reports
 from atoll.node.facts import AttemptFailed, StateLacked
-from atoll.node.jobs import Adopt, GoBack
+from atoll.node.jobs import Adopt, FindState, GoBack
 from atoll.node.peer import Fault
 from atoll.node.verify import Kept, Return, verify_history
 from atoll.policy.plan import RoundSettings
@@ -22,7 +23,7 @@ from atoll.sim.island import Shared
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.statements import Amend, Certificate, Signed, Vote
 from atoll.wire.messages.vertex import Body, Vertex
@@ -167,6 +168,40 @@ def test_a_word_that_the_recovery_identity_did_not_say_is_its_bringers_fault():
     assert not amends_in(peer.pool.chosen())
     reach(swarm, 9)
     assert returns(swarm) == []
+
+
+def test_a_genuine_word_in_other_bytes_is_its_bringers_fault_and_makes_nobody_read():
+    """The inner signature does not see a key that nobody knows: each copy would make everybody read a state."""
+    swarm = swarm_of()
+    reach(swarm, 6)
+    go_back(swarm, 2)
+    ((signed, _),) = amends_in(swarm.world.nodes[CREATOR].machine.pool.pool.values())
+    carl = swarm.world.nodes[CARL].machine
+    notary = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    reads: list[FindState] = []
+    for k in range(20):
+        padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(signed.body), "pad": k})
+        copy = Signed(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
+        effects = carl.handle(Received(BOB, MemberReport(copy)), swarm.world.now)
+        assert any(isinstance(getattr(e, "fact", None), Fault) and e.fact.peer == BOB for e in effects)
+        assert _judge_reports(carl.round.ground, notary, [signed, copy], as_proposer=False)[0] == [signed]
+        reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
+    assert reads == []
+
+
+def test_the_same_word_through_every_member_is_looked_for_once():
+    swarm = swarm_of()
+    reach(swarm, 6)
+    old = goal(swarm, 2)
+    plain = Amend(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
+    amend = replace(plain, signature=as_creator(amend_bytes(swarm.run_id, plain)))
+    reads: list[FindState] = []
+    for name in swarm.founders[1:]:
+        signed = Notary(swarm.run_id, VirtualSigner(name), VirtualVerifier()).sign(amend)
+        peer = swarm.world.nodes[CREATOR].machine
+        effects = peer.handle(Received(name, MemberReport(signed)), swarm.world.now)
+        reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
+    assert reads == [FindState(old.state)]
 
 
 @pytest.mark.parametrize(

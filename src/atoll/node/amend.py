@@ -42,11 +42,15 @@ def amend_bytes(run: Digest, amend: Amend) -> bytes:
     return AMEND_DOMAIN + run + encode(plain)
 
 
-def amend_holds(amend: Amend, notary: Notary, recovery: bytes) -> bool:
-    """True if the identity that genesis names said so."""
-    return bool(recovery) and notary.verifier.identity_holds(
-        recovery, amend_bytes(notary.run, amend), amend.signature
-    )
+def amend_holds(signed: Signed, amend: Amend, notary: Notary, recovery: bytes) -> bool:
+    """True if the identity that genesis names said so, in these very bytes.
+
+    Decoding passes over keys that it does not know, and the inner signature does not see them: a member could make
+    a thousand words of one.
+    """
+    if not recovery or signed.body != encode(amend):
+        return False
+    return notary.verifier.identity_holds(recovery, amend_bytes(notary.run, amend), amend.signature)
 
 
 def amends_in(reports: Iterable[Signed]) -> list[tuple[Signed, Amend]]:

@@ -451,7 +451,7 @@ class Peer:
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
                 case StateLacked(state=state):
-                    out += self.earlier.find(state)
+                    out += self.earlier.find(state, anew=True)
                 case StateMissing():
                     self.round = None
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)
@@ -999,7 +999,8 @@ class Peer:
     def _to_rooms(self, event: Done | Failed | TimerFired, now: Seconds) -> list[Effect]:
         name = event.name if isinstance(event, TimerFired) else event.job
         if name.startswith("earlier/"):
-            return self.earlier.find(Digest(bytes.fromhex(name.rpartition("/")[2]))) if self._wants_back() else []
+            state = Digest(bytes.fromhex(name.rpartition("/")[2]))
+            return self.earlier.find(state, anew=True) if self._wants_back() else []
         if name == "fetch-again":
             return [] if self.fetch is not None or self.restoring else self._regain("the last source failed")
         if name.startswith("serve/"):

@@ -58,7 +58,7 @@ class ReportPool:
         if reported is None:
             return None
         statement = reported.statement
-        if isinstance(statement, Amend) and not amend_holds(statement, self.notary, self.settings.recovery):
+        if isinstance(statement, Amend) and not amend_holds(signed, statement, self.notary, self.settings.recovery):
             raise PeerFault(signed.signer, "wants to go back in a name that is not its own", signed.body)
         wrong = self.judge(reported, head, self.recent(), run_time)
         if wrong is not None:
