@@ -25,7 +25,7 @@ from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Amend, Certificate, Signed, Vote
+from atoll.wire.messages.statements import Amend, Certificate, Invite, Signed, Vote
 from atoll.wire.messages.vertex import Body, Vertex
 
 CREATOR, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
@@ -202,6 +202,29 @@ def test_the_same_word_through_every_member_is_looked_for_once():
         effects = peer.handle(Received(name, MemberReport(signed)), swarm.world.now)
         reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
     assert reads == [FindState(old.state)]
+
+
+def test_a_flood_of_padded_reports_does_not_keep_the_word_out(monkeypatch: pytest.MonkeyPatch):
+    """Bob's invitations are each a little shorter than the word, and fill every body that a proposer may write."""
+    swarm = swarm_of()
+    reach(swarm, 6)
+    go_back(swarm, 2)
+    pool = swarm.world.nodes[CREATOR].machine.pool
+    ((signed, amend),) = amends_in(pool.pool.values())
+    monkeypatch.setattr("atoll.node.reports.REPORTS_BYTES_MAX", 16 * 1024)
+    notary = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    for k in range(200):
+        invite = Invite(b"%08d" % k, b"k" * 16, "trainer", 0, 0.0)
+        pad = bytes(len(signed.body) - len(encode(invite)) - 12)
+        padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(invite)), "pad": pad})
+        assert len(padded) < len(signed.body)
+        copy = Signed(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
+        assert pool.add(copy, swarm.world.now).fresh
+    assert len(pool.chosen()) < 100 and pool.chosen()[0] == signed
+    for k, round in enumerate((5, 3, 4)):  # of many words, the two that go farthest back
+        other = notary.sign(replace(amend, round=round))
+        pool.pool["Amend", BOB, str(k)] = other
+    assert [found.round for _, found in amends_in(pool.chosen())] == [2, 3]
 
 
 @pytest.mark.parametrize(

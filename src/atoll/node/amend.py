@@ -73,9 +73,14 @@ def amend_of(body: Body) -> Amend | None:
     return next((amend for _, amend in amends_in(body.reports)), None)
 
 
+def rank(word: tuple[Signed, Amend]) -> tuple[int, bytes]:
+    """The farthest back comes first: after it the others want to go nowhere."""
+    return word[1].round, word[0].body
+
+
 def first_of(amends: Iterable[tuple[Signed, Amend]]) -> tuple[Signed, Amend] | None:
-    """Of several, what every proposer takes: the farthest back, since after it the others want to go nowhere."""
-    return min(amends, key=lambda one: (one[1].round, one[0].body), default=None)
+    """Of several, what every proposer takes."""
+    return min(amends, key=rank, default=None)
 
 
 def may_follow(history: History, after: Digest) -> bool:
