@@ -16,6 +16,7 @@ from atoll.node.body import _judge_reports
 from atoll.node.facts import AttemptFailed, StateLacked
 from atoll.node.jobs import Adopt, FindState, GoBack
 from atoll.node.peer import Fault
+from atoll.node.round import Round
 from atoll.node.verify import Kept, Return, verify_history
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.work import ReadManifest
@@ -202,6 +203,30 @@ def test_the_same_word_through_every_member_is_looked_for_once():
         effects = peer.handle(Received(name, MemberReport(signed)), swarm.world.now)
         reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
     assert reads == [FindState(old.state)]
+
+
+def test_members_that_are_a_vertex_behind_hear_the_word_again(monkeypatch: pytest.MonkeyPatch):
+    """The creator says it the moment that it has closed a round; to the others its `after` is unknown then.
+
+    It never puts the word into a body itself: that is no voter's privilege.
+    """
+    wanted = Round._wanted_back
+    monkeypatch.setattr(Round, "_wanted_back", lambda self, s: None if self.me == CREATOR else wanted(self, s))
+    swarm = swarm_of()
+    for name in (BOB, CARL, DORA):
+        island = swarm.world.nodes[name].island
+        island.takes_s = lambda work, takes=island.takes_s: takes(work) + (1.0 if isinstance(work, Adopt) else 0.0)
+    reach(swarm, 6, [CREATOR])
+    assert {swarm.head(name) for name in (BOB, CARL, DORA)} == {5}
+    go_back(swarm, 2)
+    swarm.world.run(swarm.world.now + 0.5)
+    pools = [swarm.world.nodes[name].machine.pool for name in (BOB, CARL, DORA)]
+    assert not any(amends_in(pool.chosen()) for pool in pools)
+    body = until_returned(swarm)
+    assert body.round <= 12 and body.proposer != CREATOR
+    reach(swarm, body.round + 1)
+    swarm.world.run(swarm.world.now + 10)
+    assert len(returns(swarm)) == 1 and not any(amends_in(pool.pool.values()) for pool in pools)
 
 
 def test_a_flood_of_padded_reports_does_not_keep_the_word_out(monkeypatch: pytest.MonkeyPatch):
