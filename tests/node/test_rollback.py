@@ -208,7 +208,7 @@ def test_the_same_word_through_every_member_is_looked_for_once():
 def test_members_that_are_a_vertex_behind_hear_the_word_again(monkeypatch: pytest.MonkeyPatch):
     """The creator says it the moment that it has closed a round; to the others its `after` is unknown then.
 
-    It never puts the word into a body itself: that is no voter's privilege.
+    Its own bodies leave the word out here, as those of a member that never proposes in time.
     """
     wanted = Round._wanted_back
     monkeypatch.setattr(Round, "_wanted_back", lambda self, s: None if self.me == CREATOR else wanted(self, s))
@@ -401,6 +401,18 @@ def test_a_run_that_only_assembles_goes_back_too():
     go_back(swarm, 2)
     body = until_returned(swarm)
     assert body.parts == () and body.trained == old.trained and returns(swarm) == [(body.round, 2)]
+
+
+def test_a_run_that_has_waited_long_for_members_goes_back_too():
+    """Attempts have gone by without news when the word is said."""
+    swarm = swarm_of(peers=3, min_peers=3, start_peers=1)
+    reach(swarm, 6)
+    swarm.world.leave(CARL)
+    swarm.world.run(swarm.world.now + 400)
+    assert swarm.world.nodes[CREATOR].machine.round.attempt > 0
+    go_back(swarm, 2)
+    body = until_returned(swarm, within_s=300)
+    assert body.parts == () and returns(swarm) == [(body.round, 2)]
 
 
 @pytest.mark.parametrize("trust", ["community", "open"])
