@@ -14,7 +14,7 @@ from atoll.base.machine import Ask, Received
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in, goal_of
 from atoll.node.body import _judge_reports
 from atoll.node.facts import AttemptFailed, StateLacked
-from atoll.node.jobs import Adopt, FindState, GoBack
+from atoll.node.jobs import Adopt, FindState, GoBack, ReadVertices
 from atoll.node.peer import Fault
 from atoll.node.round import Round
 from atoll.node.verify import Kept, Return, verify_history
@@ -388,6 +388,22 @@ def test_a_vertex_older_than_memory_is_looked_up_on_every_disk(monkeypatch: pyte
     body = until_returned(swarm)
     reach(swarm, body.round + 2)
     assert body.trained == old.trained and returns(swarm, DORA) == [(body.round, 1)]
+
+
+def test_a_word_that_names_an_old_vertex_wrongly_is_looked_up_only_when_it_is_said(monkeypatch: pytest.MonkeyPatch):
+    """Its id is of no vertex: the disk's answer settles that."""
+    monkeypatch.setattr("atoll.protocol.dag.history.WINDOW", 40)
+    swarm = swarm_of()
+    reach(swarm, 2)
+    old = goal(swarm, 1)
+    reach(swarm, 60)
+    reads: list[ReadVertices] = []
+    island = swarm.world.nodes[BOB].island
+    does = island.do
+    island.do = lambda w: (reads.append(w) if isinstance(w, ReadVertices) else None, does(w))[1]
+    go_back(swarm, 1, to=dataclasses.replace(old, id=Digest(bytes(32))))
+    swarm.world.run(swarm.world.now + 10)
+    assert 1 <= len(reads) <= 5 and returns(swarm) == []  # its bringer says it again every three seconds
 
 
 def test_a_run_that_only_assembles_goes_back_too():

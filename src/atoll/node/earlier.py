@@ -63,7 +63,7 @@ class EarlierStates:
         return []
 
     def heard(self, name: str, kept: object, pool: ReportPool) -> Signed | None:
-        """The disk answered: the word that waited, to be heard again; None if there is no such vertex."""
+        """The disk answered: the word that waited, to be heard again; None if it names no such vertex."""
         signed = self.waiting.pop(name, None)
         for data in cast("Sequence[bytes]", kept or ()):
             try:
@@ -71,6 +71,8 @@ class EarlierStates:
                 goal = goal_of(decode_body(raw), vertex_id(raw))
             except PeerFault:
                 return None  # damaged; `atoll verify` names it
+            if signed is None or all(amend.back_to != goal.id for _, amend in amends_in([signed])):
+                return None  # heard again it would be looked up again, for ever
             pool.goals[goal.id] = goal
             return signed
         return None
