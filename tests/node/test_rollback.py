@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
@@ -344,6 +345,28 @@ def test_who_lacks_the_state_fetches_it_before_it_votes():
     reach(swarm, body.round + 3)
     assert body.round <= 9 and not told  # nobody was asked to vote before it had looked
     assert all(returns(swarm, name) == [(body.round, 2)] for name in swarm.founders)
+
+
+@pytest.mark.parametrize("names", [[DORA], [CREATOR, BOB, CARL, DORA]], ids=["one", "all"])
+def test_a_full_disk_is_not_asked_for_ever(names: list[PeerId]):
+    """The earlier state is there, and what it becomes cannot be written."""
+    swarm = swarm_of()
+    reach(swarm, 6)
+    tries: list[int] = []
+
+    def full(work: object, does: Callable[[object], object]) -> object:
+        if not isinstance(work, GoBack):
+            return does(work)
+        tries.append(work.round)
+        raise RuntimeError("the disk is full")
+
+    for name in names:
+        island = swarm.world.nodes[name].island
+        island.do = partial(full, does=island.do)
+    go_back(swarm, 2)
+    reach(swarm, history_of(swarm).head + 18)
+    assert max(tries.count(round) for round in tries) <= 2 * len(names)
+    assert len(returns(swarm)) == (1 if names == [DORA] else 0)
 
 
 def test_who_hears_of_it_only_in_a_proposal_still_votes_in_that_round():
