@@ -88,6 +88,45 @@ def test_an_island_goes_on_with_nothing_of_its_own(tmp_path: Path, book: str, re
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("at", ["start", "set_inner_state"])
+@pytest.mark.parametrize("recipe", [RECIPES["plain"], RECIPES["eager"]], ids=["plain", "eager"])
+def test_a_trainer_that_is_starting_holds_nobody_up_and_begins_from_there(
+    tmp_path: Path, book: str, recipe: Recipe, at: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its imports take minutes, say, or it is just being given moments that led elsewhere."""
+
+    async def story() -> None:
+        members = Members(tmp_path / "a", recipe, book)
+        await members.begin()
+        await members.play()
+        first = members.state
+        await members.play()
+        island = members.islands[0]
+        island.inner = b"moments of the state that is left"
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+        where = island.tended if at == "start" else island.trainer
+        does, given = getattr(where, at), []
+
+        async def slow(value: object) -> None:
+            given.append(value)
+            begun.set()
+            await goes_on.wait()
+            await does(value)
+
+        monkeypatch.setattr(where, at, slow)
+        island.tended.ready = False
+        warm = asyncio.create_task(island.warm_up())
+        await begun.wait()
+        await asyncio.wait_for(to(members, first), 10)
+        goes_on.set()
+        await warm
+        assert island.tended.ready and torch.equal(island.trainer.read_x(), island.head.anchor_F)
+        assert at == "start" or given[-1] == b""
+        await members.play()
+
+    asyncio.run(story())
+
+
 def test_a_state_that_is_not_here_or_not_whole_is_not_gone_back_to(tmp_path: Path, book: str):
     """Damaged bytes are set aside when they are looked for; nobody is sent to them."""
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Received
+from atoll.base.machine import Ask, Received
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in, goal_of
+from atoll.node.body import _judge_reports
 from atoll.node.facts import AttemptFailed, StateLacked
-from atoll.node.jobs import Adopt, GoBack
+from atoll.node.jobs import Adopt, FindState, GoBack, ReadVertices
 from atoll.node.peer import Fault
+from atoll.node.round import Round
 from atoll.node.verify import Kept, Return, verify_history
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.work import ReadManifest
@@ -22,9 +25,9 @@ from atoll.sim.island import Shared
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Amend, Certificate, Signed, Vote
+from atoll.wire.messages.statements import Amend, Certificate, Invite, Signed, Vote
 from atoll.wire.messages.vertex import Body, Vertex
 
 CREATOR, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
@@ -169,6 +172,87 @@ def test_a_word_that_the_recovery_identity_did_not_say_is_its_bringers_fault():
     assert returns(swarm) == []
 
 
+def test_a_genuine_word_in_other_bytes_is_its_bringers_fault_and_makes_nobody_read():
+    """The inner signature does not see a key that nobody knows: each copy would make everybody read a state."""
+    swarm = swarm_of()
+    reach(swarm, 6)
+    go_back(swarm, 2)
+    ((signed, _),) = amends_in(swarm.world.nodes[CREATOR].machine.pool.pool.values())
+    carl = swarm.world.nodes[CARL].machine
+    notary = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    reads: list[FindState] = []
+    for k in range(20):
+        padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(signed.body), "pad": k})
+        copy = Signed(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
+        effects = carl.handle(Received(BOB, MemberReport(copy)), swarm.world.now)
+        assert any(isinstance(getattr(e, "fact", None), Fault) and e.fact.peer == BOB for e in effects)
+        assert _judge_reports(carl.round.ground, notary, [signed, copy], as_proposer=False)[0] == [signed]
+        reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
+    assert reads == []
+
+
+def test_the_same_word_through_every_member_is_looked_for_once():
+    swarm = swarm_of()
+    reach(swarm, 6)
+    old = goal(swarm, 2)
+    plain = Amend(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
+    amend = replace(plain, signature=as_creator(amend_bytes(swarm.run_id, plain)))
+    reads: list[FindState] = []
+    for name in swarm.founders[1:]:
+        signed = Notary(swarm.run_id, VirtualSigner(name), VirtualVerifier()).sign(amend)
+        peer = swarm.world.nodes[CREATOR].machine
+        effects = peer.handle(Received(name, MemberReport(signed)), swarm.world.now)
+        reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
+    assert reads == [FindState(old.state)]
+
+
+def test_members_that_are_a_vertex_behind_hear_the_word_again(monkeypatch: pytest.MonkeyPatch):
+    """The creator says it the moment that it has closed a round; to the others its `after` is unknown then.
+
+    Its own bodies leave the word out here, as those of a member that never proposes in time.
+    """
+    wanted = Round._wanted_back
+    monkeypatch.setattr(Round, "_wanted_back", lambda self, s: None if self.me == CREATOR else wanted(self, s))
+    swarm = swarm_of()
+    for name in (BOB, CARL, DORA):
+        island = swarm.world.nodes[name].island
+        island.takes_s = lambda work, takes=island.takes_s: takes(work) + (1.0 if isinstance(work, Adopt) else 0.0)
+    reach(swarm, 6, [CREATOR])
+    assert {swarm.head(name) for name in (BOB, CARL, DORA)} == {5}
+    go_back(swarm, 2)
+    swarm.world.run(swarm.world.now + 0.5)
+    pools = [swarm.world.nodes[name].machine.pool for name in (BOB, CARL, DORA)]
+    assert not any(amends_in(pool.chosen()) for pool in pools)
+    body = until_returned(swarm)
+    assert body.round <= 12 and body.proposer != CREATOR
+    reach(swarm, body.round + 1)
+    swarm.world.run(swarm.world.now + 10)
+    assert len(returns(swarm)) == 1 and not any(amends_in(pool.pool.values()) for pool in pools)
+
+
+def test_a_flood_of_padded_reports_does_not_keep_the_word_out(monkeypatch: pytest.MonkeyPatch):
+    """Bob's invitations are each a little shorter than the word, and fill every body that a proposer may write."""
+    swarm = swarm_of()
+    reach(swarm, 6)
+    go_back(swarm, 2)
+    pool = swarm.world.nodes[CREATOR].machine.pool
+    ((signed, amend),) = amends_in(pool.pool.values())
+    monkeypatch.setattr("atoll.node.reports.REPORTS_BYTES_MAX", 16 * 1024)
+    notary = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    for k in range(200):
+        invite = Invite(b"%08d" % k, b"k" * 16, "trainer", 0, 0.0)
+        pad = bytes(len(signed.body) - len(encode(invite)) - 12)
+        padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(invite)), "pad": pad})
+        assert len(padded) < len(signed.body)
+        copy = Signed(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
+        assert pool.add(copy, swarm.world.now).fresh
+    assert len(pool.chosen()) < 100 and pool.chosen()[0] == signed
+    for k, round in enumerate((5, 3, 4)):  # of many words, the two that go farthest back
+        other = notary.sign(replace(amend, round=round))
+        pool.pool["Amend", BOB, str(k)] = other
+    assert [found.round for _, found in amends_in(pool.chosen())] == [2, 3]
+
+
 @pytest.mark.parametrize(
     "lie",
     [
@@ -263,6 +347,28 @@ def test_who_lacks_the_state_fetches_it_before_it_votes():
     assert all(returns(swarm, name) == [(body.round, 2)] for name in swarm.founders)
 
 
+@pytest.mark.parametrize("names", [[DORA], [CREATOR, BOB, CARL, DORA]], ids=["one", "all"])
+def test_a_full_disk_is_not_asked_for_ever(names: list[PeerId]):
+    """The earlier state is there, and what it becomes cannot be written."""
+    swarm = swarm_of()
+    reach(swarm, 6)
+    tries: list[int] = []
+
+    def full(work: object, does: Callable[[object], object]) -> object:
+        if not isinstance(work, GoBack):
+            return does(work)
+        tries.append(work.round)
+        raise RuntimeError("the disk is full")
+
+    for name in names:
+        island = swarm.world.nodes[name].island
+        island.do = partial(full, does=island.do)
+    go_back(swarm, 2)
+    reach(swarm, history_of(swarm).head + 18)
+    assert max(tries.count(round) for round in tries) <= 2 * len(names)
+    assert len(returns(swarm)) == (1 if names == [DORA] else 0)
+
+
 def test_who_hears_of_it_only_in_a_proposal_still_votes_in_that_round():
     """Bob and Carl lack the state and did not hear the word: they fetch it while the proposal waits."""
     swarm = swarm_of()
@@ -307,6 +413,22 @@ def test_a_vertex_older_than_memory_is_looked_up_on_every_disk(monkeypatch: pyte
     assert body.trained == old.trained and returns(swarm, DORA) == [(body.round, 1)]
 
 
+def test_a_word_that_names_an_old_vertex_wrongly_is_looked_up_only_when_it_is_said(monkeypatch: pytest.MonkeyPatch):
+    """Its id is of no vertex: the disk's answer settles that."""
+    monkeypatch.setattr("atoll.protocol.dag.history.WINDOW", 40)
+    swarm = swarm_of()
+    reach(swarm, 2)
+    old = goal(swarm, 1)
+    reach(swarm, 60)
+    reads: list[ReadVertices] = []
+    island = swarm.world.nodes[BOB].island
+    does = island.do
+    island.do = lambda w: (reads.append(w) if isinstance(w, ReadVertices) else None, does(w))[1]
+    go_back(swarm, 1, to=dataclasses.replace(old, id=Digest(bytes(32))))
+    swarm.world.run(swarm.world.now + 10)
+    assert 1 <= len(reads) <= 5 and returns(swarm) == []  # its bringer says it again every three seconds
+
+
 def test_a_run_that_only_assembles_goes_back_too():
     """Two of three are there, three are needed to train: the word is news enough for a round."""
     swarm = swarm_of(peers=3, min_peers=3, start_peers=1)
@@ -318,6 +440,18 @@ def test_a_run_that_only_assembles_goes_back_too():
     go_back(swarm, 2)
     body = until_returned(swarm)
     assert body.parts == () and body.trained == old.trained and returns(swarm) == [(body.round, 2)]
+
+
+def test_a_run_that_has_waited_long_for_members_goes_back_too():
+    """Attempts have gone by without news when the word is said."""
+    swarm = swarm_of(peers=3, min_peers=3, start_peers=1)
+    reach(swarm, 6)
+    swarm.world.leave(CARL)
+    swarm.world.run(swarm.world.now + 400)
+    assert swarm.world.nodes[CREATOR].machine.round.attempt > 0
+    go_back(swarm, 2)
+    body = until_returned(swarm, within_s=300)
+    assert body.parts == () and returns(swarm) == [(body.round, 2)]
 
 
 @pytest.mark.parametrize("trust", ["community", "open"])

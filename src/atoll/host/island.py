@@ -265,10 +265,11 @@ class Island:
         assert self.head is not None
         await self.tended.start(self._learning)
         written, inner = None, b""
-        while written is not self.head or inner is not self.inner:  # vertices are adopted while it starts
-            if self.inner != inner:
-                await self.trainer.set_inner_state(self.inner)
-            written, inner = self.head, self.inner
+        while written is not self.head or inner != self.inner:  # vertices are adopted while it starts
+            if inner != self.inner:
+                inner = self.inner  # before it is written: the run may go back meanwhile
+                await self.trainer.set_inner_state(inner)
+            written = self.head
             await self.trainer.write_x(written.anchor_F if self.own is None else self.own.anchor_F)
         self.steps_since, self.loss_since = 0, 0.0
         self.tended.ready = True
@@ -385,12 +386,11 @@ class Island:
             counts = self.auditing.counts(work) and not work.afresh
             async with self.tended.turn if self.tended.ready else nullcontext():
                 await self._begin_anew(work, after, counts)
-            if work.afresh:
-                self.shelf.found_way()
+        elif work.afresh and not self.tended.ready:  # a trainer that is starting has the turn, for long perhaps
+            self._begin_afresh(after)
         elif work.afresh:
             async with self.tended.turn:
                 await loop.run_in_executor(self._arithmetic, self._begin_afresh, after)
-            self.shelf.found_way()
         elif self.tended.ready and self._runs_on:
             await self._take_in(work, after)
         elif self.tended.ready:
@@ -401,6 +401,8 @@ class Island:
             self._move_own(work.state, after)
             self.head = after
         self.head_name, self.head_vertex = work.state, work.vertex
+        if work.afresh:
+            await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for long
         await loop.run_in_executor(self._disk, self._keep_private, work.vertex)
 
     async def _merge(self, work: Adopt, after: SharedState) -> None:
@@ -540,11 +542,11 @@ class Island:
 
     def _begin_afresh(self, state: SharedState) -> None:
         """From this state with nothing of my own, like a newcomer: my steps, feedback and moments led elsewhere."""
-        self.head = state
         if self._learning.recipe.own_anchors:
             self.own = Own(state.anchor_F, state.momentum_P)
         self.memory_F, self.inner = None, b""
         self.update, self.tended.ready = None, False
+        self.head = state  # last: a trainer that is starting looks at it, and then writes all of the above
 
     def _find(self, name: Digest) -> SharedState | None:
         return self.shelf.find(name, self._learning.layout)

@@ -42,11 +42,15 @@ def amend_bytes(run: Digest, amend: Amend) -> bytes:
     return AMEND_DOMAIN + run + encode(plain)
 
 
-def amend_holds(amend: Amend, notary: Notary, recovery: bytes) -> bool:
-    """True if the identity that genesis names said so."""
-    return bool(recovery) and notary.verifier.identity_holds(
-        recovery, amend_bytes(notary.run, amend), amend.signature
-    )
+def amend_holds(signed: Signed, amend: Amend, notary: Notary, recovery: bytes) -> bool:
+    """True if the identity that genesis names said so, in these very bytes.
+
+    Decoding passes over keys that it does not know, and the inner signature does not see them: a member could make
+    a thousand words of one.
+    """
+    if not recovery or signed.body != encode(amend):
+        return False
+    return notary.verifier.identity_holds(recovery, amend_bytes(notary.run, amend), amend.signature)
 
 
 def amends_in(reports: Iterable[Signed]) -> list[tuple[Signed, Amend]]:
@@ -69,9 +73,14 @@ def amend_of(body: Body) -> Amend | None:
     return next((amend for _, amend in amends_in(body.reports)), None)
 
 
+def rank(word: tuple[Signed, Amend]) -> tuple[int, bytes]:
+    """The farthest back comes first: after it the others want to go nowhere."""
+    return word[1].round, word[0].body
+
+
 def first_of(amends: Iterable[tuple[Signed, Amend]]) -> tuple[Signed, Amend] | None:
-    """Of several, what every proposer takes: the farthest back, since after it the others want to go nowhere."""
-    return min(amends, key=lambda one: (one[1].round, one[0].body), default=None)
+    """Of several, what every proposer takes."""
+    return min(amends, key=rank, default=None)
 
 
 def may_follow(history: History, after: Digest) -> bool:

@@ -21,6 +21,7 @@ class Back:
         self.made: dict[str, Digest] = {}  # job -> the state it made
         self.asked: dict[str, Digest] = {}  # job under way -> the earlier state
         self.lacking: dict[str, Digest] = {}  # job that failed -> the earlier state
+        self.tried_again: set[str] = set()  # a second failure has another reason, a full disk say, and is final
 
     def state(self, step: Step, back: Amend) -> Digest | None:
         """What such a body leaves behind; None if that is not known (yet)."""
@@ -53,8 +54,9 @@ class Back:
         return state
 
     def found(self, state: Digest) -> bool:
-        """It is here now: True if anybody waited for it."""
-        waited = [job for job, lacked in self.lacking.items() if lacked == state]
+        """It is here now: True if anybody waited for it. Each job is tried again once."""
+        waited = [job for job, lacked in self.lacking.items() if lacked == state and job not in self.tried_again]
+        self.tried_again.update(waited)
         for job in waited:
             del self.lacking[job]
         return bool(waited)

@@ -342,9 +342,9 @@ def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tu
     return first_of(amends_in(kept))
 
 
-def _forged(ground: Ground, notary: Notary, report: Reported) -> bool:
+def _forged(ground: Ground, notary: Notary, signed: Signed, report: Reported) -> bool:
     statement = report.statement
-    return isinstance(statement, Amend) and not amend_holds(statement, notary, ground.recovery)
+    return isinstance(statement, Amend) and not amend_holds(signed, statement, notary, ground.recovery)
 
 
 def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: Signed) -> Answered:
@@ -438,7 +438,7 @@ def _judge_reports(
         report = open_report(notary, signed, ground.vote_key_of, ground.known_keys)
         if (
             report is not None
-            and not _forged(ground, notary, report)
+            and not _forged(ground, notary, signed, report)
             and ground.admissible(report, as_proposer) is None
         ):
             kept.append(signed)

@@ -28,9 +28,13 @@ class EarlierStates:
         self.notary = notary
         self.waiting: dict[str, Signed] = {}  # round, as text -> the word that waits for its vertex
         self.fetching: set[Digest] = set()  # states on their way from members
+        self.asked: set[Digest] = set()  # states that the disk was asked for: each is read and hashed as a whole
 
-    def find(self, state: Digest) -> list[Effect]:
-        """Look for it on this disk; the answer says whether it must be fetched."""
+    def find(self, state: Digest, anew: bool = False) -> list[Effect]:
+        """Look for it on this disk, once unless `anew`; the answer says whether it must be fetched."""
+        if state in self.asked and not anew:
+            return []
+        self.asked.add(state)
         return [Ask(f"earlier/state/{state.hex()}", FindState(state))]
 
     def fetches(self, state: Digest) -> bool:
@@ -52,14 +56,14 @@ class EarlierStates:
             useful = -1 <= amend.round < pool.history.head and may_follow(pool.history, amend.after)
             if known or not useful or len(self.waiting) >= READ_AT_ONCE:
                 continue
-            if pool.opened(signed) is None or not amend_holds(amend, self.notary, recovery):
+            if pool.opened(signed) is None or not amend_holds(signed, amend, self.notary, recovery):
                 continue  # the pool says whose fault that is
             self.waiting[name] = signed
             return [Ask(f"earlier/vertex/{name}", ReadVertices(amend.round, 0))]
         return []
 
     def heard(self, name: str, kept: object, pool: ReportPool) -> Signed | None:
-        """The disk answered: the word that waited, to be heard again; None if there is no such vertex."""
+        """The disk answered: the word that waited, to be heard again; None if it names no such vertex."""
         signed = self.waiting.pop(name, None)
         for data in cast("Sequence[bytes]", kept or ()):
             try:
@@ -67,16 +71,19 @@ class EarlierStates:
                 goal = goal_of(decode_body(raw), vertex_id(raw))
             except PeerFault:
                 return None  # damaged; `atoll verify` names it
+            if signed is None or all(amend.back_to != goal.id for _, amend in amends_in([signed])):
+                return None  # heard again it would be looked up again, for ever
             pool.goals[goal.id] = goal
             return signed
         return None
 
     def settle(self, pool: ReportPool) -> set[Digest]:
         """What nobody wants to go back to any more is forgotten; these states need not come."""
-        if not (pool.goals or self.fetching):
+        if not (pool.goals or self.fetching or self.asked):
             return set()
         wanted = [amend for _, amend in amends_in(pool.pool.values())]
         ids, states = {amend.back_to for amend in wanted}, {amend.state for amend in wanted}
         pool.goals = {id: goal for id, goal in pool.goals.items() if id in ids}
+        self.asked &= states
         unwanted, self.fetching = self.fetching - states, self.fetching & states
         return unwanted

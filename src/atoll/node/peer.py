@@ -108,6 +108,7 @@ from atoll.wire.messages.statements import (
 from atoll.wire.messages.vertex import Body, Member, Standing, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
+BACK_AGAIN_S = 3.0  # so is a word to go back, to members that were a vertex behind when they heard it
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
 VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
 
@@ -213,6 +214,7 @@ class Peer:
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
         self.earlier = EarlierStates(self.notary)
+        self.said_back: Seconds = 0.0  # when words to go back were last repeated
         self.audits: Audits | None = None  # where the run has them
         self.over = self.leaving = False
 
@@ -451,7 +453,7 @@ class Peer:
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
                 case StateLacked(state=state):
-                    out += self.earlier.find(state)
+                    out += self.earlier.find(state, anew=True)
                 case StateMissing():
                     self.round = None
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)
@@ -934,7 +936,16 @@ class Peer:
             effects += self._catch_up(now) if self.at >= -1 else self._regain("trying again")
         effects += self.eras.ask(self._within_reach(), now) if self.eras is not None else []
         effects += self.audits.ask_again() if self.audits is not None else []
+        effects += self._say_again(now)
         return effects + self._seek_admission(now)
+
+    def _say_again(self, now: Seconds) -> list[Effect]:
+        """My word to go back, while it waits for its vertex: who was a vertex behind could not believe it yet."""
+        if self.pool is None or now < self.said_back + BACK_AGAIN_S:
+            return []
+        mine = [signed for signed, _ in amends_in(self.pool.pool.values()) if signed.signer == self.me]
+        self.said_back = now
+        return [Send(p, MemberReport(signed)) for signed in mine for p in self._within_reach()]
 
     def _watch(self, now: Seconds) -> list[Effect]:
         """Ask everybody I watch, and look again the moment that somebody's silence gets too long."""
@@ -999,7 +1010,8 @@ class Peer:
     def _to_rooms(self, event: Done | Failed | TimerFired, now: Seconds) -> list[Effect]:
         name = event.name if isinstance(event, TimerFired) else event.job
         if name.startswith("earlier/"):
-            return self.earlier.find(Digest(bytes.fromhex(name.rpartition("/")[2]))) if self._wants_back() else []
+            state = Digest(bytes.fromhex(name.rpartition("/")[2]))
+            return self.earlier.find(state, anew=True) if self._wants_back() else []
         if name == "fetch-again":
             return [] if self.fetch is not None or self.restoring else self._regain("the last source failed")
         if name.startswith("serve/"):

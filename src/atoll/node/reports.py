@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
-from atoll.node.amend import Goal, agrees, amend_holds, goal_of, may_follow
+from atoll.node.amend import Goal, agrees, amend_holds, amends_in, goal_of, may_follow, rank
 from atoll.node.body import known_keys, open_report
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
@@ -25,6 +25,8 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Amend, Audited, Invite, Signed
 from atoll.wire.messages.vertex import Body
+
+AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
 
 Key = tuple[str, PeerId, str]
 
@@ -58,7 +60,7 @@ class ReportPool:
         if reported is None:
             return None
         statement = reported.statement
-        if isinstance(statement, Amend) and not amend_holds(statement, self.notary, self.settings.recovery):
+        if isinstance(statement, Amend) and not amend_holds(signed, statement, self.notary, self.settings.recovery):
             raise PeerFault(signed.signer, "wants to go back in a name that is not its own", signed.body)
         wrong = self.judge(reported, head, self.recent(), run_time)
         if wrong is not None:
@@ -88,10 +90,16 @@ class ReportPool:
         self.pool.pop(("Suspect", by, peer), None)
 
     def chosen(self) -> list[Signed]:
-        """What a proposer may put into a vertex: as many reports as fit, the shortest first."""
+        """What a proposer may put into a vertex: words to go back, then as many reports as fit, the shortest first.
+
+        Such a word is longer than most, and whoever pads its reports must not keep it out.
+        """
         chosen: list[Signed] = []
         size = 0
-        for signed in sorted(self.pool.values(), key=lambda signed: len(signed.body)):
+        back = [signed for signed, _ in sorted(amends_in(self.pool.values()), key=rank)]
+        every = {id(signed) for signed in back}
+        rest = [signed for signed in self.pool.values() if id(signed) not in every]
+        for signed in back[:AMENDS_MAX] + sorted(rest, key=lambda signed: len(signed.body)):
             size += len(signed.body) + len(signed.signature) + name_bytes(signed.signer) + SIGNED_BYTES
             if len(chosen) == REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
                 break

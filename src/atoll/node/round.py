@@ -588,11 +588,12 @@ class Round:
         return self.agreement.propose(view, encode(body)) if news else []
 
     def _wanted_back(self, step: Step) -> tuple[Signed, Amend] | None:
-        """The word to go back that my body shall carry. In first attempts only, and only if I hold the state.
+        """The word to go back that my body shall carry. In every other attempt only, and only if I hold the state.
 
-        So a round in which too few others hold it ends like any other, in its second attempt, without it.
+        So a round in which too few others hold it ends like any other, in its second attempt, without it; and one
+        that waits for members, attempt after attempt, can still go back.
         """
-        if self.attempt > 0:
+        if self.attempt % 2:
             return None
         found = amend_among(self.ground, self.notary, self.reports())
         return found if found is not None and not self.back.lacks(step, found[1]) else None
