@@ -382,6 +382,10 @@ def test_a_comparison_that_cannot_be_is_a_fault(wrong: Compared):
         {"weights": (0.0,) * 7},
         {"weights": (1.0,) * 7},
         {"weights": (0.0,) * 6 + (1.0,)},
+        {"weights": (1e308,) * 6 + (0.0,)},
+        {"weights": (float("inf"),) + (0.0,) * 6},
+        {"compared": bytes(2_000_000)},
+        {"compared": b""},
         {"without": (7,)},
         {"without": (1, 0)},
         {"peers": tuple(PeerId(f"p{k}") for k in range(4)), "weights": (0.25,) * 4},
@@ -393,6 +397,16 @@ def test_a_weighing_that_cannot_be_is_seen(wrong: dict):
     good = Weighing(group.names, (1 / 6,) * 6 + (0.0,), digest(b"compared"))
     assert weighing_flaw(group.plan, good) is None
     assert weighing_flaw(group.plan, changed(good, **wrong)) is not None
+
+
+def test_who_only_listens_has_no_row_to_compare_or_weigh():
+    """Else a liar pads the rows that a rule needs with those of observers."""
+    group = Weighed(7)
+    owner, listens = group.plan.owners(0)[0], replace(group.plan, rowless=frozenset({PeerId("p6")}))
+    with pytest.raises(PeerFault):
+        check_compared(listens, owner, compared())
+    padded = Weighing(group.names, (1 / 7,) * 7, digest(b"compared"))
+    assert weighing_flaw(group.plan, padded) is None and weighing_flaw(listens, padded) is not None
 
 
 def test_a_plan_that_weighs_is_carried_out_by_nothing_else():

@@ -32,7 +32,7 @@ from atoll.node.topology import parts_most, way_of
 from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
-from atoll.policy.room import name_bytes
+from atoll.policy.room import WEIGHT_BYTES, name_bytes
 from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.plan import ReducePlan
@@ -44,6 +44,8 @@ from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Join
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
+WEIGHING_BYTES = 32  # the heads of the lists in a weighing
+PLACE_BYTES = 3  # of a part's number in it
 CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
 
 
@@ -95,6 +97,14 @@ class Ground:
         return self.answer_bytes_max + 8 * (rows * (rows + 1) // 2)
 
     @cached_property
+    def weighing_bytes_max(self) -> int:
+        """Of an encoded weighing, which travels beside an answer and stands in the vertex."""
+        if not self.weighs:
+            return 0
+        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)
+        return names + DIGEST_BYTES + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
+
+    @cached_property
     def witnesses(self) -> int:
         """Owners after the first that combine every part too."""
         owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
@@ -116,6 +126,7 @@ class Ground:
             self.witnesses,
             self.weighs,
             self.weightless,
+            frozenset(m.peer for m in plan.members if m.present and not m.trains),
             plan.window_s(attempt),
             plan.has_clock,
         )
