@@ -20,6 +20,7 @@ from atoll.base.limits import (
     PART_GIVEN_MAX,
     PART_GIVEN_S,
     PEERS_MAX,
+    WEIGHED_ROWS_MAX,
 )
 from atoll.base.machine import Payload, Received, Report, Send
 from atoll.learn.codec import Known, codec_named
@@ -272,6 +273,7 @@ def test_weights_beside_an_answer_are_no_longer_than_the_plan_allows(statistic: 
     peer = swarm.world.nodes[ME].machine
     assert peer is not None and peer.round is not None
     plan, ground = peer.round.plan, peer.round.ground
+    assert ground.trainers_most == (WEIGHED_ROWS_MAX if statistic == "robust" else PEERS_MAX)
     part = next(k for k, owners in enumerate(ground.owners) if owners[0] == MEMBER)
     signed = padded(swarm, Answered(0, 0, part, 0, Digest(b"d" * 32), 8, (ME, MEMBER)), MEMBER, 0)
     peers = tuple(PeerId(f"{k}".rjust(len(ME), "z")) for k in range(names))

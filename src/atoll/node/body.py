@@ -20,6 +20,7 @@ from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
     PARTS_MAX,
+    PEERS_MAX,
     REPORT_BYTES_MAX,
     REPORTS_PER_VERTEX_MAX,
     WEIGHED_ROWS_MAX,
@@ -89,6 +90,11 @@ class Ground:
     def weighs(self) -> bool:
         """Rows are weighed by distances between whole updates."""
         return self.statistic in DISTANCES
+
+    @property
+    def trainers_most(self) -> int:
+        """Rows beyond those whose distances are taken would stop the learning of all."""
+        return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
 
     @cached_property
     def compared_bytes_max(self) -> int:
@@ -169,7 +175,8 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
 
     who = settings.recovery
     if not enough:
-        return Ground(plan, parent, None, "too few members to train", judge, parts_most=parts, recovery=who)
+        why, kind = "too few members to train", settings.statistic
+        return Ground(plan, parent, None, why, judge, kind, parts_most=parts, recovery=who)
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited = bool(settings.audited_share)
@@ -213,6 +220,7 @@ def write_body(
         plan.settings.quorum,
         bool(ground.owners),
         ground.parts_most,
+        ground.trainers_most,
     )
     return Body(
         run=notary.run,
@@ -333,7 +341,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     if len(amends_in(kept)) > 1:
         return "it goes back to two states"
     rule, trained = plan.settings.quorum, bool(ground.owners)
-    expected = next_members(parent, commits, contributors, opened, rule, trained, ground.parts_most)
+    most = ground.parts_most, ground.trainers_most
+    expected = next_members(parent, commits, contributors, opened, rule, trained, *most)
     if (body.members, body.tickets) != expected:
         return "its membership does not follow from its reports"
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
