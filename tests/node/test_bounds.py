@@ -20,12 +20,14 @@ from atoll.base.limits import (
     PART_GIVEN_MAX,
     PART_GIVEN_S,
     PEERS_MAX,
+    WEIGHED_ROWS_MAX,
 )
 from atoll.base.machine import Payload, Received, Report, Send
 from atoll.learn.codec import Known, codec_named
 from atoll.node import early
 from atoll.node.facts import Disagreed, Fault
 from atoll.node.peer import Peer, part_bytes_most
+from atoll.node.settings import RunSettings
 from atoll.protocol.consensus.facts import Judge
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
@@ -45,7 +47,7 @@ from atoll.wire.messages.round import (
     RowBytes,
     WantPart,
 )
-from atoll.wire.messages.statements import Answered, Commit, Join, Signed
+from atoll.wire.messages.statements import Answered, Commit, Join, Signed, Weighing
 
 ME, OTHER, MEMBER = peer_name(0), peer_name(1), peer_name(2)
 
@@ -139,6 +141,19 @@ def test_bodies_that_come_too_early_count_as_the_bytes_they_are(monkeypatch: pyt
         signed = Signed(PeerId("ada"), b"", b"")
         words.remember(Received(PeerId(f"p{k}"), Propose(9, 0, "", signed, bytes(1000), (), None)))
     assert len(words) == 10 and words.unheard(9) == [PeerId(f"p{k}") for k in range(20)]
+
+
+def test_weights_that_come_too_early_count_as_the_bytes_they_are(monkeypatch: pytest.MonkeyPatch):
+    """They are decoded beside any answer, also where nobody weighs rows."""
+    monkeypatch.setattr(early, "EARLY_BYTES_MAX", 10_000)
+    words, signed = early.EarlyWords(), Signed(PeerId("ada"), b"", b"")
+    weighing = Weighing((), (), Digest(bytes(1000)))
+    for k in range(30):
+        words.remember(Received(PeerId(f"p{k}"), Answer(9, 0, "", signed, weighing)))
+    assert len(words) == 9
+    words = early.EarlyWords()
+    words.remember(Received(PeerId("ada"), Answer(9, 0, "", signed)))
+    assert len(words) == 1 and words.size_bytes == 0
 
 
 # ---- strangers -----------------------------------------------------------------------------------------------
@@ -248,6 +263,24 @@ def test_a_commitment_or_answer_that_would_fill_the_vertex_is_a_fault():
     assert faults(Answer(0, 0, plan.trace, padded(swarm, answer, MEMBER, 1000))) == [MEMBER]
     assert faults(Committed(0, 0, plan.trace, padded(swarm, commit, MEMBER, 100))) == []
     assert faults(Answer(0, 0, plan.trace, padded(swarm, answer, MEMBER, 100))) == []
+
+
+@pytest.mark.parametrize(("statistic", "names", "most"), [("mean", 1, 0), ("robust", 7, 7), ("robust", 20, 7)])
+def test_weights_beside_an_answer_are_no_longer_than_the_plan_allows(statistic: str, names: int, most: int):
+    """They go into the vertex; where nobody weighs rows there are none."""
+    swarm = Swarm(1, SwarmKnobs(7, run=RunSettings(open_to_all=True, statistic=statistic, tolerance=0.33)))
+    swarm.world.run(0.5)
+    peer = swarm.world.nodes[ME].machine
+    assert peer is not None and peer.round is not None
+    plan, ground = peer.round.plan, peer.round.ground
+    assert ground.trainers_most == (WEIGHED_ROWS_MAX if statistic == "robust" else PEERS_MAX)
+    part = next(k for k, owners in enumerate(ground.owners) if owners[0] == MEMBER)
+    signed = padded(swarm, Answered(0, 0, part, 0, Digest(b"d" * 32), 8, (ME, MEMBER)), MEMBER, 0)
+    peers = tuple(PeerId(f"{k}".rjust(len(ME), "z")) for k in range(names))
+    weighing = Weighing(peers, (0.1,) * names, ZERO_DIGEST, tuple(range(len(ground.owners))))
+    effects = peer.handle(Received(MEMBER, Answer(0, 0, plan.trace, signed, weighing)), 0.5)
+    why = [e.fact.what for e in effects if isinstance(e, Report) and isinstance(e.fact, Fault)]
+    assert any("bytes of weights" in what for what in why) == (names > most)
 
 
 def test_a_proposal_that_could_be_shown_to_nobody_gets_no_vote():

@@ -97,6 +97,20 @@ def test_a_newcomer_observes_then_votes_with_weight_zero_then_is_a_member():
     assert after(body(*members.values()))[0][PeerId("n")].standing == "member"
 
 
+def test_who_is_ready_beyond_the_trainers_that_a_rule_takes_goes_on_observing():
+    """Distances are taken of so many rows and no more: one trainer too many would end the learning of all."""
+    parent = body(*(member(p) for p in "abcdefg"), *(member(p, "observer") for p in "xyz"))
+    parent = replace(parent, members=(*parent.members, member("c0", "observer", "client")))
+    ready = [Reported(PeerId(p), Ready(HEAD, STATE)) for p in ("x", "y", "z", "c0")]
+    for most, new in ((7, 0), (8, 1), (9, 2), (4096, 3)):  # two voters may come per vertex, and a client
+        members, _ = next_members(parent, {}, set(), ready, "majority", True, trainers_most=most)
+        assert sum(m.standing == "new" for m in members) == new
+        assert sum(m.standing == "observer" for m in members) == 4 - new
+    gone = replace(parent, members=(member("a", "away"), *parent.members[1:]))
+    members, _ = next_members(gone, {}, set(), ready, "majority", True, trainers_most=7)
+    assert sum(m.trains for m in members) == 7
+
+
 def test_a_returning_member_needs_no_ticket_but_the_keys_it_joined_with():
     """`away` is not a stranger; an identity with other long-lived keys is."""
     parent = body(member("a"), member("b", "away"))

@@ -30,7 +30,7 @@ from atoll.protocol.reduce.rows import name_of
 from atoll.protocol.reduce.weighed import WeighedReduce
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.wire.messages.round import Answer, Comparison, Contribution, Declined, WantRow
-from atoll.wire.messages.statements import Compared, Weighing
+from atoll.wire.messages.statements import Answered, Compared, Weighing
 
 LIARS = 2
 
@@ -244,12 +244,13 @@ def test_whoever_dies_whenever_survivors_hold_a_body_of_one_weighing(seed: int):
 
 
 @pytest.mark.parametrize(
-    ("keeps_back", "late_s"), [((Comparison,), 0.0), ((Answer,), 10.0), ((Comparison, Answer), 10.0)]
+    ("keeps_back", "late_s"), [((Comparison,), 4.0), ((Answer,), 10.0), ((Comparison, Answer), 10.0)]
 )
 def test_an_owner_that_keeps_a_word_back_costs_time_and_no_part(keeps_back: tuple[type, ...], late_s: float):
     """It is heard, so nobody calls it gone: the next owner takes its turn when its window is over.
 
-    The surprise: who keeps only its comparison back costs nothing. It alone can weigh, and all follow its answer.
+    Who keeps only its comparison back is the only one that can weigh: one owner alone is believed when the others
+    had time to ask it for the comparison.
     """
     group = Weighed(7).begin()
     mute, second = group.plan.owners(0)[:2]
@@ -265,11 +266,51 @@ def test_an_owner_that_keeps_a_word_back_costs_time_and_no_part(keeps_back: tupl
         answered_s |= {j: group.now for j in group.machines[reader].answers if j not in answered_s}
         if group.timers:
             group.tick()
-    assert answered_s[0] == late_s and answered_s.keys() == set(range(7))
+    assert max(answered_s.values()) == late_s and answered_s.keys() == set(range(7))
     for p in set(group.names) - {mute}:
         answers, _ = group.machines[p].for_body()
         assert set(answers) == set(range(7))
         assert answers[0].statement.signer == (second if Answer in keeps_back else mute)
+
+
+@pytest.mark.parametrize("without", [(), (1, 2, 3, 4, 5, 6)], ids=["its own row", "its own part"])
+@pytest.mark.parametrize("index", [0, 1, 5])
+def test_no_owner_alone_says_what_rows_weigh(index: int, without: tuple[int, ...]):
+    """It answers for part 0 as the sharing begins: no other part has its weights, none is declined or late."""
+    group = Weighed(7)
+    liar = group.plan.owners(0)[index]
+    weighing = Weighing(group.names, tuple(float(p == liar) for p in group.names), digest(b"lie"), without)
+    payload = Payload(digest(b"lie"), 8, group.names)
+    said = group.notaries[liar].sign(Answered(0, 0, 0, index, payload.digest, 8, group.names, name_of(weighing)))
+    group.begin()
+    for p in set(group.names) - {liar}:
+        event = Received(liar, Answer(0, 0, "", said, weighing), payload)
+        group.do(p, group.machines[p].handle(event, 0.0))
+    group.finish()
+    for p in set(group.names) - {liar}:
+        answers, believed = group.machines[p].for_body()
+        assert believed is not None and believed.weights == tuple((1 + k) / 28 for k in range(7))
+        assert set(answers) >= set(range(1, 7)) and (index == 0 or 0 in answers)
+    assert group.now == 0.0
+
+
+def test_a_part_whose_owners_all_keep_silent_takes_no_other_part_with_it():
+    """Three owners have a window each: near the end of the third the others weigh without that part."""
+    group = Weighed(10)
+    mute = set(group.plan.owners(0)[:3])
+    group.begin()
+    while group.flying or group.timers:
+        while group.flying:
+            sender, send = group.flying[0]
+            if sender in mute and isinstance(send.message, (Comparison, Answer)):
+                group.flying.pop(0)
+            else:
+                group.deliver(0)
+        if group.timers:
+            group.tick()
+    for p in set(group.names) - mute:
+        answers, weighing = group.machines[p].for_body()
+        assert set(answers) == set(range(1, 10)) and weighing is not None and weighing.without == (0,)
 
 
 def test_too_few_rows_are_no_answer_and_never_a_mean():
@@ -382,6 +423,10 @@ def test_a_comparison_that_cannot_be_is_a_fault(wrong: Compared):
         {"weights": (0.0,) * 7},
         {"weights": (1.0,) * 7},
         {"weights": (0.0,) * 6 + (1.0,)},
+        {"weights": (1e308,) * 6 + (0.0,)},
+        {"weights": (float("inf"),) + (0.0,) * 6},
+        {"compared": bytes(2_000_000)},
+        {"compared": b""},
         {"without": (7,)},
         {"without": (1, 0)},
         {"peers": tuple(PeerId(f"p{k}") for k in range(4)), "weights": (0.25,) * 4},
@@ -393,6 +438,16 @@ def test_a_weighing_that_cannot_be_is_seen(wrong: dict):
     good = Weighing(group.names, (1 / 6,) * 6 + (0.0,), digest(b"compared"))
     assert weighing_flaw(group.plan, good) is None
     assert weighing_flaw(group.plan, changed(good, **wrong)) is not None
+
+
+def test_who_only_listens_has_no_row_to_compare_or_weigh():
+    """Else a liar pads the rows that a rule needs with those of observers."""
+    group = Weighed(7)
+    owner, listens = group.plan.owners(0)[0], replace(group.plan, rowless=frozenset({PeerId("p6")}))
+    with pytest.raises(PeerFault):
+        check_compared(listens, owner, compared())
+    padded = Weighing(group.names, (1 / 7,) * 7, digest(b"compared"))
+    assert weighing_flaw(group.plan, padded) is None and weighing_flaw(listens, padded) is not None
 
 
 def test_a_plan_that_weighs_is_carried_out_by_nothing_else():

@@ -20,6 +20,7 @@ from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
     PARTS_MAX,
+    PEERS_MAX,
     REPORT_BYTES_MAX,
     REPORTS_PER_VERTEX_MAX,
     WEIGHED_ROWS_MAX,
@@ -32,7 +33,7 @@ from atoll.node.topology import parts_most, way_of
 from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
-from atoll.policy.room import name_bytes
+from atoll.policy.room import WEIGHT_BYTES, name_bytes
 from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.plan import ReducePlan
@@ -44,6 +45,8 @@ from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Join
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
+WEIGHING_BYTES = 32  # the heads of the lists in a weighing
+PLACE_BYTES = 3  # of a part's number in it
 CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
 
 
@@ -88,11 +91,24 @@ class Ground:
         """Rows are weighed by distances between whole updates."""
         return self.statistic in DISTANCES
 
+    @property
+    def trainers_most(self) -> int:
+        """Rows beyond those whose distances are taken would stop the learning of all."""
+        return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
+
     @cached_property
     def compared_bytes_max(self) -> int:
         """Of a signed comparison."""
         rows = min(len(self.plan.trainers), WEIGHED_ROWS_MAX)
         return self.answer_bytes_max + 8 * (rows * (rows + 1) // 2)
+
+    @cached_property
+    def weighing_bytes_max(self) -> int:
+        """Of an encoded weighing, which travels beside an answer and stands in the vertex."""
+        if not self.weighs:
+            return 0
+        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)
+        return names + DIGEST_BYTES + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
 
     @cached_property
     def witnesses(self) -> int:
@@ -116,6 +132,7 @@ class Ground:
             self.witnesses,
             self.weighs,
             self.weightless,
+            frozenset(m.peer for m in plan.members if m.present and not m.trains),
             plan.window_s(attempt),
             plan.has_clock,
         )
@@ -158,7 +175,8 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
 
     who = settings.recovery
     if not enough:
-        return Ground(plan, parent, None, "too few members to train", judge, parts_most=parts, recovery=who)
+        why, kind = "too few members to train", settings.statistic
+        return Ground(plan, parent, None, why, judge, kind, parts_most=parts, recovery=who)
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited = bool(settings.audited_share)
@@ -202,6 +220,7 @@ def write_body(
         plan.settings.quorum,
         bool(ground.owners),
         ground.parts_most,
+        ground.trainers_most,
     )
     return Body(
         run=notary.run,
@@ -322,7 +341,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     if len(amends_in(kept)) > 1:
         return "it goes back to two states"
     rule, trained = plan.settings.quorum, bool(ground.owners)
-    expected = next_members(parent, commits, contributors, opened, rule, trained, ground.parts_most)
+    most = ground.parts_most, ground.trainers_most
+    expected = next_members(parent, commits, contributors, opened, rule, trained, *most)
     if (body.members, body.tickets) != expected:
         return "its membership does not follow from its reports"
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):

@@ -12,7 +12,9 @@ from collections import Counter, deque
 from atoll.base.ids import PeerId
 from atoll.base.limits import EARLY_BYTES_MAX, EARLY_MESSAGES_MAX, EARLY_PER_SENDER_MAX, PEERS_MAX
 from atoll.base.machine import Received
-from atoll.wire.messages.round import Comparison, Propose, RoundMessage
+from atoll.wire.codec import encode
+from atoll.wire.messages.round import Answer, Comparison, Propose, RoundMessage
+from atoll.wire.messages.statements import Weighing
 
 
 class EarlyWords:
@@ -68,6 +70,8 @@ def _size_bytes(event: Received) -> int:
             said = len(body)
         case Comparison(statement=statement):
             said = len(statement.body)
+        case Answer(weighing=Weighing() as weighing):
+            said = len(encode(weighing))  # its statement is short, and this is as long as its sender likes
         case _:
             said = 0
     return said + (event.payload.size_bytes if event.payload is not None else 0)

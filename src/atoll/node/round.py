@@ -220,6 +220,10 @@ class Round:
                     return []
                 if isinstance(message, Answer) and len(message.statement.body) > self.ground.answer_bytes_max:
                     raise PeerFault(sender, f"an answer of {len(message.statement.body)} bytes")
+                if isinstance(message, Answer) and message.weighing is not UNSET:
+                    size = len(encode(message.weighing))
+                    if size > self.ground.weighing_bytes_max:
+                        raise PeerFault(sender, f"an answer with {size} bytes of weights")
                 if isinstance(message, Comparison) and len(message.statement.body) > self.ground.compared_bytes_max:
                     raise PeerFault(sender, f"a comparison of {len(message.statement.body)} bytes")
                 return self.reduce.handle(event, now)

@@ -266,11 +266,13 @@ def next_members(
     rule: QuorumRule,
     training: bool,
     parts: int = PARTS_MAX,
+    trainers_most: int = PEERS_MAX,
 ) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
     """Membership and tickets after this round. `reports` are admissible; their order does not matter.
 
     `training` is False for a round that only assembles members: nobody can miss it. `parts` an update may have at
-    most: what there is no room for waits, and is told so when it asks again.
+    most: what there is no room for waits, and is told so when it asks again. Of trainers there are `trainers_most`:
+    who is ready beyond these goes on observing until one is gone.
     """
     voters = [m.peer for m in parent.members if m.votes]
     budget = changes_max(len(voters))
@@ -287,6 +289,7 @@ def next_members(
     joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join) and r.by not in liars]
 
     members: list[Member] = []
+    places = trainers_most - sum(m.trains for m in parent.members)
     for m in parent.members:
         commit = commits.get(m.peer)
         counted = m.peer in contributors
@@ -306,8 +309,9 @@ def next_members(
                 m = replace(m, standing="expelled" if m.peer in liars else "away")
         elif m.peer in liars:
             m = replace(m, standing="expelled")
-        elif m.peer in ready and m.standing == "observer" and (budget > 0 or m.role == "client"):
+        elif m.peer in ready and m.standing == "observer" and places > 0 and (budget > 0 or m.role == "client"):
             budget -= m.role == "trainer"
+            places -= 1
             m = replace(m, standing="new", missed=0)
         members.append(m)
     tickets = list(parent.tickets)
@@ -316,8 +320,8 @@ def next_members(
     idle = _forgettable(members, {join.peer for _, join in joins}) if joins else []
     for identity, join in joins:
         more = _more(_line_of(join, identity, "observer", parent.round + 1), members, parts)
-        places = len(members) + 1 - PEERS_MAX if all(m.peer != join.peer for m in members) else 0
-        gone = _giving_way(idle, more - room if more > 0 else 0, places, parts)
+        lines = len(members) + 1 - PEERS_MAX if all(m.peer != join.peer for m in members) else 0
+        gone = _giving_way(idle, more - room if more > 0 else 0, lines, parts)
         if gone is None:
             continue
         if gone:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from math import fsum, isfinite
+from math import fsum
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import PeerId
+from atoll.base.ids import DIGEST_BYTES, PeerId
 from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Payload
 from atoll.keys.digest import merkle_holds
@@ -69,7 +69,7 @@ def check_compared(plan: ReducePlan, owner: PeerId, compared: Compared) -> None:
     owns = 0 <= part < plan.parts and 0 <= index < len(plan.owners(part)) and plan.owners(part)[index] == owner
     if not owns:
         raise PeerFault(owner, f"compared rows of part {part}, which it does not own")
-    if not names or list(names) != sorted(set(names)) or not set(plan.listeners).issuperset(names):
+    if not names or list(names) != sorted(set(names)) or not plan.givers.issuperset(names):
         raise PeerFault(owner, f"compared rows of part {part} that cannot be")
     count = len(plan.settled(names))
     if count > WEIGHED_ROWS_MAX or len(compared.products) != 8 * (count * (count + 1) // 2):
@@ -82,10 +82,13 @@ def check_compared(plan: ReducePlan, owner: PeerId, compared: Compared) -> None:
 def weighing_flaw(plan: ReducePlan, weighing: Weighing) -> str | None:
     """Why rows of this plan cannot weigh this, whatever they are; None if they can."""
     names, weights = weighing.peers, weighing.weights
-    if list(names) != sorted(set(names)) or not set(plan.listeners).issuperset(names):
+    if list(names) != sorted(set(names)) or not plan.givers.issuperset(names):
         return "weighs rows that cannot be"
-    if len(weights) != len(names) or not all(isfinite(weight) and weight >= 0 for weight in weights):
+    # each at most 1 before they are summed: a sum of huge ones is no float, and raises
+    if len(weights) != len(names) or not all(0 <= weight <= 1 + SUM_SLACK for weight in weights):
         return "holds weights that are none"
+    if len(weighing.compared) != DIGEST_BYTES:
+        return "names what was compared by no digest"
     if any(weight for name, weight in zip(names, weights, strict=True) if name in plan.weightless):
         return "lets a newcomer's row weigh something"
     if not 0 < fsum(weights) <= 1 + SUM_SLACK or not plan.enough(names):

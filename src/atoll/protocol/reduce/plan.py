@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.protocol.reduce.topology import Topology
@@ -25,8 +26,14 @@ class ReducePlan:
     witnesses: int = 0  # owners after the first who combine every part too, and sign what they got
     weighs: bool = False  # by distances between whole updates: owners compare rows before they combine them
     weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are named and move nothing
+    rowless: frozenset[PeerId] = frozenset()  # listeners that only listen: no row is theirs
     window_s: Seconds = 6.0  # of one owner
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
+
+    @cached_property
+    def givers(self) -> frozenset[PeerId]:
+        """Whose rows there can be."""
+        return frozenset(self.listeners) - self.rowless
 
     @property
     def parts(self) -> int:

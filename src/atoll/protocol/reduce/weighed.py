@@ -8,8 +8,10 @@ one weighing. Below the rows that the rule needs an owner declines, and the part
 
 A dead owner's comparison stays good: who holds it shows it to the next owner, who combines with it what rows it can
 get; rows that died with the owner are left out of that part, and the others' weights are scaled up to the same sum.
-Who lacks a comparison weighs as the first answer says that it hears. Owners are believed, with comparisons as with
-sums. Never compares a part twice, never combines with weights of its own liking, never a mean instead.
+Who lacks a comparison weighs as answers say that it hears: as soon as more owners say so than may lie, and any
+one when there was time to ask for the comparison. A part that nobody has compared near the end is gone without.
+An answer of an owner whose turn has not come waits for it. Owners are believed, with comparisons as with sums.
+Never compares a part twice, never combines with weights of its own liking, never a mean instead.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from atoll.wire.messages.round import Answer, Comparison, Declined, Repeat, RowB
 from atoll.wire.messages.statements import Answered, Commit, Compared, Signed, Weighing
 
 Word = tuple[Signed, Compared]
+Early = tuple[PeerId, Signed, Answered, Payload | None]
 
 
 class Asked(NamedTuple):
@@ -82,7 +85,8 @@ class WeighedReduce(Reduce):
         self.wished: Counter[tuple[int, PeerId]] = Counter()  # (part, whose row I asked for): how often
         self.told: set[tuple[int, PeerId]] = set()  # (part, whom I showed a dead owner's comparison)
         self.reminded: set[PeerId] = set()  # whom I asked to say everything again
-        self.refused = False  # I declined a part in the midst of looking
+        self.early: dict[int, Early] = {}  # by part: what an owner answered whose turn has not come
+        self.again = False  # in the midst of looking I declined a part, or learned what rows weigh
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -106,10 +110,10 @@ class WeighedReduce(Reduce):
     def look_again(self, now: Seconds) -> list[Effect]:
         if not self.started:
             return []
-        effects = super().look_again(now) + self._weigh_if_due()
-        while self.refused:  # that moved turns, of which others may wait
-            self.refused = False
-            effects += super().look_again(now) + self._weigh_if_due()
+        self.again, effects = True, list[Effect]()
+        while self.again:  # that moved turns, of which others may wait
+            self.again = False
+            effects += self._hear_early(now) + super().look_again(now) + self._weigh_if_due(now)
         return effects
 
     def for_body(self) -> tuple[dict[int, AnswerHeld], Weighing | None]:
@@ -186,13 +190,26 @@ class WeighedReduce(Reduce):
     def _message_of(self, held: AnswerHeld) -> Answer:
         return replace(super()._message_of(held), weighing=self.weighings[held.answered.rows])
 
+    def _answer_heard(
+        self, sender: PeerId, signed: Signed, answered: Answered, payload: Payload | None, now: Seconds
+    ) -> list[Effect]:
+        part, index = answered.part, answered.owner_index
+        self.route.pass_turn(part, now)
+        if index <= self.route.turn[part]:
+            return super()._answer_heard(sender, signed, answered, payload, now)
+        # held at once it would keep those before it from comparing the part, and so everybody from weighing
+        kept = self.early.get(part)
+        if kept is None or (index, payload is None) < (kept[2].owner_index, kept[3] is None):
+            self.early[part] = sender, signed, answered, payload
+        return []
+
     def _moments(self) -> list[Seconds]:
-        moments = [*super()._moments(), self.patient_until]
+        moments = [*super()._moments(), self.patient_until, self._given_up_at]
         return moments + [self._rows_until(part, 0.0) for part in self.since]
 
     def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
         effects = super()._take(part, gather, sender, held, now)
-        return effects + (self.look_again(now) if self.refused else [])
+        return effects + (self.look_again(now) if self.again else [])
 
     # ---- comparing -----------------------------------------------------------------------------------------
 
@@ -261,13 +278,19 @@ class WeighedReduce(Reduce):
 
     # ---- weighing ------------------------------------------------------------------------------------------
 
-    def _weigh_if_due(self) -> list[Effect]:
-        if self.mine is not None or self.asked_for is not None or not self.gathers:
+    def _weigh_if_due(self, now: Seconds) -> list[Effect]:
+        if self.mine is not None or self.asked_for is not None:
             return []
+        lost = self._given_up(now)
         parts = [part for part in range(self.plan.parts) if part not in self.missing]
-        found = [self._word_of(part) for part in parts]
-        words = [word for word in found if word is not None]
-        if not parts or len(words) < len(parts):
+        if not self.gathers or any(self._word_of(part) is None for part in parts):
+            weighing = self._believed(lost, now)
+            if weighing is not None:
+                self.again = True
+                return self._weigh_with(weighing, now)
+        parts = [part for part in parts if part not in lost]
+        words = [word for word in map(self._word_of, parts) if word is not None]
+        if not self.gathers or not parts or len(words) < len(parts):
             return []
         common = frozenset[PeerId].intersection(*(frozenset(c.contributors) for _, c in words))
         peers, settled = tuple(sorted(common)), tuple(self.plan.settled(sorted(common)))
@@ -279,6 +302,35 @@ class WeighedReduce(Reduce):
         given = tuple((tuple(self.plan.settled(c.contributors)), c.products) for _, c in words)
         work = Weigh(self.plan.round, self.plan.statistic, self.plan.liars, settled, given)
         return [Ask(self._job("weigh/0"), work)]
+
+    def _given_up(self, now: Seconds) -> set[int]:
+        """Parts that are gone without: nobody is left to compare them, or too little time."""
+        if now < self._given_up_at:
+            return set(self.missing)
+        return {part for part in range(self.plan.parts) if part in self.missing or self._word_of(part) is None}
+
+    @property
+    def _given_up_at(self) -> Seconds:
+        """The last owner may compare until a third of its window is left; comparisons are small, and come soon."""
+        last = len(self.plan.answer_until) - 1
+        return self.plan.gather_until(last, 1) + self.plan.window_s / 12
+
+    def _believed(self, lost: set[int], now: Seconds) -> Weighing | None:
+        """Of the weighings that answers name, the one of most owners whose turn has come.
+
+        One owner alone is believed when there was time to ask for the comparison that I lack. It may go without no
+        part but those that I give up: I would decline them for it.
+        """
+        saying: dict[Digest, set[PeerId]] = {}
+        for (part, index), name in self.named.items():
+            if index <= self.route.turn[part]:
+                saying.setdefault(name, set()).add(self.plan.owners(part)[index])
+        late = now >= self.plan.gather_until(0, 1)
+        for name in sorted(saying, key=lambda name: (-len(saying[name]), name)):
+            enough = late or len(saying[name]) > self.plan.liars
+            if enough and lost.issuperset(self.weighings[name].without):
+                return self.weighings[name]
+        return None
 
     def _weighed(self, weights: Sequence[float], now: Seconds) -> list[Effect]:
         asked = self.asked_for
@@ -308,10 +360,17 @@ class WeighedReduce(Reduce):
         if self.named.setdefault(slot, answered.rows) != answered.rows:
             return []  # the first word of each owner counts, and nobody fills the memory with others
         self.weighings.setdefault(answered.rows, weighing)
-        if self.mine is not None or self.asked_for is not None:
-            return super().handle(event, now)
-        effects = self._weigh_with(weighing, now)
-        return [*effects, *super().handle(event, now), *self.look_again(now)]
+        effects = super().handle(event, now)
+        return effects if self.mine is not None or self.asked_for is not None else effects + self.look_again(now)
+
+    def _hear_early(self, now: Seconds) -> list[Effect]:
+        """Answers of owners whose turn has come meanwhile."""
+        effects: list[Effect] = []
+        for part in sorted(self.early):
+            self.route.pass_turn(part, now)
+            if self.early[part][2].owner_index <= self.route.turn[part]:
+                effects += super()._answer_heard(*self.early.pop(part), now)
+        return effects
 
     def _weigh_with(self, weighing: Weighing, now: Seconds) -> list[Effect]:
         self.mine = weighing
@@ -394,7 +453,7 @@ class WeighedReduce(Reduce):
             if (part, self.me) in self.route.declined or part in self.answers:
                 continue
             self.route.declined.add((part, self.me))
-            self.refused = True
+            self.again = True
             effects.append(self._report(NoAnswer(part=part, why=why)))
             word = Declined(plan.round, plan.attempt, plan.trace, part)
             effects += [Send(peer, word) for peer in plan.listeners if peer != self.me]
