@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     without: tuple[int, ...]
 
 
-WISHES_MAX = 2  # for one row, of its author: it may be lost once
+WISHES_MAX = 2  # for one row, of everybody who may have it: it may be lost once
 
 
 class WeighedReduce(Reduce):
@@ -161,7 +161,7 @@ class WeighedReduce(Reduce):
         return super()._look_at(part, now) + self._show_comparison(part)
 
     def _late_rows(self, part: int, now: Seconds) -> list[Effect]:
-        """Rows that have not come after a third of my window: their authors have them."""
+        """Rows that have not come after a third of my window: their authors have them, or other owners."""
         gather = self.gathers.get(part)
         window = self._window(part, gather) if gather is not None else None
         if gather is None or gather.closed or window is None or part in self.comparing or self._word_of(part):
@@ -417,10 +417,13 @@ class WeighedReduce(Reduce):
     def _wish(self, part: int, names: Iterable[PeerId]) -> list[Effect]:
         plan, effects = self.plan, list[Effect]()
         for peer in names:
-            if peer == self.me or self.gone(peer) or self.wished[part, peer] >= WISHES_MAX:
+            if peer == self.me or self.wished[part, peer] >= WISHES_MAX:
                 continue
+            # where a link is broken its author took me for gone, and gave it to the next owner
+            holders = {peer, *plan.owners(part)} - {self.me}
             self.wished[part, peer] += 1
-            effects.append(Send(peer, WantRow(plan.round, plan.attempt, plan.trace, part, peer)))
+            wish = WantRow(plan.round, plan.attempt, plan.trace, part, peer)
+            effects += [Send(holder, wish) for holder in sorted(holders) if not self.gone(holder)]
         return effects
 
     def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
