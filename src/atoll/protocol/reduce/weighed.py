@@ -394,8 +394,8 @@ class WeighedReduce(Reduce):
         total, left = fsum(weighing.weights), fsum(weight_of[peer] for peer in here)
         if not self.plan.enough(here):
             return self._refuse([part], self._shortage(len(self.plan.settled(here))))
-        if not left > 0:
-            return self._refuse([part], "all rows that weigh anything died with its owner")
+        if not left > total / 2:  # nor are few rows blown up to stand for all
+            return self._refuse([part], "most of what weighs anything died with its owner")
         scale = total / left if len(here) < len(weighing.peers) else 1.0
         gather.closed = True
         weights = tuple(weight_of[peer] * scale for peer in here)
