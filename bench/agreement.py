@@ -7,9 +7,10 @@ shaped        every pair 50 to 100 ms apart (`bench/lab.py`; needs root)
 killed        the proposer of every third round gets SIGKILL when its round shares, and comes back
 liars         two of seven vote, propose and commit one way to some and another way to the rest
 
-Latency is from the moment a member knows what became of every part to the moment the agreed round is durable and
-merged there: state arithmetic, two phases of votes and the disk. Medians are over members and rounds. A round is
-lost if it closed without training, or not with the same state everywhere.
+Latency is from the moment a member first knows what became of every part to the moment the agreed round is
+durable and merged there: state arithmetic, two phases of votes, the disk, and all of it again where an attempt
+fails. Medians are over members and rounds. A round is lost if it closed without training, or not with the same
+state everywhere.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def figures(facts: list[Fact]) -> dict[str, Any]:
     trained: dict[int, int] = {}
     for fact in facts:
         if fact["fact"] == "Reduced":
-            reduced[fact["by"], fact["round"]] = fact["at"]
+            reduced.setdefault((fact["by"], fact["round"]), fact["at"])  # of its first attempt
         elif fact["fact"] == "RoundClosed":
             states[fact["round"]].add(fact["state"])
             trained[fact["round"]] = fact["trained"]
@@ -113,8 +114,10 @@ def figures(facts: list[Fact]) -> dict[str, Any]:
     training = [r for r in sorted(trained) if trained[r] > 0]
     idle = sum(trained[r] == trained.get(r - 1, -1) for r in training)
     took.sort()
+    failed = {(fact["round"], fact["attempt"]) for fact in facts if fact["fact"] == "AttemptFailed"}
     return {
         "rounds": len(training),
+        "attempts_failed": len(failed),
         "rounds_lost": idle + sum(len(states[r]) > 1 for r in training),
         "latency_s_median": round(statistics.median(took), 3),
         "latency_s_p90": round(took[int(len(took) * 0.9)], 3),

@@ -91,7 +91,7 @@ def test_a_loop_goes_back_with_its_run(tmp_path: Path):
     words = [sys.executable, "-m", "atoll", "checkpoint", "rollback", "--json", "--dir", str(tmp_path / "one")]
     asked: subprocess.Popen[str] | None = None
     trained: list[int] = []
-    began_anew = 0
+    began_anew, until = 0, time.monotonic() + 120  # only a failing test waits so long
     with atoll.found(folder=tmp_path / "one", inner_steps=4) as run:
         run.attach(model, optimizer)
         while asked is None or asked.poll() is None or trained[-1] < min(trained[-200:]) + 3:
@@ -103,8 +103,7 @@ def test_a_loop_goes_back_with_its_run(tmp_path: Path):
             optimizer.step()
             optimizer.zero_grad()
             trained.append(run.trained)
-            time.sleep(0.01)
-            assert len(trained) < 5000
+            assert time.monotonic() < until
     assert asked.stdout is not None
     done = json.loads(asked.stdout.read())
     asked.stdout.close()

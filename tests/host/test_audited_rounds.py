@@ -7,24 +7,22 @@ between islands is what the protocol hands round.
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
+from test_overlap import Inside
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.host.island import Island
 from atoll.host.learning import built_in, decode_learning, found
-from atoll.host.shared import anonymous
 from atoll.host.store import Store
 from atoll.host.trainer import TrainerFailed, TrainerSpec
 from atoll.host.trainer.child import Child
-from atoll.host.trainer.words import Broken, LoadInner, Merge, SaveInner, Train, Trained, WriteX
+from atoll.host.trainer.words import LoadInner, SaveInner, Train
 from atoll.keys.digest import digest, merkle_root
 from atoll.learn.audit import claim_name
 from atoll.learn.recipes import diloco, overlapping
@@ -43,51 +41,24 @@ SETTINGS = RunSettings(audit_rate=1.0)
 Cheat = Callable[[Child, Train], bool]
 
 
-class Near:
-    """The very trainer, in this process. `cheat` is what it does in the place of a step, if anything."""
+class Near(Inside):
+    """It also answers auditors. `cheat` is what it does in the place of a step, if anything."""
 
     def __init__(self, cheat: Cheat | None = None) -> None:
-        self.cancelled, self.quiet, self.jobs, self.cheat = -1, True, 0, cheat
+        super().__init__()
+        self.cheat = cheat
         self.audited = 0  # commands about audits
 
     async def start(self, spec: TrainerSpec):
-        self.child = Child(anonymous(), msgspec.msgpack.encode(spec), self, io.BytesIO())
-        layout = self.child.set_up().layout
+        layout = await super().start(spec)
         if (cheat := self.cheat) is not None:
             honest = self.child._take_step
             self.child._take_step = lambda job: None if cheat(self.child, job) else honest(job)
         return layout
 
-    def ask(self, command: Any) -> Any:
-        answer = self.child.outcome(lambda: self.child.carry_out(command))
-        if isinstance(answer, Broken):
-            raise TrainerFailed(answer.why, answer.what, alive=True)
-        return answer
-
-    async def train(self, steps, *, cursor, shard, shards, global_step, until=None, ahead=0, assignment=None):
-        self.jobs += 1
-        job = Train(self.jobs, steps, until, cursor, shard, shards, global_step, ahead, assignment)
-        done = self.ask(job)
-        assert isinstance(done, Trained)
-        return done
-
     async def audit(self, work):
         self.audited += 1
         return self.ask(work)
-
-    def cancel(self) -> None:
-        self.cancelled = self.jobs
-
-    def read_x(self):
-        return self.child.mailbox.x_F
-
-    async def write_x(self, x_F, counters=()):
-        self.read_x().copy_(x_F)
-        self.ask(WriteX(counters))
-
-    async def merge(self, lo, value_N, how):
-        self.read_x()[lo : lo + len(value_N)].copy_(value_N)
-        self.ask(Merge(lo, lo + len(value_N), how))
 
     async def inner_state(self) -> bytes:
         return self.child.mailbox.take(self.ask(SaveInner()).size_bytes)
@@ -95,9 +66,6 @@ class Near:
     async def set_inner_state(self, data: bytes) -> None:
         self.child.mailbox.put(data)
         self.ask(LoadInner(len(data)))
-
-    async def stop(self) -> None:
-        return
 
 
 class Swarm:
@@ -330,6 +298,26 @@ def test_a_trainer_that_restarts_before_its_round_is_agreed_goes_on_with_fresh_m
         await swarm.play()
         said = await swarm.audited(1, 0)
         assert said.finding == "accepted", said
+
+    play(tmp_path, book, story)
+
+
+@pytest.mark.parametrize("trouble", [TypeError("len() of a 0-d tensor"), MemoryError("8 GB")])
+def test_an_exhibit_that_cannot_be_read_here_is_no_verdict_and_ends_nobody(
+    tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+):
+    """The driver tells a failed job to the audit, which then says `unauditable`."""
+
+    def fails(*_: object) -> None:
+        raise trouble
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        with monkeypatch.context() as broken:
+            broken.setattr("atoll.host.trainer.auditing.states_of", fails)
+            with pytest.raises(TrainerFailed):
+                await swarm.audited(1, 0)
+        assert (await swarm.audited(1, 0)).finding == "accepted"
 
     play(tmp_path, book, story)
 

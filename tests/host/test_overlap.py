@@ -57,9 +57,11 @@ class Inside:
             raise TrainerFailed(answer.why, answer.what, alive=True)
         return answer
 
-    async def train(self, steps, *, cursor, shard, shards, global_step, until=None, ahead=0) -> Trained:
+    async def train(
+        self, steps, *, cursor, shard, shards, global_step, until=None, ahead=0, assignment=None
+    ) -> Trained:
         self.jobs += 1
-        return self.ask(Train(self.jobs, steps, until, cursor, shard, shards, global_step, ahead))
+        return self.ask(Train(self.jobs, steps, until, cursor, shard, shards, global_step, ahead, assignment))
 
     def cancel(self) -> None:
         self.cancelled = self.jobs

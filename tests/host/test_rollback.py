@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.host.retention import SPACED_MAX, Retention
+from atoll.host.rollback import roll_back, rounds_here
 from atoll.host.shelf import STATES_KEPT_S, Shelf
 from atoll.host.store import Store
 from atoll.learn.layout import layout_of
@@ -214,3 +216,13 @@ def test_a_state_that_was_looked_for_stays_though_nothing_else_wants_it(tmp_path
     history.shelf._kept_since.clear()
     history.shelf.tidy(set(), 10)
     assert 3 in history.here() and 4 not in history.here()
+
+
+def test_a_round_whose_vertex_is_damaged_is_named_and_stands_in_nobodys_way(tmp_path: Path):
+    store = Store(tmp_path, durable=False)
+    store.keep([("vertex/3", b"\xc1 no vertex")])
+    host = SimpleNamespace(may_recover=True, store=store, folder=tmp_path)
+    with pytest.raises(RunFailedError, match=r"E-CHK-02.*round 3"):
+        asyncio.run(roll_back(host, 3, 1.0))
+    assert rounds_here(store) == []
+    store.close()

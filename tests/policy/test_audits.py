@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN
@@ -174,6 +175,20 @@ def test_who_shows_nothing_steps_back_and_may_return():
     assert standing_after((ADA, 7, "withheld"), (BOB, 7, "withheld")) == "away"
     assert standing_after((ADA, 7, "withheld"), (BOB, 7, "mismatch")) == "away"
     assert standing_after((ADA, 7, "unauditable"), (BOB, 7, "unauditable")) == "member"
+
+
+def test_who_came_back_is_not_sent_away_again_for_what_it_lost_before():
+    """Words stay admissible while an audit is open; who refutes speaks against any round."""
+    body = body_of(9, {})
+    members = tuple(replace(m, since=8) if m.peer == EVE else m for m in body.members)
+
+    def standing(round: int, finding: Finding) -> str:
+        reports = [Reported(by, Audited(round, EVE, finding)) for by in (ADA, BOB)]
+        after, _ = next_members(replace(body, members=members), {}, set(), reports, "two-thirds", True)
+        return next(m.standing for m in after if m.peer == EVE)
+
+    assert standing(7, "withheld") == "member" and standing(9, "withheld") == "away"
+    assert standing(7, "mismatch") == "expelled"
 
 
 def test_where_members_trust_each_other_findings_are_only_told():

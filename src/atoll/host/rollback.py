@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from atoll.base.errors import RefusedError, RunFailedError, UsageError
+from atoll.base.errors import PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import Seconds
 from atoll.node.amend import Goal, amend_of, goal_of
 from atoll.node.jobs import FindState
@@ -89,15 +90,26 @@ def _goal(store: Store, round: int) -> Goal | None:
     data = store.value("genesis" if round == -1 else f"vertex/{round}")
     if data is None:
         return None
-    raw = decode_vertex(data).body
-    return goal_of(decode_body(raw), vertex_id(raw))
+    try:
+        raw = decode_vertex(data).body
+        return goal_of(decode_body(raw), vertex_id(raw))
+    except PeerFault as fault:
+        raise RunFailedError(
+            "E-CHK-02",
+            f"the vertex of round {round} cannot be read: {fault.what}",
+            cause="this disk or a copy of this folder lost or changed bytes",
+            fix=f"atoll verify {store.folder}",
+        ) from fault
 
 
 def rounds_here(store: Store) -> list[int]:
-    """Rounds whose state lies in this folder, oldest first."""
-    genesis = store.value("genesis")
-    bodies = [decode_body(decode_vertex(v).body) for v in ([genesis] if genesis else []) + store.vertices()]
-    return [body.round for body in bodies if store.has_blob(body.state)]
+    """Rounds whose state lies in this folder, oldest first; not those whose vertex cannot be read."""
+    genesis, here = store.value("genesis"), list[int]()
+    for data in ([genesis] if genesis else []) + store.vertices():
+        with suppress(PeerFault):
+            body = decode_body(decode_vertex(data).body)
+            here += [body.round] if store.has_blob(body.state) else []
+    return here
 
 
 def _carried(host: PeerHost, after: int, goal: Goal) -> int | None:

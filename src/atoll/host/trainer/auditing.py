@@ -109,8 +109,10 @@ class Auditing:
             begin, end = states_of(shown, replica.layout)
         except PeerFault as fault:
             return WrongChain(fault.what)
-        except Exception as why:  # whatever strangers lay out, it must not end the trainer
-            return WrongChain(f"its states cannot be read: {type(why).__name__}: {why}")
+        except (MemoryError, RuntimeError):
+            raise  # too little memory here: nothing that can be held against it
+        except Exception as why:  # whatever strangers lay out: no verdict, and this process goes on
+            raise ValueError(f"what it shows cannot be read: {type(why).__name__}: {why}") from why
         told = (wish.assignment, shown.claim, shown.links, wish.segment, begin, end, replica)
         return (yield from judging(*told))
 
