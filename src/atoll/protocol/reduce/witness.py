@@ -27,6 +27,7 @@ from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
 
 Rows = tuple[tuple[PeerId, ...], Digest]  # contributors, and what they committed to
+Kind = tuple[Rows, Digest]  # of answer: all that say the same of the same rows are of one kind
 
 WORDS_PER_OWNER = 2  # signed answers of one owner for one part: a second one is evidence, a third no news
 ASKS_MAX = 6  # for one row, of one holder after the other; then its answer stays unproven
@@ -78,6 +79,7 @@ class Case:
     """One part."""
 
     words: list[Word] = field(default_factory=list[Word])
+    said_by: dict[Kind, set[int]] = field(default_factory=dict[Kind, set[int]])  # owner indices of the words, by kind
     bytes_of: dict[Digest, Payload] = field(default_factory=dict[Digest, Payload])  # answers shown or recomputed
     rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # opened to me
     makes: dict[Rows, Digest | None] = field(
@@ -115,6 +117,7 @@ class Witnesses:
         earlier = [w for w in case.words if w.answered.owner_index == answered.owner_index]
         if all(w.answered != answered for w in earlier) and len(earlier) < WORDS_PER_OWNER:
             case.words.append(Word(signed, answered))
+            case.said_by.setdefault((_rows(answered), answered.digest), set()).add(answered.owner_index)
             if earlier:
                 first = earlier[0].statement
                 fact = Contradicted(peer=signed.signer, part=answered.part, first=first, second=signed)
@@ -133,12 +136,13 @@ class Witnesses:
 
     def believes(self, answered: Answered) -> bool | None:
         """True, False, or None while nobody knows."""
-        case = self.cases[answered.part]
-        if _rows(answered) in case.makes:
-            return case.makes[_rows(answered)] == answered.digest
-        alike = [w.answered for w in case.words if _rows(w.answered) == _rows(answered)]
-        said_by = {a.owner_index for a in alike if a.digest == answered.digest}
-        return True if len(said_by) > self.plan.witnesses else None
+        return self._believes(self.cases[answered.part], (_rows(answered), answered.digest))
+
+    def _believes(self, case: Case, kind: Kind) -> bool | None:
+        rows, digest = kind
+        if case.makes and rows in case.makes:
+            return case.makes[rows] == digest
+        return True if len(case.said_by.get(kind, ())) > self.plan.witnesses else None
 
     def settled(self, part: int, patient: bool) -> AnswerHeld | None:
         """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true."""
@@ -156,8 +160,8 @@ class Witnesses:
         case = self.cases[part]
         if not self.judges or not case.words:
             return []
-        differ = len({(w.answered.digest, _rows(w.answered)) for w in case.words})
-        unknown = any(self.believes(w.answered) is None for w in case.words)
+        differ = len(case.said_by)
+        unknown = any(self._believes(case, kind) is None for kind in case.said_by)
         if not unknown or (differ == 1 and waiting):
             return []
         effects: list[Effect] = []

@@ -118,7 +118,7 @@ class Stage:
     def until_round(self, target: int, within_s: Seconds | None = None, who: list[PeerId] | None = None) -> None:
         """Everybody honest (or `who`) holds the state of this round."""
         self.until(
-            lambda: min(self._heads(who), default=-2) >= target,
+            self._reached(target, who),
             within_s or 600.0 * (target + 2),
             f"round {target} was not reached by everybody",
         )
@@ -136,8 +136,24 @@ class Stage:
         self.until_round(goal, self.healed())
         self.until(lambda: not self._strangers(), self.healed(), "not everybody is a member again")
 
-    def _heads(self, who: list[PeerId] | None) -> list[int]:
-        return self.swarm.heads() if who is None else [self.swarm.head(p) for p in who]
+    def _reached(self, target: int, who: list[PeerId] | None) -> Callable[[], bool]:
+        """Asked after every event: whoever was behind when last looked at is looked at first."""
+        behind = self.swarm.founders[0]
+
+        def reached() -> bool:
+            nonlocal behind
+            if self._awaited(behind, who) and self.swarm.head(behind) < target:
+                return False
+            names = [n.name for n in self.swarm.honest] if who is None else who
+            behind = next((name for name in names if self.swarm.head(name) < target), behind)
+            return bool(names) and all(self.swarm.head(name) >= target for name in names)
+
+        return reached
+
+    def _awaited(self, name: PeerId, who: list[PeerId] | None) -> bool:
+        if who is not None:
+            return name in who
+        return name not in self.swarm.checkers.villains and self.world.nodes[name].machine is not None
 
     def _strangers(self) -> list[PeerId]:
         """Who runs, wants to vote, and may not."""
