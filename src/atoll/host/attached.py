@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from atoll.base.errors import AtollError, RefusedError, RunFailedError
+from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door
@@ -295,7 +296,11 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         tolerance=0.0 if wish.trust == "private" else 0.33,
         witnessed=wish.trust == "open",
         era_rounds=ERA_ROUNDS,
-        round=RoundSettings(inner_steps=schedule.turn_steps, quorum=quorum),
+        round=RoundSettings(
+            inner_steps=schedule.turn_steps,
+            quorum=quorum,
+            committee=UNSET if wish.trust == "private" else COMMITTEE_MOST,
+        ),
     )
     return beginning, settings
 

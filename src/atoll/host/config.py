@@ -17,6 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
+from atoll.base.limits import COMMITTEE_MOST
 from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, decode_config, tolerance_of
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
@@ -121,6 +122,7 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
             quorum="majority" if run.trust == "private" else "two-thirds",
             suspect_s=run.suspect,
             beat_s=run.beat,
+            committee=UNSET if run.trust == "private" else COMMITTEE_MOST,
         ),
     )
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX, OWNER_WINDOWS, OWNERS_PER_PART
+from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX, COMMITTEE_MOST, OWNER_WINDOWS, OWNERS_PER_PART
 from atoll.wire.messages.vertex import Body, Member
 
 QuorumRule = Literal["majority", "two-thirds"]
+CommitteeSize = Annotated[int, msgspec.Meta(ge=1, le=COMMITTEE_MOST)]
 
 GROWTH = 1.5  # each failed attempt gives the next one half as much time again
 GROWN_ATTEMPTS = 6  # then windows stay: 11 times as long is patience enough
@@ -40,6 +41,11 @@ class RoundSettings(msgspec.Struct, frozen=True):
     quorum: QuorumRule = "majority"
     suspect_s: Seconds = 6.0  # silence after which a member is no longer waited for
     beat_s: Seconds = 2.0  # heartbeat period; keep at or below a third of suspect_s
+    committee: CommitteeSize | msgspec.UnsetType = msgspec.UNSET  # who vote, at most; left out: COMMITTEE_MAX
+
+    @property
+    def committee_most(self) -> int:
+        return COMMITTEE_MAX if self.committee is msgspec.UNSET else self.committee
 
 
 @dataclass(frozen=True)
@@ -107,10 +113,13 @@ class RoundPlan:
 
     @cached_property
     def committee(self) -> tuple[PeerId, ...]:
-        """Who votes: everybody, or COMMITTEE_MAX drawn from the head's id above that size."""
-        voters = list(self.voters)
-        if len(voters) > COMMITTEE_MAX:
-            voters = shuffled(self.head, "committee", voters)[:COMMITTEE_MAX]
+        """Who votes: everybody, or as many as genesis allows, drawn from the head's id above that size.
+
+        What is drawn may hold more liars than agreement survives (`policy/trust.captured_share`).
+        """
+        voters, most = list(self.voters), self.settings.committee_most
+        if len(voters) > most:
+            voters = shuffled(self.head, "committee", voters)[:most]
         return tuple(sorted(voters))
 
     @cached_property

@@ -10,6 +10,7 @@ rounds is complained of. Complaints by more members than may lie make it step ba
 
 from __future__ import annotations
 
+from math import comb
 from typing import Literal, TypeAlias, get_args
 
 from atoll.base.ids import PeerId
@@ -59,6 +60,18 @@ def witnesses(owners: int, liars: int) -> int:
     can lie if the draw gives the part to villains alone.
     """
     return min(owners - 1, max(1, liars))
+
+
+def captured_share(voters: int, liars: int, drawn: int) -> float:
+    """How likely a committee of `drawn` out of so many voters holds more liars than the two-thirds rule survives.
+
+    Hypergeometric: each draw of voters is equally likely. Zero where everybody votes and liars are below a third.
+    Of one round; over many rounds 1 - (1 - share) ** rounds. A proposer that tries several bodies draws several times.
+    """
+    assert 0 <= liars <= voters and 0 < drawn <= voters
+    survived = (drawn - 1) // 3
+    worse = range(survived + 1, min(liars, drawn) + 1)
+    return sum(comb(liars, k) * comb(voters - liars, drawn - k) for k in worse) / comb(voters, drawn)
 
 
 class Strikes:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
-    COMMITTEE_MAX,
     EARLY_BYTES_MAX,
     EARLY_MESSAGES_MAX,
     REPORTS_PER_VERTEX_MAX,
@@ -124,7 +123,8 @@ class Checkers:
         if peer.history is not None:
             assert len(peer.history.vertices) <= WINDOW + 2
         if peer.round is not None:
-            assert len(peer.round.agreement.tallies) <= 4 * COMMITTEE_MAX, "tallies of finished attempts pile up"
+            voters = len(peer.round.plan.committee)
+            assert len(peer.round.agreement.tallies) <= 4 * voters, "tallies of finished attempts pile up"
 
     def _broken(self, what: str) -> None:
         raise InvariantBroken(what)

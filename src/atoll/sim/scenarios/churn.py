@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -93,25 +93,31 @@ def _through_weather(
 
 
 class HeadCount:
-    """How many founders have reached a round. Asked at every event, counted once per virtual second."""
+    """How many founders (or of `who`) have reached a round. Asked at every event, counted once per virtual second."""
 
-    def __init__(self, swarm: Swarm, round: int) -> None:
+    def __init__(self, swarm: Swarm, round: int, who: Sequence[PeerId] = ()) -> None:
         self.swarm, self.round, self.due, self.there = swarm, round, 0.0, 0
+        self.who = who or swarm.founders
 
     def __call__(self) -> int:
         if self.swarm.world.now >= self.due:
             self.due = self.swarm.world.now + 1.0
-            self.there = sum(self.swarm.head(p) >= self.round for p in self.swarm.founders)
+            self.there = sum(self.swarm.head(p) >= self.round for p in self.who)
         return self.there
 
 
 class Weather:
-    """Draws one fault after another until it is told to end; then everything is repaired."""
+    """Draws one fault after another until it is told to end; then everything is repaired.
 
-    def __init__(self, stage: Stage) -> None:
+    `spare` says how many more members may be gone, where a share of all of them is not the measure.
+    """
+
+    def __init__(self, stage: Stage, spare: Callable[[], int] | None = None) -> None:
+        self.spare = spare
         self.stage, self.swarm, self.world, self.draw = stage, stage.swarm, stage.swarm.world, stage.draw
         self.over = self.cut = False
         self.away: set[PeerId] = set()
+        self.side: set[PeerId] = set()  # who is cut off from the others
         self.joined = 0
         self.kinds: list[tuple[int, Callable[[], None]]] = [
             (4, self._kill),
@@ -150,7 +156,8 @@ class Weather:
         self.begin()
 
     def _victim(self) -> PeerId | None:
-        if len(self.away) + 1 > DOWN_SHARE * self.stage.peers:
+        most = DOWN_SHARE * self.stage.peers if self.spare is None else len(self.away) + self.spare()
+        if len(self.away) + 1 > most:
             return None
         up = [n.name for n in self.swarm.honest if not n.asleep and n.name not in self.away]
         return self.draw.choice(up) if up else None
@@ -195,13 +202,16 @@ class Weather:
         if self.cut:
             return
         everybody = sorted(self.world.nodes)
-        side = set(self.draw.sample(everybody, self.draw.randint(1, max(1, len(everybody) // 2))))
+        most = max(1, len(everybody) // 2) if self.spare is None else min(self.spare(), len(everybody) // 2)
+        if most < 1:
+            return
+        side = self.side = set(self.draw.sample(everybody, self.draw.randint(1, most)))
         self.stage.fault("partition")
         self.cut = True
         self.world.split(side, both_ways=self.draw.random() < 0.7)
 
         def heal() -> None:
-            self.cut = False
+            self.cut, self.side = False, set()
             self.world.network.heal()
 
         self._later(1.0, 25.0, heal)

@@ -53,16 +53,18 @@ class ScenarioReport(msgspec.Struct, kw_only=True):
     repairs: int  # whole states fetched because parts were gone
     members: int  # voting at the end
     faults: dict[str, int]
+    measured: dict[str, float] = {}  # by stories that measure something
     digest: str  # names the whole history: the same seed gives the same
 
     @property
     def line(self) -> str:
         faults = " ".join(f"{k}={v}" for k, v in sorted(self.faults.items())) or "none"
+        measured = "".join(f"  {k} {v:.4g}" for k, v in self.measured.items())
         return (
             f"{self.scenario:<11} seed {self.seed:<6} {self.peers:>3} peers {self.rounds:>4} rounds  "
             f"complete {self.complete_share:6.1%}  failed attempts {self.attempts_failed:>3}  "
             f"repairs {self.repairs}  {self.virtual_s:8.1f} s virtual {self.wall_s:6.1f} s  {self.digest}  "
-            f"faults: {faults}"
+            f"faults: {faults}{measured}"
         )
 
 
@@ -81,6 +83,7 @@ class Stage:
         self.quorum = quorum or ("two-thirds" if seed % 2 else "majority")
         self.draw = random.Random(f"{name}/{seed}")
         self.faults: Counter[str] = Counter()
+        self.measured: dict[str, float] = {}
         self.attempts_failed = 0
         self.swarm: Swarm  # set by `gather`
 
@@ -228,5 +231,6 @@ def play(name: str, scenario: Scenario, seed: int, peers: int, rounds: int, quor
         repairs=checkers.repairs,
         members=sum(m.votes for m in newest.head_body.members) if newest else 0,
         faults=dict(sorted(stage.faults.items())),
+        measured=stage.measured,
         digest=world.digest(),
     )
