@@ -20,10 +20,12 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import (
     CODEC_EXTRA,
+    COMMITTEE_MAX,
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
     HELD_BYTES_MAX,
@@ -109,6 +111,7 @@ from atoll.wire.messages.vertex import Body, Member, Standing, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
 BACK_AGAIN_S = 3.0  # so is a word to go back, to members that were a vertex behind when they heard it
+PASSED_ON = 8  # voters of a large swarm to whom each reader passes a report on: all but e^-8 hear it of somebody
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
 VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
 
@@ -907,12 +910,22 @@ class Peer:
             effects += self.earlier.find(statement.state)
         told_by_all = isinstance(statement, Suspect)  # each accuser says it to everybody itself
         if sender == signed.signer and sender != self.me and pooled.fresh and not told_by_all:
-            members = self.history.head_body.members
-            voters = [m.peer for m in members if m.votes and m.peer not in (self.me, sender)]
-            effects += [Send(p, MemberReport(signed)) for p in voters]
+            effects += [Send(p, MemberReport(signed)) for p in self._passes_on_to(signed)]
         if self.round is not None:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
         return effects
+
+    def _passes_on_to(self, signed: Signed) -> list[PeerId]:
+        """Voters to whom a report goes on. In a large swarm each reader draws a few: its author told everybody, and
+        a lie that all members report would else cost the cube of their number in messages.
+        """
+        assert self.history is not None
+        members = self.history.head_body.members
+        voters = [m.peer for m in members if m.votes and m.peer not in (self.me, signed.signer)]
+        if len(voters) <= COMMITTEE_MAX:
+            return voters
+        first = draw_below(signed.body, f"{self.me} passes on", len(voters))
+        return (voters * 2)[first : first + PASSED_ON]
 
     def _turn_down(self, sender: PeerId, reported: Reported, why: str) -> list[Effect]:
         if not isinstance(reported.statement, Join) or sender != reported.by:

@@ -987,7 +987,10 @@ class Round:
     # ---- small words ---------------------------------------------------------------------------------------
 
     def _commits(self) -> Commits:
-        return self.commits.setdefault(self.attempt, Commits())
+        found = self.commits.get(self.attempt)
+        if found is None:
+            found = self.commits[self.attempt] = Commits()
+        return found
 
     def _commit_of(self, peer: PeerId) -> Commit | None:
         known = self._commits().of.get(peer)

@@ -89,6 +89,7 @@ class Case:
     asked: Counter[PeerId] = field(default_factory=Counter[PeerId])  # for whose row, how often
     blamed: set[int] = field(default_factory=set[int])  # owner indices
     compared: set[PeerId] = field(default_factory=set[PeerId])  # owners whose rows are not those that I know of
+    same: dict[Rows, bool] = field(default_factory=dict[Rows, bool])  # are they those that I know of? Once all are known
     doubted: bool = False
 
 
@@ -147,7 +148,7 @@ class Witnesses:
     def settled(self, part: int, patient: bool) -> AnswerHeld | None:
         """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true."""
         case = self.cases[part]
-        for word in self._largest_first(case):
+        for word in self._largest_first(case) if case.bytes_of else ():
             believed = self.believes(word.answered) if self.judges else True
             if believed and (payload := case.bytes_of.get(word.answered.digest)) is not None:
                 return AnswerHeld(word.statement, word.answered, payload)
@@ -192,11 +193,7 @@ class Witnesses:
         case, effects = self.cases[part], list[Effect]()
         for word in case.words:
             owner, names = word.statement.signer, word.answered.contributors
-            if (
-                owner not in case.compared
-                and all(map(self.commit_of, names))
-                and not self._same_rows(word.answered)
-            ):
+            if owner not in case.compared and self._same_rows(word.answered) is False:
                 case.compared.add(owner)
                 effects.append(self._report(OtherRows(owner=owner, contributors=names)))
         return effects
@@ -217,9 +214,11 @@ class Witnesses:
             if _rows(word.answered) in case.checks:
                 continue
             names = word.answered.contributors
+            if not self._same_rows(word.answered):
+                continue
             held = [self._row(part, name) for name in names]
             rows = [row for row in held if row is not None]
-            if len(rows) < len(names) or not self._same_rows(word.answered):
+            if len(rows) < len(names):
                 continue
             case.checks.append(_rows(word.answered))
             shares = tuple(tree.share for tree in plan.topology.parts)
@@ -251,10 +250,18 @@ class Witnesses:
         words = self.cases[part].words
         return {name for w in words if self.believes(w.answered) is None for name in w.answered.contributors}
 
-    def _same_rows(self, answered: Answered) -> bool:
-        """Was it made of the rows that its contributors committed to before me?"""
-        known = [commit for commit in map(self.commit_of, answered.contributors) if commit is not None]
-        return len(known) == len(answered.contributors) and rows_of(known) == answered.rows
+    def _same_rows(self, answered: Answered) -> bool | None:
+        """Was it made of the rows that its contributors committed to before me? None while I lack a commitment.
+
+        The first commitment of an attempt counts, so an answer stays good.
+        """
+        case, rows = self.cases[answered.part], _rows(answered)
+        if rows not in case.same:
+            known = [commit for commit in map(self.commit_of, answered.contributors) if commit is not None]
+            if len(known) < len(answered.contributors):
+                return None
+            case.same[rows] = rows_of(known) == answered.rows
+        return case.same[rows]
 
     def _row(self, part: int, peer: PeerId) -> Held | None:
         return self.row_of(part, peer) or self.cases[part].rows.get(peer)
