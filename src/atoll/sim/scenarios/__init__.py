@@ -17,6 +17,7 @@
     accusers     a third of the auditors find everybody guilty; nobody leaves
     audited_churn  churn where every round is audited
     audited      nobody cheats where rounds are audited, and messages are lost
+    slow         nobody lies, some are slow, messages are lost: nobody is accused of anything
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
@@ -35,6 +36,7 @@ from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, 
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
 from atoll.sim.scenarios.siege import siege
+from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
 
@@ -58,6 +60,7 @@ SCENARIOS: dict[str, Scenario] = {
     "accusers": Scenario(accusers, peers=7, rounds=12),
     "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
     "audited": Scenario(audited, peers=5, rounds=20),
+    "slow": Scenario(slow, peers=7, rounds=20),
     "siege": Scenario(siege, peers=100, rounds=100),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
