@@ -14,6 +14,7 @@ from msgspec.structs import replace
 import atoll.reduce
 from atoll.base.errors import PeerFault, RefusedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.limits import COMMITTEE_MOST
 from atoll.host.config import data_of, load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, decode_learning, found, with_room
 from atoll.host.member import Listening, holds_run, resume_run
@@ -373,6 +374,7 @@ def test_open_needs_enough_members_and_then_has_owners_watch_each_other():
     config = load_config(None, ("run.trust=open", "run.min_peers=4", "run.start_peers=4"), {})
     settings = settings_of(config, recipe_of(config))
     assert settings.witnessed and settings.round.quorum == "two-thirds"
+    assert settings.round.committee == COMMITTEE_MOST  # a drawn committee may hold more liars than a third
 
 
 def test_genesis_fixes_the_statistic_and_how_many_may_lie():

@@ -14,7 +14,7 @@ from atoll.base.limits import (
     ANSWER_BYTES_MAX,
     BODY_BYTES_MAX,
     COMMIT_BYTES_MAX,
-    COMMITTEE_MAX,
+    COMMITTEE_MOST,
     CONTROL_FRAME_MAX,
     MIB,
     MISSED_MAX,
@@ -105,9 +105,9 @@ def test_the_fullest_body_fits_its_frame_and_so_does_its_proposal(parts: int, ad
     assert len(raw) <= BODY_BYTES_MAX
     assert len(raw) > BODY_BYTES_MAX * 0.85  # the room is used
     timeout = Signed(peer(1), encode(Timeout(HUGE, HUGE, HUGE, ZERO_DIGEST)), SIGNATURE)
-    votes = tuple((peer(k), SIGNATURE) for k in range(COMMITTEE_MAX))
+    votes = tuple((peer(k), SIGNATURE) for k in range(COMMITTEE_MOST))
     proof = Certificate(HUGE, HUGE, "prepare", ZERO_DIGEST, votes)
-    proposal = Propose(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * COMMITTEE_MAX, proof)
+    proposal = Propose(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * COMMITTEE_MOST, proof)
     assert len(encode(proposal)) <= CONTROL_FRAME_MAX
     assert len(encode(Vertex(raw, proof))) <= CONTROL_FRAME_MAX - 100
 
