@@ -406,6 +406,10 @@ class Round:
         commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))
         if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + 2:
             return []
+        known = self.commits.get(commit.attempt) or Commits()
+        before = known.of.get(signed.signer)
+        if before is not None and before[1].body == signed.body:
+            return []  # it comes with every row, and was looked at when it came first
         if len(signed.body) + len(signed.signature) > COMMIT_BYTES_MAX:
             raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
         if not parts_fit(self.ground, commit) or self.assembling:
@@ -417,12 +421,11 @@ class Round:
             raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
         if not claims_right(self.ground, commit):
             raise PeerFault(signed.signer, "does not say how it trained", signed.body)
-        known = self.commits.setdefault(commit.attempt, Commits())
-        if signed.signer in known.of:  # the first commitment counts; a different one could follow another's reveal
-            return self._compare_commits(known.of[signed.signer][1], signed)
+        if before is not None:  # the first commitment counts; a different one could follow another's reveal
+            return self._compare_commits(before[1], signed)
         if signed.signer in self.two_faced:
             return []
-        known.hear(signed.signer, commit, signed)
+        self.commits.setdefault(commit.attempt, known).hear(signed.signer, commit, signed)
         effects = self._compare_sizes([signed.signer])
         if commit.attempt != self.attempt:
             return effects
@@ -434,7 +437,7 @@ class Round:
     def _compare_commits(self, first: Signed, second: Signed) -> list[Effect]:
         """Whoever commits twice makes honest owners combine different rows: two such words are its own proof."""
         signer = first.signer
-        if first.body == second.body or signer in self.two_faced or not self.ground.witnesses:
+        if signer in self.two_faced or not self.ground.witnesses:
             return []
         self._count_no_more(signer)
         return self._accuse(signer, Caught(first, second))
