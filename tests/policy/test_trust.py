@@ -25,7 +25,7 @@ def test_the_fewest_members_for_one_liar_are_the_fewest():
 
 
 def test_how_likely_a_drawn_committee_holds_too_many_liars():
-    """Against a count by drawing, and where everybody votes. A third of the rounds with 32 of a hundred, 30 lying."""
+    """Against a count by drawing, and where everybody votes. 32 of a hundred, 30 lying: a third of the rounds."""
     assert captured_share(100, 30, 32) == pytest.approx(0.3337, abs=1e-4)
     assert captured_share(100, 30, 90) > 0 == captured_share(100, 30, 91) == captured_share(100, 33, 100)
     assert captured_share(100, 34, 100) == 1

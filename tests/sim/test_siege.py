@@ -11,10 +11,9 @@ import pytest
 
 from atoll.learn import statistic
 from atoll.policy import members
-from atoll.policy.plan import plan_round
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.sim.influence import allowed, combined_worth
-from atoll.sim.scenarios import ScenarioFailed, run_scenario
+from atoll.sim.scenarios import run_scenario
 from atoll.sim.scenarios.siege import MOUTHS, play_siege
 from atoll.sim.scenarios.stage import Stage
 

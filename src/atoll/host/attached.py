@@ -299,7 +299,7 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
             quorum=quorum,
-            committee=UNSET if wish.trust == "private" else COMMITTEE_MOST,
+            committee=msgspec.UNSET if wish.trust == "private" else COMMITTEE_MOST,
         ),
     )
     return beginning, settings

@@ -66,7 +66,7 @@ def captured_share(voters: int, liars: int, drawn: int) -> float:
     """How likely a committee of `drawn` out of so many voters holds more liars than the two-thirds rule survives.
 
     Hypergeometric: each draw of voters is equally likely. Zero where everybody votes and liars are below a third.
-    Of one round; over many rounds 1 - (1 - share) ** rounds. A proposer that tries several bodies draws several times.
+    Of one round; over many rounds 1 - (1 - share) ** rounds. A proposer that tries several bodies draws as often.
     """
     assert 0 <= liars <= voters and 0 < drawn <= voters
     survived = (drawn - 1) // 3

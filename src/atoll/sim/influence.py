@@ -167,7 +167,9 @@ class Influence:
     def _part(self, round: int, part: int, answered: Answered) -> None:
         made, where = self.ledger.made.get(answered.digest), f"part {part} of round {round}"
         if made is None or tuple(peer for peer, _ in made.rows) != answered.contributors:
-            raise InvariantBroken(f"a false answer was agreed on for {where}: its contributors' rows do not make it")
+            raise InvariantBroken(
+                f"a false answer was agreed on for {where}: its contributors' rows do not make it"
+            )
         for peer, row in made.rows:
             if peer not in self.villains and self.ledger.authors.get(row) != (peer, round, part):
                 raise InvariantBroken(f"{where} holds a row that honest {peer} did not send")
@@ -179,7 +181,8 @@ class Influence:
             raise InvariantBroken(f"{where} has {lies} rows of liars and withstands {made.liars}")
         if not low - ROUNDING <= made.worth <= high + ROUNDING:
             raise InvariantBroken(
-                f"liars moved {where} to {made.worth:.3g}: {lies} of {len(counted)} rows allow {low:.3g} to {high:.3g}"
+                f"liars moved {where} to {made.worth:.3g}: "
+                f"{lies} of {len(counted)} rows allow {low:.3g} to {high:.3g}"
             )
         alone = combined_worth("trimmed_mean", min(made.liars, (len(honest) - 1) // 2), honest)
         self.parts, self.rows, self.liars_rows = self.parts + 1, self.rows + len(counted), self.liars_rows + lies

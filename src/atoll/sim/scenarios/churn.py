@@ -93,7 +93,7 @@ def _through_weather(
 
 
 class HeadCount:
-    """How many founders (or of `who`) have reached a round. Asked at every event, counted once per virtual second."""
+    """How many founders (or `who`) have reached a round. Asked at every event, counted once per virtual second."""
 
     def __init__(self, swarm: Swarm, round: int, who: Sequence[PeerId] = ()) -> None:
         self.swarm, self.round, self.due, self.there = swarm, round, 0.0, 0

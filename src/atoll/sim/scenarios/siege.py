@@ -39,7 +39,7 @@ MOUTHS: dict[str, Twist] = {**KINDS, **CROOKS, **SHIRKERS, **dict.fromkeys((*TRA
 
 
 def siege(stage: Stage) -> None:
-    """Kinds, poisons and places are drawn: 3 members of 10 are villains, each sends poison beside its other trade."""
+    """Kinds, poisons and places are drawn: 3 members of 10 are villains, each poisons its rows as well."""
     stage.quorum = "two-thirds"
     places = stage.draw.sample(range(stage.peers), min(int(VILLAINS * stage.peers), (stage.peers - 1) // 3))
     order = stage.draw.sample(sorted(MOUTHS), len(MOUTHS))
@@ -117,7 +117,7 @@ class Siege:
                 pass
 
     def _members(self, closed: RoundClosed) -> None:
-        """Nobody honest is expelled, and the villains are as few as the promises ask for, or nothing is promised."""
+        """Nobody honest is expelled; and the villains are as few as the promises ask for."""
         body = closed.body
         for member in body.members:
             if member.standing == "expelled" and member.peer not in self.villains:
@@ -142,7 +142,9 @@ class Siege:
         if newest is None or weather is None:
             return 0
         gone = weather.away | weather.side
-        here = [m.peer for m in newest.head_body.members if m.votes and m.standing == "member" and m.peer not in gone]
+        here = [
+            m.peer for m in newest.head_body.members if m.votes and m.standing == "member" and m.peer not in gone
+        ]
         return max(0, len(here) - 1 - 3 * self._liars(here))
 
     def come_and_go(self, name: PeerId) -> None:

@@ -30,7 +30,9 @@ ROUND_S = 120.0
 def slow(stage: Stage) -> None:
     """A third of the members, drawn, are slow."""
     stage.quorum = "two-thirds"
-    settings = replace(stage.settings(), witnessed=True, tolerance=0.33, statistic="trimmed_mean", audit_rate=AUDITED)
+    settings = replace(
+        stage.settings(), witnessed=True, tolerance=0.33, statistic="trimmed_mean", audit_rate=AUDITED
+    )
     knobs = SwarmKnobs(stage.peers, network=LINKS, clock_offset_s=0.2, clock_drift=1e-4, run=settings)
     swarm = stage.gather(knobs, island=islands({}))
     for name in stage.draw.sample(swarm.founders, stage.peers // 3):

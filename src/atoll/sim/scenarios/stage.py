@@ -194,7 +194,7 @@ def _where(node: Node) -> str:
         state += ", asleep"
     if m.round is not None:
         r = m.round
-        state += f", attempt {r.attempt} view {r.agreement.view} {'sharing' if r.sharing else 'training'}"
+        state += f", attempt {r.attempt} view {r.agreement.view} {'sharing' if r.patience.sharing else 'training'}"
         state += f"{', decided' if r.agreement.decided else ''}{', adopting' if r.adopting else ''}"
     if m.fetch is not None:
         state += ", fetching"
