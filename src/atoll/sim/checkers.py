@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
+    COMMITTEE_MAX,
     EARLY_BYTES_MAX,
     EARLY_MESSAGES_MAX,
     REPORTS_PER_VERTEX_MAX,
@@ -123,7 +124,7 @@ class Checkers:
         if peer.history is not None:
             assert len(peer.history.vertices) <= WINDOW + 2
         if peer.round is not None:
-            voters = len(peer.round.plan.committee)
+            voters = max(len(peer.round.plan.committee), COMMITTEE_MAX)
             assert len(peer.round.agreement.tallies) <= 4 * voters, "tallies of finished attempts pile up"
 
     def _broken(self, what: str) -> None:
