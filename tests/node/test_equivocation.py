@@ -1,4 +1,4 @@
-"""Who says two things in one slot is expelled by the next vertex, wherever members may lie, and waited for nowhere."""
+"""Who says two things in one slot is expelled by the next vertex, where members may lie, and waited for nowhere."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from atoll.keys.digest import digest
 from atoll.node.facts import AttemptFailed, RoundClosed
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import QuorumRule, RoundSettings
-from atoll.sim.swarm import Swarm, SwarmKnobs, honest, peer_name
 from atoll.sim.owners import two_promises
+from atoll.sim.swarm import Swarm, SwarmKnobs, honest, peer_name
 from atoll.sim.villains import Twist, Villain, equivocate, villain
 from atoll.sim.world import Node
 from atoll.wire.codec import decode_statement

@@ -73,6 +73,7 @@ from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial
 from atoll.policy.trust import Strikes
+from atoll.policy.windows import patience_shown
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.reduce.checks import check_answer
@@ -444,8 +445,10 @@ class Round:
         return told + self._await_no_more(signer, now)
 
     def _await_no_more(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        """It committed twice. What came of it counts, but where owners watch each other: there only in this attempt,
-        since honest owners make different sums of it, and their rows of it are on their way.
+        """It committed twice. What came of it counts.
+
+        Where owners watch each other honest ones make different sums of it: there its rows of this attempt are on
+        their way, and there will be none in the next one.
         """
         self.two_faced.add(peer)
         if self.ground.witnesses:
@@ -914,9 +917,12 @@ class Round:
     def _note_lapses(self, now: Seconds) -> list[Effect]:
         """Who owed us something that did not come: noted, and told when it is not the first time."""
         effects: list[Effect] = []
+        late_at = self.plan.times(self.attempt).answer_until[0]
+        had_s, window_s = late_at - self.patience.shared_at, self.plan.window_s(self.attempt)
+        weight = patience_shown(had_s, window_s, self.plan.settings.owner_s) if now >= late_at else 1.0
         for peer, why in (self.reduce.lapses(now) if self.reduce is not None else {}).items():
             effects.append(self._report(Lapsed(peer=peer, why=why)))
-            if self.strikes.note(peer, self.plan.round):
+            if self.strikes.note(peer, self.plan.round, weight):
                 effects += self._accuse(peer, Complaint(self.plan.round, peer, why))
         return effects
 
