@@ -9,8 +9,9 @@ liars         two of seven vote, propose and commit one way to some and another 
 
 Latency is from the moment a member first knows what became of every part to the moment the agreed round is
 durable and merged there: state arithmetic, two phases of votes, the disk, and all of it again where an attempt
-fails. `round_s` is from one round's end to the next, with training and sharing. Medians are over members and rounds. A round is lost if it closed without training, or not with the same
-state everywhere.
+fails. `round_s` is from one round's end to the next, for the last member, with training
+and sharing. Medians are over members and rounds. A round is lost if it closed without training, or not with the
+same state everywhere.
 """
 
 from __future__ import annotations

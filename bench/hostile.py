@@ -4,8 +4,8 @@
 
 The run is open (`trust = "open"`, trimmed mean), and every update is audited. After some honest rounds the villains
 begin to lie. Told is, for each, how many rounds after its first lie it was out (1: with the vertex of that very
-round), and how long each of these took; whether any honest member ever lost its place; whether all honest members held the same state after every
-round; and what the model learnt, beside the same run without villains.
+round), and how long each of these took; whether any honest member ever lost its place; whether all honest members
+held the same state after every round; and what the model learnt, beside the same run without villains.
 """
 
 from __future__ import annotations

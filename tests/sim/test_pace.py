@@ -71,7 +71,7 @@ def falls_silent(villain: Villain, send: Send) -> list[Effect]:
 
 
 def test_owners_that_fall_silent_cost_seconds_until_they_are_away():
-    """Two of seven who watch each other never say a word as owners: half a minute, with fixed windows a whole one."""
+    """Two of seven who watch each other never say a word as owners: with fixed windows a minute long."""
     told: dict[bool, tuple[float, int]] = {}
     for paced in (False, True):
         story = Story(PACED if paced else ROUND, mutes=True, witnessed=True)

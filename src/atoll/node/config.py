@@ -283,8 +283,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "consensus.timeout_min": (
         "What consensus.timeout shrinks to, at the least, for the waits in a first attempt where rounds have shown "
-        "to be fast: silent owners then cost seconds, not a minute. The default lets lost words be said again, once "
-        "a second, before anybody is late. As long as consensus.timeout or longer: it never shrinks."
+        "to be fast: silent owners then cost seconds, not a minute. The default lets lost words be said again, "
+        "once a second, before anybody is late. As long as consensus.timeout or longer: it never shrinks."
     ),
     "consensus.max_retries": (
         "Failed attempts after which status calls the round troubled. Attempts go on by the clock: giving "

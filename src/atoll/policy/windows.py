@@ -4,9 +4,9 @@ A round's *window* is what one owner of a part has to gather and answer; the pla
 it, too. Genesis names the longest. Where it names a shortest as well, every vertex holds the window of the round
 after it, which every voter works out from the vertex before and from the times in this one: half as much again as
 the round took beside its training, so that silence costs some rounds' time instead of a fixed one.
-Promises: the window stays between the two that genesis names; it does not fall while attempts fail, deadlines pass
-or members are missing, and to no less than two thirds in any one round. Never looks at a clock: what is slow shows in
-a vertex first.
+Promises: the window stays between the two that genesis names; it does not fall while attempts fail, deadlines
+pass or members are missing, and to no less than two thirds in any one round. Never looks at a clock: what is slow
+shows in a vertex first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from atoll.base.ids import Seconds
 
-# each failed attempt, and each round that may have been too short for somebody, gives half as much more; and a window
-# shrinks by no more in one round, so that one proposer that lies about the time makes nobody late
+# each failed attempt, and each round that may have been too short for somebody, gives half as much more; and a
+# window shrinks by no more in one round, so that one proposer that lies about the time makes nobody late
 GROWTH = 1.5
 # times what a round took beside its training; two windows more pass before, until training is over, so a round may
 # take four times as long as the last one before anybody is late: a busy moment is no silence
