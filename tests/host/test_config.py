@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 import atoll.reduce
@@ -205,6 +206,14 @@ def test_trust_decides_the_quorum_and_the_timeout_its_windows():
     round = settings_of(config, recipe_of(config)).round
     assert (round.quorum, round.owner_s, round.agree_s) == ("two-thirds", 12.0, 24.0)
     assert settings_of(Config(), recipe_of(Config())).round.quorum == "majority"
+
+
+def test_windows_shrink_to_a_fifth_of_the_shortest_timeout_unless_it_is_the_longest():
+    """As long as consensus.timeout: they never shrink, and genesis says nothing of it."""
+    quick = load_config(None, ("consensus.timeout_min=10s",), {})
+    assert settings_of(quick, recipe_of(quick)).round.window_min_s == 2.0
+    fixed = load_config(None, ("consensus.timeout_min=30s",), {})
+    assert settings_of(fixed, recipe_of(fixed)).round.window_min_s is UNSET
 
 
 def test_a_run_without_an_end_still_has_a_schedule():

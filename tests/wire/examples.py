@@ -82,6 +82,7 @@ BODY = Body(
     epoch=1,
     settings=b"settings",
 )
+BODY_PACED = replace(BODY, window_s=1.5)
 WEIGHING = Weighing((ALICE, BOB), (0.75, 0.25), A, (1,))
 VERTEX = Vertex(b"body", CERTIFICATE, b"recovery")
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from examples import ANSWER_WEIGHED, BODY, BODY_WEIGHED, MESSAGES, STATEMENTS, VERTEX, WEIGHING
+from examples import ANSWER_WEIGHED, BODY, BODY_PACED, BODY_WEIGHED, MESSAGES, STATEMENTS, VERTEX, WEIGHING
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
@@ -66,6 +66,15 @@ def test_what_weighs_rows_is_one_more_field_and_nothing_where_nothing_weighs(val
     assert encode(value) == golden and decode(value, golden) == value
     bare = encode(msgspec.structs.replace(value, weighing=msgspec.UNSET))
     assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {"weighing"}
+
+
+def test_a_window_that_follows_the_pace_is_one_more_field_and_nothing_where_none_does():
+    path = GOLDEN / "Body.paced.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(encode(BODY_PACED).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert encode(BODY_PACED) == golden and decode(BODY_PACED, golden) == BODY_PACED
+    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(encode(BODY)).keys() == {"window_s"}
 
 
 def test_there_is_an_example_of_every_message_and_statement():

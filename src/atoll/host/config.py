@@ -102,7 +102,8 @@ def _with_numbers(codec: str | None, sync: Sync) -> str | None:
 
 def settings_of(config: Config, recipe: Recipe) -> RunSettings:
     """What genesis fixes beside the recipe."""
-    run, owner_s = config.run, config.consensus.timeout / 5
+    run, consensus = config.run, config.consensus
+    owner_s = consensus.timeout / 5
     return RunSettings(
         name=run.name,
         rounds=recipe.schedule.turns if run.rounds is None else run.rounds * recipe.schedule.fragments,
@@ -125,6 +126,7 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
             suspect_s=run.suspect,
             beat_s=run.beat,
             committee=UNSET if run.trust == "private" else COMMITTEE_MOST,
+            window_min_s=UNSET if consensus.timeout_min >= consensus.timeout else consensus.timeout_min / 5,
         ),
     )
 

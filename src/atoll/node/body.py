@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
+from statistics import median
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
@@ -35,6 +36,7 @@ from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
 from atoll.policy.room import WEIGHT_BYTES, name_bytes
 from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
+from atoll.policy.windows import Shown, next_window
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import name_of
@@ -211,6 +213,7 @@ def write_body(
     answers = [decode_statement(p.body, p.signer) if p is not None else None for p in parts]
     contributors = _contributors(answers)
     chosen = {p: commits[p] for p in sorted(contributors)}
+    time_s = max(now, parent.time_s)
     kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
     members, tickets = next_members(
         parent,
@@ -227,7 +230,7 @@ def write_body(
         round=plan.round,
         attempt=attempt,
         parent=plan.head,
-        time_s=max(now, parent.time_s),
+        time_s=time_s,
         proposer=notary.me,
         parts=tuple(parts),
         state=state,
@@ -239,6 +242,7 @@ def write_body(
         trained=_trained(ground, kept),
         epoch=parent.epoch,
         weighing=UNSET if weighing is None else weighing,
+        window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()]),
     )
 
 
@@ -286,6 +290,7 @@ def write_recovery(
         epoch=parent.epoch + 1,
         settings=b"",
         weighing=UNSET,
+        window_s=UNSET,  # nothing is known of the pace of those who are left
     )
 
 
@@ -347,6 +352,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "its membership does not follow from its reports"
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
         return "its metrics do not follow from its commitments"
+    if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values())):
+        return "the window of the next round does not follow from how long it took"
     return None
 
 
@@ -439,6 +446,30 @@ def commit_flaw(commit: Commit) -> str | None:
     if len(commit.why) > WORDS_MAX or len(commit.root) != DIGEST_BYTES:
         return "holds a text or a digest that is too long"
     return report_flaw(commit.links)
+
+
+def _window(
+    ground: Ground, attempt: int, time_s: Seconds, answers: Sequence[Statement | None], commits: Sequence[Commit]
+) -> Seconds | UnsetType:
+    """An owner's in the next round, where windows follow the pace. Only rounds that train show any."""
+    plan, settings = ground.plan, ground.plan.settings
+    if plan.pace is None or settings.window_min_s is UNSET:
+        return UNSET
+    if not ground.owners:
+        return ground.parent.window_s
+    if not commits:
+        return settings.owner_s  # nobody had the time to train
+    took_s = time_s - plan.begin
+    said = [a for a in answers if isinstance(a, Answered)]
+    named = [set(a.contributors) for a in said]
+    awaited = [m.peer for m in plan.trainers if m.standing == "member"]
+    # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
+    whole = all(2 * sum(peer in names for names in named) > len(answers) for peer in awaited)
+    # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
+    excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
+    training_s = median(c.steps * c.step_s for c in commits)
+    shown = Shown(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
+    return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
 
 
 def _contributors(answers: Sequence[Statement | None]) -> set[PeerId]:

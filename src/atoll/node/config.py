@@ -116,6 +116,7 @@ class Consensus(Section, frozen=True):
 
     protocol: str = "bft"
     timeout: Duration = 30.0
+    timeout_min: Duration = 7.5
     max_retries: Count = 3
 
 
@@ -290,6 +291,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "From the end of training until an attempt is given up: a fifth for each of three owners of a "
         "part, the rest for proposal and votes. Every further attempt waits half as long again. A "
         "deadline for trouble: a healthy round never waits for it."
+    ),
+    "consensus.timeout_min": (
+        "What consensus.timeout shrinks to, at the least, for the waits in a first attempt where rounds have shown "
+        "to be fast: silent owners then cost seconds, not a minute. The default lets lost words be said again, "
+        "once a second, before anybody is late. As long as consensus.timeout or longer: it never shrinks."
     ),
     "consensus.max_retries": (
         "Failed attempts after which status calls the round troubled. Attempts go on by the clock: giving "

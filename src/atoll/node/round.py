@@ -73,6 +73,7 @@ from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial
 from atoll.policy.trust import Strikes
+from atoll.policy.windows import patience_shown
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.reduce.checks import check_answer
@@ -422,8 +423,8 @@ class Round:
         if not claims_right(self.ground, commit):
             raise PeerFault(signed.signer, "does not say how it trained", signed.body)
         if before is not None:  # the first commitment counts; a different one could follow another's reveal
-            return self._compare_commits(before[1], signed)
-        if signed.signer in self.two_faced:
+            return self._compare_commits(before[1], signed, now)
+        if signed.signer in self.two_faced and self.ground.witnesses:
             return []
         self.commits.setdefault(commit.attempt, known).hear(signed.signer, commit, signed)
         effects = self._compare_sizes([signed.signer])
@@ -434,20 +435,34 @@ class Round:
             return effects + self.reduce.look_again(now)
         return effects + self._share_if_due(now)
 
-    def _compare_commits(self, first: Signed, second: Signed) -> list[Effect]:
-        """Whoever commits twice makes honest owners combine different rows: two such words are its own proof."""
-        signer = first.signer
-        if signer in self.two_faced or not self.ground.witnesses:
-            return []
-        self._count_no_more(signer)
-        return self._accuse(signer, Caught(first, second))
+    def _compare_commits(self, first: Signed, second: Signed, now: Seconds) -> list[Effect]:
+        """Whoever commits twice may keep everybody waiting for rows that fit neither word: nobody waits for it.
 
-    def _count_no_more(self, peer: PeerId) -> None:
-        """Its rows of this attempt are on their way; there will be none in the next one."""
+        Where members may lie, the two words are their own proof.
+        """
+        signer = first.signer
+        if first.body == second.body or signer in self.two_faced:
+            return []
+        may_lie = self.plan.settings.quorum == "two-thirds"
+        told = self._accuse(signer, Caught(first, second)) if may_lie else []
+        return told + self._await_no_more(signer, now)
+
+    def _await_no_more(self, peer: PeerId, now: Seconds) -> list[Effect]:
+        """It committed twice. What came of it counts.
+
+        Where owners watch each other honest ones make different sums of it: there its rows of this attempt are on
+        their way, and there will be none in the next one.
+        """
         self.two_faced.add(peer)
-        for commits in (c for attempt, c in self.commits.items() if attempt > self.attempt):
-            commits.of.pop(peer, None)
-            commits.giving.discard(peer)
+        if self.ground.witnesses:
+            for commits in (c for attempt, c in self.commits.items() if attempt > self.attempt):
+                commits.of.pop(peer, None)
+                commits.giving.discard(peer)
+            return []
+        self.awaited.discard(peer)
+        if self.patience.sharing and self.reduce is not None:
+            return self.reduce.look_again(now)
+        return self._share_if_due(now)
 
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""
@@ -512,8 +527,9 @@ class Round:
     def _awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
         """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""
         commits = self._commits()
+        unwaited = self.two_faced if not self.ground.witnesses else ()
         for peer in commits.giving if among is None else among:
-            if peer in names or (peer != self.me and self.gone(peer)):
+            if peer in names or (peer != self.me and (peer in unwaited or self.gone(peer))):
                 continue
             known = commits.of.get(peer)
             if known is not None and known[0].parts > part:
@@ -634,11 +650,17 @@ class Round:
         if wrong is not None:
             return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
         trial = self.trials.setdefault(vertex_id(raw), self._trial(raw))
-        effects: list[Effect] = []
+        effects = [] if self.ground.witnesses else self._compare_body(body, now)
         if self.reduce is not None and body.attempt == self.attempt:
             for signed in body.parts:
                 effects += self.reduce.examine(signed, _opened(signed), now) if signed is not None else []
         return effects + self._try(vertex_id(raw), trial, now)
+
+    def _compare_body(self, body: Body, now: Seconds) -> list[Effect]:
+        """Its proposer may have heard another commitment of somebody than I did."""
+        known = self.commits.get(body.attempt, Commits()).of
+        pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
+        return [effect for mine, other in pairs for effect in self._compare_commits(mine, other, now)]
 
     def _trial(self, raw: bytes) -> Trial:
         body = decode_body(raw)
@@ -898,9 +920,12 @@ class Round:
     def _note_lapses(self, now: Seconds) -> list[Effect]:
         """Who owed us something that did not come: noted, and told when it is not the first time."""
         effects: list[Effect] = []
+        late_at = self.plan.times(self.attempt).answer_until[0]
+        had_s, window_s = late_at - self.patience.shared_at, self.plan.window_s(self.attempt)
+        weight = patience_shown(had_s, window_s, self.plan.settings.owner_s) if now >= late_at else 1.0
         for peer, why in (self.reduce.lapses(now) if self.reduce is not None else {}).items():
             effects.append(self._report(Lapsed(peer=peer, why=why)))
-            if self.strikes.note(peer, self.plan.round):
+            if self.strikes.note(peer, self.plan.round, weight):
                 effects += self._accuse(peer, Complaint(self.plan.round, peer, why))
         return effects
 
@@ -908,7 +933,7 @@ class Round:
         """Somebody calls an answer a lie: whoever was told something else by the same owner can prove it."""
         answered = decode_statement(caught.answer.body, caught.answer.signer)
         if isinstance(answered, Commit) and answered.round == self.plan.round:
-            self._count_no_more(caught.answer.signer)
+            return self._spread(self._await_no_more(caught.answer.signer, now), now)
         if not isinstance(answered, Answered):
             return []
         if self.reduce is None or self.closed or answered.round != self.plan.round:

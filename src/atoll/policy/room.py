@@ -68,6 +68,7 @@ _BODY = Body(
     HUGE,
     b"",
     Weighing((), (), ZERO_DIGEST),
+    0.5,
 )
 LINE_BYTES = _bytes(_LINE)
 FRAME_BYTES = _bytes(_BODY) + 7 * LIST_BYTES  # parts, commits, members, tickets, reports, weights and whose

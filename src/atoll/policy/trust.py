@@ -78,10 +78,12 @@ class Strikes:
     """What this member saw others fail at. Local, so it only ever leads to a signed complaint."""
 
     def __init__(self) -> None:
-        self.seen: dict[PeerId, list[int]] = {}  # the last rounds in which this peer failed
+        self.seen: dict[
+            PeerId, list[tuple[int, float]]
+        ] = {}  # the last rounds in which it failed: what each weighs
 
-    def note(self, peer: PeerId, round: int) -> bool:
-        """True if this is a failure too many."""
-        recent = [r for r in self.seen.get(peer, []) if round - STRIKE_ROUNDS < r < round]
-        self.seen[peer] = [*recent, round][-STRIKES:]
-        return len(self.seen[peer]) >= STRIKES
+    def note(self, peer: PeerId, round: int, weight: float = 1.0) -> bool:
+        """True if this is a failure too many. `weight`: of a short wait less than 1 (windows.patience_shown)."""
+        recent = [(r, w) for r, w in self.seen.get(peer, []) if round - STRIKE_ROUNDS < r < round]
+        self.seen[peer] = [*recent, (round, weight)]
+        return len(self.seen[peer]) >= STRIKES and sum(w for _, w in self.seen[peer]) >= STRIKES

@@ -277,7 +277,7 @@ class Witnesses:
         found: dict[PeerId, Lapse] = {}
         spoken = self.spoken(part)
         for owner in self.plan.watchers(part):
-            if late and owner not in spoken and owner != self.me and not self.gone(owner):
+            if late and spoken and owner not in spoken and owner != self.me and not self.gone(owner):
                 found[owner] = "withheld"
         for word in self.cases[part].words:
             known, names = self.believes(word.answered), set(word.answered.contributors)

@@ -5,6 +5,7 @@
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
     weighed      churn where distances weigh rows, and owners speak twice
+    paced        churn where windows follow the pace of the run
     growth       two founders, four joiners by ticket; then one is lost for good
     blackout     everybody stops at once, again and again, and goes on from disk
     late_joiner  somebody comes when the run is long
@@ -32,7 +33,7 @@ import sys
 import msgspec
 
 from atoll.sim.scenarios.audits import accusers, audited, audits
-from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, rollback, weighed
+from atoll.sim.scenarios.churn import audited_churn, churn, overlap, paced, real_keys, rollback, weighed
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
 from atoll.sim.scenarios.siege import siege
@@ -48,6 +49,7 @@ SCENARIOS: dict[str, Scenario] = {
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),
+    "paced": Scenario(paced, peers=8, rounds=20),
     "growth": Scenario(growth, peers=2, rounds=12),
     "blackout": Scenario(blackout, peers=5, rounds=20),
     "late_joiner": Scenario(late_joiner, peers=4, rounds=300),

@@ -40,6 +40,11 @@ def weighed(stage: Stage) -> None:
     _through_weather(stage, None, statistic="robust", tolerance=0.33)
 
 
+def paced(stage: Stage) -> None:
+    """The same where windows follow the pace that rounds have shown, and the weather changes it all the time."""
+    _through_weather(stage, None, round=stage.paced())
+
+
 def real_keys(stage: Stage) -> None:
     """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
     _through_weather(stage, RealKeys(stage.seed))

@@ -28,6 +28,7 @@ from atoll.sim.swarm import IslandMaker, Keys, PeerMaker, Swarm, SwarmKnobs
 from atoll.sim.world import Node
 
 ERA_ROUNDS = 10  # short, so that every story sees some end
+WINDOW_MIN_S = 1.5  # as `atoll up` has it
 HEALED_ATTEMPTS = 4  # after the world is healed, everybody is at the head again within so many attempts' time
 
 
@@ -105,6 +106,10 @@ class Stage:
         return msgspec.structs.replace(
             RunSettings(open_to_all=open_to_all, era_rounds=ERA_ROUNDS, round=plan), **more
         )
+
+    def paced(self) -> RoundSettings:
+        """As `settings` has them, but that windows follow the pace."""
+        return msgspec.structs.replace(self.settings().round, window_min_s=WINDOW_MIN_S)
 
     def fault(self, kind: str) -> None:
         self.faults[kind] += 1

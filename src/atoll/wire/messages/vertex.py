@@ -90,6 +90,9 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     epoch: int = 0  # grows when a recovery key starts over after a quorum was lost for good
     settings: bytes = b""  # genesis only: the run's config, encoded
     weighing: Weighing | UnsetType = UNSET  # where distances weigh rows: the one that all answers in `parts` name
+    window_s: float | UnsetType = (
+        UNSET  # where windows follow the pace: an owner's in the next round, else left out
+    )
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):
