@@ -9,7 +9,8 @@ vertex first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 from typing import Literal
@@ -19,6 +20,7 @@ import msgspec
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX, OWNER_WINDOWS, OWNERS_PER_PART
+from atoll.policy.reputation import on_duty, scores_of
 from atoll.wire.messages.vertex import Body, Member
 
 QuorumRule = Literal["majority", "two-thirds"]
@@ -70,6 +72,7 @@ class RoundPlan:
     settings: RoundSettings
     train_s: Seconds  # training window of attempt 0
     owners_per_part: int
+    scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # of members' records, if any are kept
 
     @property
     def has_clock(self) -> bool:
@@ -98,12 +101,13 @@ class RoundPlan:
     def owners(self) -> tuple[PeerId, ...]:
         """Voters that may own parts: settled ones whose clocks are near run time, as far as there are such.
 
-        A newcomer is not waited for in its first round, so nobody may have to wait for its answer either.
+        A newcomer is not waited for in its first round, so nobody may have to wait for its answer either. Where
+        records are kept, who is on probation steps back (policy/reputation).
         """
         voting = [m for m in self.members if m.votes]
         settled = [m for m in voting if m.standing == "member"] or voting
         near = tuple(m.peer for m in settled if abs(m.offset_s) <= CLOCK_BOUND_S)
-        return near or tuple(m.peer for m in settled)
+        return on_duty(near or tuple(m.peer for m in settled), self.scores)
 
     @cached_property
     def committee(self) -> tuple[PeerId, ...]:
@@ -198,4 +202,5 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
         train_s = settings.first_train_s
     owners = min(OWNERS_PER_PART, len(voting))
     train_s = min(train_s, settings.train_max_s)
-    return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners)
+    scores = scores_of(body)
+    return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners, scores)
