@@ -446,8 +446,8 @@ def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
 def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
     """What a trainer's update counts in a mean: the samples it learned from, and a newcomer's nothing.
 
-    Where records are kept these decide, and how many of the steps assigned it took: what it says of its samples then
-    moves nothing.
+    Where records are kept these decide, and how many of the steps assigned it took: what it says of its samples
+    then moves nothing.
     """
     if peer in ground.weightless:
         return 0

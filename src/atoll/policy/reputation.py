@@ -31,12 +31,15 @@ PROGRESS, UPTIME, PARTICIPATION = 5, 3, 2  # tenths of the score of the moment
 
 BELIEVED = 4  # spreads from the median within which a loss is believed in full
 DISBELIEVED = 12  # from which on it is not believed at all
-SPREAD_LEAST = 64  # a spread is at least the median's share of so many: honest losses may happen to agree
+SPREAD_LEAST = 32  # a spread is at least the median's share of so many: honest losses may happen to agree
 LOSSES_LEAST = 3  # fewer have no median that one of them could be held against
 LOSS_UNITS = 2**20  # of a loss in one nat: a power of two, so that floats become integers exactly
 
 Tier = Literal["probation", "regular", "trusted"]
-TIERS: tuple[tuple[Tier, int], ...] = (("trusted", 8 * SCORE_ONE // 10), ("regular", SCORE_ONE // 2))
+TIERS: tuple[tuple[Tier, int], ...] = (  # from which score on; boasters end at 5 000, silent owners at 8 000
+    ("trusted", 85 * SCORE_ONE // 100),
+    ("regular", CLAIMED),
+)
 AUDITED: dict[Tier, int] = {"probation": 4, "regular": 2, "trusted": 1}  # times the run's rate
 
 

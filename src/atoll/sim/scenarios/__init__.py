@@ -16,6 +16,8 @@
     audits       a third of the trainers cheat, refuse or audit falsely; cheats are out, nobody honest is
     accusers     a third of the auditors find everybody guilty; nobody leaves
     audited_churn  churn where every round is audited
+    reputation   poor trainers, cheats, a newcomer, one who returns: all agree on scores, villains weigh little
+    reputed_churn  churn where records are kept
     audited      nobody cheats where rounds are audited, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
@@ -30,9 +32,10 @@ import sys
 import msgspec
 
 from atoll.sim.scenarios.audits import accusers, audited, audits
-from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, rollback, weighed
+from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, reputed_churn, rollback, weighed
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
+from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
 
@@ -56,6 +59,8 @@ SCENARIOS: dict[str, Scenario] = {
     "accusers": Scenario(accusers, peers=7, rounds=12),
     "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
     "audited": Scenario(audited, peers=5, rounds=20),
+    "reputation": Scenario(reputation, peers=7, rounds=36),
+    "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 
