@@ -188,8 +188,8 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     who = settings.recovery
     if not enough:
         why, kind = "too few members to train", settings.statistic
-        more = {"parts_most": parts, "recovery": who, "reputed": settings.reputed}
-        return Ground(plan, parent, None, why, judge, kind, **more)
+        reputed = settings.reputed
+        return Ground(plan, parent, None, why, judge, kind, parts_most=parts, recovery=who, reputed=reputed)
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited = bool(settings.audited_share)
@@ -453,8 +453,7 @@ def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
         return 0
     if not ground.reputed or ground.statistic != "mean":
         return samples
-    assigned = ground.plan.settings.inner_steps
-    return ground.influence[peer] * max(0, min(steps, assigned)) // max(1, assigned)
+    return ground.influence[peer] * max(0, min(steps, ground.plan.settings.inner_steps))
 
 
 def claims_right(ground: Ground, commit: Commit) -> bool:

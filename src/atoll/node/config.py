@@ -193,10 +193,10 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "recipes without overlap or fragments; 32 bytes per parameter travel for each audit."
     ),
     "run.reputation": (
-        "True: vertices keep a score of every member's record. It decides what its rows weigh (never more than half "
-        "as much again as an equal share, and after sync.statistic looked for liars), whether it owns parts, and how "
-        "often it is audited (specs/reputation.md). Samples that members claim then move nothing. Left out: true "
-        'with run.trust = "community" and "open".'
+        "True: vertices keep a score of every member's record (specs/reputation.md). It decides how often it is "
+        "audited, whether it owns parts, and what its rows weigh: after sync.statistic looked for liars, and never "
+        "more than half as much again as an equal share. Samples that members claim then move nothing. Left out: "
+        'true with run.trust = "community" and "open".'
     ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "

@@ -54,7 +54,7 @@ PRESETS: dict[Trust, Preset] = {
         withstands="a third that lies about what was agreed, poisoned updates, work that nobody did",
         does_not="owners of parts that lie about sums or distances; strangers with many names",
     ),
-    # strangers: half of those who cheat are drawn within 14 rounds even when they are trusted, within 4 when they are
+    # strangers: half of those who cheat are drawn within 14 rounds even if they are trusted, within 4 if they are
     # new; owners are not believed, so rows are sorted value by value, which every other owner can do again
     "open": Preset(
         quorum="two-thirds",

@@ -106,7 +106,10 @@ def moved(
 
 
 def tier_of(score: int) -> Tier:
-    return next((tier for tier, least in TIERS if score >= least), "probation")
+    for tier, least in TIERS:
+        if score >= least:
+            return tier
+    return "probation"
 
 
 def scores_of(body: Body) -> dict[PeerId, int]:
