@@ -22,7 +22,7 @@ from atoll.policy.reputation import (
     audit_factor,
     beliefs,
     by_tier,
-    influence,
+    influence_of,
     moment,
     moved,
     on_duty,
@@ -222,7 +222,7 @@ def test_a_lone_liar_takes_no_belief_from_the_honest_beyond_their_own_spread(hon
 @given(st.lists(SCORES, min_size=1, max_size=64))
 def test_nobody_weighs_more_than_half_as_much_again_as_an_equal_share(scores: list[int]):
     """Exact, in integers; scores below the cap count as they are, and a better one never counts less."""
-    weighs = influence(people(*scores))
+    weighs = influence_of(people(*scores))
     total = sum(weighs.values())
     assert all(w > 0 and w * 2 * len(scores) <= 3 * total for w in weighs.values()) or len(scores) == 1
     assert all(w <= score for w, score in zip(weighs.values(), scores, strict=True))
@@ -234,14 +234,14 @@ def test_nobody_weighs_more_than_half_as_much_again_as_an_equal_share(scores: li
 
 @given(st.lists(SCORES, min_size=4, max_size=40), st.data())
 def test_fewer_than_a_third_never_weigh_half_whatever_the_scores(scores: list[int], data: st.DataObject):
-    weighs = influence(people(*scores))
+    weighs = influence_of(people(*scores))
     liars = data.draw(st.permutations(list(weighs)))[: (len(scores) - 1) // 3]
     assert 2 * sum(weighs[p] for p in liars) < sum(weighs.values())
 
 
 def test_two_perfect_liars_among_five_newcomers_weigh_three_sevenths():
     """The worst case for seven, as the specification says it; by scores alone they would weigh four fifths."""
-    weighs = influence(people(SCORE_ONE, SCORE_ONE, *[FLOOR] * 5))
+    weighs = influence_of(people(SCORE_ONE, SCORE_ONE, *[FLOOR] * 5))
     share = Fraction(weighs[PeerId("p0")] + weighs[PeerId("p1")], sum(weighs.values()))
     assert Fraction(42, 100) < share <= Fraction(3, 7)
 
@@ -251,11 +251,11 @@ def test_influence_does_not_depend_on_the_order_of_members(scores: list[int], dr
     known = people(*scores)
     names = list(known)
     draw.shuffle(names)
-    assert influence({p: known[p] for p in names}) == influence(known)
+    assert influence_of({p: known[p] for p in names}) == influence_of(known)
 
 
 def test_a_run_of_newcomers_weighs_all_alike():
-    assert set(influence(people(*[FLOOR] * 9)).values()) == {FLOOR}
+    assert set(influence_of(people(*[FLOOR] * 9)).values()) == {FLOOR}
 
 
 # ---- roles -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from atoll.node.jobs import Encode, Encoded
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy import reputation
 from atoll.policy.plan import RoundSettings, plan_round
-from atoll.policy.reputation import FLOOR, influence, scores_of
+from atoll.policy.reputation import FLOOR, influence_of, scores_of
 from atoll.protocol.reduce.weighed import influenced
 from atoll.sim.island import IslandKnobs
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
@@ -190,7 +190,7 @@ def with_numbers(rounds: int, poison: str = "", **trust: object) -> tuple[Swarm,
 def after_a_lapse(closed: dict[int, RoundClosed]) -> tuple[int, dict[PeerId, int]]:
     """The first round that counts everybody although the second peer had missed some; and what rows weigh in it."""
     for round in sorted(closed)[1:]:
-        weighs = influence(scores_of(closed[round - 1].body)) if round - 1 in closed else {}
+        weighs = influence_of(scores_of(closed[round - 1].body)) if round - 1 in closed else {}
         if len(closed[round].counted) == 7 and weighs and weighs[peer_name(1)] < 0.9 * weighs[peer_name(0)]:
             return round, weighs
     raise AssertionError("no such round")

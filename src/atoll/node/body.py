@@ -34,7 +34,7 @@ from atoll.node.topology import parts_most, way_of
 from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
-from atoll.policy.reputation import FLOOR, influence
+from atoll.policy.reputation import FLOOR, influence_of
 from atoll.policy.room import WEIGHT_BYTES, name_bytes
 from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
@@ -90,7 +90,7 @@ class Ground:
         if not self.reputed:
             return {}
         settled = (m.peer for m in self.plan.trainers if m.standing == "member")
-        return influence({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
+        return influence_of({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
 
     @cached_property
     def liars(self) -> int:

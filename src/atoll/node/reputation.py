@@ -29,8 +29,8 @@ def next_scores(
     """One score per line of `members`, the membership after this round. Commits are those of its contributors."""
     shown = conduct_in(plan, owners, answers, commits, reports)
     liars, failing = convicted(reports, plan.members, plan.settings.quorum)
-    said = [r.statement for r in reports]
-    vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted"}
+    said, settled = [r.statement for r in reports], set(_settled(plan))
+    vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted"} & settled
     return tuple(
         moved(
             plan.scores.get(m.peer, FLOOR),
@@ -54,7 +54,7 @@ def conduct_in(
     given = [(first[0], answered) for first, answered in zip(owners, answers, strict=False) if answered is not None]
     if not given:
         return {}
-    settled = [m.peer for m in plan.trainers if m.standing == "member"]
+    settled = _settled(plan)
     counted = Counter(peer for _, answered in given for peer in answered.contributors)
     duties = Counter(owner for owner, _ in given)
     done = Counter(owner for owner, answered in given if answered.owner_index == 0)
@@ -73,3 +73,8 @@ def conduct_in(
         for peer in settled
         if peer in commits or peer not in leaving
     }
+
+
+def _settled(plan: RoundPlan) -> list[PeerId]:
+    """Who is judged: neither in its first round, nor watching, nor away."""
+    return [m.peer for m in plan.trainers if m.standing == "member"]

@@ -23,7 +23,7 @@ from atoll.base.limits import SCORE_ONE
 from atoll.wire.messages.vertex import Body
 
 FLOOR = SCORE_ONE // 10  # of a newcomer, and of whoever was convicted
-RISE = 16  # a good round brings so great a part of what is missing: trust takes two dozen rounds
+RISE = 16  # a good round brings so great a part of what is missing: trust takes 28 of them
 FALL = 4  # a bad one costs so great a part of what is there above its worth
 VOUCHED = 4  # an accepted audit brings so great a part of what is missing: there are few, and they are facts
 CLAIMED = 6 * SCORE_ONE // 10  # where there are audits, a member's own words lift nobody higher
@@ -139,7 +139,7 @@ def by_tier(peers: Sequence[PeerId], scores: Mapping[PeerId, int]) -> list[PeerI
     return sorted(peers, key=lambda p: bool(scores) and tier_of(scores.get(p, FLOOR)) == "probation")
 
 
-def influence(scores: Mapping[PeerId, int]) -> dict[PeerId, int]:
+def influence_of(scores: Mapping[PeerId, int]) -> dict[PeerId, int]:
     """What each weighs against the others: its score, cut so that nobody has more than 3 / (2n) of all.
 
     So f < n / 3 liars weigh less than half together, even if theirs are the best scores and all others the worst.

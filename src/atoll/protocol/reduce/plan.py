@@ -29,9 +29,7 @@ class ReducePlan:
     rowless: frozenset[PeerId] = frozenset()  # listeners that only listen: no row is theirs
     window_s: Seconds = 6.0  # of one owner
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
-    influence: Mapping[PeerId, int] = field(
-        default_factory=dict[PeerId, int]
-    )  # of rows, once distances weighed them
+    influence: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # on rows, after distances
 
     @cached_property
     def givers(self) -> frozenset[PeerId]:

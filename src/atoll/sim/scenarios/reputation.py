@@ -8,7 +8,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import AUDIT_ROUNDS, SCORE_ONE
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
-from atoll.policy.reputation import FLOOR, influence, scores_of, tier_of
+from atoll.policy.reputation import FLOOR, influence_of, scores_of, tier_of
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.records import KINDS, islands
 from atoll.sim.scenarios.stage import Stage
@@ -37,8 +37,8 @@ def reputation(stage: Stage) -> None:
 class Records:
     """What vertices say of members, each looked at when the first honest peer closes it."""
 
-    def __init__(self, villains: frozenset[PeerId], audited: bool) -> None:
-        self.villains, self.audited = villains, audited
+    def __init__(self, villains: frozenset[PeerId]) -> None:
+        self.villains = villains
         self.history: dict[PeerId, list[int]] = {}
         self.standing: dict[PeerId, str] = {}
         self.seen: set[int] = set()
@@ -60,7 +60,7 @@ class Records:
             if before is None and body.round > 0 and scores[m.peer] != FLOOR:
                 raise InvariantBroken(f"newcomer {m.peer} begins with {scores[m.peer]}")
             was = self.standing.get(m.peer, "member")
-            if before and was != "member" and scores[m.peer] > before[-1] and not self.audited:
+            if before and was != "member" and scores[m.peer] > before[-1]:
                 raise InvariantBroken(f"{m.peer} gained while it was {was}")
             if m.standing == "expelled" and scores[m.peer] != FLOOR:
                 raise InvariantBroken(f"{m.peer} was expelled and is worth {scores[m.peer]}")
@@ -69,7 +69,7 @@ class Records:
         self._weigh(body, scores)
 
     def _weigh(self, body: Body, scores: dict[PeerId, int]) -> None:
-        weighs = influence({m.peer: scores[m.peer] for m in body.members if m.trains and m.standing == "member"})
+        weighs = influence_of({m.peer: scores[m.peer] for m in body.members if m.trains and m.standing == "member"})
         total, among = sum(weighs.values()), sum(peer in self.villains for peer in weighs)
         theirs = sum(weight for peer, weight in weighs.items() if peer in self.villains)
         if 2 * len(weighs) * max(weighs.values(), default=0) > 3 * max(1, len(weighs) == 1) * total > 0:
@@ -90,7 +90,7 @@ def play_records(stage: Stage, kinds: dict[int, str], audited: bool, **settings:
     behind = islands({peer_name(place): kind for place, kind in kinds.items()}, audited)
     swarm = stage.gather(SwarmKnobs(stage.peers, run=run), villains=twists, island=behind)
     names = {swarm.keys.name(place): kind for place, kind in kinds.items()}
-    records = Records(frozenset(names), audited)
+    records = Records(frozenset(names))
     stage.world.watchers.append(records.watch)
     leaver, host = swarm.founders[-1], next(p for p in swarm.founders if p not in names)
     others = [p for p in swarm.founders if p != leaver and names.get(p) not in SAYING]
