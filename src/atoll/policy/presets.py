@@ -52,7 +52,7 @@ PRESETS: dict[Trust, Preset] = {
         audit_rate=0.02,
         reputation=True,
         withstands="a third that lies about what was agreed, poisoned updates, work that nobody did",
-        does_not="owners of parts that lie about sums or distances; strangers with many names",
+        does_not="owners of parts that lie about sums or distances, or leave rows out; strangers with many names",
     ),
     # strangers: half of those who cheat are drawn within 14 rounds even if they are trusted, within 4 if they are
     # new; owners are not believed, so rows are sorted value by value, which every other owner can do again
