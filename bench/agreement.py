@@ -77,7 +77,8 @@ def story(kind: str, rounds: int) -> dict[str, Any]:
         lab = stack.enter_context(Lab(network)) if kind == "shaped" else None
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         trust = "community" if kind == "liars" else "private"
-        swarm = stack.enter_context(Swarm(base, [*SETTINGS, f"run.trust={trust}"], lab))
+        plain = ["run.audit_rate=0", "run.reputation=false", "sync.statistic=mean"]  # agreement alone is measured
+        swarm = stack.enter_context(Swarm(base, [*SETTINGS, f"run.trust={trust}", *plain], lab))
         swarm.found()
         liars = range(PEERS - LIARS, PEERS) if kind == "liars" else range(0)
         for index in range(1, PEERS):

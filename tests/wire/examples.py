@@ -138,3 +138,4 @@ MESSAGES = (
 
 ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
+BODY_REPUTED = replace(BODY, reputation=(7750,))

@@ -46,6 +46,7 @@ REPORT_BYTES_MAX = MIB // 8  # of one: what was caught holds two answers, and ea
 OPENED_BYTES_MAX = MIB // 64  # of a statement that is remembered as opened: 2048 of those are 32 MiB
 VOTE_KEY_BYTES_MAX = 64  # of a session key: 32 so far
 MISSED_MAX = 1_000_000  # rounds missed in a row; more are not told apart
+SCORE_ONE = 10_000  # the best reputation, in ten-thousandths; one takes three bytes in a vertex
 WORDS_MAX = 200  # characters of a reason that somebody gives
 ADDRESSES_MAX = 8  # multiaddrs announced by one peer
 ADDRESS_BYTES_MAX = 256  # one multiaddr

@@ -36,6 +36,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
     if s["topology"]:
         say(f"  updates go through a {s['topology']} ({s['topology_why']})")
+    if s.get("statistic", "mean") != "mean":
+        say(f"  what they become: {s['statistic']}")
     if s.get("audits"):
         found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
         say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
@@ -127,5 +129,6 @@ def _say_members(members: list[dict[str, Any]], addresses: bool = False) -> None
         speed = f"{m['step_s'] * 1000:.0f} ms/step" if m["step_s"] else ""
         rtt = f"{m['rtt_ms']:.1f} ms" if m["rtt_ms"] is not None else ""
         who = f"{m['name'] or m['peer'][-8:]:<16} {m['peer'][-8:]}"
-        line = f"  {who}  {m['standing']:<9} {m['link']:<5} {speed:>12} {rtt:>10}"
+        worth = f" {m['reputation']:>6.2f} {m['tier']:<9}" if "reputation" in m else ""
+        line = f"  {who}  {m['standing']:<9}{worth} {m['link']:<5} {speed:>12} {rtt:>10}"
         say(line.rstrip() + (f"  {', '.join(m['addresses'])}" if addresses else ""))

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
-from atoll.base.limits import BLOB_CHUNK
+from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
 from atoll.cli.say import AsJson, folder_of, say, say_json
 
 if TYPE_CHECKING:
@@ -208,12 +208,15 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
         "audits": {"drawn": audit.drawn} | audit.verdicts if audit.settings.audited_share else None,
+        "reputations": {peer: score / SCORE_ONE for peer, score in audit.scores.items()},
         "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},
         "blobs": blobs,
     }
 
 
 def _say(audit: Audit, blobs: int | None) -> None:
+    from atoll.policy.reputation import tier_of
+
     for p in audit.problems:
         where = "genesis" if p.round == -1 else f"round {p.round}"
         say(f"{p.code} {where}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
@@ -247,7 +250,9 @@ def _say(audit: Audit, blobs: int | None) -> None:
     for peer, s in sorted(audit.shares.items(), key=lambda item: -item[1].samples):
         part = f"{s.samples / total:.1%}" if total else "0"
         who = f"{s.name or _tail(peer):<16} {_tail(peer)}"
-        say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}")
+        worth = audit.scores.get(peer)
+        told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
+        say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}{told}")
     if blobs is not None:
         say(f"  {blobs} blobs read")
     count = len(audit.problems)

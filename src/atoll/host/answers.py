@@ -19,6 +19,7 @@ from atoll.host.record import line_of
 from atoll.host.rollback import roll_back
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import quorum
+from atoll.policy.reputation import scores_of
 from atoll.wire.messages.statements import Invite
 from atoll.wire.ticket import issue
 
@@ -127,6 +128,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "voters": voters,
         "present": here,
         "quorum": needed,
+        "statistic": machine.settings.statistic,
         "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.audits is not None else None,
         "paused": paused_text(voters, here, needed, machine.settings, p.trained),
         "missing": p.missing,
@@ -145,7 +147,8 @@ def peers_of(host: PeerHost) -> list[dict[str, Any]]:
     history = host.machine.history
     if history is None:
         return []
-    return [_with_link(host, line_of(m)) for m in history.head_body.members]
+    scores = scores_of(history.head_body)
+    return [_with_link(host, line_of(m, scores)) for m in history.head_body.members]
 
 
 def _with_link(host: PeerHost, line: dict[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,13 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import asdict
 
+from atoll.base.ids import PeerId
+from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
 from atoll.node.amend import amend_of
 from atoll.node.facts import RoundClosed
 from atoll.node.peer import GenesisKnown, MembershipChanged
+from atoll.policy.reputation import FLOOR, tier_of
 from atoll.protocol.consensus.agreement import Decided, Judge
 from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.wire.codec import decode_body
@@ -72,9 +75,9 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
     return plain(entry | rest)
 
 
-def line_of(member: Member) -> dict[str, Any]:
-    """One member as screens show it."""
-    return {
+def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[str, Any]:
+    """One member as screens show it; with what its record is worth, where records are kept."""
+    line = {
         "peer": member.peer,
         "name": member.name,
         "role": member.role,
@@ -84,6 +87,10 @@ def line_of(member: Member) -> dict[str, Any]:
         "missed": member.missed,
         "addresses": member.addresses,
     }
+    if not scores:
+        return line
+    score = scores.get(member.peer, FLOOR)
+    return line | {"reputation": score / SCORE_ONE, "tier": tier_of(score)}
 
 
 def plain(value: Any) -> Any:

@@ -29,11 +29,13 @@ from atoll.base.limits import (
 )
 from atoll.keys.digest import digest
 from atoll.node.amend import amend_holds, amends_in, first_of
+from atoll.node.reputation import next_scores
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.node.topology import parts_most, way_of
 from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
+from atoll.policy.reputation import FLOOR, influence_of
 from atoll.policy.room import WEIGHT_BYTES, name_bytes
 from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
 from atoll.policy.windows import Shown, next_window
@@ -67,6 +69,7 @@ class Ground:
     parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
     recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
     audited: bool = False  # who gives an update must claim how it trained
+    reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -82,6 +85,14 @@ class Ground:
     def weightless(self) -> frozenset[PeerId]:
         """Newcomers: their rows are shared and checked like any other, but move nothing yet."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing == "new")
+
+    @cached_property
+    def influence(self) -> dict[PeerId, int]:
+        """What each settled trainer weighs against the others; nobody where no records are kept."""
+        if not self.reputed:
+            return {}
+        settled = (m.peer for m in self.plan.trainers if m.standing == "member")
+        return influence_of({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
 
     @cached_property
     def liars(self) -> int:
@@ -137,6 +148,7 @@ class Ground:
             frozenset(m.peer for m in plan.members if m.present and not m.trains),
             plan.window_s(attempt),
             plan.has_clock,
+            self.influence if self.weighs else {},
         )
 
     @cached_property
@@ -178,11 +190,12 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     who = settings.recovery
     if not enough:
         why, kind = "too few members to train", settings.statistic
-        return Ground(plan, parent, None, why, judge, kind, parts_most=parts, recovery=who)
+        reputed = settings.reputed
+        return Ground(plan, parent, None, why, judge, kind, parts_most=parts, recovery=who, reputed=reputed)
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited = bool(settings.audited_share)
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited)
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited, settings.reputed)
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -210,7 +223,7 @@ def write_body(
     With a word to go back among them (`amend_among`, one at most) `state` is what the run then goes on from.
     """
     plan, parent = ground.plan, ground.parent
-    answers = [decode_statement(p.body, p.signer) if p is not None else None for p in parts]
+    answers = [_answered(p) for p in parts]
     contributors = _contributors(answers)
     chosen = {p: commits[p] for p in sorted(contributors)}
     time_s = max(now, parent.time_s)
@@ -243,6 +256,7 @@ def write_body(
         epoch=parent.epoch,
         weighing=UNSET if weighing is None else weighing,
         window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()]),
+        reputation=_scores(ground, members, answers, {p: c for p, (c, _) in chosen.items()}, opened),
     )
 
 
@@ -354,7 +368,22 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "its metrics do not follow from its commitments"
     if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values())):
         return "the window of the next round does not follow from how long it took"
+    if body.reputation != _scores(ground, body.members, answers, commits, opened):
+        return "its reputations do not follow from what it shows of its members"
     return None
+
+
+def _scores(
+    ground: Ground,
+    members: Sequence[Member],
+    answers: Sequence[Answered | None],
+    commits: Mapping[PeerId, Commit],
+    reports: Sequence[Reported],
+) -> tuple[int, ...] | UnsetType:
+    """What every line of `members` is worth after this round, where records are kept."""
+    if not ground.reputed:
+        return UNSET
+    return next_scores(ground.plan, ground.owners, ground.audited, members, answers, commits, reports)
 
 
 def _trained(ground: Ground, reports: Sequence[Signed]) -> int:
@@ -411,13 +440,27 @@ def parts_fit(ground: Ground, commit: Commit) -> bool:
 
 
 def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
-    """A row weighs what it learned from, a newcomer's nothing. Where rows are sorted, each must weigh something."""
+    """A row weighs what it should. Where rows are sorted, each must weigh something."""
     member = ground.plan.by_peer.get(peer)
     if member is None or not member.trains:
         return False
     if commit.parts == 0 or member.standing == "new":
         return commit.weight == 0
-    return commit.weight == commit.samples and (commit.samples > 0 or ground.statistic == "mean")
+    own = row_weight(ground, peer, commit.steps, commit.samples)
+    return commit.weight == own and (commit.samples > 0 or ground.statistic == "mean")
+
+
+def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
+    """What a trainer's update counts in a mean: the samples it learned from, and a newcomer's nothing.
+
+    Where records are kept these decide, and how many of the steps assigned it took: what it says of its samples
+    then moves nothing.
+    """
+    if peer in ground.weightless:
+        return 0
+    if not ground.reputed or ground.statistic != "mean":
+        return samples
+    return ground.influence[peer] * max(0, min(steps, ground.plan.settings.inner_steps))
 
 
 def claims_right(ground: Ground, commit: Commit) -> bool:
@@ -449,7 +492,7 @@ def commit_flaw(commit: Commit) -> str | None:
 
 
 def _window(
-    ground: Ground, attempt: int, time_s: Seconds, answers: Sequence[Statement | None], commits: Sequence[Commit]
+    ground: Ground, attempt: int, time_s: Seconds, answers: Sequence[Answered | None], commits: Sequence[Commit]
 ) -> Seconds | UnsetType:
     """An owner's in the next round, where windows follow the pace. Only rounds that train show any."""
     plan, settings = ground.plan, ground.plan.settings
@@ -460,7 +503,7 @@ def _window(
     if not commits:
         return settings.owner_s  # nobody had the time to train
     took_s = time_s - plan.begin
-    said = [a for a in answers if isinstance(a, Answered)]
+    said = [a for a in answers if a is not None]
     named = [set(a.contributors) for a in said]
     awaited = [m.peer for m in plan.trainers if m.standing == "member"]
     # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
@@ -472,10 +515,15 @@ def _window(
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
 
 
-def _contributors(answers: Sequence[Statement | None]) -> set[PeerId]:
+def _answered(signed: Signed | None) -> Answered | None:
+    statement = decode_statement(signed.body, signed.signer) if signed is not None else None
+    return statement if isinstance(statement, Answered) else None
+
+
+def _contributors(answers: Sequence[Answered | None]) -> set[PeerId]:
     named: set[PeerId] = set()
     for answered in answers:
-        if isinstance(answered, Answered):
+        if answered is not None:
             named.update(answered.contributors)
     return named
 

@@ -21,6 +21,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import parse_duration_s
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
+from atoll.policy.presets import PRESETS, Preset, Trust, statistic_of
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 
 DURATION = {"unit": "duration"}
@@ -56,11 +57,12 @@ class Run(Section, frozen=True):
     rounds: Whole | None = None
     start_peers: Peers = 1
     min_peers: Peers = 1
-    trust: Literal["private", "community", "open"] = "private"
+    trust: Trust = "private"
     byzantine_tolerance: Share | None = None
     open_to_all: bool = False
     era_rounds: EraRounds = ERA_ROUNDS
-    audit_rate: Share = 0.0
+    audit_rate: Share | None = None
+    reputation: bool | None = None
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -108,7 +110,7 @@ class Sync(Section, frozen=True):
     compression_ratio: Share = 0.1
     compression_level: Literal[3, 5, 9] = 3
     topology: TopologyName = "auto"
-    statistic: StatisticName = "mean"
+    statistic: StatisticName | None = None
 
 
 class Consensus(Section, frozen=True):
@@ -173,7 +175,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
         'for sync.statistic to withstand, and owners of parts are believed. "open": nor are they; several '
         "owners combine every part and sign what they got, doubted parts are opened and recomputed, and proven "
-        "liars are expelled. Costs the upload as many times."
+        "liars are expelled. Costs the upload as many times. What it stands for where other keys are left out: "
+        "docs/config.md, at the end."
     ),
     "run.byzantine_tolerance": (
         'Share of members that may lie without splitting the run: 0 with trust = "private", 0.33 with '
@@ -187,9 +190,17 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "run.audit_rate": (
         "Share of all rounds of all trainers of which another trainer, drawn by the vertex, takes ten steps again "
-        "(specs/audit.md); 0.05 costs 2 to 3 % more work. Whom enough auditors refute is expelled where run.trust "
+        "(specs/audit.md); 0.05 costs 2 to 3 % more work, and where records are kept up to four times that for "
+        'members on probation. Left out: 0.02 with run.trust = "community", 0.05 with "open", 0 where the recipe '
+        "cannot be audited. Whom enough auditors refute is expelled where run.trust "
         'is "community" or "open", and shown by status where it is "private". For gpt and llama models under '
         "recipes without overlap or fragments; 32 bytes per parameter travel for each audit."
+    ),
+    "run.reputation": (
+        "True: vertices keep a score of every member's record (specs/reputation.md). It decides how often it is "
+        "audited, whether it owns parts, and what its rows weigh: after sync.statistic looked for liars, and never "
+        "more than half as much again as an equal share. Samples that members claim then move nothing. Left out: "
+        'true with run.trust = "community" and "open".'
     ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "
@@ -281,7 +292,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'per part, at most 64 rows, not with run.trust = "open". With all of these every row '
         "counts once, whatever number of samples it claims. They need rows that reach owners directly, more than "
         "twice as many as there may be liars (Krum three more than twice), and memory for one decoded MiB of every "
-        "row. A part with fewer rows counts for nobody in that round, which the round reports."
+        'row. A part with fewer rows counts for nobody in that round, which the round reports. Left out: "robust" '
+        'with run.trust = "community", "trimmed_mean" with "open"; a mean where run.min_peers are too few for it.'
     ),
     "consensus.protocol": (
         '"bft": two phases of signed votes, a rotating proposer, and the quorum that run.trust asks for. '
@@ -334,9 +346,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
 }
 
-RECIPE: dict[str, Any] = {  # what the recipe "diloco" has where a key is left out
+RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" have where a key is left out
     "run.rounds": 30,
     "run.byzantine_tolerance": 0.0,
+    "run.audit_rate": 0.0,
+    "run.reputation": False,
     "model.name": "gpt-tiny",
     "train.inner_steps": 50,
     "train.batch": 4,
@@ -353,6 +367,7 @@ RECIPE: dict[str, Any] = {  # what the recipe "diloco" has where a key is left o
     "sync.error_feedback": 1.0,
     "sync.overlap": 0,
     "sync.fragments": 1,
+    "sync.statistic": "mean",
 }
 
 REPLACED = {  # names people know from elsewhere, and what to write here
@@ -460,7 +475,15 @@ def tolerance_of(run: Run) -> float:
     """The share of members that may lie, also where only `trust` is written."""
     if run.byzantine_tolerance is not None:
         return run.byzantine_tolerance
-    return 0.0 if run.trust == "private" else 0.33
+    return PRESETS[run.trust].tolerance
+
+
+def chosen_statistic(config: Config) -> StatisticName:
+    """What rows become: as the config says, else as its trust has it, as far as there are members enough."""
+    run = config.run
+    if config.sync.statistic is not None:
+        return config.sync.statistic
+    return statistic_of(PRESETS[run.trust], tolerance_of(run), run.min_peers, max(run.start_peers, run.min_peers))
 
 
 def _check_statistic(config: Config) -> None:
@@ -468,7 +491,7 @@ def _check_statistic(config: Config) -> None:
     run, name, topology = config.run, config.sync.statistic, config.sync.topology
     if run.trust == "open":
         _check_enough(run, 'run.trust = "open"')
-    if name == "mean":
+    if name is None or name == "mean":
         return
     if run.trust == "private":
         raise UsageError(
@@ -627,7 +650,8 @@ key whose feature does not exist yet, unless it stands at its default. Durations
 unit: `250ms`, `30s`, `15min`, `2h`, `7d`. Sections up to [consensus] become part of the run's genesis and cannot
 be changed afterwards; [network], [keep] and [node] belong to one computer and may differ at every start.
 
-A default *in italics* comes from the recipe `diloco`; with `train.recipe = "demo"` it is the demo's."""
+A default *in italics* comes from the recipe `diloco` (with `train.recipe = "demo"` it is the demo's) or from
+`run.trust = "private"`."""
 
 
 def reference() -> str:
@@ -639,9 +663,32 @@ def reference() -> str:
             key = f"{section}.{name}"
             shown = f"*{toml_text(RECIPE[key])}*" if key in RECIPE else f"`{toml_text(default_of(key))}`"
             lines.append(f"| `{name}` | {shown} | {ABOUT[key]} |")
+    lines += ["", *_presets()]
     lines += ["", "## Names from elsewhere", "", "| there | here |", "|---|---|"]
     lines += [f"| `{name}` | {here} |" for name, here in REPLACED.items()]
     return "\n".join(lines) + "\n"
+
+
+def _presets() -> list[str]:
+    lines = ["## What run.trust stands for", "", "Where these keys are left out.", ""]
+    lines += ["| | " + " | ".join(f'`"{trust}"`' for trust in PRESETS) + " |", "|---|" + "---|" * len(PRESETS)]
+    rows = {
+        "votes that agree": [preset.quorum for preset in PRESETS.values()],
+        "`run.byzantine_tolerance`": [f"{preset.tolerance:g}" for preset in PRESETS.values()],
+        "`sync.statistic`": [_statistics(preset) for preset in PRESETS.values()],
+        "`run.audit_rate`": [f"{preset.audit_rate:g}" for preset in PRESETS.values()],
+        "`run.reputation`": [toml_text(preset.reputation) for preset in PRESETS.values()],
+        "owners watch each other": ["yes" if preset.witnessed else "no" for preset in PRESETS.values()],
+        "withstands": [preset.withstands for preset in PRESETS.values()],
+        "does not withstand": [preset.does_not for preset in PRESETS.values()],
+    }
+    return lines + [f"| {name} | " + " | ".join(row) + " |" for name, row in rows.items()]
+
+
+def _statistics(preset: Preset) -> str:
+    """What is taken, from how many members on."""
+    wanted = [f"`{s}` from run.min_peers = {peers_for_one_liar(preset.tolerance, s)}" for s in preset.statistics]
+    return ", else ".join([*wanted, "`mean`"])
 
 
 def _sections() -> list[tuple[str, type[Section]]]:

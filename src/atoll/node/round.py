@@ -50,6 +50,7 @@ from atoll.node.body import (
     claims_right,
     commit_flaw,
     parts_fit,
+    row_weight,
     weighs_right,
     write_body,
 )
@@ -386,7 +387,7 @@ class Round:
             return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, (self.passes or "")[:200])
         t, root, measured = self.trained, merkle_root(tuple(p.digest for p in self.encoded)), self.measured()
         # a newcomer's first update is shared and checked like any other, but moves nothing yet
-        weight = 0 if self.plan.by_peer[self.me].standing == "new" else t.samples
+        weight = row_weight(self.ground, self.me, t.steps, t.samples)
         return Commit(
             round=round,
             attempt=attempt,

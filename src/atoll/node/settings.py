@@ -37,6 +37,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
     era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
+    reputation: bool | msgspec.UnsetType = msgspec.UNSET  # members' records decide influence; left out: no
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -44,6 +45,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def audited_share(self) -> float:
         """Of all rounds of all trainers, those of which a segment is taken again."""
         return 0.0 if self.audit_rate is msgspec.UNSET else self.audit_rate
+
+    @property
+    def reputed(self) -> bool:
+        """Vertices keep a score of every member's record."""
+        return self.reputation is True
 
 
 class _Rules(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.audits import Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
 from atoll.policy.plan import plan_round
+from atoll.policy.reputation import scores_of
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, vertex_id
 from atoll.wire.envelope import Notary
@@ -126,6 +127,7 @@ class Audit:
     drawn: int = 0  # rounds of trainers that were audited
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
+    scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 
     @property
     def intact(self) -> bool:
@@ -369,7 +371,7 @@ class _Walk:
 
     def _account(self, body: Body, before: Body | None) -> None:
         audit = self.audit
-        audit.head, audit.head_body = body.round, body
+        audit.head, audit.head_body, audit.scores = body.round, body, scores_of(body)
         audit.vertices += body.round >= 0
         if before is not None and body.epoch > before.epoch:
             audit.recoveries.append(body.round)

@@ -21,6 +21,7 @@ from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
 from atoll.policy.plan import QuorumRule
+from atoll.policy.reputation import audit_factor, by_tier, scores_of
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Audited, Commit, Finding
 from atoll.wire.messages.vertex import Body
@@ -126,15 +127,16 @@ class Docket:
     def _open(self, vertex: Digest, body: Body) -> None:
         voters = sum(m.votes for m in body.members)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
-        needed = voices_needed(voters, self.rule)
+        needed, scores = voices_needed(voters, self.rule), scores_of(body)
         for signed in body.commits:
             commit, peer = decode_statement(signed.body, signed.signer), signed.signer
             if not isinstance(commit, Commit) or commit.claim is msgspec.UNSET:
                 continue
-            segment = drawn_segment(vertex, peer, commit.steps, self.share)
+            share = self.share * audit_factor(scores, peer)  # above 1: always
+            segment = drawn_segment(vertex, peer, commit.steps, share)
             if segment is None:
                 continue
-            order = [p for p in shuffled(vertex, f"auditors of {peer}", able) if p != peer]
+            order = by_tier([p for p in shuffled(vertex, f"auditors of {peer}", able) if p != peer], scores)
             case = Case(body.round, peer, segment, commit, tuple(order[: 2 * needed - 1]), needed)
             self.cases[case.key] = case
 

@@ -284,7 +284,7 @@ def next_members(
             accusers.setdefault(r.statement.peer, set()).add(r.by)
     need = suspicions_needed(len(voters), rule)
     lost = {p for p, who in accusers.items() if len(who) >= need and p not in contributors}
-    liars, failing = _convicted(by_kind, len(voters), rule, {m.peer: m.since for m in parent.members})
+    liars, failing = convicted(by_kind, parent.members, rule)
     ready = {r.by for r in by_kind if isinstance(r.statement, Ready)}
     joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join) and r.by not in liars]
 
@@ -349,10 +349,10 @@ def _with_links(parent: Body, members: list[Member]) -> list[Member]:
     ]
 
 
-def _convicted(
-    reports: Sequence[Reported], voters: int, rule: QuorumRule, since: dict[PeerId, int]
+def convicted(
+    reports: Sequence[Reported], members: Sequence[Member], rule: QuorumRule
 ) -> tuple[set[PeerId], set[PeerId]]:
-    """(liars, those that too many complain of). Where members trust each other there is neither.
+    """(liars, those that too many complain of) among `members`. Where these trust each other there is neither.
 
     Two statements for one slot prove themselves. All else takes more voices than may lie: one of them is honest.
     Auditors that were drawn speak of one round each; whom enough of them refute did not train as assigned, and whom
@@ -360,6 +360,7 @@ def _convicted(
     """
     if rule != "two-thirds":
         return set(), set()
+    voters, since = sum(m.votes for m in members), {m.peer: m.since for m in members}
     liars: set[PeerId] = set()
     accusers: dict[tuple[type, PeerId], set[PeerId]] = {}
     refuting: dict[tuple[PeerId, int], set[PeerId]] = {}

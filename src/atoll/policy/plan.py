@@ -9,7 +9,8 @@ vertex first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 from typing import Annotated, Literal
@@ -20,6 +21,7 @@ from msgspec import UNSET, UnsetType
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX, COMMITTEE_MOST, OWNER_WINDOWS, OWNERS_PER_PART
+from atoll.policy.reputation import on_duty, scores_of
 from atoll.policy.windows import GROWTH, within
 from atoll.wire.messages.vertex import Body, Member
 
@@ -90,6 +92,7 @@ class RoundPlan:
     train_s: Seconds  # training window of attempt 0
     owners_per_part: int
     pace: Pace | None = None  # None: as settings have it
+    scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # of members' records, if any are kept
 
     @property
     def has_clock(self) -> bool:
@@ -118,12 +121,13 @@ class RoundPlan:
     def owners(self) -> tuple[PeerId, ...]:
         """Voters that may own parts: settled ones whose clocks are near run time, as far as there are such.
 
-        A newcomer is not waited for in its first round, so nobody may have to wait for its answer either.
+        A newcomer is not waited for in its first round, so nobody may have to wait for its answer either. Where
+        records are kept, who is on probation steps back (policy/reputation).
         """
         voting = [m for m in self.members if m.votes]
         settled = [m for m in voting if m.standing == "member"] or voting
         near = tuple(m.peer for m in settled if abs(m.offset_s) <= CLOCK_BOUND_S)
-        return near or tuple(m.peer for m in settled)
+        return on_duty(near or tuple(m.peer for m in settled), self.scores)
 
     @cached_property
     def committee(self) -> tuple[PeerId, ...]:
@@ -228,7 +232,8 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
         agreed_s = settings.owner_s if body.window_s is UNSET else body.window_s
         owner_s = within(agreed_s, settings.window_min_s, settings.owner_s)
         pace = Pace(_train_s(body, settings, owner_s / settings.owner_s), owner_s)
-    return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace)
+    scores = scores_of(body)
+    return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace, scores)
 
 
 def _train_s(body: Body, settings: RoundSettings, haste: float) -> Seconds:

@@ -17,6 +17,8 @@
     audits       a third of the trainers cheat, refuse or audit falsely; cheats are out, nobody honest is
     accusers     a third of the auditors find everybody guilty; nobody leaves
     audited_churn  churn where every round is audited
+    reputation   poor trainers, cheats, a newcomer, one who returns: all agree on scores, villains weigh little
+    reputed_churn  churn where records are kept
     audited      nobody cheats where rounds are audited, and messages are lost
     slow         nobody lies, some are slow, messages are lost: nobody is accused of anything
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
@@ -33,9 +35,19 @@ import sys
 import msgspec
 
 from atoll.sim.scenarios.audits import accusers, audited, audits
-from atoll.sim.scenarios.churn import audited_churn, churn, overlap, paced, real_keys, rollback, weighed
+from atoll.sim.scenarios.churn import (
+    audited_churn,
+    churn,
+    overlap,
+    paced,
+    real_keys,
+    reputed_churn,
+    rollback,
+    weighed,
+)
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
+from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.siege import siege
 from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
@@ -64,6 +76,8 @@ SCENARIOS: dict[str, Scenario] = {
     "audited": Scenario(audited, peers=5, rounds=20),
     "slow": Scenario(slow, peers=7, rounds=20),
     "siege": Scenario(siege, peers=100, rounds=100),
+    "reputation": Scenario(reputation, peers=7, rounds=36),
+    "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 

@@ -45,6 +45,15 @@ def paced(stage: Stage) -> None:
     _through_weather(stage, None, round=stage.paced())
 
 
+def reputed_churn(stage: Stage) -> None:
+    """The same where records are kept: who was down is worth less, weighs less and owns less, and all agree on it.
+
+    Every other seed rows are weighed by distances, too.
+    """
+    more = {"statistic": "robust", "tolerance": 0.33} if stage.seed % 2 else {}
+    _through_weather(stage, None, reputation=True, **more)
+
+
 def real_keys(stage: Stage) -> None:
     """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
     _through_weather(stage, RealKeys(stage.seed))
