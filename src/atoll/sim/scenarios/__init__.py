@@ -17,6 +17,9 @@
     accusers     a third of the auditors find everybody guilty; nobody leaves
     audited_churn  churn where every round is audited
     audited      nobody cheats where rounds are audited, and messages are lost
+    validated    a third poison a mean and lie as validators; the run leaves every bad state
+    wolves       a third of the validators find everything bad; nobody goes back
+    validated_churn  churn while one member poisons a mean now and then
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
 A failing run ends with one line that replays it.
@@ -30,11 +33,12 @@ import sys
 import msgspec
 
 from atoll.sim.scenarios.audits import accusers, audited, audits
-from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, rollback, weighed
+from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, rollback, validated_churn, weighed
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
+from atoll.sim.scenarios.validation import validated, wolves
 
 __all__ = ["SCENARIOS", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
 
@@ -56,6 +60,9 @@ SCENARIOS: dict[str, Scenario] = {
     "accusers": Scenario(accusers, peers=7, rounds=12),
     "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
     "audited": Scenario(audited, peers=5, rounds=20),
+    "validated": Scenario(validated, peers=7, rounds=36),
+    "wolves": Scenario(wolves, peers=7, rounds=16),
+    "validated_churn": Scenario(validated_churn, peers=8, rounds=24),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 
