@@ -128,6 +128,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "present": here,
         "quorum": needed,
         "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.audits is not None else None,
+        "validation": _validation(host) if machine.validators is not None else None,
         "paused": paused_text(voters, here, needed, machine.settings, p.trained),
         "missing": p.missing,
         "trouble": p.trouble,
@@ -138,6 +139,13 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "over": machine.over,
         "members": members,
     }
+
+
+def _validation(host: PeerHost) -> dict[str, Any]:
+    """The newest verdict on an agreed state, and the returns behind bad ones with those who had counted in them."""
+    p = host.progress
+    returns = [r | {"contributors": [p.name_of(peer) for peer in r["contributors"]]} for r in p.returns]
+    return p.validation | {"returns": returns}
 
 
 def peers_of(host: PeerHost) -> list[dict[str, Any]]:

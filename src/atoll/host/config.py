@@ -17,9 +17,10 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
-from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, decode_config, tolerance_of
+from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Run, Sync, decode_config, tolerance_of
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
+from atoll.policy.validation import Rule
 
 if TYPE_CHECKING:
     from atoll.learn.recipes import Recipe
@@ -112,6 +113,7 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
         tolerance=tolerance_of(run),
         witnessed=run.trust == "open",
         audit_rate=run.audit_rate or UNSET,
+        validation=_rule(run) if run.validate_every else UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,
@@ -123,6 +125,10 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
             beat_s=run.beat,
         ),
     )
+
+
+def _rule(run: Run) -> Rule:
+    return Rule(every=run.validate_every, margin_percent=round(100 * run.validate_margin))
 
 
 def data_of(config: Config, beside: Path | None) -> str:

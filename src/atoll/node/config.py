@@ -22,6 +22,7 @@ from atoll.base.limits import PEERS_MAX
 from atoll.base.units import parse_duration_s
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
+from atoll.policy.validation import VALIDATE_EVERY_MAX
 
 DURATION = {"unit": "duration"}
 RECIPES = ("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager")
@@ -58,6 +59,8 @@ class Run(Section, frozen=True):
     open_to_all: bool = False
     era_rounds: EraRounds = ERA_ROUNDS
     audit_rate: Share = 0.0
+    validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
+    validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -186,6 +189,17 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "(specs/audit.md); 0.05 costs 2 to 3 % more work. Whom enough auditors refute is expelled where run.trust "
         'is "community" or "open", and shown by status where it is "private". For gpt and llama models under '
         "recipes without overlap or fragments; 32 bytes per parameter travel for each audit."
+    ),
+    "run.validate_every": (
+        "Training rounds after which members look at the agreed model: some, drawn by the vertex, sign its loss on "
+        "held-out data, and if more than may lie find it bad, all go back to the last state that was found good "
+        "(specs/validation.md). 0: never, the default, since a return costs rounds and the margin is yours to "
+        "choose. Takes 256 samples without gradients each time, between two steps. For built-in models, not for "
+        "attached loops."
+    ),
+    "run.validate_margin": (
+        "How far above the least loss of the newest 128 rounds a loss is bad, as a share of it, and 0.1 nats at "
+        "least. Wide enough for the worst round that you would keep; harm below it is not seen."
     ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "

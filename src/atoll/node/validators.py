@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN
 from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report
-from atoll.node.amend import amend_of
+from atoll.node.blame import refusal_in
 from atoll.node.facts import Looked, StateJudged, WentBack
 from atoll.node.jobs import Hold, Losses, Validate
 from atoll.node.reports import ReportPool
@@ -94,14 +94,11 @@ class Validators:
         return effects
 
     def _went_back(self, body: Body) -> list[Effect]:
-        back = amend_of(body)
-        if back is None or back.signature:
+        found = refusal_in(body, self.history.bodies.values())
+        if found is None:
             return []
-        between = [self.history.bodies[r] for r in range(back.round + 1, body.round) if r in self.history.bodies]
-        refused = [b for b in between if b.parts]
-        who = sorted({signed.signer for b in refused for signed in b.commits})
-        rounds = tuple(b.round for b in refused)
-        return [self._fact(WentBack(back_to=back.round, refused=rounds, contributors=tuple(who)))]
+        back = WentBack(back_to=found.back_to, refused=found.refused, contributors=found.contributors)
+        return [self._fact(back)]
 
     def _fact(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.history.head))

@@ -32,6 +32,7 @@ MARGIN_LEAST = NAT // 10  # of a nat: a quarter of a loss near zero would be noi
 COOL_ROUNDS = 4  # from a return to the next demand, doubled for each further return in the window
 LASTING = 16  # rounds for which a demand stands: a quorum that cannot get the state shall not try for ever
 HELD_MAX = 4  # candidates after the last good one that are kept: one of them may come to be it
+VALIDATE_EVERY_MAX = VALIDATION_ROUNDS // 8  # training rounds: the window shall hold a few candidates
 SETS_MAX = 2  # held-out data, and canary data
 
 Opinion = Literal["open", "good", "bad"]
@@ -41,7 +42,7 @@ Losses = tuple[int, ...]
 class Rule(msgspec.Struct, frozen=True):
     """How a run validates; fixed in genesis."""
 
-    every: Annotated[int, msgspec.Meta(ge=1, le=VALIDATION_ROUNDS // 8)] = 1  # training rounds
+    every: Annotated[int, msgspec.Meta(ge=1, le=VALIDATE_EVERY_MAX)] = 1  # training rounds
     margin_percent: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 25  # above the least loss so far
     sets: Annotated[int, msgspec.Meta(ge=1, le=SETS_MAX)] = 1  # of data, a loss each
 

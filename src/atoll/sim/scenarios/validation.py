@@ -1,4 +1,4 @@
-"""Poison under a plain mean, validators that notice and validators that lie: bad models are left, good ones kept."""
+"""Poison under a plain mean, validators that notice, validators that lie: a bad model is left, a good one kept."""
 
 from __future__ import annotations
 
