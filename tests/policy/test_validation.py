@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf, nan
 
 import pytest
@@ -129,7 +130,7 @@ def test_a_state_that_enough_find_bad_is_left_for_the_newest_good_one():
 
 
 def test_two_liars_among_five_force_nothing_and_prevent_nothing():
-    """Crying wolf, saying that all is well, saying nothing: with three honest voices beside them nothing changes."""
+    """Crying wolf, saying that all is well, saying nothing: beside three honest voices nothing changes."""
     story = Story()
     story.plays(4)
     for lie in (LOSS_MOST, 0, 10 * NAT):
@@ -208,7 +209,7 @@ def test_returns_come_ever_more_rarely_and_a_demand_that_nobody_follows_ends():
             continue
         newest = max(story.validations.candidates)
         story.goes_on(*(story.words(newest, *[9 * NAT] * 5) if newest > 2 else ()))
-    gaps = [b - a for a, b in zip(went, went[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(went)]
     assert gaps == [COOL_ROUNDS * 2**k + 1 for k in range(len(gaps))] and len(gaps) == 4
     stuck = Story()
     stuck.plays(3)

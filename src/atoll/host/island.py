@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
@@ -29,7 +30,7 @@ from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
-from atoll.host.validating import validated
+from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.combine import combine, combine_weighed
@@ -160,8 +161,9 @@ class Island:
                 self.needed[why] = frozenset(blobs)
                 return None
             case Validate():
-                before = await loop.run_in_executor(self._arithmetic, self._find, work.state)
-                return await validated(self.tended, self._ready, before)
+                looked_at = await loop.run_in_executor(self._arithmetic, self._find, work.state)
+                canary = canary_in(self.store, self._learning.canary)
+                return await validated(self.tended, self._ready, looked_at, canary)
             case Exhibit() if self.auditing is not None:
                 return await self.auditing.show(work)
             case Judge() if self.auditing is not None:
@@ -561,7 +563,8 @@ class Island:
         write_private(self.store, vertex, self.memory_F, self.inner, claim)
         assert self.head_name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
-        self.shelf.tidy({self.head_name, self._learning.data_blob, *needed}, self.adopted)
+        data = [blob for blob in (self._learning.data_blob, self._learning.canary) if blob is not UNSET]
+        self.shelf.tidy({self.head_name, *data, *needed}, self.adopted)
 
     @property
     def _learning(self) -> Learning:

@@ -77,6 +77,7 @@ class Data(Section, frozen=True):
     """What it learns from. Members that do not have the very same data fetch it from each other."""
 
     source: str = "stdlib"
+    canary: str = ""
 
 
 class Train(Section, frozen=True):
@@ -222,6 +223,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
         "text, tokens (.npy, .bin of uint16), MNIST as .npz or as a folder of idx files, "
         "images (PNG, JPEG) in one folder per class."
+    ),
+    "data.canary": (
+        "A path, of the same kinds: data that nobody learns from and that validators look at too "
+        "(run.validate_every), with a bound of its own. Text (8 kB at least) or labelled pictures that the model "
+        "must not unlearn. Travels with the run. Empty: none."
     ),
     "train.recipe": (
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '
@@ -530,6 +536,13 @@ def _check_sense(config: Config) -> None:
                 f"{key} = {value} changes nothing: no codec of this run asks for it",
                 fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
             )
+    if not run.validate_every and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
+        key = "data.canary" if config.data.canary else "run.validate_margin"
+        raise UsageError(
+            "E-CFG-10",
+            f"{key} changes nothing: members of this run do not look at its model",
+            fix=f"write run.validate_every = 1, or leave {key} at {toml_text(default_of(key))}",
+        )
     for small, large, low, high in (
         ("run.min_peers", "run.start_peers", run.min_peers, run.start_peers),
         ("run.first_train", "run.train_max", run.first_train, run.train_max),

@@ -224,7 +224,8 @@ class _Walk:
         self.validations = Validations(audit.settings.validated, audit.settings.round.quorum)
         self.validations.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True
-        self.hole = -1 - RECENT  # the newest round whose id or state is not known for sure
+        # the newest round whose id or state is not known for sure; before all that anything looks back to
+        self.hole = -1 - VALIDATION_ROUNDS
         self._account(self.history.head_body, None)
 
     def go(self, round: int) -> None:

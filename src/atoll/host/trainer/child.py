@@ -147,8 +147,8 @@ class Child:
                 return self.auditing.start(command)
             case GoOn():
                 return self.auditing.go_on()
-            case Validate(samples):
-                return self.validating.start(samples, self.mailbox.shown())
+            case Validate():
+                return self.validating.start(command, self.mailbox.shown())
             case LookOn():
                 return self.validating.go_on()
             case Cancel():

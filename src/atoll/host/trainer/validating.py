@@ -7,12 +7,13 @@ moments of this trainer are never touched. Never decides what a loss means.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from atoll.host.trainer.words import Looked, TrainerSpec
-from atoll.learn.data import Data, validation
+from atoll.host.trainer.words import Looked, TrainerSpec, Validate
+from atoll.learn.data import Data, all_held_out, data_from_blob, validation
 from atoll.learn.layout import layout_of, unflatten
 from atoll.learn.models import build_model
 
@@ -21,13 +22,14 @@ VALIDATION_BATCH = 64  # samples; small enough for any device that can train
 
 class Validating:
     def __init__(self, spec: TrainerSpec, data: Data) -> None:
-        self.spec, self.sets = spec, (data,)
+        self.spec, self.data = spec, data
+        self._canary: tuple[str, Data] | None = None  # read once
         self._model: nn.Module | None = None  # made when it is first needed
         self.chore: Generator[None, None, tuple[float, ...]] | None = None
 
-    def start(self, samples: int, x_F: Tensor) -> Looked:
+    def start(self, wish: Validate, x_F: Tensor) -> Looked:
         """The first batch of the first set, with these parameters and buffers (F,)."""
-        self.chore = self._look(samples, x_F)
+        self.chore = self._look(wish, x_F)
         return self.go_on()
 
     def go_on(self) -> Looked:
@@ -44,12 +46,12 @@ class Validating:
             raise
         return Looked(False)
 
-    def _look(self, samples: int, x_F: Tensor) -> Generator[None, None, tuple[float, ...]]:
+    def _look(self, wish: Validate, x_F: Tensor) -> Generator[None, None, tuple[float, ...]]:
         model = self._model_with(x_F)
         losses: list[float] = []
-        for data in self.sets:
+        for data in self._sets(wish.canary):
             loss_sum, targets_seen = 0.0, 0
-            for inputs, targets in self._batches(data, samples):
+            for inputs, targets in self._batches(data, wish.samples):
                 with torch.no_grad():  # not around the yield: training goes on meanwhile
                     scores = model(inputs)
                     flat = scores.reshape(-1, scores.shape[-1])
@@ -58,6 +60,13 @@ class Validating:
                 yield
             losses.append(loss_sum / targets_seen)
         return tuple(losses)
+
+    def _sets(self, canary: str) -> tuple[Data, ...]:
+        if not canary:
+            return (self.data,)
+        if self._canary is None or self._canary[0] != canary:
+            self._canary = canary, all_held_out(data_from_blob(Path(canary).read_bytes()))
+        return self.data, self._canary[1]
 
     def _model_with(self, x_F: Tensor) -> nn.Module:
         if self._model is None:

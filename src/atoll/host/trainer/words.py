@@ -112,7 +112,8 @@ class GoOn(msgspec.Struct, frozen=True, tag=True):
 class Validate(msgspec.Struct, frozen=True, tag=True):
     """Begin to look at the parameters behind x in the mailbox, in a second model: take its first batch."""
 
-    samples: int
+    samples: int  # of each set
+    canary: str = ""  # path of a blob of data to look at too
 
 
 class LookOn(msgspec.Struct, frozen=True, tag=True):
