@@ -19,7 +19,7 @@ from atoll.host.trainer.words import LookOn, Validate
 from atoll.learn.state import SharedState
 from atoll.node.jobs import Losses
 
-SAMPLES = 256  # of each set, the same ones at every validator: losses of two rounds are compared
+SAMPLES = 128  # of each set, the same ones at every validator: losses of two rounds are compared
 
 
 def canary_in(store: Store, blob: Digest | UnsetType) -> str:
