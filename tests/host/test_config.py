@@ -18,6 +18,7 @@ from atoll.host.config import data_of, load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, decode_learning, found, with_room
 from atoll.host.member import Listening, holds_run, resume_run
 from atoll.host.store import Store
+from atoll.learn.inner import Muon
 from atoll.learn.methods import METHODS
 from atoll.learn.recipes import diloco, in_swarm, swarm_problem
 from atoll.node.body import write_genesis
@@ -255,6 +256,24 @@ def test_a_recipe_of_another_name_takes_what_the_file_says():
     recipe = recipe_of(load_config(None, sets, {}))
     assert (recipe.coding.up, recipe.outer.momentum, recipe.inner.lr) == ("fp16", 0.9, 0.001)
     assert (recipe.inner.total_steps, recipe.inner.warmup_steps) == (200, 20)
+
+
+def test_the_rate_of_a_recipe_with_muon_inside_is_that_of_what_muon_leaves_alone():
+    """Its own follows in proportion; owners remember nothing in real runs, so answers are int8."""
+    sets = ("train.recipe=muloco", "run.rounds=80", "train.lr=0.001", "train.weight_decay=0.05")
+    recipe = recipe_of(load_config(None, sets, {}))
+    assert isinstance(recipe.inner, Muon)
+    assert (recipe.inner.rest.lr, recipe.inner.lr) == (0.001, 0.005)
+    assert (recipe.inner.weight_decay, recipe.inner.rest.weight_decay) == (0.05, 0.05)
+    assert (recipe.coding.up, recipe.coding.down, recipe.coding.answer) == ("2bit", "int8", "once")
+    assert (recipe.outer.momentum, recipe.inner.rest.total_steps) == (0.7, 80 * 30)
+
+
+def test_a_number_that_the_inner_optimizer_does_not_have_is_refused():
+    assert recipe_of(load_config(None, ("train.recipe=fedavg", "train.lr=0.2"), {})).inner.lr == 0.2
+    refused = pytest.raises(UsageError, match="SGD has no weight_decay")
+    with refused:
+        recipe_of(load_config(None, ("train.recipe=fedavg", "train.weight_decay=0.1"), {}))
 
 
 def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedule():

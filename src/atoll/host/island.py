@@ -317,6 +317,8 @@ class Island:
         down = codec_named(self._learning.recipe.coding.down)
         if work.weights:
             done = combine_weighed(rows, work.weights, values, up, down)
+        elif any(row.handed for row in work.rows):
+            done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
         else:
             done = combine(rows, values, up, down, Statistic(work.statistic, work.liars))
         counted = tuple(work.rows[i].peer for i in done.counted)

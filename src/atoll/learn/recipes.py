@@ -79,7 +79,7 @@ def swarm_problem(recipe: Recipe) -> str:
     """What of a recipe real runs cannot do yet; empty if they can do it all."""
     schedule, reducer, plain = recipe.schedule, recipe.reducer, Schedule()
     cannot = {
-        "an inner optimizer other than AdamW": not isinstance(recipe.inner, AdamW),
+        "gradients that are only accumulated": isinstance(recipe.inner, Accumulate),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
