@@ -195,8 +195,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Training rounds after which members look at the agreed model: some, drawn by the vertex, sign its loss on "
         "held-out data, and if more than may lie find it bad, all go back to the last state that was found good "
         "(specs/validation.md). 0: never, the default, since a return costs rounds and the margin is yours to "
-        "choose. Costs a validator 128 samples without gradients each time, as much as training on 40; raise it where "
-        "a round trains on few hundred. For built-in models, not for attached loops."
+        "choose. Costs a validator 128 samples without gradients each time, as much as training on 45; raise it "
+        "where a round trains on a few hundred. For built-in models, not for attached loops."
     ),
     "run.validate_margin": (
         "How far above the least loss of the newest 128 rounds a loss is bad, as a share of it, and 0.1 nats at "
