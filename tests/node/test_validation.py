@@ -33,10 +33,12 @@ ADA, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
 BAD = range(6, 8)  # rounds whose states every honest validator finds bad
 
 
-def swarm_of(peers: int = 4, bad=BAD, seed: int = 3, recovery: bytes = b"", **settings) -> Swarm:
+def swarm_of(
+    peers: int = 4, bad=BAD, seed: int = 3, recovery: bytes = b"", quorum: str = "two-thirds", **settings
+) -> Swarm:
     """Names instead of numbers: what a state's loss is, the test says."""
     knobs = SwarmKnobs(peers=peers)
-    plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
+    plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=quorum)
     knobs.run = replace(knobs.run, round=plan, validation=Rule(), recovery=recovery, **settings)
     swarm = Swarm(seed, knobs)
     for node in swarm.world.nodes.values():
@@ -83,6 +85,23 @@ def test_all_leave_a_bad_state_also_who_was_away_who_crashes_and_who_comes():
     assert {m.peer for m in history_of(swarm).head_body.members if m.votes} == set(everybody)
     ((refusal,),) = {tuple(refusals(history_of(swarm, name).bodies.values())) for name in everybody}
     assert (refusal.round, refusal.refused) == (round, tuple(range(6, round))) == (told[0].round, told[0].refused)
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 5])
+def test_where_members_trust_each_other_two_voices_decide_and_one_alone_decides_for_itself(peers: int):
+    swarm = swarm_of(peers, quorum="majority")
+    reach(swarm, 14)
+    ((round, back),) = returns(swarm)
+    assert back == 5 and round <= 9
+
+
+def test_one_broken_machine_among_those_who_trust_each_other_sends_nobody_back():
+    """It finds everything infinitely bad; three are drawn, two voices are needed."""
+    swarm = swarm_of(3, bad=(), quorum="majority")
+    swarm.world.nodes[CARL].island.losses = lambda state: (float("inf"),)
+    reach(swarm, 14)
+    candidates = swarm.world.nodes[BOB].machine.pool.recent().validations.candidates.values()
+    assert returns(swarm) == [] and sum(c.opinion == "good" for c in candidates) > 8
 
 
 def test_a_return_that_nobody_demands_is_not_voted_for_and_its_bringer_is_at_fault():
