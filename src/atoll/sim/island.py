@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -291,6 +291,7 @@ class Island:
 
     def _prune(self, head: Digest) -> None:
         """Like the real store: the last few states stay, so that laggards and restarts find theirs."""
+        needed = {head, *self.looked_for}.union(*self.needed.values())
         for old in list(self.blobs)[: -self.knobs.states_kept]:
-            if old not in {head, *self.looked_for, *chain.from_iterable(self.needed.values())}:
+            if old not in needed:
                 del self.blobs[old]
