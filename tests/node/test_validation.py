@@ -309,6 +309,20 @@ def test_verify_takes_a_return_at_its_word_where_reasons_are_lost():
     assert [p.code for p in audit.problems] == ["E-VER-03"] and len(audit.returns) == 1
 
 
+def test_verify_believes_no_such_return_in_a_run_that_nobody_validates_even_beside_a_hole():
+    swarm = Swarm(3, SwarmKnobs(peers=4))
+    reach(swarm, 12)
+    rows = rows_of(swarm)
+    body, goal, last = (decode_body(decode_vertex(rows[round]).body) for round in (10, 3, 9))
+    after, to = (vertex_id(decode_vertex(rows[round]).body) for round in (9, 3))
+    word = Amend(after, 3, to, goal.state, goal.trained, b"")
+    signed = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(word)
+    forged = replace(body, reports=(signed,), trained=goal.trained, state=last.state)
+    rows = {r: row for r, row in rows.items() if r < 10 and r != 7} | {10: agreed_by_all(swarm, forged)}
+    found = [(p.code, p.round) for p in verified(swarm, rows).problems]
+    assert found == [("E-VER-03", 7), ("E-VER-08", 10)]
+
+
 def test_losses_are_answers_to_a_job_and_to_no_other():
     """A job under another name, or an answer that is none, moves nothing."""
     swarm = swarm_of(bad=())

@@ -303,7 +303,8 @@ class _Walk:
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = plan_round(history.head_id, parent, self.audit.settings.round)
         self.docket.lacks = self.hole > history.head - AUDIT_ROUNDS
-        self.validations.lacks = self.hole > history.head - VALIDATION_ROUNDS
+        validated = self.audit.settings.validated is not None
+        self.validations.lacks = validated and self.hole > history.head - VALIDATION_ROUNDS
         known = self._may_follow, self._earlier, self.docket, self.validations
         recent = Recent(self._recent_states(body), *known)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
