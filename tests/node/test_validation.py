@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Received
+from atoll.base.machine import Ask, Done, Effect, Received, Send
 from atoll.node.amend import amend_of, amends_in, goal_of
 from atoll.node.blame import refusals
 from atoll.node.body import amend_among, check_body, write_body
-from atoll.node.facts import AttemptFailed, WentBack
+from atoll.node.facts import AttemptFailed, Disagreed, WentBack
 from atoll.node.jobs import Hold, Losses, Validate
 from atoll.node.peer import Fault
 from atoll.node.verify import Kept, Return, verify_history
@@ -23,9 +23,11 @@ from atoll.protocol.transfer.work import ReadManifest
 from atoll.sim.island import Shared
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
+from atoll.sim.villains import Villain, villain
+from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.round import Propose
 from atoll.wire.messages.statements import Amend, Certificate, Signed, Vote
 from atoll.wire.messages.vertex import Body, Vertex
 
@@ -34,13 +36,13 @@ BAD = range(6, 8)  # rounds whose states every honest validator finds bad
 
 
 def swarm_of(
-    peers: int = 4, bad=BAD, seed: int = 3, recovery: bytes = b"", quorum: str = "two-thirds", **settings
+    peers: int = 4, bad=BAD, seed: int = 3, recovery: bytes = b"", quorum: str = "two-thirds", villains=None
 ) -> Swarm:
     """Names instead of numbers: what a state's loss is, the test says."""
     knobs = SwarmKnobs(peers=peers)
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=quorum)
-    knobs.run = replace(knobs.run, round=plan, validation=Rule(), recovery=recovery, **settings)
-    swarm = Swarm(seed, knobs)
+    knobs.run = replace(knobs.run, round=plan, validation=Rule(), recovery=recovery)
+    swarm = Swarm(seed, knobs, villains)
     for node in swarm.world.nodes.values():
         node.island.losses = lambda state: (
             9.0 if msgspec.msgpack.decode(state, type=Shared).round in bad else 1.0,
@@ -144,6 +146,27 @@ def assembled(peer, parent: Body, reports: tuple[Signed, ...], trained: int) -> 
     ground = without_parts(peer.round.ground)
     body = write_body(ground, peer.notary, 0, (), {}, (), parent.state, parent.time_s)
     return replace(body, reports=reports, trained=trained)
+
+
+def test_a_proposer_that_makes_up_a_return_is_passed_over_and_nobody_goes_there():
+    """Bob's every proposal goes back to round 1, as if validators had demanded it; the others close his rounds."""
+
+    def made_up(villain: Villain, send: Send) -> list[Effect]:
+        history = villain.peer.history
+        if not isinstance(send.message, Propose) or history is None or history.head < 3:
+            return [send]
+        body, old = decode_body(send.message.body), history.bodies[1]
+        word = Amend(body.parent, 1, history.ids[1], old.state, old.trained, b"")
+        raw = encode(replace(body, reports=(villain.notary.sign(word),), trained=old.trained))
+        said = decode_statement(send.message.statement.body, villain.peer.me)
+        signed = villain.notary.sign(replace(said, digest=vertex_id(raw)))
+        return [replace(send, message=replace(send.message, body=raw, statement=signed))]
+
+    swarm = swarm_of(bad=(), villains={1: villain(made_up)})
+    told: list[str] = []
+    swarm.world.watchers.append(lambda now, n, f: told.append(f.why) if isinstance(f, Disagreed) else None)
+    reach(swarm, 14, within_s=1200)
+    assert returns(swarm) == [] and any("may not stand in a vertex" in why for why in told)
 
 
 def test_the_founders_word_and_the_validators_go_to_the_farther_one():
