@@ -30,12 +30,17 @@ if "join" in sys.orig_argv:
 
 
 def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
-    """Eve's updates of two rounds point the wrong way, two hundred times as far; the run goes on from before."""
+    """Eve's updates of two rounds point the wrong way, two hundred times as far; the run goes on from before.
+
+    Bob and Eve fetch the canary data from Ada: all three measure two losses.
+    """
     villain = tmp_path / "villain"
     villain.mkdir()
     (villain / "sitecustomize.py").write_text(POISON)
     lies = {"PYTHONPATH": os.pathsep.join([str(villain), os.environ.get("PYTHONPATH", "")])}
-    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *VALIDATED)) as running:
+    (canary := tmp_path / "canary.txt").write_text(Path(os.__file__).read_text())
+    more = ("--set", f"data.canary={canary}")
+    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *VALIDATED, *more)) as running:
         ada = running[0]
         ticket = ada.until_fact("Opened")["ticket"]
         running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob"))
@@ -46,7 +51,7 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         )
         bad = next(f for f in ada.facts if f["fact"] == "StateJudged" and f["opinion"] == "bad")
         assert went["back_to"] < bad["of"] < went["round"] and bad["of"] in went["refused"]
-        assert bad["values"][0] > 1.25 * good["values"][0] - 1 and len(went["contributors"]) == 3
+        assert len(bad["values"]) == 2 and bad["values"][0] > good["values"][0] and len(went["contributors"]) == 3
         assert any(f["fact"] == "RoundClosed" and f.get("by") == "validators" for f in ada.facts)
         assert bob_too(running[1], went["round"]) == went["back_to"]
         status = answer_of("status", "--dir", tmp_path / "ada")
