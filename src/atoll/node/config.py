@@ -227,8 +227,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "data.canary": (
         "A path, of the same kinds: data that nobody learns from and that validators look at too "
         "(run.validate_every), with a bound of its own. Text (8 kB at least) or labelled pictures that the model "
-        "must not unlearn, and that data.source teaches: the loss of anything else rises while the model learns, and "
-        "would send the run back. Travels with the run. Empty: none."
+        "must not unlearn, and that data.source teaches: the loss of anything else rises while the model learns, "
+        "and would send the run back. Travels with the run. Empty: none."
     ),
     "train.recipe": (
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '
