@@ -45,11 +45,15 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         ticket = ada.until_fact("Opened")["ticket"]
         running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob"))
         running.append(Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies))
+        ada.until_fact("RoundBegan", assembling=False)
+        for trained in (1, 3):  # each with patience of its own
+            ada.until(lambda f, least=trained: f["fact"] == "RoundClosed" and f["trained"] >= least)
+        bad = ada.until_fact("StateJudged", opinion="bad")
         went = ada.until_fact("WentBack")
+        ada.until(lambda f: f["fact"] == "RoundClosed" and f["round"] > went["round"] and f["counted"])
         good = ada.until(
             lambda f: f["fact"] == "StateJudged" and f["opinion"] == "good" and f["of"] > went["round"]
         )
-        bad = next(f for f in ada.facts if f["fact"] == "StateJudged" and f["opinion"] == "bad")
         assert went["back_to"] < bad["of"] < went["round"] and bad["of"] in went["refused"]
         assert len(bad["values"]) == 2 and bad["values"][0] > good["values"][0] and len(went["contributors"]) == 3
         assert any(f["fact"] == "RoundClosed" and f.get("by") == "validators" for f in ada.facts)
