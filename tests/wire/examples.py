@@ -52,6 +52,7 @@ from atoll.wire.messages.statements import (
     Signed,
     Suspect,
     Timeout,
+    Validated,
     Vote,
     Weighing,
 )
@@ -100,6 +101,7 @@ STATEMENTS = (
     Caught(SIGNED, SIGNED),
     Complaint(7, BOB, "withheld"),
     Audited(7, BOB, "mismatch"),
+    Validated(7, A, (2_500_000,)),
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
     Amend(A, 3, B, A, 2, b"signature"),
 )

@@ -12,6 +12,8 @@ from cyclopts import Parameter
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
 
+RETURNS_SHOWN = 3  # the newest; --json has all that are remembered
+
 
 def status(*, dir: Dir = None, json: AsJson = False) -> None:
     """Say how the run stands: round, phase, loss, members, bytes, and why it is paused if it is."""
@@ -41,6 +43,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if s.get("audits"):
         found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
         say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
+    if (v := s.get("validation")) is not None:
+        _say_validation(v)
     say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed")
     say(f"  this peer: {s['name']}, {s['role']}, {s['standing']}, in {s['folder']}")
     _say_members(s["members"])
@@ -122,6 +126,21 @@ def export(
         say_json(answer)
     else:
         say(f"the model after {answer['trained']} rounds is in {answer['path']}")
+
+
+def _say_validation(v: dict[str, Any]) -> None:
+    if "opinion" in v:
+        losses = ", ".join(loss_text(loss) for loss in v["values"])
+        most = ", ".join(loss_text(bound) for bound in v["bounds"])
+        say(f"  validated: round {v['of']} is {v['opinion']}, loss {losses}{f'; bad above {most}' if most else ''}")
+    for r in v["returns"][-RETURNS_SHOWN:]:
+        rounds = ", ".join(map(str, r["refused"]))
+        who = ", ".join(r["contributors"])
+        say(f"  ! round {r['round']} went back to round {r['back_to']}; rounds {rounds} were refused, with {who}")
+
+
+def loss_text(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def _say_members(members: list[dict[str, Any]], addresses: bool = False) -> None:

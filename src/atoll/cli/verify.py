@@ -239,7 +239,7 @@ def _say(audit: Audit, blobs: int | None) -> None:
     for r in audit.returns:
         say(
             f"  round {r.round} went back to the state of round {r.back_to}, with {r.trained} trained rounds, "
-            "by the recovery identity's signature"
+            + ("by the recovery identity's signature" if r.by == "recovery" else "since validators found it bad")
         )
     for line in _eras_text(audit):
         say(f"  {line}")

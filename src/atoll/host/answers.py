@@ -130,6 +130,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "quorum": needed,
         "statistic": machine.settings.statistic,
         "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.audits is not None else None,
+        "validation": _validation(host) if machine.validators is not None else None,
         "paused": paused_text(voters, here, needed, machine.settings, p.trained),
         "missing": p.missing,
         "trouble": p.trouble,
@@ -140,6 +141,13 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "over": machine.over,
         "members": members,
     }
+
+
+def _validation(host: PeerHost) -> dict[str, Any]:
+    """The newest verdict on an agreed state, and the returns behind bad ones with those who had counted in them."""
+    p = host.progress
+    returns = [r | {"contributors": [p.name_of(peer) for peer in r["contributors"]]} for r in p.returns]
+    return p.validation | {"returns": returns}
 
 
 def peers_of(host: PeerHost) -> list[dict[str, Any]]:

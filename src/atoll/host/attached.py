@@ -32,9 +32,12 @@ from atoll.host.trainer.words import (
     Broken,
     Cancel,
     Carried,
+    Looked,
+    LookOn,
     Merge,
     Train,
     Trained,
+    Validate,
     WriteX,
 )
 from atoll.learn.layout import Layout, difference
@@ -177,6 +180,9 @@ class AttachedTrainer:
 
     async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
         raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
+
+    async def validate(self, work: Validate | LookOn, of_F: Tensor | None = None) -> Looked:
+        raise TrainerFailed("refused", "an attached loop has no data that others hold out, too", alive=True)
 
     async def inner_state(self) -> bytes:
         return b""  # the optimizer is the loop's own

@@ -23,6 +23,7 @@ from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS
 from atoll.policy.trust import peers_for_one_liar
+from atoll.policy.validation import Rule
 
 if TYPE_CHECKING:
     from atoll.learn.recipes import Recipe
@@ -120,6 +121,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         witnessed=preset.witnessed,
         audit_rate=_audit_rate(config, recipe, floats) or UNSET,
         reputation=reputed or UNSET,
+        validation=_rule(config) if run.validate_every else UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,
@@ -163,18 +165,29 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
     return said
 
 
+def _rule(config: Config) -> Rule:
+    run, sets = config.run, 2 if config.data.canary else 1
+    return Rule(every=run.validate_every, margin_percent=round(100 * run.validate_margin), sets=sets)
+
+
 def data_of(config: Config, beside: Path | None) -> str:
     """`stdlib`, or a path; a relative one counts from the config file."""
     source = config.data.source
-    if source == "stdlib":
-        return source
+    return source if source == "stdlib" else _path("data.source", source, beside, 'or write "stdlib"')
+
+
+def canary_of(config: Config, beside: Path | None) -> str:
+    """A path, or nothing."""
+    canary = config.data.canary
+    return _path("data.canary", canary, beside, "or leave it empty") if canary else ""
+
+
+def _path(key: str, source: str, beside: Path | None, instead: str) -> str:
     path = Path(source).expanduser()
     if beside is not None and not path.is_absolute():
         path = beside.parent / path
     if not path.exists():
-        raise UsageError(
-            "E-DATA-01", f"data.source: there is nothing at {path}", fix='name a file or folder, or write "stdlib"'
-        )
+        raise UsageError("E-DATA-01", f"{key}: there is nothing at {path}", fix=f"name a file or folder, {instead}")
     return str(path)
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
@@ -30,6 +31,7 @@ from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
+from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import Answering, answering, says_more
 from atoll.learn.codec import Codec, codec_named, native
@@ -67,6 +69,7 @@ from atoll.node.jobs import (
     Restore,
     Train,
     Trained,
+    Validate,
 )
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.protocol.transfer.work import CloseBlob
@@ -102,6 +105,7 @@ class Island:
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
         self.auditing: Auditing | None = None  # where rounds are audited
+        self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
         self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
@@ -155,10 +159,13 @@ class Island:
                 return await loop.run_in_executor(self._arithmetic, self._go_back, work)
             case FindState():
                 return await loop.run_in_executor(self._disk, self.shelf.look_for, work.state)
-            case Hold(blobs):
-                if self.auditing is not None:
-                    self.auditing.needed = frozenset(blobs)
+            case Hold(blobs, why):
+                self.needed[why] = frozenset(blobs)
                 return None
+            case Validate():
+                looked_at = await loop.run_in_executor(self._arithmetic, self._find, work.state)
+                canary = canary_in(self.store, self._learning.canary)
+                return await validated(self.tended, self._ready, looked_at, canary)
             case Exhibit() if self.auditing is not None:
                 return await self.auditing.show(work)
             case Judge() if self.auditing is not None:
@@ -576,8 +583,9 @@ class Island:
         claim = self.auditing.memory() if self.auditing is not None else b""
         write_private(self.store, vertex, self.memory_F, self.inner, claim)
         assert self.head_name is not None
-        needed = self.auditing.needed if self.auditing is not None else frozenset[Digest]()
-        self.shelf.tidy({self.head_name, self._learning.data_blob, *needed}, self.adopted)
+        needed = frozenset[Digest]().union(*self.needed.values())
+        data = [blob for blob in (self._learning.data_blob, self._learning.canary) if blob is not UNSET]
+        self.shelf.tidy({self.head_name, *data, *needed}, self.adopted)
 
     @property
     def _learning(self) -> Learning:

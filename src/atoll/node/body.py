@@ -43,7 +43,7 @@ from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import name_of
 from atoll.protocol.reduce.topology import Topology
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Join, Signed, Statement, Weighing
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
@@ -70,6 +70,7 @@ class Ground:
     recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
     audited: bool = False  # who gives an update must claim how it trained
     reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
+    demanded: Amend | None = None  # validators found the state bad: where this round is to go back to
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -187,15 +188,26 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
         wall_s = parent.time_s if as_proposer else None
         return admissible(reported, parent, recent, run, settings.open_to_all, wall_s, parts)
 
-    who = settings.recovery
+    who, validations = settings.recovery, recent.validations
+    demanded = validations.demanded() if validations.head == parent.round else None
     if not enough:
         why, kind = "too few members to train", settings.statistic
-        reputed = settings.reputed
-        return Ground(plan, parent, None, why, judge, kind, parts_most=parts, recovery=who, reputed=reputed)
+        return Ground(
+            plan,
+            parent,
+            None,
+            why,
+            judge,
+            kind,
+            parts_most=parts,
+            recovery=who,
+            reputed=settings.reputed,
+            demanded=demanded,
+        )
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
-    audited = bool(settings.audited_share)
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited, settings.reputed)
+    audited, reputed = bool(settings.audited_share), settings.reputed
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited, reputed, demanded)
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -393,14 +405,21 @@ def _trained(ground: Ground, reports: Sequence[Signed]) -> int:
 
 
 def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tuple[Signed, Amend] | None:
-    """The word to go back that a proposer may put into its body, if there is one."""
+    """The word to go back that a proposer may put into its body, if there is one: a person's, or what validators
+    demand, which it says itself."""
     kept, _ = _judge_reports(ground, notary, [signed for signed, _ in amends_in(reports)], as_proposer=True)
-    return first_of(amends_in(kept))
+    demanded = [] if ground.demanded is None else [(notary.sign(ground.demanded), ground.demanded)]
+    return first_of([*amends_in(kept), *demanded])
 
 
 def _forged(ground: Ground, notary: Notary, signed: Signed, report: Reported) -> bool:
+    """A word to go back that is neither the recovery identity's nor the one that validators demand."""
     statement = report.statement
-    return isinstance(statement, Amend) and not amend_holds(signed, statement, notary, ground.recovery)
+    if not isinstance(statement, Amend):
+        return False
+    if not statement.signature:
+        return statement != ground.demanded or signed.body != encode(statement)
+    return not amend_holds(signed, statement, notary, ground.recovery)
 
 
 def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: Signed) -> Answered:

@@ -23,6 +23,7 @@ from atoll.base.units import parse_duration_s
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.presets import PRESETS, Preset, Trust, statistic_of
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
+from atoll.policy.validation import VALIDATE_EVERY_MAX
 
 DURATION = {"unit": "duration"}
 RECIPES = (
@@ -63,6 +64,8 @@ class Run(Section, frozen=True):
     era_rounds: EraRounds = ERA_ROUNDS
     audit_rate: Share | None = None
     reputation: bool | None = None
+    validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
+    validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -79,6 +82,7 @@ class Data(Section, frozen=True):
     """What it learns from. Members that do not have the very same data fetch it from each other."""
 
     source: str = "stdlib"
+    canary: str = ""
 
 
 class Train(Section, frozen=True):
@@ -202,6 +206,17 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "more than half as much again as an equal share. Samples that members claim then move nothing. Left out: "
         'true with run.trust = "community" and "open".'
     ),
+    "run.validate_every": (
+        "Training rounds after which members look at the agreed model: some, drawn by the vertex, sign its loss on "
+        "held-out data, and if more than may lie find it bad, all go back to the last state that was found good "
+        "(specs/validation.md). 0: never, the default, since a return costs rounds and the margin is yours to "
+        "choose. Costs a validator 128 samples without gradients each time, as much as training on 45; raise it "
+        "where a round trains on a few hundred. For built-in models, not for attached loops."
+    ),
+    "run.validate_margin": (
+        "How far above the least loss of the newest 128 rounds a loss is bad, as a share of it, and 0.1 nats at "
+        "least. Wide enough for the worst round that you would keep; harm below it is not seen."
+    ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "
         "everybody is done, so a large value costs nothing unless somebody hangs."
@@ -223,6 +238,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
         "text, tokens (.npy, .bin of uint16), MNIST as .npz or as a folder of idx files, "
         "images (PNG, JPEG) in one folder per class."
+    ),
+    "data.canary": (
+        "A path, of the same kinds: data that nobody learns from and that validators look at too "
+        "(run.validate_every), with a bound of its own. Text (8 kB at least) or labelled pictures that the model "
+        "must not unlearn, and that data.source teaches: the loss of anything else rises while the model learns, "
+        "and would send the run back. Travels with the run. Empty: none."
     ),
     "train.recipe": (
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '
@@ -556,6 +577,13 @@ def _check_sense(config: Config) -> None:
                 f"{key} = {value} changes nothing: no codec of this run asks for it",
                 fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
             )
+    if not run.validate_every and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
+        key = "data.canary" if config.data.canary else "run.validate_margin"
+        raise UsageError(
+            "E-CFG-10",
+            f"{key} changes nothing: members of this run do not look at its model",
+            fix=f"write run.validate_every = 1, or leave {key} at {toml_text(default_of(key))}",
+        )
     for small, large, low, high in (
         ("run.min_peers", "run.start_peers", run.min_peers, run.start_peers),
         ("run.first_train", "run.train_max", run.first_train, run.train_max),

@@ -5,6 +5,8 @@ Facts are read by the driver, the dashboard and the simulator's checkers; saying
 
 from __future__ import annotations
 
+from typing import Literal
+
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.wire.messages.statements import Caught, Complaint, Finding, Lapse
@@ -115,6 +117,34 @@ class Verdict(Fact, frozen=True, kw_only=True):
     of: int  # round
     auditor: PeerId
     finding: Finding
+
+
+class Looked(Fact, frozen=True, kw_only=True):
+    """I was drawn to look at the state of this round: these losses are what I tell the members."""
+
+    phase = "validate"
+    of: int  # round
+    state: Digest
+    losses: tuple[int, ...]  # millionths of a nat
+
+
+class StateJudged(Fact, frozen=True, kw_only=True):
+    """Vertices hold enough words about the state of this round."""
+
+    phase = "validate"
+    of: int  # round
+    opinion: Literal["good", "bad"]
+    values: tuple[int, ...]  # millionths of a nat, one per set of data
+    bounds: tuple[int, ...] | None  # above which it would be bad; None: nothing to compare with
+
+
+class WentBack(Fact, frozen=True, kw_only=True):
+    """Validators found the state bad, and this round's vertex left it."""
+
+    phase = "validate"
+    back_to: int  # round
+    refused: tuple[int, ...]  # rounds that trained in between
+    contributors: tuple[PeerId, ...]  # to any of them: no verdict on any of these
 
 
 class StateMissing(Fact, frozen=True, kw_only=True):

@@ -6,6 +6,8 @@ is answered exactly once. Work that changes durable state is durable when its an
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -113,9 +115,21 @@ class ReadVertices(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """These blobs are needed for audits: keep them on disk, and no longer those named before -> None."""
+    """These blobs are needed: keep them on disk, and no longer those named before for the same reason -> None."""
 
     blobs: tuple[Digest, ...]
+    why: Literal["audits", "validation"] = "audits"
+
+
+class Validate(msgspec.Struct, frozen=True):
+    """Measure the loss of this agreed state on all data that is held out, while my trainer rests -> Losses."""
+
+    round: int
+    state: Digest
+
+
+class Losses(msgspec.Struct, frozen=True):
+    losses: tuple[float, ...]  # nats, mean, one per set of data; may be infinite or not a number
 
 
 class Exhibit(msgspec.Struct, frozen=True):
@@ -156,4 +170,17 @@ class Judged(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-Work = Train | Encode | Advance | Adopt | GoBack | FindState | Restore | ReadVertices | Hold | Exhibit | Judge
+Work = (
+    Train
+    | Encode
+    | Advance
+    | Adopt
+    | GoBack
+    | FindState
+    | Restore
+    | ReadVertices
+    | Hold
+    | Exhibit
+    | Judge
+    | Validate
+)

@@ -4,7 +4,7 @@
     Round       the story of the round in progress      Fetch     a state on its way here
     Serve       blobs for others                        pool      member reports for the next vertex
     Eras        long-lived signatures under the history
-    Earlier     states that the run may go back to
+    Earlier     states that the run may go back to      Validators  is what was agreed any good?
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -64,12 +64,13 @@ from atoll.node.audits import Audits
 from atoll.node.body import ground_after, write_recovery
 from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
-from atoll.node.facts import Accused, AuditEnded, Fault, RoundClosed, ShareBegan, StateLacked, StateMissing
+from atoll.node.facts import Accused, AuditEnded, Fault, Looked, RoundClosed, ShareBegan, StateLacked, StateMissing
 from atoll.node.jobs import ReadVertices, Restore
 from atoll.node.reports import ReportPool
 from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, decode_settings, other_rules
 from atoll.node.trial import Measured
+from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
 from atoll.policy.members import FULL, RECENT, Reported, suspicions_needed
 from atoll.policy.plan import plan_round
@@ -106,6 +107,7 @@ from atoll.wire.messages.statements import (
     Signed,
     Statement,
     Suspect,
+    Validated,
 )
 from atoll.wire.messages.vertex import Body, Member, Standing, Vertex
 
@@ -219,6 +221,7 @@ class Peer:
         self.earlier = EarlierStates(self.notary)
         self.said_back: Seconds = 0.0  # when words to go back were last repeated
         self.audits: Audits | None = None  # where the run has them
+        self.validators: Validators | None = None  # the same
         self.over = self.leaving = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -264,6 +267,8 @@ class Peer:
                 return self._earlier_answered(job, result, now)
             case Failed(job) if job.startswith("earlier/"):
                 return self._earlier_answered(job, None, now)
+            case Done(job) | Failed(job) if job.startswith("validate/") and self.validators is not None:
+                return self._from_validators(self.validators.done(event), now)
             case Done(job) | Failed(job) if job.startswith("audit/"):
                 return self._from_audits(self.audits.done(event), now) if self.audits is not None else []
             case Done() | Failed() | TimerFired():
@@ -328,6 +333,7 @@ class Peer:
                 self.history.restore(decode_vertex(kept[f"vertex/{round}"]))
         effects += self.eras.restore(kept) if self.eras is not None else []
         effects += self._from_audits(self.audits.resume(now), now) if self.audits is not None else []
+        effects += self._from_validators(self.validators.resume(), now) if self.validators is not None else []
         return effects + self._follow_members(now) + self._restore()
 
     def _ask_genesis(self) -> list[Effect]:
@@ -343,6 +349,8 @@ class Peer:
             self.eras = Eras(self.history, every, self.settings.rounds, self.notary.verifier, self.vouch)
         if self.settings.audited_share:
             self.audits = Audits(self.me, self.settings, self.history, self.pool)
+        if self.settings.validated is not None:
+            self.validators = Validators(self.me, self.history, self.pool)
         s = self.settings.round
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         self.genesis = vertex
@@ -405,7 +413,8 @@ class Peer:
         self.round = Round(
             ground, self.notary, agreement, gone, pool.chosen, held, self.said, self._measured, self.strikes
         )
-        effects = self._to_round(Start({}), now)
+        looks = self._from_validators(self.validators.holds(self.at), now) if self.validators is not None else []
+        effects = looks + self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
@@ -490,6 +499,7 @@ class Peer:
         effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex)), *self._learn_identities(body)]
         effects += self._end_era(body)
         effects += self._from_audits(self.audits.grew(body, now), now) if self.audits is not None else []
+        effects += self._from_validators(self.validators.grew(body), now) if self.validators is not None else []
         return effects + ([*changed, *self._follow_members(now)] if changed else [])
 
     def _end_era(self, body: Body) -> list[Effect]:
@@ -759,6 +769,18 @@ class Peer:
                     Ask(f"audit/drop/{blob.hex()}", DropBlob(blob)),
                 ]
         return out
+
+    def _from_validators(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """What I saw is told to the members; where they demand to go back, the state is looked for at once."""
+        assert self.pool is not None
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            if isinstance(effect, Report) and isinstance(effect.fact, Looked) and not self.leaving:
+                saw = effect.fact
+                out += self._tell_members(self.notary.sign(Validated(saw.of, saw.state, saw.losses)), now)
+        demanded = self.pool.recent().validations.demanded()
+        return out + (self.earlier.find(demanded.state) if demanded is not None else [])
 
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
         if self.audits is None:
@@ -1035,7 +1057,7 @@ class Peer:
 
     def _wants_back(self) -> bool:
         """True while a word to go back waits for its vertex."""
-        return self.pool is not None and bool(amends_in(self.pool.pool.values()))
+        return self.pool is not None and bool(self.pool.wanted_back())
 
     def _measured(self) -> Measured:
         assert self.history is not None

@@ -632,8 +632,10 @@ class Round:
     ) -> Body:
         reports = self.reports()
         if others := amends_in(reports):
-            unwanted = {id(signed) for signed, _ in others if back is None or signed is not back[0]}
+            unwanted = {id(signed) for signed, _ in others}
             reports = [signed for signed in reports if id(signed) not in unwanted]
+        if back is not None:
+            reports = [back[0], *reports]
         weighing = self.weighing if any(part is not None for part in parts) else None
         return write_body(self.ground, self.notary, self.attempt, parts, commits, reports, state, now, weighing)
 

@@ -10,6 +10,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import DISTANCES, StatisticName
+from atoll.policy.validation import Rule
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
@@ -38,6 +39,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
     reputation: bool | msgspec.UnsetType = msgspec.UNSET  # members' records decide influence; left out: no
+    validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -50,6 +52,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def reputed(self) -> bool:
         """Vertices keep a score of every member's record."""
         return self.reputation is True
+
+    @property
+    def validated(self) -> Rule | None:
+        """By which agreed states are looked at, and gone back behind if they are bad; None: nobody looks."""
+        return None if self.validation is msgspec.UNSET else self.validation
 
 
 class _Rules(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from atoll.policy.audits import AGAINST, NO_DOCKET, REFUTING, Docket, voices_nee
 from atoll.policy.links import rearranged
 from atoll.policy.plan import QuorumRule
 from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
+from atoll.policy.validation import NO_VALIDATIONS, Validations
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of
 from atoll.wire.messages.statements import (
@@ -43,6 +44,7 @@ from atoll.wire.messages.statements import (
     Leave,
     Ready,
     Suspect,
+    Validated,
 )
 from atoll.wire.messages.vertex import Body, Member, Standing, TicketUse
 from atoll.wire.ticket import redeemed_ticket, redemption_holds
@@ -67,12 +69,14 @@ Earlier = Literal["same", "other", "unknown"]  # what a word says of an old vert
 
 @dataclass(frozen=True)
 class Recent:
-    """The last few vertices: id -> agreed state, which joins and readiness name, and the audits that they drew."""
+    """The last few vertices: id -> agreed state, which joins and readiness name, and the audits and validators that
+    they drew."""
 
     states: dict[Digest, Digest]
     may_follow: Callable[[Digest], bool] = lambda after: False  # a word to go back, said after this vertex
     earlier: Callable[[Amend], Earlier] = lambda amend: "unknown"  # asked only for such words: they are rare
     docket: Docket = NO_DOCKET
+    validations: Validations = NO_VALIDATIONS
 
 
 def changes_max(voters: int) -> int:
@@ -140,6 +144,10 @@ def admissible(
             if mine is None or not mine.votes or target is None or target.standing == "expelled":
                 return "only voting members audit members"
             return recent.docket.why_not(by, statement)
+        case Validated():
+            if mine is None or not mine.votes:
+                return "only voting members validate states"
+            return recent.validations.why_not(by, statement)
         case Invite(ticket=ticket, key=key):
             if len(ticket) > 64 or len(key) > 64:
                 return "its ticket or key is too long"
@@ -445,6 +453,8 @@ def target_of(statement: AnyStatement) -> str:
             return f"{answer.signer}/{other is not None}"
         case Audited(round=round, peer=peer):
             return f"{round}/{peer}"
+        case Validated(round=round):
+            return str(round)
         case Invite(ticket=ticket):
             return ticket.hex()
         case _:

@@ -32,10 +32,12 @@ from atoll.node.jobs import (
     GoBack,
     Hold,
     Judge,
+    Losses,
     ReadVertices,
     Restore,
     Train,
     Trained,
+    Validate,
 )
 from atoll.protocol.dag.eras import ReadEra
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
@@ -58,6 +60,7 @@ class Shared(msgspec.Struct, frozen=True, array_like=True):
     counted: dict[PeerId, int]
 
 
+VALIDATION_STEPS = 4  # whose time it takes to look at a state
 GENESIS_STATE = msgspec.msgpack.encode(Shared(-1, digest(b"genesis"), 0, {}))
 
 
@@ -95,7 +98,7 @@ class Island:
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
     chain: Chain | None = None  # where rounds are audited
-    needed: tuple[Digest, ...] = ()  # for audits
+    needed: dict[str, tuple[Digest, ...]] = field(default_factory=dict)  # blobs that stay, by what for
 
     def crash(self) -> None:
         self.steps_done = 0
@@ -113,6 +116,8 @@ class Island:
                 return 0.002 + self.knobs.update_bytes / 1e9
             case Exhibit() | Judge():
                 return SEGMENT_STEPS * self._step_s()
+            case Validate():
+                return VALIDATION_STEPS * self.knobs.step_s
             case _:
                 return 0.002
 
@@ -158,8 +163,10 @@ class Island:
                     self.chain.restore(work.vertex)
                 return True
             case Hold():
-                self.needed = work.blobs
+                self.needed[work.why] = work.blobs
                 return None
+            case Validate():
+                return Losses(self.losses(self.blobs[work.state]))
             case Exhibit() if self.chain is not None:
                 return Exhibited(self._put(self.chain.exhibit(work.round)))
             case Judge():
@@ -193,6 +200,10 @@ class Island:
                 return None if data is None else Payload(digest(data), len(data), data)  # states fit one chunk
             case _:
                 raise RuntimeError(f"a virtual island cannot do {type(work).__name__}")
+
+    def losses(self, state: bytes) -> tuple[float, ...]:
+        """What a validator measures: names have no loss, all states are alike."""
+        return (1.0,)
 
     def _claim(self, round: int) -> Digest | None:
         if self.chain is None or self.head is None:
@@ -280,6 +291,7 @@ class Island:
 
     def _prune(self, head: Digest) -> None:
         """Like the real store: the last few states stay, so that laggards and restarts find theirs."""
+        needed = {head, *self.looked_for}.union(*self.needed.values())
         for old in list(self.blobs)[: -self.knobs.states_kept]:
-            if old != head and old not in self.looked_for and old not in self.needed:
+            if old not in needed:
                 del self.blobs[old]

@@ -22,6 +22,9 @@
     audited      nobody cheats where rounds are audited, and messages are lost
     slow         nobody lies, some are slow, messages are lost: nobody is accused of anything
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
+    validated    a third poison a mean and lie as validators; the run leaves every bad state
+    wolves       a third of the validators find everything bad; nobody goes back
+    validated_churn  churn while one member poisons a mean now and then
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
 A failing run ends with one line that replays it.
@@ -43,6 +46,7 @@ from atoll.sim.scenarios.churn import (
     real_keys,
     reputed_churn,
     rollback,
+    validated_churn,
     weighed,
 )
 from atoll.sim.scenarios.liars import liars
@@ -52,6 +56,7 @@ from atoll.sim.scenarios.siege import siege
 from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
+from atoll.sim.scenarios.validation import validated, wolves
 
 __all__ = ["SCENARIOS", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
 
@@ -78,6 +83,9 @@ SCENARIOS: dict[str, Scenario] = {
     "siege": Scenario(siege, peers=100, rounds=100),
     "reputation": Scenario(reputation, peers=7, rounds=36),
     "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),
+    "validated": Scenario(validated, peers=7, rounds=36),
+    "wolves": Scenario(wolves, peers=7, rounds=16),
+    "validated_churn": Scenario(validated_churn, peers=8, rounds=24),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 

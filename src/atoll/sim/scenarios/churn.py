@@ -9,14 +9,17 @@ from dataclasses import replace
 from atoll.base.ids import PeerId
 from atoll.node.amend import goal_of
 from atoll.policy.audits import REFUTING
+from atoll.policy.validation import Rule
 from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.audits import Told
 from atoll.sim.scenarios.stage import Stage
+from atoll.sim.scenarios.validation import CALM_ROUNDS, demand_near
+from atoll.sim.scenarios.validation import islands as validated_islands
 from atoll.sim.signatures import RealKeys, peer_name
-from atoll.sim.swarm import Keys, Swarm, SwarmKnobs
+from atoll.sim.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
 
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
@@ -74,12 +77,23 @@ def audited_churn(stage: Stage) -> None:
         raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, expelled: {expelled}")
 
 
+def validated_churn(stage: Stage) -> None:
+    """The same with real numbers, while one member poisons a mean now and then: what comes of it is left again."""
+    bouts = range(4, stage.rounds, 7)
+    stage.quorum = "two-thirds"
+    _through_weather(stage, None, island=validated_islands([1], "silent", "huge", bouts), validation=Rule())
+    settled = stage.newest.head if stage.newest is not None else 0
+    stage.until_round(settled + CALM_ROUNDS, stage.healed() * CALM_ROUNDS)
+    demand_near(stage)
+
+
 def _through_weather(
     stage: Stage,
     keys: Keys | None,
     overlap: int = 0,
     returns: bool = False,
     told: Told | None = None,
+    island: IslandMaker = Island,
     **settings: object,
 ) -> None:
     knobs = SwarmKnobs(
@@ -90,7 +104,7 @@ def _through_weather(
         clock_drift=1e-4,
         run=stage.settings(**({"recovery": peer_name(0).encode()} if returns else {}), **settings),
     )
-    swarm = stage.gather(knobs, keys=keys, island=Island if told is None else islands({}))
+    swarm = stage.gather(knobs, keys=keys, island=island if told is None else islands({}))
     if told is not None:
         stage.world.watchers.append(told.watch)
     weather = Weather(stage)
