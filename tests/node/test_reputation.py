@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, PeerId
@@ -120,4 +122,4 @@ def test_an_accepted_audit_lifts_above_what_words_can_and_only_who_is_settled():
 
 def replace_members(of: RoundPlan, peer: PeerId, standing: str) -> RoundPlan:
     lines = tuple(replace(m, standing=standing) if m.peer == peer else m for m in of.members)
-    return RoundPlan(of.round, of.head, of.begin, lines, of.settings, of.train_s, of.owners_per_part, of.scores)
+    return dataclasses.replace(of, members=lines)
