@@ -923,9 +923,9 @@ class Round:
     def _note_lapses(self, now: Seconds) -> list[Effect]:
         """Who owed us something that did not come: noted, and told when it is not the first time."""
         effects: list[Effect] = []
-        late_at = self.plan.times(self.attempt).answer_until[0]
-        had_s, window_s = late_at - self.patience.shared_at, self.plan.window_s(self.attempt)
-        weight = patience_shown(had_s, window_s, self.plan.settings.owner_s) if now >= late_at else 1.0
+        late_at, window_s = self.plan.times(self.attempt).answer_until[0], self.plan.window_s(self.attempt)
+        shown = patience_shown(self.patience.had(late_at), window_s, self.plan.settings.owner_s)
+        weight = shown if now >= late_at else 1.0  # what is seen before is none of patience
         for peer, why in (self.reduce.lapses(now) if self.reduce is not None else {}).items():
             effects.append(self._report(Lapsed(peer=peer, why=why)))
             if self.strikes.note(peer, self.plan.round, weight):

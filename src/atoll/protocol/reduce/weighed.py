@@ -439,9 +439,9 @@ class WeighedReduce(Reduce):
         commit, gather = self.commit_of(author), self.gathers.get(part)
         if commit is None or gather is None or gather.closed or (part, author) not in self.wished:
             return []
-        row: Held | None = None
-        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) == commit:
-            row = committed_row(author, commit, message, payload)
+        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) != commit:
+            return []  # it committed twice, and the one who opens its row heard the other word
+        row = committed_row(author, commit, message, payload)
         if row is None:
             raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
         return self._take(part, gather, author, row, now)
