@@ -19,9 +19,10 @@ POISON = """
 import sys
 if "join" in sys.orig_argv:
     from atoll.host.island import Island
-    honest = Island._encode
+    honest, ruined = Island._encode, set()
     def ruins(self, work):
-        if self.head.round in (2, 3):
+        if self.head.round >= 2 and len(ruined | {work.round}) <= 2:
+            ruined.add(work.round)
             x_F, anchor_F = self.trainer.read_x(), self.head.anchor_F
             x_F.copy_(anchor_F - 200 * (x_F - anchor_F))
         return honest(self, work)

@@ -213,7 +213,7 @@ class Progress:
                 self.validation = known if entry["of"] >= self.validation.get("of", -2) else self.validation
             case "WentBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
-                self.returns, self.validation = self.returns[-RETURNS_MAX:], {}
+                self.returns = self.returns[-RETURNS_MAX:]
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
