@@ -49,5 +49,7 @@ ADDRESS_BYTES_MAX = 256  # one multiaddr
 SEGMENT_STEPS = 10  # that an auditor takes again: noise grows with every step, 1e-7 of a gradient is 1e-4 of ten
 AUDIT_ROUNDS = 32  # for which an audit is open; older ones were not done in time, and what they need is forgotten
 AUDIT_TURN = 8  # of those, that one auditor has; a show may be megabytes, and is made while the trainer rests
+CODED_PIECES_MAX = 32  # that one state is cut into: as many as liberasurecode can
+CODED_STATES_MAX = 64  # in pieces: a week of rounds of ten minutes, at a state in two or three hours
 CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so and owns nothing
 TICKET_CHARACTERS_MAX = 600  # fits a QR code that a phone reads from a terminal
