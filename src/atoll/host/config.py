@@ -17,7 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
-from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, decode_config, tolerance_of
+from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, coded_of, decode_config, tolerance_of
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 
@@ -112,6 +112,7 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
         tolerance=tolerance_of(run),
         witnessed=run.trust == "open",
         audit_rate=run.audit_rate or UNSET,
+        coded=coded_of(config.keep) or UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,

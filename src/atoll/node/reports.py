@@ -19,6 +19,7 @@ from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
 from atoll.policy.audits import AGAINST, Docket
 from atoll.policy.members import RECENT, Earlier, Recent, Reported, admissible, target_of
+from atoll.policy.pieces import Ledger
 from atoll.policy.room import SIGNED_BYTES, name_bytes
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
@@ -46,6 +47,7 @@ class ReportPool:
         self.pool: dict[Key, Signed] = {}
         self.goals: dict[Digest, Goal] = {}  # vertices older than memory holds, read from disk
         self.docket = Docket(settings.audited_share, settings.round.quorum)
+        self.ledger = Ledger(settings.kept_coded)
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
     def __len__(self) -> int:
@@ -136,8 +138,9 @@ class ReportPool:
         head = self.history.head
         if self._recent[0] != head:
             self.docket.follow(head, self.history.ids, self.history.bodies)
+            self.ledger.follow(head, self.history.ids, self.history.bodies)
             states = self.history.recent_states(RECENT)
-            self._recent = (head, Recent(states, self._may_follow, self._earlier, self.docket))
+            self._recent = (head, Recent(states, self._may_follow, self._earlier, self.docket, self.ledger))
         return self._recent[1]
 
     def opened(self, signed: Signed) -> Reported | None:

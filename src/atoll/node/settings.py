@@ -8,6 +8,7 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
+from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import DISTANCES, StatisticName
 
@@ -37,6 +38,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
     era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
+    coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -44,6 +46,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def audited_share(self) -> float:
         """Of all rounds of all trainers, those of which a segment is taken again."""
         return 0.0 if self.audit_rate is msgspec.UNSET else self.audit_rate
+
+    @property
+    def kept_coded(self) -> Coded | None:
+        """In how many pieces older states lie at the members."""
+        return None if self.coded is msgspec.UNSET else self.coded
 
 
 class _Rules(msgspec.Struct, frozen=True):
@@ -75,6 +82,8 @@ def decode_settings(data: bytes) -> RunSettings:
         settings = msgspec.msgpack.decode(data, type=RunSettings)
         if settings.witnessed and settings.statistic in DISTANCES:
             raise PeerFault("", f"genesis asks owners that {settings.statistic} believes to watch each other")
+        if (coded := settings.kept_coded) is not None and coded.k >= coded.n:
+            raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

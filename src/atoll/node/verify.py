@@ -29,6 +29,7 @@ from atoll.node.settings import RunSettings, decode_settings
 from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.audits import Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
+from atoll.policy.pieces import Ledger
 from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, vertex_id
@@ -217,6 +218,7 @@ class _Walk:
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
         self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum)
+        self.ledger = Ledger(audit.settings.kept_coded)
         self.sound = True
         self.hole = -1 - RECENT  # the newest round whose id or state is not known for sure
         self._account(self.history.head_body, None)
@@ -296,7 +298,10 @@ class _Walk:
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = plan_round(history.head_id, parent, self.audit.settings.round)
         self.docket.lacks = self.hole > history.head - AUDIT_ROUNDS
-        recent = Recent(self._recent_states(body), self._may_follow, self._earlier, self.docket)
+        self.ledger.lacks = self.hole >= 0
+        self.ledger.follow(history.head, history.ids, history.bodies)
+        states = self._recent_states(body)
+        recent = Recent(states, self._may_follow, self._earlier, self.docket, self.ledger)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it

@@ -27,6 +27,7 @@ from atoll.base.limits import (
 )
 from atoll.policy.audits import AGAINST, NO_DOCKET, REFUTING, Docket, voices_needed
 from atoll.policy.links import rearranged
+from atoll.policy.pieces import NO_LEDGER, Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
 from atoll.wire.codec import decode_statement
@@ -41,6 +42,7 @@ from atoll.wire.messages.statements import (
     Invite,
     Join,
     Leave,
+    Placed,
     Ready,
     Suspect,
 )
@@ -73,6 +75,7 @@ class Recent:
     may_follow: Callable[[Digest], bool] = lambda after: False  # a word to go back, said after this vertex
     earlier: Callable[[Amend], Earlier] = lambda amend: "unknown"  # asked only for such words: they are rare
     docket: Docket = NO_DOCKET
+    ledger: Ledger = NO_LEDGER
 
 
 def changes_max(voters: int) -> int:
@@ -140,6 +143,10 @@ def admissible(
             if mine is None or not mine.votes or target is None or target.standing == "expelled":
                 return "only voting members audit members"
             return recent.docket.why_not(by, statement)
+        case Placed():
+            if mine is None or not mine.votes:
+                return "only voting members hold pieces"
+            return recent.ledger.why_not(by, statement)
         case Invite(ticket=ticket, key=key):
             if len(ticket) > 64 or len(key) > 64:
                 return "its ticket or key is too long"
@@ -444,6 +451,8 @@ def target_of(statement: AnyStatement) -> str:
             return f"{answer.signer}/{other is not None}"
         case Audited(round=round, peer=peer):
             return f"{round}/{peer}"
+        case Placed(round=round):
+            return str(round)
         case Invite(ticket=ticket):
             return ticket.hex()
         case _:

@@ -188,6 +188,15 @@ class Audited(Statement, frozen=True):
     finding: Finding
 
 
+class Placed(Statement, frozen=True):
+    """Piece `index` of the state agreed in this round lies on my disk; here are the names of all of its pieces."""
+
+    round: int
+    index: int
+    size_bytes: int  # of the state
+    pieces: tuple[Digest, ...]  # blob ids, in order: whoever holds the state can compute them
+
+
 class Invite(Statement, frozen=True):
     """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
 
@@ -226,6 +235,7 @@ AnyStatement = (
     | Caught
     | Complaint
     | Audited
+    | Placed
     | Invite
     | Amend
 )
