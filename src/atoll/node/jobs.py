@@ -112,6 +112,33 @@ class ReadVertices(msgspec.Struct, frozen=True):
     bytes_max: int
 
 
+class CutState(msgspec.Struct, frozen=True):
+    """Name all n pieces of this state and write piece `index` durably -> Names; None if the state is not here."""
+
+    state: Digest
+    k: int
+    n: int
+    index: int
+
+
+class Rebuild(msgspec.Struct, frozen=True):
+    """Make a state, or piece `index` of it, from k pieces that are here, durably -> bool: it is what `goal` names."""
+
+    goal: Digest
+    size_bytes: int  # of the state
+    k: int
+    n: int
+    pieces: tuple[tuple[int, Digest], ...]  # their numbers and names
+    index: int | None = None
+
+
+class HoldPieces(msgspec.Struct, frozen=True):
+    """Keep these pieces, and of the older states these whole, and no others -> the pieces that are not here."""
+
+    pieces: tuple[Digest, ...]
+    whole: tuple[Digest, ...]
+
+
 class Hold(msgspec.Struct, frozen=True):
     """These blobs are needed for audits: keep them on disk, and no longer those named before -> None."""
 
@@ -156,4 +183,19 @@ class Judged(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-Work = Train | Encode | Advance | Adopt | GoBack | FindState | Restore | ReadVertices | Hold | Exhibit | Judge
+Work = (
+    Train
+    | Encode
+    | Advance
+    | Adopt
+    | GoBack
+    | FindState
+    | Restore
+    | ReadVertices
+    | CutState
+    | Rebuild
+    | HoldPieces
+    | Hold
+    | Exhibit
+    | Judge
+)

@@ -17,6 +17,8 @@
     accusers     a third of the auditors find everybody guilty; nobody leaves
     audited_churn  churn where every round is audited
     audited      nobody cheats where rounds are audited, and messages are lost
+    pieces       older states lie in pieces; a holder corrupts its own, two leave, then as many vanish as may
+    pieces_churn  churn where older states lie in pieces, and the run is sent back to them
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
 A failing run ends with one line that replays it.
@@ -30,9 +32,10 @@ import sys
 import msgspec
 
 from atoll.sim.scenarios.audits import accusers, audited, audits
-from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, rollback, weighed
+from atoll.sim.scenarios.churn import audited_churn, churn, overlap, pieces_churn, real_keys, rollback, weighed
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
+from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
 
@@ -56,6 +59,8 @@ SCENARIOS: dict[str, Scenario] = {
     "accusers": Scenario(accusers, peers=7, rounds=12),
     "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
     "audited": Scenario(audited, peers=5, rounds=20),
+    "pieces": Scenario(pieces, peers=13, rounds=14),
+    "pieces_churn": Scenario(pieces_churn, peers=8, rounds=30),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 

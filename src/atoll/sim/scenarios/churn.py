@@ -9,6 +9,7 @@ from dataclasses import replace
 from atoll.base.ids import PeerId
 from atoll.node.amend import goal_of
 from atoll.policy.audits import REFUTING
+from atoll.policy.pieces import Coded
 from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import Island, IslandKnobs
@@ -48,6 +49,11 @@ def real_keys(stage: Stage) -> None:
 def rollback(stage: Stage) -> None:
     """The same while the recovery identity sends the run back again and again, to whatever round it likes."""
     _through_weather(stage, None, returns=True)
+
+
+def pieces_churn(stage: Stage) -> None:
+    """The same where older states lie in pieces: holders come and go, and what is gone back to may be whole nowhere."""
+    _through_weather(stage, None, returns=True, coded=Coded(3, 6, every_rounds=4, lost_s=30.0))
 
 
 def audited_churn(stage: Stage) -> None:
