@@ -36,6 +36,14 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
     if s["topology"]:
         say(f"  updates go through a {s['topology']} ({s['topology_why']})")
+    if "coded" in (kept := s.get("kept") or {}):
+        lacking = f", {kept['pieces_lacking']} pieces are being made anew" if kept["pieces_lacking"] else ""
+        say(
+            f"  older states: {kept['states_in_pieces']} in pieces ({kept['coded']}), {kept['states_still_whole']} whole"
+            f"{lacking}; here {kept['pieces']} pieces, {bytes_text(kept['piece_bytes'])}"
+        )
+    if kept:
+        say(f"  states and data take {bytes_text(kept['blob_bytes'])} of this disk")
     if s.get("audits"):
         found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
         say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")

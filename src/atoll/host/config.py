@@ -17,6 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
+from atoll.keys.erasure import demand_ready
 from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, coded_of, decode_config, tolerance_of
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
@@ -100,6 +101,8 @@ def _with_numbers(codec: str | None, sync: Sync) -> str | None:
 def settings_of(config: Config, recipe: Recipe) -> RunSettings:
     """What genesis fixes beside the recipe."""
     run, owner_s = config.run, config.consensus.timeout / 5
+    if coded := coded_of(config.keep):
+        demand_ready()
     return RunSettings(
         name=run.name,
         rounds=recipe.schedule.turns if run.rounds is None else run.rounds * recipe.schedule.fragments,
@@ -112,7 +115,7 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
         tolerance=tolerance_of(run),
         witnessed=run.trust == "open",
         audit_rate=run.audit_rate or UNSET,
-        coded=coded_of(config.keep) or UNSET,
+        coded=coded or UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,

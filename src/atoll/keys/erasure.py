@@ -27,6 +27,17 @@ def ready() -> bool:
     return find_spec("pyeclib") is not None
 
 
+def demand_ready() -> None:
+    """Raise UsageError with what to install, if this computer cannot."""
+    if not ready():
+        raise UsageError(
+            "E-PCS-01",
+            "older states of this run are kept in coded pieces, and this computer cannot code",
+            cause="PyECLib is not installed; it has wheels for Linux",
+            fix="pip install 'atoll[coded]'",
+        )
+
+
 def piece_bytes(size_bytes: int, k: int) -> int:
     """Of each piece of a blob of this size: whole units, then one that is as short as the rest allows."""
     whole, rest = divmod(size_bytes, k * UNIT)
@@ -99,13 +110,7 @@ def rebuild(
 @lru_cache(maxsize=8)
 def _driver(k: int, n: int) -> Any:
     assert 1 <= k < n <= CODED_PIECES_MAX
-    if not ready():
-        raise UsageError(
-            "E-PCS-01",
-            "older states of this run are kept in coded pieces, and this computer cannot code",
-            cause="PyECLib is not installed; it has wheels for Linux",
-            fix="pip install 'atoll[coded]'",
-        )
+    demand_ready()
     from pyeclib.ec_iface import ECDriver  # pyright: ignore[reportMissingTypeStubs]
 
     return ECDriver(k=k, m=n - k, ec_type="isa_l_rs_cauchy")
