@@ -30,6 +30,7 @@ from atoll.protocol.transfer.gather import Gather, Gathered, GatherFailed
 from atoll.wire.messages.statements import Placed
 
 AGAIN_S = 10.0  # after which a piece that could not be made is tried again, and a report repeated
+AGAIN_MAX_S = 640.0  # each time in vain doubles it
 
 
 class Mine(msgspec.Struct, frozen=True):
@@ -78,6 +79,7 @@ class Pieces:
         self.making: Making | None = None
         self.sought: list[Digest] = []  # states that somebody waits for, in the order of asking
         self.again_at: dict[int, Seconds] = {}  # by round: not before
+        self.wait_s: dict[int, Seconds] = {}  # and after the next time in vain
         self.said_at: dict[int, Seconds] = {}
         self.held: tuple[tuple[Digest, ...], tuple[Digest, ...]] | None = None
 
@@ -101,6 +103,9 @@ class Pieces:
             if entry is None or entry.holders[mine.index] != self.me:
                 del self.mine[mine.round]  # another member has it now, or the state is too old
                 self.ledger.changed = True
+        for told in (self.again_at, self.wait_s, self.said_at):
+            for round in [r for r in told if self.ledger.entry(r) is None]:
+                del told[round]
         making = self.making
         if making is not None and (making.index is not None) and not self._is_mine(making.entry.round, making.index):
             return [*self._stop(), *self._write_down()]
@@ -229,6 +234,7 @@ class Pieces:
 
     def _was_made(self, making: Making, whole: bool, why: str, now: Seconds) -> list[Effect]:
         if not whole:
+            self.held = None  # this disk may have damaged a piece of mine: it is asked again which are here
             return self._fail(making, why or "the pieces that its holders named do not make it", now)
         names, index, entry = making.entry.names, making.index, making.entry
         if index is not None and names is not None:
@@ -250,7 +256,9 @@ class Pieces:
         entry = making.entry
         if making.index is None:
             self.sought.remove(entry.state)
-        self.again_at[entry.round] = now + AGAIN_S
+        else:
+            wait_s = self.wait_s.get(entry.round, AGAIN_S)
+            self.again_at[entry.round], self.wait_s[entry.round] = now + wait_s, min(AGAIN_MAX_S, 2 * wait_s)
         fact = StateLost(of=entry.round, state=entry.state, why=why, round=self.history.head)
         return [*self._end(), Report(fact), *self._seek_next(now)]
 

@@ -117,8 +117,10 @@ class Ledger:
         ):
             return "names pieces that no state of this run has"
         entry = self.entry(word.round)
+        if self.lacks:
+            return None
         if entry is None:
-            return None if self.lacks else "is about a state that is not kept in pieces"
+            return "is about a state that is not kept in pieces"
         if entry.holders[word.index] != by:
             return "is not by the holder of that piece"
         if entry.said[word.index] is not None:
@@ -148,7 +150,7 @@ class Ledger:
 
     def _hear(self, by: PeerId, word: Placed) -> None:
         entry = self.entry(word.round)
-        if entry is None or self.why_not(by, word) is not None:
+        if entry is None or self.why_not(by, word) is not None or entry.holders[word.index] != by:
             return
         self.changed = True
         entry.said[word.index] = Names(word.size_bytes, word.pieces)
