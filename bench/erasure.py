@@ -1,10 +1,10 @@
 """What older states in pieces cost: disk, processor time, traffic of repairs.
 
-One state of random bytes on a real disk is cut (k of n), made again from its data pieces and from as many coded ones
-as there are, and one piece is made of k others, each through the very jobs of a peer (`host/pieces.py`): CPU-seconds
-per GB of the state, best of three, names checked. Repairs are measured in the virtual world: members leave for good,
-their pieces of states that are whole nowhere are made anew, and the bytes that holders served are held against the
-prediction, k pieces for each lost one.
+One state of random bytes on a real disk is cut (k of n), made again from its data pieces and from as many coded
+ones as there are, and one piece is made of k others, each through the very jobs of a peer (`host/pieces.py`):
+CPU-seconds per GB of the state, best of three, names checked. Repairs are measured in the virtual world:
+members leave for good, their pieces of states that are whole nowhere are made anew, and the bytes that holders
+served are held against the prediction, k pieces for each lost one.
 
     python bench/erasure.py [--quick] [--json]
 """
@@ -134,7 +134,13 @@ def main() -> None:
     mib = QUICK_MIB if asked.quick else MIB
     with tempfile.TemporaryDirectory() as folder:
         figures = on_disk(Path(folder), mib) | repairs()
-    settings = {"state_mib": mib, "k": K, "n": N, "cores": os.cpu_count(), "piece_bytes": piece_bytes(mib * 2**20, K)}
+    settings = {
+        "state_mib": mib,
+        "k": K,
+        "n": N,
+        "cores": os.cpu_count(),
+        "piece_bytes": piece_bytes(mib * 2**20, K),
+    }
     if asked.json:
         print(report("erasure", settings, figures, versions("pyeclib", "blake3")))
     else:

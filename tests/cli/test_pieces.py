@@ -15,7 +15,8 @@ PLACED_S = 60.0  # only a failing test waits so long
 
 
 def test_an_older_state_comes_back_from_two_of_three_pieces(tmp_path: Path):
-    """Its whole copies are taken out of all three folders, one holder is killed; a passer-by pulls it, all go back."""
+    """Its whole copies are taken out of all three folders, one holder is killed; a passer-by pulls it, all go
+    back."""
     a, b, c = (tmp_path / name for name in "abc")
     words = ("--set", "run.rounds=0", "--set", "run.start_peers=3", "--set", "keep.coded=2/3")
     spaced = ("--set", "keep.every_rounds=3", "--set", "run.era_rounds=0")
@@ -57,5 +58,7 @@ def test_an_older_state_comes_back_from_two_of_three_pieces(tmp_path: Path):
 
 def test_what_is_no_code_is_told_before_a_run_is_founded(tmp_path: Path):
     refused = atoll("up", "--dir", tmp_path / "a", "--set", "keep.coded=10/6", *SMALL)
-    assert refused.returncode == 2 and "E-CFG-12" in refused.stderr and 'write keep.coded = "6/10"' in refused.stderr
+    assert (
+        refused.returncode == 2 and "E-CFG-12" in refused.stderr and 'write keep.coded = "6/10"' in refused.stderr
+    )
     assert not (tmp_path / "a" / "kept.sqlite").exists()

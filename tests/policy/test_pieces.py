@@ -100,6 +100,19 @@ def test_who_is_away_for_long_is_replaced_and_who_sleeps_a_while_is_not():
     assert chain.entry.placed, "its names stand for good, and nobody needs the whole state again"
 
 
+def test_who_was_replaced_keeps_its_piece_until_the_next_one_has_it():
+    """It may come back, and so many others may be gone that nobody else could make it."""
+    chain = Chain().placed()
+    holder, index = chain.entry.holders[2], 2
+    chain.stands(holder, "away").grow(rounds=11)
+    new = chain.entry.holders[index]
+    assert new != holder and chain.entry.sources(index) == (holder,) and chain.entry.keeps(holder, index)
+    chain.stands(holder, "member").stands(chain.entry.holders[0], "expelled").grow()
+    assert holder not in chain.entry.holders, "it holds one of this state already"
+    chain.grow(*(w for w in chain.words() if w[0] == new))
+    assert chain.entry.sources(index) == (new,) and not chain.entry.keeps(holder, index)
+
+
 @pytest.mark.parametrize("how", ["expelled", "forgotten", "silent"])
 def test_who_is_out_or_never_says_that_its_piece_is_there_is_replaced(how: str):
     chain = Chain().grow(rounds=5)
@@ -135,7 +148,8 @@ def test_only_the_holder_speaks_of_its_piece_once_and_in_the_agreed_names():
     assert why(by, word) is None
     assert why(other, word) and why(by, replace(word, round=3)) and why(by, replace(word, index=4))
     assert why(by, replace(word, index=-1)) and why(by, replace(word, pieces=TRUE.pieces[:3]))
-    assert why(by, replace(word, pieces=(*TRUE.pieces[:3], Digest(b"short")))) and why(by, replace(word, size_bytes=-1))
+    short = (*TRUE.pieces[:3], Digest(b"short"))
+    assert why(by, replace(word, pieces=short)) and why(by, replace(word, size_bytes=-1))
     chain.grow(*chain.words())
     assert why(by, word) == "was said already"
     chain.stands(by, "expelled").grow()
@@ -145,7 +159,8 @@ def test_only_the_holder_speaks_of_its_piece_once_and_in_the_agreed_names():
 
 
 def test_a_book_that_was_written_down_goes_on_where_it_was():
-    """Also where the vertices since then are at hand only from some round on: nothing that changed it was missed."""
+    """Also where the vertices since then are at hand only from some round on: nothing that changed it was
+    missed."""
     import msgspec
 
     chain = Chain().placed()

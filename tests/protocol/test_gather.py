@@ -18,7 +18,9 @@ from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManife
 K, N, CHUNKS = 3, 6, 4
 GOAL = digest(b"what they make")
 HOLDERS = tuple(PeerId(f"p{i}") for i in range(N))
-MANIFESTS = tuple(Manifest(CHUNKS * BLOB_CHUNK, tuple(digest(bytes([i, j])) for j in range(CHUNKS))) for i in range(N))
+MANIFESTS = tuple(
+    Manifest(CHUNKS * BLOB_CHUNK, tuple(digest(bytes([i, j])) for j in range(CHUNKS))) for i in range(N)
+)
 PIECES = tuple(blob_id(m) for m in MANIFESTS)
 SIZE = CHUNKS * BLOB_CHUNK
 
@@ -26,7 +28,9 @@ SIZE = CHUNKS * BLOB_CHUNK
 class Holders:
     """What each does when asked: good, liar, silent, empty, half (gives a manifest, then nothing)."""
 
-    def __init__(self, *habits: str, have: frozenset[int] = frozenset(), gone: str = "", paced: bool = False) -> None:
+    def __init__(
+        self, *habits: str, have: frozenset[int] = frozenset(), gone: str = "", paced: bool = False
+    ) -> None:
         self.habits = dict(zip(HOLDERS, habits, strict=True))
         dead = {p for p, habit in self.habits.items() if habit == gone}
         sources = [(p,) for p in HOLDERS]

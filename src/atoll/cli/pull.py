@@ -1,4 +1,4 @@
-"""`atoll checkpoint pull`: an agreed model of a living run, the newest or an earlier one, without becoming a member.
+"""`atoll checkpoint pull`: an agreed model of a living run, the newest or an earlier one, and no membership.
 
 Everything comes from members and is believed as a joiner believes it; then the whole history is judged once more
 as `atoll verify` judges it, and the folder appears whole or not at all. Loads torch, to write tensors by name.

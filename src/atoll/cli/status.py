@@ -39,8 +39,9 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if "coded" in (kept := s.get("kept") or {}):
         lacking = f", {kept['pieces_lacking']} pieces are being made anew" if kept["pieces_lacking"] else ""
         say(
-            f"  older states: {kept['states_in_pieces']} in pieces ({kept['coded']}), {kept['states_still_whole']} whole"
-            f"{lacking}; here {kept['pieces']} pieces, {bytes_text(kept['piece_bytes'])}"
+            f"  older states: {kept['states_in_pieces']} in pieces ({kept['coded']}), "
+            f"{kept['states_still_whole']} whole{lacking}; "
+            f"here {kept['pieces']} pieces, {bytes_text(kept['piece_bytes'])}"
         )
     if kept:
         say(f"  states and data take {bytes_text(kept['blob_bytes'])} of this disk")

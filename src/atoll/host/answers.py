@@ -143,7 +143,8 @@ def status_of(host: PeerHost) -> dict[str, Any]:
 
 
 def kept_of(host: PeerHost) -> dict[str, Any]:
-    """What this peer's folder holds of states, and where older ones lie in pieces, how many are mine and how sound."""
+    """What this peer's folder holds of states, and where older ones lie in pieces, how many are mine and how
+    sound."""
     store, pieces = host.store, host.machine.pieces
     kept: dict[str, Any] = {"blob_bytes": store.blob_bytes()}
     if pieces is None:

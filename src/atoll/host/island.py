@@ -160,9 +160,13 @@ class Island:
             case FindState():
                 return await loop.run_in_executor(self._disk, self.shelf.look_for, work.state)
             case CutState():
-                return await loop.run_in_executor(self._coding, cut_state, self.store, work, self.shelf.hold_a_while)
+                return await loop.run_in_executor(
+                    self._coding, cut_state, self.store, work, self.shelf.hold_a_while
+                )
             case Rebuild():
-                return await loop.run_in_executor(self._coding, rebuild_blob, self.store, work, self.shelf.hold_a_while)
+                return await loop.run_in_executor(
+                    self._coding, rebuild_blob, self.store, work, self.shelf.hold_a_while
+                )
             case HoldPieces():
                 return await loop.run_in_executor(self._disk, self.shelf.hold_pieces, work.pieces, work.whole)
             case Hold(blobs):

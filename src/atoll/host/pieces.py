@@ -1,7 +1,8 @@
 """Pieces of states on this disk: cut from a state, joined to one, or one made of others; a stripe at a time.
 
 Promises: what is written has its name only once it is whole, durable and what it should be; what this disk has
-damaged is set aside, so that it is fetched from others; never more than some MiB in memory, however large the state.
+damaged is set aside, so that it is fetched from others; never more than some MiB in memory, however large the
+state.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Read from the kept vertices, which say what every round agreed on: nothing has to be remembered across a restart.
 Where older states lie in pieces, the peer says which of them have to stay whole, and its pieces come first.
-Promises: never more than `keep.bytes_max` beside the pieces, however long the run lasts. The head's own state is not its business.
+Promises: never more than `keep.bytes_max` beside the pieces, however long the run lasts. The head's own state
+is not its business.
 """
 
 from __future__ import annotations

@@ -86,7 +86,11 @@ class PeerHost(Driver):
             )
             return
         if genesis.settings.kept_coded and not ready():
-            self._refuse("E-PCS-01", "this run keeps older states in coded pieces, and PyECLib is not installed here", "pip install 'atoll[coded]'")
+            self._refuse(
+                "E-PCS-01",
+                "this run keeps older states in coded pieces, and PyECLib is not installed here",
+                "pip install 'atoll[coded]'",
+            )
             return
         if genesis.settings.audited_share:
             self.island.be_audited(self.run_id, self.me)

@@ -1,8 +1,8 @@
 """Any k of n pieces make a blob again: systematic Reed-Solomon code over GF(2^8), one stripe at a time.
 
-The bytes of a piece depend on the blob, k and n alone, so whoever holds the blob can name all pieces (`specs/pieces.md`
-says how to make them without this program). The arithmetic is ISA-L's Cauchy code, through PyECLib; its headers,
-which tell the version of a library, never leave this file.
+The bytes of a piece depend on the blob, k and n alone, so whoever holds the blob can name all pieces
+(`specs/pieces.md` says how to make them without this program). The arithmetic is ISA-L's Cauchy code, through
+PyECLib; its headers, which tell the version of a library, never leave this file.
 Promises: never more than one stripe (n MiB) in memory. Never trusts a piece: names are checked by whoever reads it.
 """
 

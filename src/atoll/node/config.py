@@ -314,15 +314,15 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "last minute needed. Pieces come first and are not given up."
     ),
     "keep.coded": (
-        'Empty: states of every keep.every_rounds-th round lie whole at every member. "6/10": each is cut into 10 '
-        "pieces, one per member that the vertex draws, and any 6 make it again, so 4 members may vanish; then nobody "
-        "holds it whole, and all of them together hold 10/6 of it (specs/pieces.md). Fixed when the run is founded, "
-        "together with keep.every_rounds and keep.repair_after; needs as many voting members as pieces, and "
-        "pip install 'atoll[coded]' at each."
+        'Empty: states of every keep.every_rounds-th round lie whole at every member. "6/10": each is cut into '
+        "10 pieces, one per member that the vertex draws, and any 6 make it again, so 4 members may vanish; "
+        "nobody holds it whole, all of them together hold 10/6 of it (specs/pieces.md). Fixed when the run is "
+        "founded, together with keep.every_rounds and keep.repair_after; needs as many voting members as pieces, "
+        "and pip install 'atoll[coded]' at each."
     ),
     "keep.repair_after": (
-        "Run time for which a holder of pieces may be away before other members make its pieces anew, each out of as "
-        "many bytes as the state has. Longer than a night's sleep saves traffic, shorter loses fewer at a time."
+        "Run time for which a holder of pieces may be away before other members make its pieces anew, each out of "
+        "as many bytes as the state has. Longer than a night's sleep saves traffic, shorter loses fewer at a time."
     ),
     "node.name": "What others call this peer. Empty: the computer's name.",
     "node.threads": (

@@ -122,7 +122,7 @@ class CutState(msgspec.Struct, frozen=True):
 
 
 class Rebuild(msgspec.Struct, frozen=True):
-    """Make a state, or piece `index` of it, from k pieces that are here, durably -> bool: it is what `goal` names."""
+    """Make a state, or piece `index` of it, from k pieces that are here, durably -> bool: it is `goal`."""
 
     goal: Digest
     size_bytes: int  # of the state

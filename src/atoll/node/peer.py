@@ -724,8 +724,8 @@ class Peer:
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect]:
-        """An earlier agreed state, out of pieces if it lies in some. `Fetched`, `StateRebuilt` or a failure says how
-        that ended."""
+        """An earlier agreed state, out of pieces if it lies in some. `Fetched`, `StateRebuilt` or a failure
+        says how that ended."""
         made = self.pieces.seek(state, now) if self.pieces is not None else None
         return self._from_pieces(made, now) if made is not None else self.want(state, now)
 
@@ -749,7 +749,7 @@ class Peer:
                 elif self._wants_back():
                     out += self.earlier.again(fetch.blob, now)
         if self.pieces is not None:
-            out += self._from_pieces(self.pieces.serves(event, now), now)
+            out += self._serve_pieces(event, now)
         if self.audits is not None:
             ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
             out += self._from_audits([e for fact in ended for e in self.audits.fetched(fact)], now)
@@ -780,11 +780,14 @@ class Peer:
         """Every beat: make what is lacking while no round needs the line, say what is here."""
         if self.pieces is None or self.leaving:
             return []
-        quiet = self.round is None or not self.round.patience.sharing
-        effects = self.pieces.work(self.at, self._within_reach(), quiet, now)
+        effects = self.pieces.work(self.at, now)
         for word in self.pieces.words(now):
             effects += self._tell_members(self.notary.sign(word), now)
         return effects
+
+    def _serve_pieces(self, event: Event, now: Seconds) -> list[Effect]:
+        quiet = self.round is None or not self.round.patience.sharing
+        return self._from_pieces(self.pieces.serves(event, quiet, now), now) if self.pieces is not None else []
 
     def _from_pieces(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """A state that came, or did not, may be waited for by those who want to go back to it."""
@@ -1080,7 +1083,7 @@ class Peer:
         if name == "fetch-again":
             return [] if self.fetch is not None or self.restoring else self._regain("the last source failed")
         if name.startswith("gather/"):
-            return self._from_pieces(self.pieces.serves(event, now), now) if self.pieces is not None else []
+            return self._serve_pieces(event, now)
         if name.startswith("serve/"):
             return self.serve.handle(event, now)
         if name.startswith("fetch/"):

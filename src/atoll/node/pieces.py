@@ -24,7 +24,7 @@ from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Report, S
 from atoll.keys.erasure import piece_bytes
 from atoll.node.facts import PieceKept, StateLost, StateRebuilt
 from atoll.node.jobs import CutState, HoldPieces, Rebuild
-from atoll.policy.pieces import NOBODY, Book, Coded, Entry, Ledger, Names
+from atoll.policy.pieces import Book, Coded, Entry, Ledger, Names
 from atoll.protocol.dag.history import History
 from atoll.protocol.transfer.gather import Gather, Gathered, GatherFailed
 from atoll.wire.messages.statements import Placed
@@ -100,14 +100,15 @@ class Pieces:
         """The history has one vertex more, and the ledger has seen it."""
         for mine in list(self.mine.values()):
             entry = self.ledger.entry(mine.round)
-            if entry is None or entry.holders[mine.index] != self.me:
+            if entry is None or not entry.keeps(self.me, mine.index):
                 del self.mine[mine.round]  # another member has it now, or the state is too old
                 self.ledger.changed = True
         for told in (self.again_at, self.wait_s, self.said_at):
             for round in [r for r in told if self.ledger.entry(r) is None]:
                 del told[round]
         making = self.making
-        if making is not None and (making.index is not None) and not self._is_mine(making.entry.round, making.index):
+        own = making is not None and making.index is not None
+        if own and not self._is_mine(making.entry.round, making.index):
             return [*self._stop(), *self._write_down()]
         return self._write_down()
 
@@ -122,11 +123,9 @@ class Pieces:
                 out.append(Placed(round, mine.index, mine.names.size_bytes, mine.names.pieces))
         return out
 
-    def work(self, at: int, reach: Sequence[PeerId], quiet: bool, now: Seconds) -> list[Effect]:
-        """Every beat: begin what is to be made next. `at` is the round whose state I hold, `reach` whom I can ask."""
+    def work(self, at: int, now: Seconds) -> list[Effect]:
+        """Every beat: begin what is to be made next. `at` is the round whose state I hold."""
         if self.making is not None:
-            if self.making.gather is not None:
-                self.making.gather.quiet = quiet or not self.making.gather.paced
             return []
         for entry in self.ledger.entries:
             index = entry.index_of(self.me)
@@ -150,11 +149,12 @@ class Pieces:
             self.sought.append(state)
         return self._seek_next(now)
 
-    def serves(self, event: Event, now: Seconds) -> list[Effect]:
-        """What came from holders."""
+    def serves(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
+        """What came from holders. `quiet`: no round needs the line."""
         making = self.making
         if making is None or making.gather is None:
             return []
+        making.gather.quiet = quiet or not making.gather.paced
         return self._gathered(making, making.gather.handle(event, now), now)
 
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
@@ -202,7 +202,7 @@ class Pieces:
         entry, size = making.entry, piece_bytes(names.size_bytes, self.coded.k)
         mine = self.mine.get(entry.round)
         have = frozenset({mine.index} if mine is not None else ())
-        sources = [() if p in (NOBODY, self.me) or s is None else (p,) for p, s in zip(entry.holders, entry.said)]
+        sources = [tuple(p for p in entry.sources(i) if p != self.me) for i in range(self.coded.n)]
         paced = making.index is not None
         making.gather = Gather(
             making.goal, self.coded.k, names.pieces, sources, size, self.gone, have=have, paced=paced

@@ -1,12 +1,13 @@
 """Who holds which piece of which older state: a pure function of the vertices, the same at every peer.
 
-The vertex that closes every `every_rounds`-th round draws n holders for the n pieces of its state. Each of them says
-in a report that its piece lies on its disk and what all pieces are called (`Placed`). A state is *placed* once all n
-holders have named the same pieces: from then on nobody has to hold it whole, and these names stand for good.
+The vertex that closes every `every_rounds`-th round draws n holders for the n pieces of its state. Each of them
+says in a report that its piece lies on its disk and what all pieces are called (`Placed`). A state is *placed*
+once all n holders have named the same pieces: from then on nobody has to hold it whole, and these names stand
+for good.
 A holder that is expelled, away for longer than `lost_s` of run time, or silent about its piece for so long is
-replaced by a member that the next vertex draws; so is whoever names other pieces than more than half of the holders,
-for its copy of the state is damaged, or it lies. Where there are fewer than n voting members the rest of the pieces
-is nobody's yet, and the state stays whole.
+replaced by a member that the next vertex draws; so is whoever names other pieces than more than half of the
+holders, for its copy of the state is damaged, or it lies. Where there are fewer than n voting members the rest
+of the pieces is nobody's yet, and the state stays whole.
 Promises: one member holds one piece of a state at most; the newest `CODED_STATES_MAX` states are followed, no more.
 Never asks anybody and never looks at a disk.
 """
@@ -27,6 +28,7 @@ from atoll.wire.messages.statements import Placed
 from atoll.wire.messages.vertex import Body
 
 NOBODY = PeerId("")
+FORMER_MAX = 2  # former holders of one piece that may still come back with it
 
 
 class Coded(msgspec.Struct, frozen=True):
@@ -53,6 +55,7 @@ class Entry(msgspec.Struct):
     holders: list[PeerId]  # of each piece; NOBODY: there were not members enough
     since_s: list[Seconds]  # when each was drawn
     said: list[Names | None]  # by the holder of now
+    former: list[list[PeerId]]  # who had each piece and was replaced, until the next one says that it has it
     names: Names | None = None  # once all holders named the same: for good
 
     @property
@@ -67,6 +70,15 @@ class Entry(msgspec.Struct):
 
     def index_of(self, peer: PeerId) -> int | None:
         return self.holders.index(peer) if peer in self.holders else None
+
+    def keeps(self, peer: PeerId, index: int) -> bool:
+        """It may not drop this piece: it is its holder, or was, and nobody has it since."""
+        return self.holders[index] == peer or peer in self.former[index]
+
+    def sources(self, index: int) -> tuple[PeerId, ...]:
+        """Who may give this piece."""
+        now = (self.holders[index],) if self.said[index] is not None else ()
+        return (*now, *self.former[index])
 
 
 class Book(msgspec.Struct):
@@ -140,7 +152,9 @@ class Ledger:
         newest = self.book.entries[-1].state if self.book.entries else None
         if body.round >= 0 and (body.round + 1) % coded.every_rounds == 0 and body.state != newest:
             nobody = [NOBODY] * coded.n
-            entry = Entry(body.round, body.state, nobody, [body.time_s] * coded.n, [None] * coded.n)
+            entry = Entry(
+                body.round, body.state, nobody, [body.time_s] * coded.n, [None] * coded.n, [[] for _ in nobody]
+            )
             self.book.entries = [*self.book.entries[-CODED_STATES_MAX + 1 :], entry]
             self.changed = True
         able = [m.peer for m in body.members if m.votes]
@@ -153,7 +167,7 @@ class Ledger:
         if entry is None or self.why_not(by, word) is not None or entry.holders[word.index] != by:
             return
         self.changed = True
-        entry.said[word.index] = Names(word.size_bytes, word.pieces)
+        entry.said[word.index], entry.former[word.index] = Names(word.size_bytes, word.pieces), []
         first = entry.said[0]
         if entry.names is None and first is not None and all(said == first for said in entry.said):
             entry.names = first
@@ -185,9 +199,12 @@ class Ledger:
             said = entry.said[index]
             silent = said is None and now - entry.since_s[index] >= coded.lost_s
             if holder == NOBODY or holder in gone or silent or (usual is not None and said not in (None, usual)):
-                free = [p for p in able if p not in entry.holders]
+                taken = {*entry.holders, *(p for former in entry.former for p in former)}
+                free = [p for p in able if p not in taken]
                 drawn = shuffled(vertex, f"holder of piece {index} of round {entry.round}", free)[:1]
                 if drawn or holder in gone or said is not None:
+                    if said is not None and (usual is None or said == usual):
+                        entry.former[index] = [*entry.former[index], holder][-FORMER_MAX:]
                     entry.holders[index] = drawn[0] if drawn else NOBODY
                     entry.since_s[index], entry.said[index] = now, None
                     self.changed = True

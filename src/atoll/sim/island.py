@@ -302,7 +302,11 @@ class Island:
             return None
         units: list[list[bytes]] = [[] for _ in range(work.n)]
         names = cut(
-            lambda at, count: data[at : at + count], len(data), work.k, work.n, lambda i, unit: units[i].append(unit)
+            lambda at, count: data[at : at + count],
+            len(data),
+            work.k,
+            work.n,
+            lambda i, unit: units[i].append(unit),
         )
         self._put(b"".join(units[work.index]))
         return Names(len(data), names)

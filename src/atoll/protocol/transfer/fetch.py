@@ -109,8 +109,8 @@ class Fetch:
     def __init__(
         self, blob: Digest, sources: Sequence[PeerId], bytes_max: int = BLOB_MAX, allowance: int | None = None
     ) -> None:
-        """`bytes_max`: a longer one is refused, where its name is nobody's but the source's. `allowance`: chunks that
-        may be asked for until `allow` is called again; None: as fast as it goes."""
+        """`bytes_max`: a longer one is refused, where its name is nobody's but the source's. `allowance`:
+        chunks that may be asked for until `allow` is called again; None: as fast as it goes."""
         self.allowance = allowance
         self.blob, self.bytes_max = blob, bytes_max
         self.sources = {peer: Source() for peer in sources}

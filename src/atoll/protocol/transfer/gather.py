@@ -3,7 +3,8 @@
 Each piece is a blob of its own with few sources, mostly one, fetched and checked by `Fetch`. Pieces of holders that
 are heard come first; a piece that does not begin to come soon, or whose holder stalls, is made good by one more
 piece, and the first k that are whole count. A holder of wrong bytes is named and costs its piece.
-A paced gather asks for a few chunks per tick and only while it is told that the line is free: what it makes can wait.
+A paced gather asks for a few chunks per tick and only while it is told that the line is free: what it makes can
+wait.
 Promises: no blob is fetched twice at a time; what was begun and is not needed is dropped. Never joins pieces.
 """
 
@@ -104,7 +105,10 @@ class Gather:
         self.over = True
         effects: list[Effect] = [SetTimer(self._name(), None)]
         for name in self.fetches:
-            effects += [SetTimer(f"fetch/{name.hex()}/stall", None), Ask(f"gather/drop/{name.hex()}", DropBlob(name))]
+            effects += [
+                SetTimer(f"fetch/{name.hex()}/stall", None),
+                Ask(f"gather/drop/{name.hex()}", DropBlob(name)),
+            ]
         self.fetches.clear()
         return effects
 
@@ -127,7 +131,11 @@ class Gather:
         here = self.here
         if len(here) >= self.k:
             sources = tuple(sorted(self.gave))
-            return [*effects, *self.stop(), Report(Gathered(goal=self.goal, indices=here[: self.k], sources=sources))]
+            return [
+                *effects,
+                *self.stop(),
+                Report(Gathered(goal=self.goal, indices=here[: self.k], sources=sources)),
+            ]
         silent = self.quiet and now - self.heard_at >= GIVE_UP_S
         if not self.fetches or silent:
             why = f"{len(here)} of {self.k} pieces could be had from those who hold them"

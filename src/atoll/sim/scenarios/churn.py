@@ -15,6 +15,7 @@ from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.audits import Told
+from atoll.sim.scenarios.pieces import restore_everything
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.signatures import RealKeys, peer_name
 from atoll.sim.swarm import Keys, Swarm, SwarmKnobs
@@ -52,8 +53,10 @@ def rollback(stage: Stage) -> None:
 
 
 def pieces_churn(stage: Stage) -> None:
-    """The same where older states lie in pieces: holders come and go, and what is gone back to may be whole nowhere."""
+    """The same where older states lie in pieces: holders come and go, what is gone back to may be whole nowhere.
+    In the end every state that was ever placed comes back."""
     _through_weather(stage, None, returns=True, coded=Coded(3, 6, every_rounds=4, lost_s=30.0))
+    restore_everything(stage)
 
 
 def audited_churn(stage: Stage) -> None:

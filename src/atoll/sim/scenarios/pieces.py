@@ -57,7 +57,7 @@ class Story:
                 self.repaired.append((of, index))
             case StateRebuilt(state=state):
                 self.rebuilt.add((node.name, state))
-                self.wrong += [state] if node.island.blobs[state] != self.truth[state] else []
+                self.wrong += [state] if node.island.blobs[state] != self.truth.get(state) else []
             case _:
                 pass
 
@@ -87,9 +87,7 @@ def pieces(stage: Stage) -> None:
     def island(me: PeerId, knobs: IslandKnobs, draw: random.Random) -> Island:
         return (Corrupt if me == peer_name(LIAR) else Island)(me, knobs, draw)
 
-    knobs = SwarmKnobs(
-        stage.peers, island=IslandKnobs(states_kept=STATES_KEPT), run=stage.settings(coded=CODED)
-    )
+    knobs = SwarmKnobs(stage.peers, island=IslandKnobs(states_kept=STATES_KEPT), run=stage.settings(coded=CODED))
     swarm = stage.gather(knobs, island=island)
     stage.world.watchers.append(told.watch)
     stage.until_round(stage.rounds - 1)
@@ -106,7 +104,9 @@ def pieces(stage: Stage) -> None:
         swarm.world.leave(peer)
     lost = [(e.round, i) for e in told.ledger.entries for i, p in enumerate(e.holders) if p in leavers]
     told.until(
-        lambda: all((of, i) in told.repaired or not told.ledger.entry(of) for of, i in lost if _old(told, of, older)),
+        lambda: all(
+            (of, i) in told.repaired or not told.ledger.entry(of) for of, i in lost if _old(told, of, older)
+        ),
         300.0,
         "pieces of who left were not made anew",
     )
@@ -127,6 +127,23 @@ def pieces(stage: Stage) -> None:
     )
     _demand(not told.wrong, "a state came back other than it was")
     _demand(set(told.named) <= {peer_name(LIAR)}, f"honest holders were named: {told.named}")
+
+
+def restore_everything(stage: Stage) -> None:
+    """After whatever happened: somebody drawn makes every state again that lies in pieces."""
+    told = Story(stage)
+    stage.world.watchers.append(told.watch)
+    seeker = stage.draw.choice(stage.swarm.honest)
+    states = [entry.state for entry in told.ledger.entries if entry.placed]
+    _demand(bool(states), "no state was ever placed")
+
+    def again() -> bool:
+        left = [state for state in states if (seeker.name, state) not in told.rebuilt]
+        for state in left:
+            _seek(seeker, state, stage)
+        return not left
+
+    told.until(again, 120.0, f"not each of {len(states)} older states could be made again")
 
 
 def _old(told: Story, of: int, older: list[Digest]) -> bool:
