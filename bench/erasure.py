@@ -118,7 +118,7 @@ def repairs() -> dict[str, object]:
     lost = {(e.round, i) for e in old for i, p in enumerate(e.holders) if p in leavers}
     for peer in leavers:
         world.leave(peer)
-    while not lost <= made.keys():
+    while not lost <= made.keys() or any(n.machine.pieces.making for n in swarm.honest if n.machine):
         world.run(world.now + 1.0)
     took = given() - placing
     return {

@@ -74,6 +74,11 @@ class Placed:
             lambda: states <= {f.state for who, f in self.facts if who == seeker and type(f) is StateRebuilt}
         )
 
+    def idle(self) -> bool:
+        """Nobody is in the middle of making a piece."""
+        made = [n.machine.pieces for n in self.swarm.honest if n.machine is not None]
+        return all(pieces is not None and pieces.making is None for pieces in made)
+
     def given(self) -> int:
         return sum(node.island.given_bytes for node in self.world.nodes.values())
 
@@ -123,7 +128,7 @@ def test_who_leaves_for_good_is_made_good_by_six_pieces_for_each(monkeypatch: py
     monkeypatch.setattr(placed.world, "_send", listen)
     repaired = lambda: {(f.of, f.index) for f in placed.told(PieceKept) if f.repaired}  # noqa: E731
     placed.until(lambda: {(e.round, i) for e, i in lost} <= repaired())
-    placed.until(lambda: all(e.here == 10 for e in placed.ledger(watcher).entries[:3]))
+    placed.until(lambda: all(e.here == 10 for e in placed.ledger(watcher).entries[:3]) and placed.idle())
     sizes = {f.of: f.size_bytes for f in placed.told(PieceKept)}
     took = placed.given() - before
     assert took == sum(6 * sizes[of] for of, _ in repaired())
@@ -168,7 +173,7 @@ def test_more_than_may_vanish_come_back_late_and_nothing_is_lost():
     watcher = next(n.name for n in placed.swarm.honest if n.name not in away)
     placed.until(lambda: not set(placed.ledger(watcher).entries[0].holders) & set(away))
     placed.until(lambda: placed.told(StateLost))
-    assert placed.told(StateLost)[0].why.startswith("5 of 6 pieces")
+    assert placed.told(StateLost)[0].why.startswith("5 of 6 holders")
     for peer in away:
         placed.world.start(peer)
     placed.until(lambda: placed.ledger(watcher).entries[0].here == 10)

@@ -357,7 +357,7 @@ class Peer:
         if self.settings.audited_share:
             self.audits = Audits(self.me, self.settings, self.history, self.pool)
         if coded := self.settings.kept_coded:
-            self.pieces = Pieces(self.me, coded, self.history, self.pool.ledger, self.heartbeat.gone)
+            self.pieces = Pieces(self.me, coded, self.history, self.pool.ledger, self._unheard)
         s = self.settings.round
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         self.genesis = vertex
@@ -775,6 +775,10 @@ class Peer:
         self.pieces.restore(kept)
         self.pool.recent()  # the ledger takes in what the book does not hold yet
         return self.pieces.begin()
+
+    def _unheard(self, peer: PeerId) -> bool:
+        """It is no member now, or silent: whoever has another choice does not ask it."""
+        return self._standing_of(peer) in (None, "away", "expelled") or self.heartbeat.gone(peer)
 
     def _tend_pieces(self, now: Seconds) -> list[Effect]:
         """Every beat: make what is lacking while no round needs the line, say what is here."""

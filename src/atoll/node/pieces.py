@@ -204,6 +204,9 @@ class Pieces:
         have = frozenset({mine.index} if mine is not None else ())
         sources = [tuple(p for p in entry.sources(i) if p != self.me) for i in range(self.coded.n)]
         paced = making.index is not None
+        heard = len(have) + sum(any(not self.gone(p) for p in each) for each in sources)
+        if paced and heard < self.coded.k:  # what is fetched in vain is fetched again the next time
+            return self._fail(making, f"{heard} of {self.coded.k} holders are heard", now)
         making.gather = Gather(
             making.goal, self.coded.k, names.pieces, sources, size, self.gone, have=have, paced=paced
         )

@@ -30,7 +30,7 @@ from atoll.wire.messages.history import Chunk, ManifestIs
 
 TICK_S = 0.25
 SPARE_S = 2.0  # without a manifest: a spare piece is begun beside it
-GIVE_UP_S = 30.0  # in which no holder gave anything
+GIVE_UP_S = 30.0  # in which no holder gave anything, though the line was free
 PACED_CHUNKS = 2  # a tick, of all pieces together: 8 MiB/s
 
 
@@ -73,7 +73,7 @@ class Gather:
         self.begun: dict[Digest, Seconds] = {}
         self.gave: set[PeerId] = set()
         self.paced, self.quiet = paced, not paced
-        self.heard_at: Seconds = 0.0
+        self.silent_ticks = 0  # in a row, while the line was free
         self.over = False
 
     @property
@@ -86,12 +86,12 @@ class Gather:
             return []
         match event:
             case Start():
-                self.heard_at = now
                 return [*self._go_on(now), *([] if self.over else [self._tick(now)])]
             case TimerFired(name) if name == self._name():
+                self.silent_ticks += self.quiet
                 return [*self._pace(now), *self._go_on(now), *([] if self.over else [self._tick(now)])]
             case Received(_, ManifestIs() | Chunk() as message) if message.blob in self.fetches:
-                self.heard_at = now
+                self.silent_ticks = 0
             case _:
                 pass
         effects = [e for fetch in list(self.fetches.values()) for e in fetch.handle(event, now)]
@@ -136,7 +136,7 @@ class Gather:
                 *self.stop(),
                 Report(Gathered(goal=self.goal, indices=here[: self.k], sources=sources)),
             ]
-        silent = self.quiet and now - self.heard_at >= GIVE_UP_S
+        silent = self.silent_ticks * TICK_S >= GIVE_UP_S
         if not self.fetches or silent:
             why = f"{len(here)} of {self.k} pieces could be had from those who hold them"
             return [*effects, *self.stop(), Report(GatherFailed(goal=self.goal, why=why))]
@@ -160,8 +160,6 @@ class Gather:
         """A few chunks more, if the line is free."""
         if not self.paced:
             return []
-        if not self.quiet:
-            self.heard_at = now
         effects: list[Effect] = []
         left = PACED_CHUNKS if self.quiet else 0
         for fetch in list(self.fetches.values()):
