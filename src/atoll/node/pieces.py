@@ -134,7 +134,7 @@ class Pieces:
                 continue
             self.making = Making(entry, index)
             cut = CutState(entry.state, self.coded.k, self.coded.n, index)
-            return [Ask(f"pieces/cut/{entry.round}", cut)]
+            return [Ask(f"pieces/cut/{entry.round}/{index}", cut)]
         return []
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect] | None:
@@ -173,7 +173,7 @@ class Pieces:
         making = self.making
         if making is None:
             return []
-        if kind == "cut" and name == str(making.entry.round) and making.index is not None:
+        if kind == "cut" and name == f"{making.entry.round}/{making.index}" and making.index is not None:
             return self._was_cut(making, making.index, result, reach, now)
         if kind == "make" and name == making.goal.hex():
             return self._was_made(making, bool(result), event.why if isinstance(event, Failed) else "", now)
@@ -217,9 +217,9 @@ class Pieces:
         for effect in effects:
             out.append(effect)
             match effect:
-                case Report(Gathered(goal=goal, indices=indices)) if goal == making.goal or making.fetched:
+                case Report(Gathered(indices=indices)):
                     out += self._join(making, indices)
-                case Report(GatherFailed(goal=goal, why=why)) if goal == making.goal or making.fetched:
+                case Report(GatherFailed(why=why)):
                     out += self._fail(making, why, now)
                 case _:
                     pass
@@ -227,9 +227,10 @@ class Pieces:
 
     def _join(self, making: Making, indices: tuple[int, ...]) -> list[Effect]:
         names, entry, coded = making.entry.names, making.entry, self.coded
-        if names is None and making.index is not None:  # the whole state came
+        if making.fetched and making.index is not None:  # the whole state came
             making.gather = None
-            return [Ask(f"pieces/cut/{entry.round}", CutState(entry.state, coded.k, coded.n, making.index))]
+            cut = CutState(entry.state, coded.k, coded.n, making.index)
+            return [Ask(f"pieces/cut/{entry.round}/{making.index}", cut)]
         assert names is not None
         of = tuple((i, names.pieces[i]) for i in indices)
         work = Rebuild(making.goal, names.size_bytes, coded.k, coded.n, of, making.index)

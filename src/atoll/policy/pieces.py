@@ -23,6 +23,7 @@ import msgspec
 from atoll.base.draw import shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX
+from atoll.keys.digest import digest
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Placed
 from atoll.wire.messages.vertex import Body
@@ -54,7 +55,7 @@ class Entry(msgspec.Struct):
     state: Digest
     holders: list[PeerId]  # of each piece; NOBODY: there were not members enough
     since_s: list[Seconds]  # when each was drawn
-    said: list[Names | None]  # by the holder of now
+    said: list[Digest | None]  # by the holder of now: the digest of its Names
     former: list[list[PeerId]]  # who had each piece and was replaced, until the next one says that it has it
     names: Names | None = None  # once all holders named the same: for good
 
@@ -167,10 +168,11 @@ class Ledger:
         if entry is None or self.why_not(by, word) is not None or entry.holders[word.index] != by:
             return
         self.changed = True
-        entry.said[word.index], entry.former[word.index] = Names(word.size_bytes, word.pieces), []
-        first = entry.said[0]
-        if entry.names is None and first is not None and all(said == first for said in entry.said):
-            entry.names = first
+        names = Names(word.size_bytes, word.pieces)
+        name = entry.said[word.index] = digest(msgspec.msgpack.encode(names))
+        entry.former[word.index] = []
+        if entry.names is None and all(said == name for said in entry.said):
+            entry.names = names
 
     def _watch_members(self, body: Body) -> None:
         away = {m.peer for m in body.members if m.standing == "away"}
@@ -210,7 +212,7 @@ class Ledger:
                     self.changed = True
 
 
-def _usual(said: Sequence[Names | None]) -> Names | None:
+def _usual(said: Sequence[Digest | None]) -> Digest | None:
     """What more than half of all holders call the pieces."""
     words = Counter(word for word in said if word is not None)
     most = max(words, key=lambda word: words[word], default=None)
