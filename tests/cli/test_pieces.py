@@ -39,6 +39,7 @@ def test_an_older_state_comes_back_from_two_of_three_pieces(tmp_path: Path):
         placed = ada.until(lambda f: f["fact"] == "PieceKept" and not f["repaired"]) if not kept_pieces else None
         round = (placed or kept_pieces[0])["of"]
         row = next(r for r in answer_of("checkpoint", "list", a) if r["round"] == round)
+        assert row["in_pieces"] and "lie in pieces at the members: rounds " in atoll("checkpoint", "list", a).stdout
         cyd.close()
         for folder in (a, b, c):
             for end in ("", ".manifest"):

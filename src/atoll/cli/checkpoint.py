@@ -46,16 +46,21 @@ def listing(
 
     The first line says which rounds the run can go back to from here, a mark where it went back.
     """
+    from atoll.node.pieces import placed_rounds
+
     folder = folder_of(run)
     with kept_in(folder) as kept:
         rounds = [-1, *kept.rounds]
         begin = _row(kept, folder, -1)["time_s"]
         rows = [_row(kept, folder, r) for r in (rounds if all or json else rounds[-LISTED:])]
+        placed = placed_rounds(kept.pieces)
         blobs = {path.name for path in (folder / "blobs").glob("*")}
         here = [] if json else [r for r in rounds if _state_path(folder, kept, r).name in blobs]
     if json:
-        say_json(rows)
+        say_json([row | {"in_pieces": row["round"] in placed} for row in rows] if placed else rows)
         return
+    if placed:
+        say(f"  lie in pieces at the members: rounds {spans_text(spans_of(placed))}")
     say(f"  can be gone back to from here: rounds {spans_text(spans_of(here)) or 'none'}")
     for row in rows:
         size = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"

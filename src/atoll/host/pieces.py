@@ -43,7 +43,7 @@ def cut_state(store: Store, work: CutState, hold: Callable[[Digest], None]) -> N
             names = Names(size, cut(read, size, work.k, work.n, keep))
         if blob_id(Manifest(size, tuple(chunks))) != work.state:
             piece.drop()
-            store.read_blob(work.state)  # sets it aside
+            store.set_aside(work.state)  # this disk damaged it
             return None
         hold(names.pieces[work.index])
         piece.finish()
@@ -55,7 +55,7 @@ def cut_state(store: Store, work: CutState, hold: Callable[[Digest], None]) -> N
 
 def rebuild_blob(store: Store, work: Rebuild, hold: Callable[[Digest], None]) -> bool:
     """Write the state, or the piece; False if a piece is not here or what they make is not what it should be."""
-    if store.has_blob(work.goal) and store.read_blob(work.goal) is not None:
+    if store.has_blob(work.goal):
         return True
     paths = {index: store.blob_path(name) for index, name in work.pieces}
     if not all(path.exists() for path in paths.values()):
@@ -74,7 +74,10 @@ def rebuild_blob(store: Store, work: Rebuild, hold: Callable[[Digest], None]) ->
         made.drop()
         raise
     for _, name in work.pieces:
-        store.read_blob(name)  # sets aside what this disk damaged after it was checked
+        manifest = store.manifest(name)
+        for index in range(len(manifest.chunks)) if manifest is not None else ():
+            if store.read_chunk(name, index) is None:  # this disk damaged it after it was checked: it is set aside
+                break
     return False
 
 

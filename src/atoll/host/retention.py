@@ -8,6 +8,7 @@ is not its business.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 from atoll.base.errors import PeerFault
@@ -23,11 +24,12 @@ class Retention:
     def __init__(self, store: Store, keep: Keep) -> None:
         self._store, self.keep = store, keep
         self._agreed: dict[int, Digest] = {}  # of the rounds that stay: read once
-        self._whole: frozenset[Digest] | None = None  # where older states lie in pieces: those that do not yet
+        self._whole: Sequence[Digest] | None = None  # where older states lie in pieces: those that do not yet
         self._pieces: frozenset[Digest] = frozenset()
 
-    def follow(self, whole: frozenset[Digest], pieces: frozenset[Digest]) -> None:
-        """Older states lie in pieces: of them these stay whole. `pieces` count, and are never given up."""
+    def follow(self, whole: Sequence[Digest], pieces: frozenset[Digest]) -> None:
+        """Older states lie in pieces: of them these stay whole, the most important first. `pieces` count, and are
+        never given up."""
         self._whole, self._pieces = whole, pieces
 
     def rounds(self, head: int) -> list[int]:
@@ -46,7 +48,7 @@ class Retention:
             states = [self._state_of(round) for round in rounds]
         else:
             newest = [round for round in rounds if round >= head - self.keep.newest]
-            states = [*(self._state_of(round) for round in newest), *sorted(self._whole)]
+            states = [*(self._state_of(round) for round in newest), *self._whole]
         kept: set[Digest] = set()
         size = sum(self._size(piece) for piece in self._pieces)
         for state in states:

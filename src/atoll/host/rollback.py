@@ -67,9 +67,14 @@ async def _demand(host: PeerHost, goal: Goal, wait_s: Seconds) -> None:
     if await host.island.do(FindState(goal.state)):
         return
     if host.lies_in_pieces(goal.state):
-        await host.restore_state(goal.state, wait_s)
-        if await host.island.do(FindState(goal.state)):
+        if await host.restore_state(goal.state, wait_s) and await host.island.do(FindState(goal.state)):
             return
+        raise RunFailedError(
+            "E-CHK-13",
+            f"the state of round {goal.round} lies in pieces and could not be made of them yet",
+            cause="too few of their holders are here, or it takes longer than this command waits",
+            fix=f"atoll checkpoint rollback {goal.round} again in a minute; atoll peers says who is here",
+        )
     here = await asyncio.to_thread(rounds_here, host.store)
     nearest = max((r for r in here if r <= goal.round), default=here[0] if here else None)
     instead = f"atoll checkpoint rollback {nearest}" if nearest is not None else "atoll checkpoint list"

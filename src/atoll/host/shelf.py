@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from threading import Lock
 
 import msgspec
@@ -91,11 +91,11 @@ class Shelf:
         with self._tidying:
             self._kept_since[name] = time.monotonic()
 
-    def hold_pieces(self, pieces: Collection[Digest], whole: Collection[Digest]) -> tuple[Digest, ...]:
+    def hold_pieces(self, pieces: Collection[Digest], whole: Sequence[Digest]) -> tuple[Digest, ...]:
         """From now on these stay, and of the older states these alone. Says which pieces are not here."""
         with self._tidying:
             self._pieces = frozenset(pieces)
-            self._retention.follow(frozenset(whole), self._pieces)
+            self._retention.follow(whole, self._pieces)
         return tuple(name for name in pieces if not self._store.has_blob(name))
 
     def tidy(self, needed: set[Digest], round: int) -> None:

@@ -156,6 +156,10 @@ class Store:
             return None
         return data
 
+    def set_aside(self, name: Digest) -> None:
+        """This disk damaged it: as if it were not here."""
+        self._path(name).rename(self._path(name).with_suffix(".damaged"))
+
     def blob_path(self, name: Digest) -> Path:
         return self._path(name)
 

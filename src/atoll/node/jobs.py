@@ -133,7 +133,8 @@ class Rebuild(msgspec.Struct, frozen=True):
 
 
 class HoldPieces(msgspec.Struct, frozen=True):
-    """Keep these pieces, and of the older states these whole, and no others -> the pieces that are not here."""
+    """Keep these pieces, and of the older states these whole and no others, the newest first -> the pieces that are
+    not here."""
 
     pieces: tuple[Digest, ...]
     whole: tuple[Digest, ...]

@@ -52,6 +52,15 @@ class Kept(msgspec.Struct, frozen=True):
     mine: tuple[Mine, ...]
 
 
+def placed_rounds(kept: bytes) -> list[int]:
+    """Of which rounds the state lies in pieces at the members, from what a peer kept under `pieces`."""
+    try:
+        book = msgspec.msgpack.decode(kept, type=Kept).book
+    except msgspec.DecodeError:
+        return []
+    return [entry.round for entry in book.entries if entry.placed]
+
+
 @dataclass
 class Making:
     """The one piece or state that is being made. `index` is None for a state that somebody seeks."""
@@ -106,11 +115,8 @@ class Pieces:
         for told in (self.again_at, self.wait_s, self.said_at):
             for round in [r for r in told if self.ledger.entry(r) is None]:
                 del told[round]
-        making = self.making
-        own = making is not None and making.index is not None
-        if own and not self._is_mine(making.entry.round, making.index):
-            return [*self._stop(), *self._write_down()]
-        return self._write_down()
+        stopped = self._stop() if self._is_replaced() else []
+        return [*stopped, *self._write_down()]
 
     def words(self, now: Seconds) -> list[Placed]:
         """What I have to say to the members and no vertex holds yet."""
@@ -287,17 +293,21 @@ class Pieces:
 
     # ---- what stays ----------------------------------------------------------------------------------------
 
-    def _is_mine(self, round: int, index: int) -> bool:
-        entry = self.ledger.entry(round)
-        return entry is not None and entry.holders[index] == self.me
+    def _is_replaced(self) -> bool:
+        """Another member was drawn for the piece that I am making, or its state is too old."""
+        making = self.making
+        if making is None or making.index is None:
+            return False
+        entry = self.ledger.entry(making.entry.round)
+        return entry is None or entry.holders[making.index] != self.me
 
     def _hold(self) -> list[Effect]:
         """Tell the disk what is needed, if that has changed."""
         gather = self.making.gather if self.making is not None else None
         fetched = {name for name in gather.pieces} if gather is not None else set[Digest]()
         pieces = tuple(sorted({mine.piece for mine in self.mine.values()} | fetched))
-        genesis = {self.history.bodies[-1].state} if -1 in self.history.bodies else set[Digest]()
-        whole = tuple(sorted({entry.state for entry in self.ledger.entries if not entry.placed} | genesis))
+        genesis = self.history.bodies[-1].state
+        whole = *(entry.state for entry in reversed(self.ledger.entries) if not entry.placed), genesis
         if (pieces, whole) == self.held:
             return []
         self.held = pieces, whole

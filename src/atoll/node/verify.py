@@ -105,6 +105,7 @@ class Kept:
     rounds: Sequence[int]
     read: Callable[[int], bytes | None]
     era: Callable[[int], bytes | None] = lambda round: None  # signatures under the era that ended with it
+    pieces: bytes = b""  # which older states lie in pieces, as this peer knew last: `node/pieces.placed_rounds`
 
 
 @dataclass
