@@ -23,7 +23,8 @@ FALSE = replace(TRUE, size_bytes=999)
 class Chain:
     """Vertices one after the other, ten seconds apart, and a ledger that follows them."""
 
-    def __init__(self, peers: Iterable[PeerId] = PEERS) -> None:
+    def __init__(self, peers: Iterable[PeerId] = PEERS, assembling: int = -1) -> None:
+        self.assembling = assembling  # rounds that do not train yet
         self.members = {p: Member(p, b"", (), "trainer", "member", -1, 0.0, p) for p in peers}
         self.ids: dict[int, Digest] = {}
         self.bodies: dict[int, Body] = {}
@@ -37,7 +38,7 @@ class Chain:
             state = digest(f"state {round}".encode())
             self.bodies[round] = Body(
                 ZERO_DIGEST, round, 0, ZERO_DIGEST, 10.0 * round, PEERS[0], (), state, (),
-                tuple(self.members.values()), (), reports, Metrics(0.0, 0, 0),
+                tuple(self.members.values()), (), reports, Metrics(0.0, 0, 0), max(0, round - self.assembling),
             )  # fmt: skip
             self.ids[round] = digest(f"vertex {round}".encode())
             self.ledger.follow(round, self.ids, self.bodies)
@@ -66,6 +67,11 @@ def test_every_fifth_round_draws_one_holder_for_every_piece():
     assert [e.round for e in chain.ledger.entries] == [4, 9, 14, 19]
     assert all(len(set(e.holders)) == 4 and set(e.holders) <= set(PEERS) for e in chain.ledger.entries)
     assert len({tuple(e.holders) for e in chain.ledger.entries}) > 1
+
+
+def test_states_from_before_the_first_training_are_not_cut():
+    """Whoever has genesis has them; members that assemble would fetch them for nothing."""
+    assert [e.round for e in Chain(assembling=5).grow(rounds=12).ledger.entries] == [9]
 
 
 def test_a_state_need_not_lie_whole_when_all_holders_have_named_the_same_pieces():

@@ -1,9 +1,9 @@
 """Who holds which piece of which older state: a pure function of the vertices, the same at every peer.
 
-The vertex that closes every `every_rounds`-th round draws n holders for the n pieces of its state. Each of them
-says in a report that its piece lies on its disk and what all pieces are called (`Placed`). A state is *placed*
-once all n holders have named the same pieces: from then on nobody has to hold it whole, and these names stand
-for good.
+The vertex that closes every `every_rounds`-th round, once the run trains, draws n holders for the n pieces of
+its state. Each of them says in a report that its piece lies on its disk and what all pieces are called
+(`Placed`). A state is *placed* once all n holders have named the same pieces: from then on nobody has to hold
+it whole, and these names stand for good.
 A holder that is expelled, away for longer than `lost_s` of run time, or silent about its piece for so long is
 replaced by a member that the next vertex draws; so is whoever names other pieces than more than half of the
 holders, for its copy of the state is damaged, or it lies. Where there are fewer than n voting members the rest
@@ -151,7 +151,7 @@ class Ledger:
                 self._hear(signed.signer, word)
         self._watch_members(body)
         newest = self.book.entries[-1].state if self.book.entries else None
-        if body.round >= 0 and (body.round + 1) % coded.every_rounds == 0 and body.state != newest:
+        if body.trained and (body.round + 1) % coded.every_rounds == 0 and body.state != newest:
             nobody = [NOBODY] * coded.n
             entry = Entry(
                 body.round, body.state, nobody, [body.time_s] * coded.n, [None] * coded.n, [[] for _ in nobody]
