@@ -39,6 +39,7 @@ from atoll.node.config import (
     reference,
 )
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
+from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS
 from atoll.policy.trust import DISTANCES
@@ -438,6 +439,20 @@ def test_genesis_fixes_the_statistic_and_how_many_may_lie():
     config = load_config(None, sets, {})
     settings = settings_of(config, recipe_of(config))
     assert (settings.statistic, settings.tolerance) == ("median", 0.33)
+
+
+@pytest.mark.parametrize("text", ["6", "10/6", "6/6", "0/4", "6/33", "a/b", "6/10/3"])
+def test_what_is_no_code_of_pieces_is_refused(text: str):
+    refused = trouble(f'keep.coded="{text}"')
+    assert refused.code == "E-CFG-12" and 'keep.coded = "6/10"' in refused.fix
+
+
+def test_genesis_fixes_how_older_states_are_cut_and_nothing_where_they_are_not():
+    """A run without pieces has the genesis that it had before there were any."""
+    config = load_config(None, ("keep.coded=6/10", "keep.every_rounds=5", "keep.repair_after=1min"), {})
+    assert settings_of(config, recipe_of(config)).coded == Coded(6, 10, 5, 60.0)
+    plain = load_config(None, (), {})
+    assert b"coded" not in encode_settings(settings_of(plain, recipe_of(plain)))
 
 
 # ---- what a trust stands for ---------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from atoll.wire.messages.statements import (
     Invite,
     Join,
     Leave,
+    Placed,
     Proposed,
     Ready,
     Signed,
@@ -102,6 +103,7 @@ STATEMENTS = (
     Complaint(7, BOB, "withheld"),
     Audited(7, BOB, "mismatch"),
     Validated(7, A, (2_500_000,)),
+    Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2")),
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
     Amend(A, 3, B, A, 2, b"signature"),
 )

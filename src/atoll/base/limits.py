@@ -55,5 +55,7 @@ AUDIT_ROUNDS = 32  # for which an audit is open; older ones were not done in tim
 AUDIT_TURN = 8  # of those, that one auditor has; a show may be megabytes, and is made while the trainer rests
 VALIDATION_ROUNDS = 128  # that verdicts on states look back; half of the vertices in memory
 VALIDATION_OPEN = 16  # rounds in which a state may be spoken of: looking takes seconds, rounds may take less
+CODED_PIECES_MAX = 32  # that one state is cut into: as many as liberasurecode can
+CODED_STATES_MAX = 64  # in pieces: a week of rounds of ten minutes, at a state in two or three hours
 CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so and owns nothing
 TICKET_CHARACTERS_MAX = 600  # fits a QR code that a phone reads from a terminal

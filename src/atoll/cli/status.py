@@ -40,6 +40,15 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         say(f"  updates go through a {s['topology']} ({s['topology_why']})")
     if s.get("statistic", "mean") != "mean":
         say(f"  what they become: {s['statistic']}")
+    if "coded" in (kept := s.get("kept") or {}):
+        lacking = f", {kept['pieces_lacking']} pieces are being made anew" if kept["pieces_lacking"] else ""
+        say(
+            f"  older states: {kept['states_in_pieces']} in pieces ({kept['coded']}), "
+            f"{kept['states_still_whole']} whole{lacking}; "
+            f"here {kept['pieces']} pieces, {bytes_text(kept['piece_bytes'])}"
+        )
+    if kept:
+        say(f"  states and data take {bytes_text(kept['blob_bytes'])} of this disk")
     if s.get("audits"):
         found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
         say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")

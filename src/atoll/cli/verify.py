@@ -94,7 +94,7 @@ def _kept(database: sqlite3.Connection, folder: Path, kept: type[Kept]) -> Kept:
     )
     rounds = [int(name) for (name,) in names if name.isdecimal()]
     era = lambda round: value(f"sealed/{round}") or value(f"era/{round}")  # noqa: E731  # as short as its neighbour
-    return kept(run, genesis, rounds, lambda round: value(f"vertex/{round}"), era)
+    return kept(run, genesis, rounds, lambda round: value(f"vertex/{round}"), era, value("pieces") or b"")
 
 
 def check_blobs(folder: Path) -> tuple[int, list[str]]:

@@ -18,7 +18,16 @@ from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
-from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, chosen_statistic, decode_config, tolerance_of
+from atoll.keys.erasure import demand_ready
+from atoll.node.config import (
+    CHANGE_OF_SCHEDULE,
+    Config,
+    Sync,
+    chosen_statistic,
+    coded_of,
+    decode_config,
+    tolerance_of,
+)
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS
@@ -108,6 +117,8 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
     run, consensus, preset = config.run, config.consensus, PRESETS[config.run.trust]
     owner_s = consensus.timeout / 5
     reputed = preset.reputation if run.reputation is None else run.reputation
+    if coded := coded_of(config.keep):
+        demand_ready()
     return RunSettings(
         name=run.name,
         rounds=recipe.schedule.turns if run.rounds is None else run.rounds * recipe.schedule.fragments,
@@ -122,6 +133,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         audit_rate=_audit_rate(config, recipe, floats) or UNSET,
         reputation=reputed or UNSET,
         validation=_rule(config) if run.validate_every else UNSET,
+        coded=coded or UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,

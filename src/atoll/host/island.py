@@ -27,6 +27,7 @@ from atoll.base.machine import Payload
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
+from atoll.host.pieces import cut_state, rebuild_blob
 from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
@@ -59,13 +60,16 @@ from atoll.node.jobs import (
     Adopt,
     Advance,
     Advanced,
+    CutState,
     Encode,
     Encoded,
     Exhibit,
     FindState,
     GoBack,
     Hold,
+    HoldPieces,
     Judge,
+    Rebuild,
     Restore,
     Train,
     Trained,
@@ -108,6 +112,7 @@ class Island:
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
+        self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
         self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
 
     def be_audited(self, run: Digest, me: PeerId) -> None:
@@ -127,6 +132,7 @@ class Island:
             await asyncio.gather(self._merging, return_exceptions=True)
         self._arithmetic.shutdown(wait=True, cancel_futures=True)
         self._disk.shutdown(wait=True, cancel_futures=True)
+        self._coding.shutdown(wait=True, cancel_futures=True)
 
     async def do(self, work: Any) -> Any:
         """The answer to a piece of work. Raises AtollError, PeerFault or OSError: the driver answers Failed."""
@@ -159,6 +165,16 @@ class Island:
                 return await loop.run_in_executor(self._arithmetic, self._go_back, work)
             case FindState():
                 return await loop.run_in_executor(self._disk, self.shelf.look_for, work.state)
+            case CutState():
+                return await loop.run_in_executor(
+                    self._coding, cut_state, self.store, work, self.shelf.hold_a_while
+                )
+            case Rebuild():
+                return await loop.run_in_executor(
+                    self._coding, rebuild_blob, self.store, work, self.shelf.hold_a_while
+                )
+            case HoldPieces():
+                return await loop.run_in_executor(self._disk, self.shelf.hold_pieces, work.pieces, work.whole)
             case Hold(blobs, why):
                 self.needed[why] = frozenset(blobs)
                 return None

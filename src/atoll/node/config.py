@@ -18,9 +18,10 @@ import msgspec
 from msgspec import Meta
 
 from atoll.base.errors import UsageError
-from atoll.base.limits import PEERS_MAX
+from atoll.base.limits import CODED_PIECES_MAX, PEERS_MAX
 from atoll.base.units import parse_duration_s
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
+from atoll.policy.pieces import Coded
 from atoll.policy.presets import PRESETS, Preset, Trust, statistic_of
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.validation import VALIDATE_EVERY_MAX
@@ -137,11 +138,13 @@ class Network(Section, frozen=True):
 
 
 class Keep(Section, frozen=True):
-    """Which older states of the model stay on this disk, to go back to. Stays on this computer."""
+    """Which older states of the model stay on this disk, to go back to. `coded` travels with the run."""
 
     newest: Whole = 8
     every_rounds: Count = 20
     bytes_max: Bytes = 10_000_000_000
+    coded: Text = ""
+    repair_after: Duration = 3600.0
 
 
 class Node(Section, frozen=True):
@@ -358,7 +361,18 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "keep.bytes_max": (
         "Bytes that these older states may take together; the oldest give way first. 0 keeps the head and what the "
-        "last minute needed."
+        "last minute needed. Pieces come first and are not given up."
+    ),
+    "keep.coded": (
+        'Empty: states of every keep.every_rounds-th round lie whole at every member. "6/10": each is cut into '
+        "10 pieces, one per member that the vertex draws, and any 6 make it again, so 4 members may vanish; "
+        "nobody holds it whole, all of them together hold 10/6 of it (specs/pieces.md). Fixed when the run is "
+        "founded, together with keep.every_rounds and keep.repair_after; needs as many voting members as pieces, "
+        "and pip install 'atoll[coded]' at each."
+    ),
+    "keep.repair_after": (
+        "Run time for which a holder of pieces may be away before other members make its pieces anew, each out of "
+        "as many bytes as the state has. Longer than a night's sleep saves traffic, shorter loses fewer at a time."
     ),
     "node.name": "What others call this peer. Empty: the computer's name.",
     "node.threads": (
@@ -548,7 +562,27 @@ def _check_enough(run: Run, what: str, statistic: StatisticName = "mean") -> Non
         )
 
 
+def coded_of(keep: Keep) -> Coded | None:
+    """How older states are cut, None where they lie whole. UsageError for what is no code."""
+    if not keep.coded:
+        return None
+    k, _, n = keep.coded.partition("/")
+    try:
+        made = Coded(int(k), int(n), keep.every_rounds, keep.repair_after)
+        if 1 <= made.k < made.n <= CODED_PIECES_MAX:
+            return made
+    except ValueError:
+        pass
+    raise UsageError(
+        "E-CFG-12",
+        f'keep.coded = "{keep.coded}" says not how many pieces of how many make a state',
+        cause=f"it is K/N with 1 <= K < N <= {CODED_PIECES_MAX}",
+        fix='write keep.coded = "6/10", or leave it empty',
+    )
+
+
 def _check_sense(config: Config) -> None:
+    coded_of(config.keep)
     run, consensus = config.run, config.consensus
     tolerance = run.byzantine_tolerance
     if tolerance is not None and not 0 <= tolerance <= 1 / 3 + 0.004:
@@ -676,7 +710,8 @@ INTRODUCTION = """# run.toml
 environment (`ATOLL_TRAIN__LR=0.002`), and `atoll up --set train.lr=0.003`. An unknown key is an error; so is a
 key whose feature does not exist yet, unless it stands at its default. Durations are seconds, or text with a
 unit: `250ms`, `30s`, `15min`, `2h`, `7d`. Sections up to [consensus] become part of the run's genesis and cannot
-be changed afterwards; [network], [keep] and [node] belong to one computer and may differ at every start.
+be changed afterwards, nor can keep.coded; [network], the rest of [keep] and [node] belong to one computer and may
+differ at every start.
 
 A default *in italics* comes from the recipe `diloco` (with `train.recipe = "demo"` it is the demo's) or from
 `run.trust = "private"`."""

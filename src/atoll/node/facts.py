@@ -162,6 +162,34 @@ class StateLacked(Fact, frozen=True, kw_only=True):
     state: Digest
 
 
+class PieceKept(Fact, frozen=True, kw_only=True):
+    """A piece of the state agreed in round `of` lies on my disk."""
+
+    phase = "keep"
+    of: int
+    index: int
+    size_bytes: int
+    repaired: bool  # made of others' pieces, because its holder is gone or lost it
+
+
+class StateRebuilt(Fact, frozen=True, kw_only=True):
+    """An earlier state is here again, whole, bit for bit, out of the pieces of these holders."""
+
+    phase = "keep"
+    of: int
+    state: Digest
+    sources: tuple[PeerId, ...]
+
+
+class StateLost(Fact, frozen=True, kw_only=True):
+    """An earlier state, or a piece of one, could not be made just now."""
+
+    phase = "keep"
+    of: int
+    state: Digest
+    why: str
+
+
 class RoundClosed(Fact, frozen=True, kw_only=True):
     """Agreed, durable, merged: the next round may begin."""
 

@@ -114,6 +114,34 @@ class ReadVertices(msgspec.Struct, frozen=True):
     bytes_max: int
 
 
+class CutState(msgspec.Struct, frozen=True):
+    """Name all n pieces of this state and write piece `index` durably -> Names; None if the state is not here."""
+
+    state: Digest
+    k: int
+    n: int
+    index: int
+
+
+class Rebuild(msgspec.Struct, frozen=True):
+    """Make a state, or piece `index` of it, from k pieces that are here, durably -> bool: it is `goal`."""
+
+    goal: Digest
+    size_bytes: int  # of the state
+    k: int
+    n: int
+    pieces: tuple[tuple[int, Digest], ...]  # their numbers and names
+    index: int | None = None
+
+
+class HoldPieces(msgspec.Struct, frozen=True):
+    """Keep these pieces, and of the older states these whole and no others, the newest first -> the pieces that are
+    not here."""
+
+    pieces: tuple[Digest, ...]
+    whole: tuple[Digest, ...]
+
+
 class Hold(msgspec.Struct, frozen=True):
     """These blobs are needed: keep them on disk, and no longer those named before for the same reason -> None."""
 
@@ -179,6 +207,9 @@ Work = (
     | FindState
     | Restore
     | ReadVertices
+    | CutState
+    | Rebuild
+    | HoldPieces
     | Hold
     | Exhibit
     | Judge

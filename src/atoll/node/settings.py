@@ -8,6 +8,7 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
+from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import DISTANCES, StatisticName
 from atoll.policy.validation import Rule
@@ -40,6 +41,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
     reputation: bool | msgspec.UnsetType = msgspec.UNSET  # members' records decide influence; left out: no
     validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
+    coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -57,6 +59,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def validated(self) -> Rule | None:
         """By which agreed states are looked at, and gone back behind if they are bad; None: nobody looks."""
         return None if self.validation is msgspec.UNSET else self.validation
+
+    @property
+    def kept_coded(self) -> Coded | None:
+        """In how many pieces older states lie at the members."""
+        return None if self.coded is msgspec.UNSET else self.coded
 
 
 class _Rules(msgspec.Struct, frozen=True):
@@ -88,6 +95,8 @@ def decode_settings(data: bytes) -> RunSettings:
         settings = msgspec.msgpack.decode(data, type=RunSettings)
         if settings.witnessed and settings.statistic in DISTANCES:
             raise PeerFault("", f"genesis asks owners that {settings.statistic} believes to watch each other")
+        if (coded := settings.kept_coded) is not None and coded.k >= coded.n:
+            raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

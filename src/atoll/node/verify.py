@@ -31,6 +31,7 @@ from atoll.node.settings import RunSettings, decode_settings
 from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.audits import Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
+from atoll.policy.pieces import Ledger
 from atoll.policy.plan import plan_round
 from atoll.policy.reputation import scores_of
 from atoll.policy.validation import Validations
@@ -109,6 +110,7 @@ class Kept:
     rounds: Sequence[int]
     read: Callable[[int], bytes | None]
     era: Callable[[int], bytes | None] = lambda round: None  # signatures under the era that ended with it
+    pieces: bytes = b""  # which older states lie in pieces, as this peer knew last: `node/pieces.placed_rounds`
 
 
 @dataclass
@@ -225,6 +227,7 @@ class _Walk:
         self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum)
         self.validations = Validations(audit.settings.validated, audit.settings.round.quorum)
         self.validations.follow(-1, self.history.ids, self.history.bodies)
+        self.ledger = Ledger(audit.settings.kept_coded)
         self.sound = True
         # the newest round whose id or state is not known for sure; before all that anything looks back to
         self.hole = -1 - VALIDATION_ROUNDS
@@ -307,7 +310,9 @@ class _Walk:
         self.docket.lacks = self.hole > history.head - AUDIT_ROUNDS
         validated = self.audit.settings.validated is not None
         self.validations.lacks = validated and self.hole > history.head - VALIDATION_ROUNDS
-        known = self._may_follow, self._earlier, self.docket, self.validations
+        self.ledger.lacks = self.hole >= 0
+        self.ledger.follow(history.head, history.ids, history.bodies)
+        known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger
         recent = Recent(self._recent_states(body), *known)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.validations.lacks:

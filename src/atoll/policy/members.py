@@ -27,6 +27,7 @@ from atoll.base.limits import (
 )
 from atoll.policy.audits import AGAINST, NO_DOCKET, REFUTING, Docket, voices_needed
 from atoll.policy.links import rearranged
+from atoll.policy.pieces import NO_LEDGER, Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
 from atoll.policy.validation import NO_VALIDATIONS, Validations
@@ -42,6 +43,7 @@ from atoll.wire.messages.statements import (
     Invite,
     Join,
     Leave,
+    Placed,
     Ready,
     Suspect,
     Validated,
@@ -77,6 +79,7 @@ class Recent:
     earlier: Callable[[Amend], Earlier] = lambda amend: "unknown"  # asked only for such words: they are rare
     docket: Docket = NO_DOCKET
     validations: Validations = NO_VALIDATIONS
+    ledger: Ledger = NO_LEDGER
 
 
 def changes_max(voters: int) -> int:
@@ -148,6 +151,10 @@ def admissible(
             if mine is None or not mine.votes:
                 return "only voting members validate states"
             return recent.validations.why_not(by, statement)
+        case Placed():
+            if mine is None or not mine.votes:
+                return "only voting members hold pieces"
+            return recent.ledger.why_not(by, statement)
         case Invite(ticket=ticket, key=key):
             if len(ticket) > 64 or len(key) > 64:
                 return "its ticket or key is too long"
@@ -453,7 +460,7 @@ def target_of(statement: AnyStatement) -> str:
             return f"{answer.signer}/{other is not None}"
         case Audited(round=round, peer=peer):
             return f"{round}/{peer}"
-        case Validated(round=round):
+        case Validated(round=round) | Placed(round=round):
             return str(round)
         case Invite(ticket=ticket):
             return ticket.hex()

@@ -25,6 +25,8 @@
     validated    a third poison a mean and lie as validators; the run leaves every bad state
     wolves       a third of the validators find everything bad; nobody goes back
     validated_churn  churn while one member poisons a mean now and then
+    pieces       older states lie in pieces; a holder corrupts its own, two leave, then as many vanish as may
+    pieces_churn  churn where older states lie in pieces, and the run is sent back to them
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
 A failing run ends with one line that replays it.
@@ -43,6 +45,7 @@ from atoll.sim.scenarios.churn import (
     churn,
     overlap,
     paced,
+    pieces_churn,
     real_keys,
     reputed_churn,
     rollback,
@@ -51,6 +54,7 @@ from atoll.sim.scenarios.churn import (
 )
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import framers, owners, watched
+from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.siege import siege
 from atoll.sim.scenarios.slow import slow
@@ -86,6 +90,8 @@ SCENARIOS: dict[str, Scenario] = {
     "validated": Scenario(validated, peers=7, rounds=36),
     "wolves": Scenario(wolves, peers=7, rounds=16),
     "validated_churn": Scenario(validated_churn, peers=8, rounds=24),
+    "pieces": Scenario(pieces, peers=13, rounds=14),
+    "pieces_churn": Scenario(pieces_churn, peers=8, rounds=30),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 from atoll.base.ids import PeerId
 from atoll.node.amend import goal_of
 from atoll.policy.audits import REFUTING
+from atoll.policy.pieces import Coded
 from atoll.policy.validation import Rule
 from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.audits import Told
+from atoll.sim.scenarios.pieces import restore_everything
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.scenarios.validation import CALM_ROUNDS, demand_near
 from atoll.sim.scenarios.validation import islands as validated_islands
@@ -65,6 +67,13 @@ def real_keys(stage: Stage) -> None:
 def rollback(stage: Stage) -> None:
     """The same while the recovery identity sends the run back again and again, to whatever round it likes."""
     _through_weather(stage, None, returns=True)
+
+
+def pieces_churn(stage: Stage) -> None:
+    """The same where older states lie in pieces: holders come and go, what is gone back to may be whole nowhere.
+    In the end every state that was ever placed comes back."""
+    _through_weather(stage, None, returns=True, coded=Coded(3, 6, every_rounds=4, lost_s=30.0))
+    restore_everything(stage)
 
 
 def audited_churn(stage: Stage) -> None:

@@ -196,6 +196,15 @@ class Validated(Statement, frozen=True):
     losses: tuple[int, ...]  # millionths of a nat, one per set of such data; LOSS_MOST of policy/validation: none
 
 
+class Placed(Statement, frozen=True):
+    """Piece `index` of the state agreed in this round lies on my disk; here are the names of all of its pieces."""
+
+    round: int
+    index: int
+    size_bytes: int  # of the state
+    pieces: tuple[Digest, ...]  # blob ids, in order: whoever holds the state can compute them
+
+
 class Invite(Statement, frozen=True):
     """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
 
@@ -236,6 +245,7 @@ AnyStatement = (
     | Complaint
     | Audited
     | Validated
+    | Placed
     | Invite
     | Amend
 )
