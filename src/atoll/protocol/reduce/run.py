@@ -333,7 +333,10 @@ class Reduce:
 
     def _combine(self, part: int, gather: Gather, job: str, onward: bool = False) -> list[Effect]:
         chosen = gather.chosen().items()
-        rows = tuple(Row(sender, held.weight, held.payload, tuple(sorted(held.names))) for sender, held in chosen)
+        rows = tuple(
+            Row(sender, held.weight, held.payload, tuple(sorted(held.names)), held.handed)
+            for sender, held in chosen
+        )
         shares = tuple(tree.share for tree in self.plan.topology.parts)
         plan = self.plan
         work = Combine(plan.round, part, shares, rows, onward, plan.statistic, plan.liars)
