@@ -117,6 +117,14 @@ def test_only_waits_inside_the_first_attempt_are_shorter():
     assert paced.attempt_at(first.agree_until - 1e-6) == 0
 
 
+def test_who_begins_too_late_to_train_goes_by_fixed_windows():
+    """The last vertex took its votes four seconds: nobody passes for that. Two seconds leave time enough."""
+    plan = plan_round(HEAD, body(SHORTEST_S), PACED)
+    assert plan.begun(plan.begin + 2.0) == plan
+    late = plan.begun(plan.begin + 4.0)
+    assert late.times(0) == plan_round(HEAD, body(None), FIXED).times(0) and late.head == plan.head
+
+
 def test_training_has_its_own_time_however_short_the_window():
     """Half as much again as the slowest needs, beside what the window gives."""
     slow, quick = (plan_round(HEAD, body(SHORTEST_S, step_s), PACED) for step_s in (1.0, 0.01))

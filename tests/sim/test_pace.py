@@ -17,6 +17,7 @@ from atoll.node.body import check_body
 from atoll.node.facts import AttemptFailed, RoundClosed, ShareBegan
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
+from atoll.protocol.reduce.facts import Reduced
 from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.owners import mute
@@ -107,6 +108,25 @@ def test_undisturbed_rounds_are_as_long_with_windows_of_any_length():
         typical.append(median(story.length(round) for round in range(1, 12)))
         assert all(not closed.missing and not closed.partly for closed in story.closed.values())
     assert typical[0] == pytest.approx(typical[1], rel=0.02)
+
+
+def test_votes_that_take_seconds_leave_the_next_round_its_training():
+    """Nothing passes for three seconds while round 8 is voted on: in round 9 all take all their steps."""
+    story = Story(PACED, witnessed=True)
+    world, cut = story.swarm.world, []
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if isinstance(fact, Reduced) and fact.round == 8 and not cut:
+            cut.append(now)
+            everybody = set(story.swarm.founders)
+            world.at(now + 0.03, lambda: world.network.split(everybody, everybody))
+            world.at(now + 3.03, world.network.heal)
+
+    world.watchers.append(watch)
+    story.run(12)
+    body = story.closed[9].body
+    assert story.length(8) > 3.0 and story.closed[8].body.time_s < cut[0] + 3.0
+    assert len(body.commits) == PEERS and body.metrics.steps == PEERS * ROUND.inner_steps
 
 
 # ---- slow members ------------------------------------------------------------------------------------------

@@ -130,9 +130,10 @@ class Ground:
         owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
         return witnesses(owners, liars_among(len(self.plan.voters), self.tolerance)) if self.witnessed else 0
 
-    def reduce_plan(self, attempt: int) -> ReducePlan:
+    def reduce_plan(self, attempt: int, timing: RoundPlan | None = None) -> ReducePlan:
+        """`timing`: the plan with the windows that I go by, if they are others."""
         assert self.topology is not None
-        plan = self.plan
+        plan = timing or self.plan
         return ReducePlan(
             plan.round,
             attempt,

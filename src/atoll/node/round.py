@@ -73,6 +73,7 @@ from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Train, Tr
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial
+from atoll.policy.plan import HAND_OVER_S
 from atoll.policy.trust import Strikes
 from atoll.policy.windows import patience_shown
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
@@ -127,6 +128,7 @@ class Round:
         strikes: Strikes | None = None,
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
+        self.timing = ground.plan  # the same plan, with the windows that I go by
         self.agreement, self.gone, self.reports = agreement, gone, reports
         self.patience = Patience()
         self.parts = Parts(self.plan, self.patience, held)
@@ -278,7 +280,7 @@ class Round:
     # ---- train ---------------------------------------------------------------------------------------------
 
     def _begin(self, now: Seconds) -> list[Effect]:
-        self.attempt = self.plan.attempt_at(now)
+        self.attempt, self.timing = self.plan.attempt_at(now), self.plan.begun(now)
         present = tuple(m.peer for m in self.plan.members if m.present)
         topology, why = self.ground.topology, self.ground.why
         name = topology.name if topology is not None else ""
@@ -288,13 +290,13 @@ class Round:
             effects += self.agreement.close_view(self._last_view(self.attempt - 1))
         if self.trains:
             index, count = self.plan.shard(self.me)
-            until = self.plan.times(self.attempt).train_until
-            work = Train(self.plan.round, self.plan.settings.inner_steps, max(0.0, until - now - 1.0), index, count)
+            time_s = max(0.0, self.timing.times(self.attempt).train_until - now - HAND_OVER_S)
+            work = Train(self.plan.round, self.plan.settings.inner_steps, time_s, index, count)
             effects.append(Ask(f"round/{self.plan.round}/train", work))
         return [*effects, *self._begin_attempt(now), *self.agreement.begin()]
 
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
-        times = self.plan.times(self.attempt)
+        times = self.timing.times(self.attempt)
         self.view = None
         self.repeated_to = set()
         self.patience.attempt_begins()
@@ -316,7 +318,7 @@ class Round:
             return effects
         self.reduce = reduce_for(
             self.notary,
-            self.ground.reduce_plan(self.attempt),
+            self.ground.reduce_plan(self.attempt, self.timing),
             self.ground.vote_key_of.get,
             self._commit_of,
             self._awaits,
@@ -517,7 +519,7 @@ class Round:
         """Sharing begins when everybody I can hear from has committed, at the latest at the plan's time."""
         if self.patience.sharing or self.reduce is None or self.final is not None:
             return []
-        late = now >= self.plan.times(self.attempt).train_until
+        late = now >= self.timing.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.awaited):
             return []
         self.patience.sharing_begins(now)
@@ -923,7 +925,7 @@ class Round:
     def _note_lapses(self, now: Seconds) -> list[Effect]:
         """Who owed us something that did not come: noted, and told when it is not the first time."""
         effects: list[Effect] = []
-        late_at, window_s = self.plan.times(self.attempt).answer_until[0], self.plan.window_s(self.attempt)
+        late_at, window_s = self.timing.times(self.attempt).answer_until[0], self.timing.window_s(self.attempt)
         shown = patience_shown(self.patience.had(late_at), window_s, self.plan.settings.owner_s)
         weight = shown if now >= late_at else 1.0  # what is seen before is none of patience
         for peer, why in (self.reduce.lapses(now) if self.reduce is not None else {}).items():

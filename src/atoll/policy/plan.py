@@ -10,7 +10,7 @@ vertex first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 from typing import Annotated, Literal
@@ -29,6 +29,7 @@ QuorumRule = Literal["majority", "two-thirds"]
 CommitteeSize = Annotated[int, msgspec.Meta(ge=1, le=COMMITTEE_MOST)]
 
 GROWN_ATTEMPTS = 6  # then windows stay: 11 times as long is patience enough
+HAND_OVER_S = 1.0  # before training is over for all a trainer is told to end, to encode and commit
 START_S = 2.0  # of a round, in which members adopt the last one and wake their trainers
 SPREAD_S = 0.02  # per member: an owner sends its combined part to everybody over one uplink
 STRAGGLER_LIMIT = 3.0  # a member's word about its speed stretches the plan to at most this times the median
@@ -75,6 +76,7 @@ class Pace:
 
     train_s: Seconds  # of training
     owner_s: Seconds  # of one owner: policy/windows.py
+    training_s: Seconds  # that the slowest takes for its steps; 0 while nobody's speed is known
 
 
 NO_CLOCK_S = 1e7  # a training window of so many seconds is none
@@ -183,6 +185,15 @@ class RoundPlan:
             agree_until = begin + self._length(0)
         return Times(begin, train_until, answers, agree_until)
 
+    def begun(self, now: Seconds) -> RoundPlan:
+        """With fixed windows for whoever begins so late that its training would not fit.
+
+        The votes on the last vertex may take longer than the pace shows, for everybody: then all pass, in haste.
+        """
+        if self.pace is None or now + self.pace.training_s + HAND_OVER_S <= self.begin + self.pace.train_s:
+            return self
+        return replace(self, pace=None)
+
     def window_s(self, attempt: int) -> Seconds:
         """What one owner has to gather and answer."""
         if attempt == 0 and self.pace is not None:
@@ -231,19 +242,27 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
     if settings.window_min_s is not UNSET:
         agreed_s = settings.owner_s if body.window_s is UNSET else body.window_s
         owner_s = within(agreed_s, settings.window_min_s, settings.owner_s)
-        pace = Pace(_train_s(body, settings, owner_s / settings.owner_s), owner_s)
+        slowest = _slowest_s(body)
+        pace = Pace(
+            _train_s(body, settings, owner_s / settings.owner_s), owner_s, (slowest or 0.0) * settings.inner_steps
+        )
     scores = scores_of(body)
     return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace, scores)
 
 
 def _train_s(body: Body, settings: RoundSettings, haste: float) -> Seconds:
     """Until when training lasts, counted from the last proposal. What is no training is taken `haste` times."""
-    voting = [m for m in body.members if m.votes]
-    known = sorted(m.step_s for m in voting if m.step_s > 0)
-    if len(known) * 2 <= len(voting):
+    slowest = _slowest_s(body)
+    if slowest is None:
         return min(settings.first_train_s, settings.train_max_s)
-    slowest = min(known[-1], STRAGGLER_LIMIT * median(known))
     # half as much again: a busy box is not a dead one; and the last combined part reaches the last member late
     train_s = START_S * haste + SPREAD_S * len(body.members) + 1.5 * slowest * settings.inner_steps
     train_s += settings.agree_s * haste  # the plan counts from the proposal; members hear of it after the votes
     return min(train_s, settings.train_max_s)
+
+
+def _slowest_s(body: Body) -> Seconds | None:
+    """Per step, within reason; None while the speed of most is not known."""
+    voting = [m for m in body.members if m.votes]
+    known = sorted(m.step_s for m in voting if m.step_s > 0)
+    return min(known[-1], STRAGGLER_LIMIT * median(known)) if len(known) * 2 > len(voting) else None
