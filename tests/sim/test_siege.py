@@ -1,6 +1,6 @@
 """Every kind of villain at once, nearly a third of all, in bad weather: safety, and a bound on their influence.
 
-Hundreds of small seeds, and some with a hundred peers, under `make long`.
+Hundreds of small seeds under `make long`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_every_kind_of_villain_that_the_simulator_knows_takes_part():
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3000, 3200))
 def test_two_hundred_sieges(seed: int):
-    """The wanted size is a hundred peers and rounds, `atoll simulate siege --seed N`: an hour of a core each."""
+    """Small ones. The wanted size, a hundred peers and rounds, is `atoll simulate siege --seed N`: see bench/RESULTS.md."""
     run_scenario("siege", seed, peers=[10, 13, 16, 20][seed % 4], rounds=8)
 
 

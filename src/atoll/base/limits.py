@@ -10,9 +10,7 @@ BLOB_CHUNK = 1 * MIB  # bytes; big enough to amortise a request, small enough to
 BLOB_MAX = 64 * 2**30  # bytes; a manifest of such a blob (2 MiB of chunk hashes) still fits one bulk frame
 PEERS_MAX = 4096  # members of one run; the member list travels in every vertex
 FULL_MESH_MAX = 64  # peers that hold a connection to everybody
-COMMITTEE_MAX = (
-    32  # voters per round, if genesis says nothing else: votes are all-to-all, messages grow with its square
-)
+COMMITTEE_MAX = 32  # voters per round, where genesis says nothing else: messages grow with its square
 COMMITTEE_MOST = 128  # that genesis may ask for: a drawn committee has the share of liars that the draw gives it
 PARTS_MAX = 16  # parts of one update: owners send to everyone, members send to every owner
 PIECES_MAX = 64  # that one owner's share is cut into; genesis may be a stranger's, and every part costs messages

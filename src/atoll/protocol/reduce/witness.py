@@ -79,9 +79,7 @@ class Case:
     """One part."""
 
     words: list[Word] = field(default_factory=list[Word])
-    said_by: dict[Kind, set[int]] = field(
-        default_factory=dict[Kind, set[int]]
-    )  # owner indices of the words, by kind
+    said_by: dict[Kind, set[int]] = field(default_factory=dict[Kind, set[int]])  # owner indices, by what they said
     bytes_of: dict[Digest, Payload] = field(default_factory=dict[Digest, Payload])  # answers shown or recomputed
     rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # opened to me
     makes: dict[Rows, Digest | None] = field(
@@ -91,9 +89,7 @@ class Case:
     asked: Counter[PeerId] = field(default_factory=Counter[PeerId])  # for whose row, how often
     blamed: set[int] = field(default_factory=set[int])  # owner indices
     compared: set[PeerId] = field(default_factory=set[PeerId])  # owners whose rows are not those that I know of
-    same: dict[Rows, bool] = field(
-        default_factory=dict[Rows, bool]
-    )  # are they those that I know of? Once all are known
+    same: dict[Rows, bool] = field(default_factory=dict[Rows, bool])  # are they what their authors committed to?
     doubted: bool = False
 
 
