@@ -51,12 +51,13 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
             ada.until(lambda f, least=trained: f["fact"] == "RoundClosed" and f["trained"] >= least)
         bad = ada.until_fact("StateJudged", opinion="bad")
         went = ada.until_fact("WentBack")
-        ada.until(lambda f: f["fact"] == "RoundClosed" and f["round"] > went["round"] and f["counted"])
-        good = ada.until(
-            lambda f: f["fact"] == "StateJudged" and f["opinion"] == "good" and f["of"] > went["round"]
-        )
+        good = next(f for f in ada.facts if f["fact"] == "StateJudged" and f["of"] == went["back_to"])
         assert went["back_to"] < bad["of"] < went["round"] and bad["of"] in went["refused"]
-        assert len(bad["values"]) == 2 and bad["values"][0] > good["values"][0] and len(went["contributors"]) == 3
+        assert (
+            len(bad["values"]) == 2
+            and bad["values"][0] > 1.2 * good["values"][0]
+            and len(went["contributors"]) == 3
+        )
         assert any(f["fact"] == "RoundClosed" and f.get("by") == "validators" for f in ada.facts)
         assert bob_too(running[1], went["round"]) == went["back_to"]
         status = answer_of("status", "--dir", tmp_path / "ada")
