@@ -88,6 +88,9 @@ GOLDEN = {
     "2bit+zstd:3 combine int8": "989d4b6847b6908c",
     "lowrank:4+int8 decode": "37cf4a55dcc5274d",
     "lowrank:4+int8 combine int8": "f13dc2953179f51a",
+    "gathered answer": "86f437b463468519",
+    "gathered read": "52a1bc3efc534cdb",
+    "agreeing step": "ca9a95802371658a",
     "state": "ebd4129198c352ed",
 }
 

@@ -25,10 +25,13 @@ from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.validation import VALIDATE_EVERY_MAX
 
 DURATION = {"unit": "duration"}
-RECIPES = ("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager", "muloco", "fedavg")
+RECIPES = (
+    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
+    *("muloco", "fedavg", "sparseloco", "cooperative"),
+)
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("data_parallel", "sparseloco", "demo_", "noloco", "sparta"),
-    *("des_loc", "powersgd", "decoupled", "cooperative", "delayed_nesterov"),
+    *("data_parallel", "demo_", "noloco", "sparta"),
+    *("des_loc", "powersgd", "decoupled", "delayed_nesterov"),
 )
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
 
@@ -238,6 +241,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"eager": training never waits, a mean is taken in when the next round ends (arXiv 2502.12996). '
         '"muloco": Muon inside, 2 bits up (arXiv 2505.23725). '
         '"fedavg": SGD inside, plain means (arXiv 1602.05629). '
+        '"sparseloco": one value of 64 in 2 bits, rows gathered and clipped, no outer momentum (arXiv 2508.15706). '
+        '"cooperative": peers keep half of their own parameters, momentum follows agreement; three at least '
+        '(arXiv 1808.07576). The last two need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (
