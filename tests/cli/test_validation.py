@@ -51,16 +51,14 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
             ada.until(lambda f, least=trained: f["fact"] == "RoundClosed" and f["trained"] >= least)
         bad = ada.until_fact("StateJudged", opinion="bad")
         went = ada.until_fact("WentBack")
-        ada.until(lambda f: f["fact"] == "RoundClosed" and f["round"] > went["round"] and f["counted"])
-        good = ada.until(
-            lambda f: f["fact"] == "StateJudged" and f["opinion"] == "good" and f["of"] > went["round"]
-        )
+        good = next(f for f in ada.facts if f["fact"] == "StateJudged" and f["of"] == went["back_to"])
         assert went["back_to"] < bad["of"] < went["round"] and bad["of"] in went["refused"]
-        assert len(bad["values"]) == 2 and bad["values"][0] > good["values"][0] and len(went["contributors"]) == 3
-        assert any(f["fact"] == "RoundClosed" and f.get("by") == "validators" for f in ada.facts)
-        assert bob_too(running[1], went["round"]) == went["back_to"]
+        assert len(bad["values"]) == 2 and bad["values"][0] > 1.2 * good["values"][0]
+        assert running[2].until_fact("Opened")["peer"] in went["contributors"]
+        for peer in running[:2]:
+            peer.until_fact("RoundClosed", round=went["round"], back_to=went["back_to"], by="validators")
         status = answer_of("status", "--dir", tmp_path / "ada")
-        assert {"ada", "bob", "eve"} == set(status["validation"]["returns"][0]["contributors"])
+        assert "eve" in status["validation"]["returns"][0]["contributors"]
         said = atoll("status", "--dir", tmp_path / "ada").stdout
         assert "validated: round" in said and f"went back to round {went['back_to']}" in said
         verified = answer_of("verify", tmp_path / "ada")
@@ -68,7 +66,3 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         blamed = answer_of("blame", tmp_path / "ada")
         assert blamed["refused"][0]["back_to"] == went["back_to"]
         assert "the model was bad" in atoll("blame", tmp_path / "ada").stdout
-
-
-def bob_too(bob: Peer, round: int) -> int:
-    return bob.until(lambda f: f["fact"] == "RoundClosed" and f["round"] == round)["back_to"]
