@@ -219,7 +219,7 @@ class _Walk:
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
         self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum)
-        self.ledger = Ledger(audit.settings.kept_coded)
+        self.ledger = Ledger(audit.settings.kept_coded, audit.settings.round.quorum)
         self.sound = True
         self.hole = -1 - RECENT  # the newest round whose id or state is not known for sure
         self._account(self.history.head_body, None)
