@@ -98,7 +98,7 @@ def test_a_holder_that_lies_about_names_keeps_the_state_whole_and_loses_its_piec
 
 
 def test_where_members_may_lie_names_need_more_voices_than_liars_to_replace_anybody():
-    """Thirteen members, four may lie: three of four holders could all be liars, so the honest one stays for good."""
+    """Thirteen members, four may lie: three of four holders could all be liars, so the honest one stays."""
     chain = Chain((PeerId(f"p{i}") for i in range(13)), rule="two-thirds").grow(rounds=5)
     (honest, truth), *liars = chain.words()
     chain.grow((honest, truth), *((p, replace(word, size_bytes=999)) for p, word in liars)).grow(rounds=5)
