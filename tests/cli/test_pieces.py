@@ -6,12 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import SMALL, Peer, answer_of, atoll, peers
+from processes import PATIENCE_S, SMALL, Peer, answer_of, atoll, peers
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 pytest.importorskip("pyeclib")
-
-PLACED_S = 60.0  # only a failing test waits so long
 
 
 def test_an_older_state_comes_back_from_two_of_three_pieces(tmp_path: Path):
@@ -27,7 +25,7 @@ def test_an_older_state_comes_back_from_two_of_three_pieces(tmp_path: Path):
             running.append(Peer("join", opened["ticket"], "--dir", folder, "--name", name))
         cyd = running[2]
         ada.trained_with(3)
-        until = time.monotonic() + PLACED_S
+        until = time.monotonic() + PATIENCE_S
         while not (kept := answer_of("status", "--dir", a)["kept"]).get("states_in_pieces"):
             assert time.monotonic() < until, kept
             ada.trained_with(3)

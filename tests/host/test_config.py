@@ -449,6 +449,7 @@ def test_what_is_no_code_of_pieces_is_refused(text: str):
 
 def test_genesis_fixes_how_older_states_are_cut_and_nothing_where_they_are_not():
     """A run without pieces has the genesis that it had before there were any."""
+    pytest.importorskip("pyeclib")
     config = load_config(None, ("keep.coded=6/10", "keep.every_rounds=5", "keep.repair_after=1min"), {})
     assert settings_of(config, recipe_of(config)).coded == Coded(6, 10, 5, 60.0)
     plain = load_config(None, (), {})

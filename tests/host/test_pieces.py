@@ -18,6 +18,8 @@ from atoll.keys.digest import blob_id, manifest_of
 from atoll.node.config import Keep
 from atoll.node.jobs import CutState, Rebuild
 
+pytest.importorskip("pyeclib")
+
 K, N = 2, 4
 MIB = 2**20
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from atoll.keys.digest import blob_id, digest, manifest_of
 from atoll.keys.erasure import UNIT, cut, cut_stripe, piece_bytes, rebuild
 
+pytest.importorskip("pyeclib")
+
 
 def pieces_of(data: bytes, k: int, n: int) -> tuple[list[bytes], tuple[bytes, ...]]:
     pieces = [bytearray() for _ in range(n)]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.keys.digest import digest
 from atoll.policy.pieces import NOBODY, Book, Coded, Ledger, Names
+from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Placed, Signed
 from atoll.wire.messages.vertex import Body, Member, Metrics
@@ -23,12 +24,14 @@ FALSE = replace(TRUE, size_bytes=999)
 class Chain:
     """Vertices one after the other, ten seconds apart, and a ledger that follows them."""
 
-    def __init__(self, peers: Iterable[PeerId] = PEERS, assembling: int = -1) -> None:
+    def __init__(
+        self, peers: Iterable[PeerId] = PEERS, assembling: int = -1, rule: QuorumRule = "majority"
+    ) -> None:
         self.assembling = assembling  # rounds that do not train yet
         self.members = {p: Member(p, b"", (), "trainer", "member", -1, 0.0, p) for p in peers}
         self.ids: dict[int, Digest] = {}
         self.bodies: dict[int, Body] = {}
-        self.ledger = Ledger(CODED)
+        self.ledger = Ledger(CODED, rule)
         self.grow()
 
     def grow(self, *words: tuple[PeerId, Placed], rounds: int = 1) -> Chain:
@@ -92,6 +95,14 @@ def test_a_holder_that_lies_about_names_keeps_the_state_whole_and_loses_its_piec
     assert liar not in chain.entry.holders and not chain.entry.placed
     chain.grow(chain.words()[0])
     assert chain.entry.placed and chain.entry.names == TRUE
+
+
+def test_where_members_may_lie_names_need_more_voices_than_liars_to_replace_anybody():
+    """Thirteen members, four may lie: three of four holders could all be liars, so the honest one stays."""
+    chain = Chain((PeerId(f"p{i}") for i in range(13)), rule="two-thirds").grow(rounds=5)
+    (honest, truth), *liars = chain.words()
+    chain.grow((honest, truth), *((p, replace(word, size_bytes=999)) for p, word in liars)).grow(rounds=5)
+    assert honest in chain.entry.holders and not chain.entry.placed and chain.entry.here == 4
 
 
 def test_who_is_away_for_long_is_replaced_and_who_sleeps_a_while_is_not():
@@ -173,7 +184,7 @@ def test_a_book_that_was_written_down_goes_on_where_it_was():
     chain.stands(chain.entry.holders[1], "away").grow()
     book = msgspec.msgpack.decode(msgspec.msgpack.encode(chain.ledger.book), type=Book)
     chain.grow(rounds=30)
-    later = Ledger(CODED, book)
+    later = Ledger(CODED, book=book)
     later.follow(max(chain.bodies), chain.ids, {r: b for r, b in chain.bodies.items() if r >= 4})
     assert later.book == chain.ledger.book and not later.lacks
     blank = Ledger(CODED)

@@ -49,7 +49,7 @@ class ReportPool:
         self.goals: dict[Digest, Goal] = {}  # vertices older than memory holds, read from disk
         self.docket = Docket(settings.audited_share, settings.round.quorum)
         self.validations = Validations(settings.validated, settings.round.quorum)
-        self.ledger = Ledger(settings.kept_coded)
+        self.ledger = Ledger(settings.kept_coded, settings.round.quorum)
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
     def __len__(self) -> int:

@@ -227,7 +227,7 @@ class _Walk:
         self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum)
         self.validations = Validations(audit.settings.validated, audit.settings.round.quorum)
         self.validations.follow(-1, self.history.ids, self.history.bodies)
-        self.ledger = Ledger(audit.settings.kept_coded)
+        self.ledger = Ledger(audit.settings.kept_coded, audit.settings.round.quorum)
         self.sound = True
         # the newest round whose id or state is not known for sure; before all that anything looks back to
         self.hole = -1 - VALIDATION_ROUNDS

@@ -6,8 +6,8 @@ its state. Each of them says in a report that its piece lies on its disk and wha
 it whole, and these names stand for good.
 A holder that is expelled, away for longer than `lost_s` of run time, or silent about its piece for so long is
 replaced by a member that the next vertex draws; so is whoever names other pieces than more than half of the
-holders, for its copy of the state is damaged, or it lies. Where there are fewer than n voting members the rest
-of the pieces is nobody's yet, and the state stays whole.
+holders, if these are more than may lie: its copy of the state is damaged, or it lies. Where there are fewer
+than n voting members the rest of the pieces is nobody's yet, and the state stays whole.
 Promises: one member holds one piece of a state at most; the newest `CODED_STATES_MAX` states are followed, no more.
 Never asks anybody and never looks at a disk.
 """
@@ -24,6 +24,7 @@ from atoll.base.draw import shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX
 from atoll.keys.digest import digest
+from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Placed
 from atoll.wire.messages.vertex import Body
@@ -93,8 +94,9 @@ class Book(msgspec.Struct):
 class Ledger:
     """Tell it of vertices with `follow`."""
 
-    def __init__(self, coded: Coded | None, book: Book | None = None) -> None:
+    def __init__(self, coded: Coded | None, rule: QuorumRule = "majority", book: Book | None = None) -> None:
         self.coded, self.book = coded, book or Book()
+        self.rule: QuorumRule = rule
         self.changed = False  # since somebody last wrote the book down
         self.lacks = False  # vertices that entries might have come from: those reports are taken at their word
 
@@ -160,8 +162,9 @@ class Ledger:
             self.changed = True
         able = [m.peer for m in body.members if m.votes]
         gone = self._gone(coded, body)
+        liars = (len(able) - 1) // 3 if self.rule == "two-thirds" else 0
         for entry in self.book.entries:
-            self._draw(coded, entry, vertex, body.time_s, able, gone)
+            self._draw(coded, entry, vertex, body.time_s, able, gone, liars)
 
     def _hear(self, by: PeerId, word: Placed) -> None:
         entry = self.entry(word.round)
@@ -194,9 +197,10 @@ class Ledger:
         now: Seconds,
         able: Sequence[PeerId],
         gone: set[PeerId],
+        liars: int,
     ) -> None:
         """Find a holder for every piece that has none, or whose holder must be replaced."""
-        usual = _usual(entry.said)
+        usual = _usual(entry.said, liars)
         for index, holder in enumerate(entry.holders):
             said = entry.said[index]
             silent = said is None and now - entry.since_s[index] >= coded.lost_s
@@ -212,11 +216,11 @@ class Ledger:
                     self.changed = True
 
 
-def _usual(said: Sequence[Digest | None]) -> Digest | None:
-    """What more than half of all holders call the pieces."""
+def _usual(said: Sequence[Digest | None], liars: int) -> Digest | None:
+    """What more than half of all holders call the pieces, and more than may lie: one of them is honest."""
     words = Counter(word for word in said if word is not None)
     most = max(words, key=lambda word: words[word], default=None)
-    return most if most is not None and 2 * words[most] > len(said) else None
+    return most if most is not None and words[most] > max(len(said) // 2, liars) else None
 
 
 NO_LEDGER = Ledger(None)
