@@ -24,6 +24,7 @@ from torch import Tensor
 from atoll.base.errors import AtollError, PeerFault, RunFailedError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
+from atoll.host.memory import Reused
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named, native
@@ -91,6 +92,7 @@ class GroupIsland:
         self._waited_for: asyncio.TimerHandle | None = None
         self._passes = ""  # why the round that is under way goes on without my user
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
+        self.room: Callable[[int], Buffer] = Reused()  # for wires; better the one that arriving parts lie in
 
     # ---- what the group's owner does -----------------------------------------------------------------------
 
@@ -214,7 +216,8 @@ class GroupIsland:
         lo, hi = call.cuts[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
         up = _codec(call.codec)
-        done = combine(rows, hi - lo, up, up if work.onward else self._way_back(call))
+        reply = up if work.onward else self._way_back(call)
+        done = combine(rows, hi - lo, up, reply, room=self.room)
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)

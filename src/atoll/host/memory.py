@@ -1,8 +1,8 @@
-"""Memory for arriving payloads, used again once nobody looks at it any more.
+"""Memory for arriving payloads, and for wires made here, used again once nobody looks at it any more.
 
 Fresh pages cost 0.08 CPU-s/GB to be zeroed by the kernel, an eighth of what a received byte costs in all; the
 parts of an update have the same sizes every round.
-Promises: a view is given to one reader only, until its last slice is gone.
+Promises: a view is given to one reader only, until its last slice is gone; any thread may ask.
 Never keeps more than `kept_bytes_max` beyond what is being read, nor anything for two sweeps without use.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from threading import Lock
 
 import numpy as np
 
@@ -26,21 +27,24 @@ class Reused:
         self._kept_bytes_max = kept_bytes_max
         self._free: list[np.ndarray] = []  # oldest first
         self._unused = 0  # so many of the oldest have not been used since the last sweep
-        self._returned: deque[np.ndarray] = deque()  # by whatever thread dropped the last view
+        self._returned: deque[np.ndarray] = deque()  # by whatever thread dropped the last view, even while it asks
+        self._asking = Lock()
 
     def __call__(self, size_bytes: int) -> memoryview:
         if size_bytes < SMALL_BYTES:
             return memoryview(np.empty(size_bytes, np.uint8))
-        block = self._block(size_bytes)
+        with self._asking:
+            block = self._block(size_bytes)
         view = block[:size_bytes]  # an object of its own: memoryviews keep it alive, it keeps nobody else's
         weakref.finalize(view, self._returned.append, block).atexit = False
         return memoryview(view)
 
     def sweep(self) -> None:
         """Let go of what was not used since the last sweep."""
-        self._collect()
-        del self._free[: self._unused]
-        self._unused = len(self._free)
+        with self._asking:
+            self._collect()
+            del self._free[: self._unused]
+            self._unused = len(self._free)
 
     def _block(self, size_bytes: int) -> np.ndarray:
         self._collect()
