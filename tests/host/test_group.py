@@ -174,7 +174,7 @@ def test_a_member_that_does_not_call_passes_and_is_named():
 def test_a_member_that_the_mean_does_not_reach_is_told_and_its_next_call_is_with_the_others(monkeypatch):
     """Once its call went into the next round instead, and waited there for calls that nobody was going to make."""
     monkeypatch.setattr(patience, "REPAIR_S", 0.5)
-    monkeypatch.setattr(group_island, "PART_VALUES", 1000)  # so that everybody owns a part
+    monkeypatch.setattr(group_island, "PART_VALUES_LEAST", 1000)  # so that everybody owns a part
     with groups(3) as members:
         behind = members[2]._host
         hear = behind.machine.handle
@@ -287,6 +287,13 @@ def test_parts_cover_everything_once_and_small_calls_use_few(values: int, pieces
     assert all(a[1] == b[0] for a, b in pairwise(found))
     used = sum(hi > lo for lo, hi in found)
     assert used <= max(1, -(-values // 2**20) + 4)
+
+
+@pytest.mark.parametrize("owners", [2, 4, 8, 16])
+def test_a_call_of_ten_megabytes_is_everybodys_work(owners: int):
+    """One owner of all would take in and hold everybody's rows: with 8 members seven times its tensors."""
+    sizes = [hi - lo for lo, hi in cuts(2_500_000, (1,) * owners * 4, 4)]
+    assert min(sizes[:owners]) > 0.9 * 2_500_000 / owners
 
 
 def test_a_group_learns_its_links_while_it_works_and_says_why_it_reduces_as_it_does():

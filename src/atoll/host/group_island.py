@@ -36,6 +36,7 @@ from atoll.protocol.reduce.work import Combine, Combined
 from atoll.wire.messages.round import Answer, Contribution, PartBytes
 
 PART_VALUES = 2 * 2**20  # of a part: while one is combined the next ones are on their way
+PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
 STATES_KEPT = 4  # names of agreed states, for members that join while the next ones are agreed
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
 Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
@@ -273,12 +274,12 @@ def cuts(values: int, shares: Sequence[int], pieces: int = 1) -> Cuts:
     """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs.
 
     The parts are `pieces` turns of all owners. Few values fill only the first turn, or a part of it, and the other
-    parts are empty: every part costs each member a message there and back.
+    parts are empty: every part costs each member a message there and back. An owner alone would take in and give
+    out what all together do, and hold everybody's rows, so all are owners as soon as that pays.
     """
     owners = len(shares) // pieces
-    used = min(len(shares), max(1, round(values / PART_VALUES)))
-    if used > owners:
-        used = min(len(shares), round(used / owners) * owners)
+    turns = min(pieces, round(values / (PART_VALUES * owners)))
+    used = turns * owners if turns > 1 else min(owners, max(1, round(values / PART_VALUES_LEAST)))
     filled = part_bounds(values, shares[:used])
     return filled + ((values, values),) * (len(shares) - len(filled))
 
