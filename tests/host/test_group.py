@@ -18,7 +18,8 @@ import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.machine import Received
 from atoll.host import group_island
-from atoll.host.group_island import cuts
+from atoll.host.group_island import cuts, part_values
+from atoll.learn.codec import codec_named
 from atoll.node import patience
 from atoll.wire.messages.round import Answer, PartBytes
 
@@ -287,6 +288,12 @@ def test_parts_cover_everything_once_and_small_calls_use_few(values: int, pieces
     assert all(a[1] == b[0] for a, b in pairwise(found))
     used = sum(hi > lo for lo, hi in found)
     assert used <= max(1, -(-values // 2**20) + 4)
+
+
+@pytest.mark.parametrize(("codec", "parts"), [("fp32", 12), ("bf16", 4), ("int8", 4), ("2bit", 4)])
+def test_a_large_call_in_fewer_bytes_has_fewer_messages(codec: str, parts: int):
+    found = cuts(25_000_000, (1,) * 16, 4, part_values(codec_named(codec)))
+    assert sum(hi > lo for lo, hi in found) == parts
 
 
 @pytest.mark.parametrize("owners", [2, 4, 8, 16])

@@ -35,7 +35,8 @@ from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, 
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.wire.messages.round import Answer, Contribution, PartBytes
 
-PART_VALUES = 2 * 2**20  # of a part: while one is combined the next ones are on their way
+PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
+PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
 PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
 STATES_KEPT = 4  # names of agreed states, for members that join while the next ones are agreed
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
@@ -198,9 +199,9 @@ class GroupIsland:
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
-        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces)
-        filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         codec = _codec(call.codec)
+        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, part_values(codec))
+        filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
             payloads = tuple(_payload(codec.encode(call.flat_N[lo:hi])) for lo, hi in call.cuts[:filled])
         except ValueError as why:
@@ -270,15 +271,22 @@ class GroupIsland:
 ABSENT = Digest(bytes(DIGEST_BYTES))
 
 
-def cuts(values: int, shares: Sequence[int], pieces: int = 1) -> Cuts:
+def part_values(codec: Codec) -> int:
+    """How many values of a large call make a part: as many bytes as in fp32, but not too much work at once."""
+    sample = 2**20
+    return min(PART_VALUES_MOST, 4 * PART_VALUES * sample // codec.wire_bytes(sample))
+
+
+def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_VALUES) -> Cuts:
     """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs.
 
-    The parts are `pieces` turns of all owners. Few values fill only the first turn, or a part of it, and the other
-    parts are empty: every part costs each member a message there and back. An owner alone would take in and give
-    out what all together do, and hold everybody's rows, so all are owners as soon as that pays.
+    The parts are `pieces` turns of all owners, of about `each` values. Few values fill only the first turn, or a
+    part of it, and the other parts are empty: every part costs each member a message there and back. An owner alone
+    would take in and give out what all together do, and hold everybody's rows, so all are owners as soon as that
+    pays.
     """
     owners = len(shares) // pieces
-    turns = min(pieces, round(values / (PART_VALUES * owners)))
+    turns = min(pieces, round(values / (each * owners)))
     used = turns * owners if turns > 1 else min(owners, max(1, round(values / PART_VALUES_LEAST)))
     filled = part_bounds(values, shares[:used])
     return filled + ((values, values),) * (len(shares) - len(filled))
