@@ -358,7 +358,8 @@ def rows_of(
         if "links" in ways
     ]
     if "reduce" in ways:
-        from atoll.host.group_island import cuts
+        from atoll.host.group_island import cuts, part_values
+        from atoll.learn.codec import codec_named
 
         near = fanned(clusters_by_latency(links), SEED)
         makes: dict[str, Callable[[], Topology]] = {
@@ -372,7 +373,8 @@ def rows_of(
         found: list[Row] = []
         for setting, make in makes.items():
             whole = make()
-            slices = cuts(int(update_bytes / INT8_BYTES), [part.share for part in whole.parts], PIECES_MAX)
+            values, shares = int(update_bytes / INT8_BYTES), [part.share for part in whole.parts]
+            slices = cuts(values, shares, PIECES_MAX, part_values(codec_named("int8")))
             used = tuple(part for part, (lo, hi) in zip(whole.parts, slices, strict=True) if hi > lo)
             topology = Topology(whole.name, used)  # a group leaves out the parts that so few values do not fill
             found.append(Row(name, "reduce", -1, topology, predict(topology, update_bytes, links), False, setting))

@@ -18,7 +18,8 @@ import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.machine import Received
 from atoll.host import group_island
-from atoll.host.group_island import cuts
+from atoll.host.group_island import cuts, part_values
+from atoll.learn.codec import codec_named
 from atoll.node import patience
 from atoll.wire.messages.round import Answer, PartBytes
 
@@ -174,7 +175,7 @@ def test_a_member_that_does_not_call_passes_and_is_named():
 def test_a_member_that_the_mean_does_not_reach_is_told_and_its_next_call_is_with_the_others(monkeypatch):
     """Once its call went into the next round instead, and waited there for calls that nobody was going to make."""
     monkeypatch.setattr(patience, "REPAIR_S", 0.5)
-    monkeypatch.setattr(group_island, "PART_VALUES", 1000)  # so that everybody owns a part
+    monkeypatch.setattr(group_island, "PART_VALUES_LEAST", 1000)  # so that everybody owns a part
     with groups(3) as members:
         behind = members[2]._host
         hear = behind.machine.handle
@@ -287,6 +288,19 @@ def test_parts_cover_everything_once_and_small_calls_use_few(values: int, pieces
     assert all(a[1] == b[0] for a, b in pairwise(found))
     used = sum(hi > lo for lo, hi in found)
     assert used <= max(1, -(-values // 2**20) + 4)
+
+
+@pytest.mark.parametrize(("codec", "parts"), [("fp32", 12), ("bf16", 4), ("int8", 4), ("2bit", 4)])
+def test_a_large_call_in_fewer_bytes_has_fewer_messages(codec: str, parts: int):
+    found = cuts(25_000_000, (1,) * 16, 4, part_values(codec_named(codec)))
+    assert sum(hi > lo for lo, hi in found) == parts
+
+
+@pytest.mark.parametrize("owners", [2, 4, 8, 16])
+def test_a_call_of_ten_megabytes_is_everybodys_work(owners: int):
+    """One owner of all would take in and hold everybody's rows: with 8 members seven times its tensors."""
+    sizes = [hi - lo for lo, hi in cuts(2_500_000, (1,) * owners * 4, 4)]
+    assert min(sizes[:owners]) > 0.9 * 2_500_000 / owners
 
 
 def test_a_group_learns_its_links_while_it_works_and_says_why_it_reduces_as_it_does():

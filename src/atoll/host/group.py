@@ -299,6 +299,10 @@ class GroupHost(driver.Driver):
         self._refused: AtollError | None = None
         self._news = asyncio.Event()
 
+    async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
+        await super().listen(addresses, announce, upload_bytes_s)
+        self.island.room = self.links.memory  # what a row leaves behind has the size of an answer
+
     def call(self, calls: Iterable[Call]) -> None:
         for call in calls:
             self.island.call(call)

@@ -24,6 +24,7 @@ from torch import Tensor
 from atoll.base.errors import AtollError, PeerFault, RunFailedError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
+from atoll.host.memory import Reused
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named, native
@@ -34,7 +35,9 @@ from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, 
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.wire.messages.round import Answer, Contribution, PartBytes
 
-PART_VALUES = 2 * 2**20  # of a part: while one is combined the next ones are on their way
+PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
+PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
+PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
 STATES_KEPT = 4  # names of agreed states, for members that join while the next ones are agreed
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
 Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
@@ -91,6 +94,7 @@ class GroupIsland:
         self._waited_for: asyncio.TimerHandle | None = None
         self._passes = ""  # why the round that is under way goes on without my user
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
+        self.room: Callable[[int], Buffer] = Reused()  # for wires; better the one that arriving parts lie in
 
     # ---- what the group's owner does -----------------------------------------------------------------------
 
@@ -195,9 +199,9 @@ class GroupIsland:
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
-        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces)
-        filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         codec = _codec(call.codec)
+        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, part_values(codec))
+        filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
             payloads = tuple(_payload(codec.encode(call.flat_N[lo:hi])) for lo, hi in call.cuts[:filled])
         except ValueError as why:
@@ -214,7 +218,8 @@ class GroupIsland:
         lo, hi = call.cuts[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
         up, down = _codec(call.codec), self._way_back(call)
-        done = combine(rows, hi - lo, [down if row.handed else up for row in work.rows], down)
+        codecs = [down if row.handed else up for row in work.rows]
+        done = combine(rows, hi - lo, codecs, down, room=self.room)
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)
@@ -266,16 +271,23 @@ class GroupIsland:
 ABSENT = Digest(bytes(DIGEST_BYTES))
 
 
-def cuts(values: int, shares: Sequence[int], pieces: int = 1) -> Cuts:
+def part_values(codec: Codec) -> int:
+    """How many values of a large call make a part: as many bytes as in fp32, but not too much work at once."""
+    sample = 2**20
+    return min(PART_VALUES_MOST, 4 * PART_VALUES * sample // codec.wire_bytes(sample))
+
+
+def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_VALUES) -> Cuts:
     """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs.
 
-    The parts are `pieces` turns of all owners. Few values fill only the first turn, or a part of it, and the other
-    parts are empty: every part costs each member a message there and back.
+    The parts are `pieces` turns of all owners, of about `each` values. Few values fill only the first turn, or a
+    part of it, and the other parts are empty: every part costs each member a message there and back. An owner alone
+    would take in and give out what all together do, and hold everybody's rows, so all are owners as soon as that
+    pays.
     """
     owners = len(shares) // pieces
-    used = min(len(shares), max(1, round(values / PART_VALUES)))
-    if used > owners:
-        used = min(len(shares), round(used / owners) * owners)
+    turns = min(pieces, round(values / (each * owners)))
+    used = turns * owners if turns > 1 else min(owners, max(1, round(values / PART_VALUES_LEAST)))
     filled = part_bounds(values, shares[:used])
     return filled + ((values, values),) * (len(shares) - len(filled))
 

@@ -85,8 +85,8 @@ class Links:
         self._links: dict[PeerId, Link] = {}
         self._half_open: dict[Control, None] = {}  # oldest first
         self._guests: dict[Control, None] = {}  # oldest first
-        self._memory = Reused()
-        self._allocate = allocate or self._memory  # payloads are decrypted right into what this returns
+        self.memory = Reused()
+        self._allocate = allocate or self.memory  # payloads are decrypted right into what this returns
         self._cap = Cap(self._settings.upload_bytes_s)
         self._intake = Intake(self._settings.receive_total_bytes)
         self._servers: list[asyncio.Server] = []
@@ -539,7 +539,7 @@ class Links:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            self._memory.sweep()
+            self.memory.sweep()
             for link in self._links.values():
                 link.bulk.sweep(self._loop.time())
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec import Codec
-from atoll.learn.codec.blocks import SPAN, spans_of
+from atoll.learn.codec.blocks import SPAN, Room, new_wire, spans_of
 from atoll.learn.statistic import MEAN, Statistic, order_statistics
 
 WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; above it a weight is a lie
@@ -58,9 +58,10 @@ def combine(
     codec: Codec | Sequence[Codec],
     reply: Codec,
     statistic: Statistic = MEAN,
+    room: Room = new_wire,
 ) -> Combined:
-    """Statistic of n values over (weight, wire) rows, encoded with `reply`; `codec` is one for all rows or one for
-    each (the mean only: sums made on the way travel as answers do).
+    """Statistic of n values over (weight, wire) rows, encoded with `reply`, if it can into `room`; `codec` is one
+    for all rows or one for each (the mean only: sums made on the way travel as answers do).
 
     Rows that do not decode are not reckoned against the liars: the others alone shall give the same answer.
     """
@@ -71,7 +72,7 @@ def combine(
         why, spans = statistic.shortage(len(sorted_in)), order_statistics(sorted_in, n, codec, statistic)
     else:
         why, spans = "" if kept.total else "no row has any weight", _means(kept, n)
-    return Combined(None if why else reply.encode_spans(n, spans), kept.counted, kept.faults, why)
+    return Combined(None if why else reply.encode_spans(n, spans, room), kept.counted, kept.faults, why)
 
 
 def combine_weighed(

@@ -18,6 +18,7 @@ from atoll.learn.codec.blocks import (
     SPAN,
     VALUE_MAX,
     Opened,
+    Room,
     check_length,
     copy_span,
     largest_of,
@@ -36,10 +37,10 @@ def _wire_bytes(n: int) -> int:
     return 2 * n
 
 
-def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
+def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
     if n == 0:
         return b""
-    wire, work = new_wire(_wire_bytes(n)), np.empty(min(n, SPAN), np.uint16)
+    wire, work = room(_wire_bytes(n)), np.empty(min(n, SPAN), np.uint16)
     values = tensor_over(wire, torch.bfloat16)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
         largest = largest_of(x_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
+from atoll.learn.codec import native
 
 assert sys.byteorder == "little", "wire formats are little-endian and are read without swapping"
 # torch warns when it looks at read-only memory; nobody here writes to what arrived or to mapped files
@@ -55,7 +56,9 @@ def check_input(x: Tensor) -> Tensor:
 
 
 def largest_of(x: Tensor) -> float:
-    """The largest magnitude; NaN if there is one. A maximum has no order that could differ."""
+    """The largest magnitude of (n,) fp32 without gaps; NaN if there is one. A maximum has no order to differ in."""
+    if native.kernels is not None:
+        return native.kernels.largest(x.numpy())
     return max(float(x.amax()), -float(x.amin())) if x.numel() else 0.0
 
 
@@ -79,6 +82,10 @@ def as_blocks(x_S: Tensor) -> Tensor:
     if short:
         x_S = torch.cat([x_S, x_S.new_zeros(short)])
     return x_S.view(-1, BLOCK)
+
+
+Room = Callable[[int], Buffer]
+"""Memory of so many bytes for a wire. What stands in it does not matter: encoders write every byte."""
 
 
 def new_wire(size: int) -> bytes:

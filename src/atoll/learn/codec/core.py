@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor, empty, mul
 
 from atoll.keys.digest import Buffer
-from atoll.learn.codec.blocks import check_input, spans_of
+from atoll.learn.codec.blocks import Room, check_input, new_wire, spans_of
 
-EncodeSpans = Callable[[int, Iterable[Tensor]], Buffer]
+EncodeSpans = Callable[[int, Iterable[Tensor], Room], Buffer]
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,14 @@ class Codec:
     add_span: Callable[[Any, int, float, Tensor], bool] | None = None
     """What `add` does, to the same bits but without room; False, and nothing done, while there is no kernel."""
 
-    def encode_spans(self, n: int, spans: Iterable[Tensor]) -> Buffer:
+    def encode_spans(self, n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
         """The wire of n values that come span by span, in order, each good until the next is asked for.
 
-        The same bytes as `encode`. Codecs that look at one span at a time never hold the vector.
+        The same bytes as `encode`. Codecs that look at one span at a time never hold the vector, and write the
+        wire into `room`: fresh pages of an fp32 wire cost more than filling them.
         """
         if self.spanwise is not None:
-            return self.spanwise(n, spans)
+            return self.spanwise(n, spans, room)
         x = empty(n)
         for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
             x[lo:hi] = x_S
@@ -85,7 +86,7 @@ def whole(spanwise: EncodeSpans) -> Callable[[Tensor], Buffer]:
 
     def encode(x: Tensor) -> Buffer:
         x = check_input(x)
-        return spanwise(len(x), (x[lo:hi] for lo, hi in spans_of(len(x))))
+        return spanwise(len(x), (x[lo:hi] for lo, hi in spans_of(len(x))), new_wire)
 
     return encode
 

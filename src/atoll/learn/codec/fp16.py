@@ -14,6 +14,7 @@ from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import (
     Opened,
+    Room,
     check_length,
     copy_span,
     largest_of,
@@ -32,10 +33,10 @@ def _wire_bytes(n: int) -> int:
     return 2 * n
 
 
-def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
+def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
     if n == 0:
         return b""
-    wire = new_wire(_wire_bytes(n))
+    wire = room(_wire_bytes(n))
     values = tensor_over(wire, torch.float16)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
         largest = largest_of(x_S)

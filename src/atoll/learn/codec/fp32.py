@@ -18,6 +18,7 @@ from atoll.learn.codec import native
 from atoll.learn.codec.blocks import (
     VALUE_MAX,
     Opened,
+    Room,
     check_input,
     check_length,
     copy_span,
@@ -45,14 +46,17 @@ def _encode(x: Tensor) -> Buffer:
     return memoryview(x.numpy()).cast("B").toreadonly()
 
 
-def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
+def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
     if n == 0:
         return b""
-    wire = new_wire(_wire_bytes(n))
+    wire = room(_wire_bytes(n))
     values = tensor_over(wire, torch.float32)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
-        refuse(largest_of(x_S))
-        torch.clamp(x_S, -VALUE_MAX, VALUE_MAX, out=values[lo:hi])
+        largest = largest_of(x_S)
+        refuse(largest)
+        if largest > VALUE_MAX:
+            x_S = x_S.clamp(-VALUE_MAX, VALUE_MAX)
+        values[lo:hi] = x_S
     return wire
 
 

@@ -19,6 +19,7 @@ from atoll.learn.codec.blocks import (
     SCALE_BYTES,
     SCALE_MAX,
     Opened,
+    Room,
     as_blocks,
     blocks_of,
     check_length,
@@ -42,10 +43,10 @@ def _wire_bytes(n: int) -> int:
     return SCALE_BYTES * blocks_of(n) + n
 
 
-def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
+def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
     if n == 0:
         return b""
-    wire, work = new_wire(_wire_bytes(n)), scratch(n)
+    wire, work = room(_wire_bytes(n)), scratch(n)
     steps, codes = _halves(wire, n)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
         into = steps[lo // BLOCK : blocks_of(hi)], codes[lo:hi]

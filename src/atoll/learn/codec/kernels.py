@@ -110,6 +110,11 @@ def _pairs(codes: Any, packed: Any) -> Any:
         packed[q] = np.uint8(codes[2 * q] & 15) | np.uint8(codes[2 * q + 1] << 4)
 
 
+@compiled(types.float32(VALUES))
+def largest(x):
+    return _fp32(_largest_bits(x.view(np.int32)))
+
+
 @compiled(types.float32(VALUES, NEW_SCALES, NEW_CODES))
 def int8_encode(x, steps, codes):
     bits, worst = x.view(np.int32), np.int32(0)

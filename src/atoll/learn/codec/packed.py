@@ -24,6 +24,7 @@ from atoll.learn.codec.blocks import (
     SCALE_BYTES,
     SCALE_MIN,
     Opened,
+    Room,
     as_blocks,
     blocks_of,
     check_length,
@@ -87,11 +88,11 @@ def _wire_bytes(per_byte: int, n: int) -> int:
     return SCALE_BYTES * blocks_of(n) + -(-n // per_byte)
 
 
-def _encode_spans(rule: Rule, n: int, spans: Iterable[Tensor]) -> Buffer:
+def _encode_spans(rule: Rule, n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
     per_byte = rule.per_byte
     if n == 0:
         return b""
-    wire, work = new_wire(_wire_bytes(per_byte, n)), scratch(n)
+    wire, work = room(_wire_bytes(per_byte, n)), scratch(n)
     scales, packed = _halves(wire, n)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
         into = scales[lo // BLOCK : blocks_of(hi)], packed[lo // per_byte : -(-hi // per_byte)]

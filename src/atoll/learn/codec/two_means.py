@@ -18,6 +18,7 @@ from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import (
     SPAN,
     Opened,
+    Room,
     check_length,
     checked_scales,
     new_wire,
@@ -46,10 +47,10 @@ def _wire_bytes(n: int) -> int:
     return PAIR_BYTES * _groups_of(n) + -(-n // PER_BYTE)
 
 
-def _encode_spans(n: int, spans: Iterable[Tensor]) -> Buffer:
+def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
     if n == 0:
         return b""
-    wire = new_wire(_wire_bytes(n))
+    wire = room(_wire_bytes(n))
     pairs_G2, packed = _halves(wire, n)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
         size = hi - lo
