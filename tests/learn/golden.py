@@ -18,6 +18,7 @@ from atoll.learn.layout import Layout, Slot
 from atoll.learn.outer import Nesterov
 from atoll.learn.state import SharedState, advance, state_bytes, state_hash
 from atoll.learn.update import part_bounds
+from atoll.learn.weighing import compare
 
 N = 600_003  # several spans, and a last block that is not full
 
@@ -47,6 +48,7 @@ CHAINS = (
 )
 KERNELS = ("fp32", "int8", "int4", "e3m0", "2bit", "sign", "topk:0.1+int8", "2bit+zstd:3")
 REPLIES = ("fp32", "int8", "2bit")
+COMPARED = ("fp32", "int8")
 
 
 def golden() -> dict[str, str]:
@@ -65,6 +67,8 @@ def golden() -> dict[str, str]:
         for reply in replies(name, codec):
             answer = combine(rows, N, codec, family[reply]).wire
             found[f"{name} combine {reply}"] = digest(answer).hex()[:16]
+        if name in COMPARED:
+            found[f"{name} compare"] = digest(compare(rows, N, codec).products).hex()[:16]
     if native.kernels is None:
         found |= factors()
     found["state"] = two_rounds()
