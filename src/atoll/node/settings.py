@@ -9,7 +9,7 @@ import msgspec
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
 from atoll.policy.plan import RoundSettings
-from atoll.policy.trust import DISTANCES, StatisticName
+from atoll.policy.trust import StatisticName
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
@@ -73,8 +73,6 @@ def decode_settings(data: bytes) -> RunSettings:
         if why := other_rules(data):
             raise PeerFault("", f"{why}; {OTHER_RULES_FIX}")
         settings = msgspec.msgpack.decode(data, type=RunSettings)
-        if settings.witnessed and settings.statistic in DISTANCES:
-            raise PeerFault("", f"genesis asks owners that {settings.statistic} believes to watch each other")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None
