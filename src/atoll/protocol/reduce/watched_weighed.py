@@ -275,7 +275,7 @@ class WatchedWeighedReduce(WatchedReduce):
         return name_of(self.weighing)
 
     def _message_of(self, held: AnswerHeld) -> Answer:
-        return replace(super()._message_of(held), weighing=self.weighings[held.answered.rows])
+        return replace(super()._message_of(held), weighing=self.weighings.get(held.answered.rows, UNSET))
 
     def _row_held(self, part: int, peer: PeerId) -> Held | None:
         return super()._row_held(part, peer) or self._row_opened(part, peer)
@@ -574,7 +574,8 @@ class WatchedWeighedReduce(WatchedReduce):
 
     def _same_rows(self, answered: Answered) -> bool:
         """Was it made of the rows that I know of? It stands on a comparison of these."""
-        return self._compared_mine(answered.part, self.weighings[answered.rows])
+        weighing = self.weighings.get(answered.rows)
+        return weighing is not None and self._compared_mine(answered.part, weighing)
 
     def _compared_mine(self, part: int, weighing: Weighing) -> bool:
         name = self._choice_of(weighing)[part]

@@ -212,7 +212,7 @@ class Witnesses:
 
     def _compare_rows(self, part: int) -> list[Effect]:
         case, effects = self.cases[part], list[Effect]()
-        for word in case.words:
+        for word in self._judged(part):
             owner, names = word.statement.signer, word.answered.contributors
             if (
                 owner not in case.compared
