@@ -14,7 +14,17 @@ import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from examples import ANSWER_WEIGHED, BODY, BODY_WEIGHED, MESSAGES, STATEMENTS, VERTEX, WEIGHING
+from examples import (
+    ANSWER_WEIGHED,
+    BODY,
+    BODY_WEIGHED,
+    COMPARED_CHECKED,
+    COMPARISON_CHECKED,
+    MESSAGES,
+    STATEMENTS,
+    VERTEX,
+    WEIGHING,
+)
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
@@ -66,6 +76,21 @@ def test_what_weighs_rows_is_one_more_field_and_nothing_where_nothing_weighs(val
     assert encode(value) == golden and decode(value, golden) == value
     bare = encode(msgspec.structs.replace(value, weighing=msgspec.UNSET))
     assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {"weighing"}
+
+
+@pytest.mark.parametrize(
+    ("value", "more"),
+    [(COMPARED_CHECKED, "rows"), (COMPARISON_CHECKED, "products")],
+    ids=["Compared", "Comparison"],
+)
+def test_owners_that_are_checked_say_one_field_more_and_others_what_they_always_said(value, more: str):
+    path = GOLDEN / f"{type(value).__name__}.checked.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(encode(value).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert encode(value) == golden and decode(value, golden) == value
+    bare = encode(msgspec.structs.replace(value, **{more: msgspec.UNSET}))
+    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {more}
 
 
 def test_there_is_an_example_of_every_message_and_statement():
