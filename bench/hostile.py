@@ -2,10 +2,10 @@
 
     python bench/hostile.py [--json] [--quick] [--villains miscounter,poison] [--statistic trimmed_mean]
 
-The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited. After some honest rounds the villains
-begin to lie. Told is, for each, how many rounds after its first lie it was out (1: with the vertex of that very
-round); whether any honest member ever lost its place; whether all honest members held the same state after every
-round; and what the model learnt, beside the same run without villains.
+The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited. After some
+honest rounds the villains begin to lie. Told is, for each, how many rounds after its first lie it was out (1: with
+the vertex of that very round); whether any honest member ever lost its place; whether all honest members held the
+same state after every round; and what the model learnt, beside the same run without villains.
 """
 
 from __future__ import annotations

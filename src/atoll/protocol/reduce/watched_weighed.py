@@ -39,7 +39,7 @@ from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
 from atoll.protocol.reduce.run import Awaits
 from atoll.protocol.reduce.watched import WatchedReduce
-from atoll.protocol.reduce.witness import WORDS_PER_OWNER, Lied, Question, Witnesses, Word
+from atoll.protocol.reduce.witness import Lied, Question, Witnesses, Word
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
@@ -49,7 +49,7 @@ from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Si
 Choice = tuple[Digest | None, ...]  # of each part, what its rows were compared to; None: it goes without
 
 ASKS_MAX = 6  # for one owner's words about one part, and for one row: an attempt is a few windows long
-TOLD_MAX = 8  # times that one peer is told my words about one part
+TOLD_MAX = 2 * ASKS_MAX  # times that one peer is told my words about one part
 
 
 class WatchedWeighedReduce(WatchedReduce):
@@ -91,7 +91,9 @@ class WatchedWeighedReduce(WatchedReduce):
         self.patient_until: Seconds = 0.0  # for those who compared, since weights are known
         self.since: dict[int, Seconds] = {}  # parts whose rows I want for weights that are known
         self.wished: Counter[tuple[int, PeerId]] = Counter()  # (part, whose row I asked for): how often
-        self.wondered: Counter[tuple[int, PeerId]] = Counter()  # (part, whose words I asked for): how often
+        # (part, whose words I asked for, after weights were known): how often
+        self.wondered: Counter[tuple[int, PeerId, bool]] = Counter()
+        self.fetched: Counter[int] = Counter()  # parts whose bytes I asked for: how often
         self.told: Counter[tuple[int, PeerId]] = Counter()  # (part, whom I told mine): how often
         self.again = False  # in the midst of looking I declined a part, or learned what rows weigh
 
@@ -154,7 +156,7 @@ class WatchedWeighedReduce(WatchedReduce):
         return self.watch.hear(signed, said, None) + self.look_again(now)
 
     def resend(self, to: PeerId) -> list[Effect]:
-        mine = [w for case in self.compared.cases for w in case.words if w.statement.signer == self.me]
+        mine = (w for part in range(self.plan.parts) for w in self._words(part) if w.statement.signer == self.me)
         return super().resend(to) + [self._shown(to, word) for word in mine]
 
     def ask_again(self, now: Seconds) -> list[Effect]:
@@ -165,9 +167,12 @@ class WatchedWeighedReduce(WatchedReduce):
         for part in sorted(self.since):
             if part not in self.answers and not self.gathers[part].closed and self.weighing is not None:
                 effects += self._wish(part, self._lacking(part, self.weighing))
+        window_s, weighed = self.plan.window_s, self.weighing is not None
+        since = self.patient_until - 2 * window_s / 3 if weighed else self.plan.gather_until(0, 2)
+        times = min(ASKS_MAX, 1 + int(ASKS_MAX * (now - since) / window_s)) if now >= since else 0
         for part, owner in sorted(set(self._unanswered())):
-            if owner != self.me and self.wondered[part, owner] < ASKS_MAX:
-                self.wondered[part, owner] += 1
+            if owner != self.me and self.wondered[part, owner, weighed] < times:
+                self.wondered[part, owner, weighed] += 1
                 effects.append(Send(owner, WantWords(self.plan.round, self.plan.attempt, self.plan.trace, part)))
         return effects + self._want_bytes() + self.look_again(now)
 
@@ -181,8 +186,8 @@ class WatchedWeighedReduce(WatchedReduce):
             alike = {w.statement.signer for w in self.watch.cases[part].words if w.answered.digest == word.digest}
             holders = [p for p in sorted(alike) if p != self.me and not self.gone(p)]
             if holders:
-                self.wondered[part, self.me] += 1
-                holder = holders[self.wondered[part, self.me] % len(holders)]
+                self.fetched[part] += 1
+                holder = holders[self.fetched[part] % len(holders)]
                 effects.append(Send(holder, WantPart(plan.round, plan.attempt, plan.trace, word.digest)))
         return effects
 
@@ -385,8 +390,8 @@ class WatchedWeighedReduce(WatchedReduce):
         """Comparisons that I believe though not all owners made them: whoever heard others shall see them."""
         effects: list[Effect] = []
         for word, _ in self._held(choice):
-            name, words = _named(word), self.compared.cases[word.answered.part].words
-            by = {w.statement.signer for w in words if _named(w) == name}
+            words = self.compared.cases[word.answered.part].words
+            by = {w.statement.signer for w in words if w.named == word.named}
             if len(by) <= self.plan.witnesses and self.me not in by:
                 effects += [self._shown(peer, word) for peer in self.plan.listeners if peer != self.me]
         return effects
@@ -403,7 +408,7 @@ class WatchedWeighedReduce(WatchedReduce):
             elif held is None or (not late and self._may_compare(part)):
                 return self._chosen_by_others(late)
             else:
-                chosen.append(_named(Word(held.statement, held.answered)))
+                chosen.append(Word(held.statement, held.answered).named)
         return tuple(chosen)
 
     def _chosen_by_others(self, late: bool) -> Choice | None:
@@ -531,15 +536,15 @@ class WatchedWeighedReduce(WatchedReduce):
         flaw = weighing_flaw(self.plan, weighing)
         if flaw is not None or not made_with(answered, weighing):
             raise PeerFault(signed.signer, f"answered for part {answered.part} and {flaw or 'weighed other rows'}")
-        words = [w for w in self.watch.cases[answered.part].words if w.statement.signer == signed.signer]
-        if len(words) < WORDS_PER_OWNER or answered.rows in self.weighings:  # nobody fills the memory with others
-            self.weighings.setdefault(answered.rows, weighing)
-            news = all(w.answered != answered for w in words)
-            effects = super().handle(event, now)
-            if news and answered.rows in self.made_up:
-                effects.append(self._report(Lied(peer=signed.signer, part=answered.part, statement=signed)))
-            return effects + self.look_again(now)
-        return []
+        words = self.watch.cases[answered.part].words
+        news = all(w.answered != answered for w in words)
+        effects = super().handle(event, now)
+        if all(w.answered != answered for w in words):
+            return effects  # its owner has said too much: nobody fills the memory with weighings
+        self.weighings.setdefault(answered.rows, weighing)
+        if news and answered.rows in self.made_up:
+            effects.append(self._report(Lied(peer=signed.signer, part=answered.part, statement=signed)))
+        return effects + self.look_again(now)
 
     # ---- combining -----------------------------------------------------------------------------------------
 
@@ -598,8 +603,11 @@ class WatchedWeighedReduce(WatchedReduce):
             if self.wished[part, peer] < ASKS_MAX:
                 self.wished[part, peer] += 1
                 wish = WantRow(plan.round, plan.attempt, plan.trace, part, peer)
-                holders = sorted({peer, *plan.owners(part)} - {self.me})
-                effects += [Send(holder, wish) for holder in holders if not self.gone(holder)]
+                holders = [
+                    p for p in dict.fromkeys([peer, *plan.owners(part)]) if p != self.me and not self.gone(p)
+                ]
+                at = self.wished[part, peer]  # two at a time, in turn
+                effects += [Send(holders[(at + k) % len(holders)], wish) for k in range(min(2, len(holders)))]
         return effects
 
     # ---- small words ---------------------------------------------------------------------------------------
@@ -615,9 +623,13 @@ class WatchedWeighedReduce(WatchedReduce):
         return tuple(chosen)
 
     def _word_named(self, part: int, name: Digest) -> Word | None:
-        """A comparison of this part that says this, with its products."""
+        """A comparison of this part that says this."""
+        return next((w for w in self._words(part) if w.named == name), None)
+
+    def _words(self, part: int) -> list[Word]:
+        """Comparisons whose products are here: of an accusation I see the statement alone."""
         case = self.compared.cases[part]
-        return next((w for w in case.words if _named(w) == name and w.answered.digest in case.bytes_of), None)
+        return [w for w in case.words if w.answered.digest in case.bytes_of]
 
     def _common(self, choice: Choice) -> tuple[PeerId, ...]:
         """Whose rows every part has."""
@@ -635,9 +647,8 @@ class WatchedWeighedReduce(WatchedReduce):
             return []
         self.told[part, to] += 1
         chosen = self.asked_for[part] if self.asked_for is not None else None
-        words = self.compared.cases[part].words
-        mine = [w for w in words if w.statement.signer == self.me or _named(w) == chosen]
-        one_each = {_named(w): w for w in sorted(mine, key=lambda w: w.statement.signer == self.me)}
+        mine = [w for w in self._words(part) if w.statement.signer == self.me or w.named == chosen]
+        one_each = {w.named: w for w in sorted(mine, key=lambda w: w.statement.signer == self.me)}
         effects: list[Effect] = [self._shown(to, word) for word in one_each.values()]
         if (held := self.mine.get(part)) is not None:
             effects.append(Send(to, self._message_of(held)))
@@ -667,8 +678,3 @@ class WatchedWeighedReduce(WatchedReduce):
 
     def _compared_name(self, part: int) -> str:
         return f"said/{self.plan.round}/{self.plan.attempt}/compared/{part}"
-
-
-def _named(word: Word) -> Digest:
-    """What was said of the rows of a part, whoever said it."""
-    return digest(encode(replace(word.answered, owner_index=0)))

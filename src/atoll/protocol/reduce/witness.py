@@ -16,14 +16,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Effect, Fact, Payload, Report, Send
+from atoll.keys.digest import digest
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Held, rows_of
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Row
+from atoll.wire.codec import encode
 from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
 
@@ -72,6 +75,11 @@ class OtherRows(Fact, frozen=True, kw_only=True):
 class Word:
     statement: Signed
     answered: Answered
+
+    @cached_property
+    def named(self) -> Digest:
+        """What is said, whoever says it."""
+        return digest(encode(replace(self.answered, owner_index=0)))
 
 
 @dataclass
