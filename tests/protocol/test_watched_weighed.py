@@ -24,10 +24,12 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Payload, Received, Send, Start, TimerFired
 from atoll.keys.digest import digest, merkle_path, merkle_root
 from atoll.protocol.reduce.facts import NoAnswer, Reduced, RowsWeighed
+from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.rows import Update, name_of, rows_of, shares_left
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.watched_weighed import WatchedWeighedReduce
 from atoll.protocol.reduce.witness import Contradicted, Doubted, Lied, OtherRows
+from atoll.sim.signatures import VirtualSigner
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Comparison, Contribution, PartBytes, WantPart, WantWords
 from atoll.wire.messages.statements import Answered, Compared, Weighing
@@ -362,3 +364,63 @@ def test_what_is_left_of_rows_weighs_as_much_and_never_stands_for_most():
 
 def test_a_plan_that_weighs_and_has_witnesses_is_carried_out_by_nothing_else():
     assert all(isinstance(machine, WatchedWeighedReduce) for machine in Watched(5).machines.values())
+
+
+def test_nobody_fills_the_memory_with_weighings():
+    """An owner signs a thousand answers, each with weights of its own, some beside bytes that are not theirs."""
+    group = Watched(7).begin()
+    liar = group.plan.owners(0)[0]
+    reader = next(p for p in group.names if p != liar)
+    for k in range(1000):
+        weights = tuple(float(p == liar) for p in group.names)
+        weighing = Weighing(group.names, weights, digest(str(k).encode()) * 7)
+        payload = Payload(digest(b"lie"), 8, group.names)
+        answered = Answered(0, 0, 0, 0, payload.digest, 8, group.names, name_of(weighing))
+        shown = payload if k % 2 else Payload(digest(b"other"), 8, group.names)
+        event = Received(liar, Answer(0, 0, "", group.notaries[liar].sign(answered), weighing), shown)
+        if k % 2:
+            group.do(reader, group.machines[reader].handle(event, 0.0))
+        else:
+            with pytest.raises(PeerFault):
+                group.machines[reader].handle(event, 0.0)
+    assert len(group.machines[reader].weighings) <= 3
+    group.played()
+    group.agreed(but=(liar,))
+
+
+def test_an_accusation_shows_no_products_and_is_answered_with_none():
+    """Somebody shows me what I signed before I restarted: I hold the statement, and not what it is about."""
+    group = Watched(7).begin().deliver_all()
+    owner, other = group.plan.owners(0)[:2]
+    word = next(w for w in group.machines[other].compared.cases[0].words if w.statement.signer == owner)
+    group.machines[owner] = group.machine(owner)
+    group.do(owner, group.machines[owner].handle(Start({}), 1.0))
+    statement = decode_statement(word.statement.body, owner)
+    group.do(owner, group.machines[owner].examine(word.statement, statement, 1.0))
+    asked = group.machines[owner].handle(Received(other, WantWords(0, 0, "", 0), None), 1.0)
+    assert asked == [] and group.machines[owner].resend(other) == []
+
+
+class Broken(Watched):
+    """Two of 21 links are broken, and both ends call each other gone."""
+
+    links = (frozenset({"p0", "p4"}), frozenset({"p1", "p2"}))
+
+    def machine(self, p: PeerId, judges: bool = True) -> Reduce:
+        def gone(q: PeerId) -> bool:
+            return frozenset({p, q}) in self.links
+
+        def awaits(part, names, among) -> bool:
+            return any(q not in names and not gone(q) for q in (self.names if among is None else among))
+
+        keys = {q: VirtualSigner(q).vote_key for q in self.names}
+        own = self.notaries[p], self.plan, keys.get, self.commits.get, awaits, gone, self.kept[p]
+        return reduce_for(*own, judges=judges)
+
+
+def test_two_broken_links_of_seven_cost_no_row():
+    """Where one owner compares alone they stop a round; here another one has the row, and opens it."""
+    group = Broken(7)
+    group.twist = lambda p, send: None if frozenset({p, send.to}) in Broken.links else send
+    group.begin().played()
+    assert group.agreed().peers == group.names and not group.told(Lied)

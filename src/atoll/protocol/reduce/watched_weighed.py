@@ -78,6 +78,7 @@ class WatchedWeighedReduce(WatchedReduce):
         self.comparing: set[int] = set()  # parts whose rows I compare, or compared
         # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
         self.lost = {part for part in self.gathers if self._compared_name(part) in said}
+        self.complete: dict[int, Seconds] = {}  # parts whose rows are here but for those who are gone, since when
         self.asked_for: Choice | None = None  # what I weigh by
         self.weighing: Weighing | None = None  # what came of it, and what I combine with
         self.made: dict[Choice, Weighing | None] = {}  # what the rule said, or is just asked; None: nothing
@@ -301,6 +302,7 @@ class WatchedWeighedReduce(WatchedReduce):
 
     def _moments(self) -> list[Seconds]:
         moments = [*super()._moments(), self.patient_until, self._given_up_at, self._rows_known_by]
+        moments += [self._without_the_gone_at(part, at) for part, at in self.complete.items()]
         return moments + [self._rows_until(part) for part in self.since]
 
     # ---- comparing -----------------------------------------------------------------------------------------
@@ -308,14 +310,26 @@ class WatchedWeighedReduce(WatchedReduce):
     def _compare_if_due(self, part: int, gather: Gather, window: int, now: Seconds) -> list[Effect]:
         if part in self.comparing or not gather.rows:
             return []
-        if now < self.plan.gather_until(window, 1) and self.awaits(part, gather.names, gather.below):
-            return []
+        if now < self.plan.gather_until(window, 1):
+            if self.awaits(part, gather.names, gather.below):
+                return []
+            if now < self._without_the_gone_at(part, now) and (lacking := self._committed_to(part, gather)):
+                return self._wish(part, (peer for peer in lacking if not self.wished[part, peer]))
         if len(self.plan.settled(gather.rows)) > WEIGHED_ROWS_MAX:
             return self._refuse([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")
         self.comparing.add(part)
         names = sorted(gather.rows)
         rows = tuple(Row(n, gather.rows[n].weight, gather.rows[n].payload, (n,)) for n in names)
         return [Ask(self._job(f"compare/{part}"), Compare(self.plan.round, part, self.plan.shares, rows))]
+
+    def _committed_to(self, part: int, gather: Gather) -> list[PeerId]:
+        """Whose rows there must be that I lack, though their authors are gone for me."""
+        known = ((peer, self.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names)
+        return [peer for peer, commit in known if commit is not None and commit.parts > part]
+
+    def _without_the_gone_at(self, part: int, now: Seconds) -> Seconds:
+        """When I compare without the rows of those who are gone: other owners may have them, where links broke."""
+        return self.complete.setdefault(part, now) + self.plan.window_s / 12
 
     def _compare_done(self, part: int, result: Products, now: Seconds) -> list[Effect]:
         plan, gather = self.plan, self.gathers[part]
