@@ -90,6 +90,12 @@ GOLDEN = {
     "2bit+zstd:3 combine int8": "989d4b6847b6908c",
     "lowrank:4+int8 decode": "37cf4a55dcc5274d",
     "lowrank:4+int8 combine int8": "f13dc2953179f51a",
+    "centred_clipping weights": "de40bda53425d3db",
+    "geometric_median weights": "4dac3aa4063145c0",
+    "krum weights": "6a2992a793203c73",
+    "mda weights": "130e635d7db967ed",
+    "multi_krum weights": "130e635d7db967ed",
+    "robust weights": "917201e524f7aac9",
     "state": "ebd4129198c352ed",
 }
 

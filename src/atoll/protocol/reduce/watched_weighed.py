@@ -510,6 +510,12 @@ class WatchedWeighedReduce(WatchedReduce):
             held = self._held(choice)
             if not held or len(held) < sum(x is not None for x in choice):
                 continue  # it is asked for
+            beliefs = {w.answered.part: self.compared.believes(w.answered) for w, _ in held}
+            self.doubtful.update(part for part, true in beliefs.items() if true is None)
+            if False in beliefs.values():
+                self.verdicts[name] = False  # the lie is another's
+            if not all(beliefs.values()):
+                continue  # what is not true of the rows might keep the rule busy for long
             if choice not in self.made:
                 effects += self._ask_rule(choice)
             if choice in self.pending:
@@ -518,12 +524,7 @@ class WatchedWeighedReduce(WatchedReduce):
                 self.verdicts[name] = False
                 self.made_up.add(name)
                 effects += self._call_lies(name)
-                continue
-            beliefs = {w.answered.part: self.compared.believes(w.answered) for w, _ in held}
-            self.doubtful.update(part for part, true in beliefs.items() if true is None)
-            if False in beliefs.values():
-                self.verdicts[name] = False
-            elif None not in beliefs.values() and lost.issuperset(weighing.without):
+            elif lost.issuperset(weighing.without):
                 self.verdicts[name] = self.again = True
         return effects
 
