@@ -1,10 +1,12 @@
 """What one decision costs by each engine, over the same virtual links: time, messages, bytes.
 
 Every pair of members has a one-way latency drawn once from 50 to 100 ms; nothing is lost, computing takes no time,
-bandwidth is not limited. Agreement and Raft decide on the same body of 4096 bytes, agreement with real Ed25519
-signatures and a two-thirds quorum; Snowball compares two digests that three quarters and one quarter of the members
-saw first (k = 10, alpha = 8, beta = 150), and needs more than ten members. `first_s` is when the first member knows
-the decision, `virtual_s` when the last one does, both since it was proposed; medians of several networks.
+bandwidth is not limited. Agreement and Raft decide on the same body of 4096 bytes, agreement with real signatures
+(`vote`: Ed25519, or ML-DSA-65) and a two-thirds quorum; Snowball compares two digests that three quarters and one
+quarter of the members saw first (k = 10, alpha = 8, beta = 150), and needs more than ten members. `first_s` is when
+the first member knows the decision, `virtual_s` when the last one does, both since it was proposed; medians of
+several networks. `decisions_per_s` are those of one network, one after the other. `cpu_ms_per_decision` is what one
+member computes, the mean: every word signed, checked and encoded; not the links.
 
     python bench/consensus.py [--quick] [--json]
 """
@@ -30,14 +32,14 @@ from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.raft import Raft
 from atoll.protocol.consensus.raft_words import Committed
 from atoll.protocol.consensus.snow import Snow
-from atoll.sim.signatures import RealKeys
+from atoll.sim.signatures import RealKeys, VoteKind
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 
 LATENCY_S = (0.05, 0.1)
 BODY = bytes(range(256)) * 16
 RUN = Digest(bytes(32))
-MEMBERS, SNOW_MEMBERS = (4, 7, 16, 32), (16, 32, 100, 1000)
+MEMBERS, SNOW_MEMBERS = (4, 7, 16, 32, 100), (16, 32, 100, 1000)
 QUICK_MEMBERS, QUICK_SNOW_MEMBERS = (4, 16), (32,)
 NETWORKS, QUICK_NETWORKS = 5, 2
 
@@ -58,6 +60,7 @@ class Network:
     queue: list[tuple[float, int, PeerId, Event]] = field(default_factory=list)
     timers: dict[tuple[PeerId, str], int] = field(default_factory=dict)
     count: int = 0
+    began_cpu_s: float = field(default_factory=time.process_time)
 
     def carry_out(self, name: PeerId, effects: list[Effect]) -> None:
         for effect in effects:
@@ -105,27 +108,33 @@ class Cost:
     virtual_s: float
     messages: int
     bytes: int
+    cpu_s: float  # of all members
 
     @staticmethod
     def of(network: Network, since_s: float = 0.0, messages: int = 0, size_bytes: int = 0) -> Cost:
-        told = network.told.values()
+        told, cpu_s = network.told.values(), time.process_time() - network.began_cpu_s
         return Cost(
-            min(told) - since_s, max(told) - since_s, network.messages - messages, network.bytes - size_bytes
+            min(told) - since_s,
+            max(told) - since_s,
+            network.messages - messages,
+            network.bytes - size_bytes,
+            cpu_s,
         )
 
 
 @cache
-def keys() -> RealKeys:
-    return RealKeys(7)
+def keys(votes: VoteKind) -> RealKeys:
+    return RealKeys(7, votes)
 
 
-def by_agreement(members: int, seed: int) -> Cost:
+def by_agreement(members: int, seed: int, votes: VoteKind = "ed25519") -> Cost:
     """One round of `agreement.py`: propose, prepare, commit; everybody judges at once."""
-    names = tuple(keys().name(i) for i in range(members))
-    vote_keys = {name: keys().vote_key(i) for i, name in enumerate(names)}
+    known = keys(votes)
+    names = tuple(known.name(i) for i in range(members))
+    vote_keys = {name: known.vote_key(i) for i, name in enumerate(names)}
     need = quorum(members, "two-thirds")
     machines = {
-        name: Agreement(Notary(RUN, keys().signer(i, RUN), keys().verifier), 0, "", vote_keys, need, names)
+        name: Agreement(Notary(RUN, known.signer(i, RUN), known.verifier), 0, "", vote_keys, need, names)
         for i, name in enumerate(names)
     }
 
@@ -167,6 +176,7 @@ def by_raft(members: int, seed: int) -> Cost:
     network.run(lambda: not any(isinstance(event, Received) for *_, event in network.queue))
     leader = next(p for p, m in machines.items() if m.role == "leader")
     before = network.now, network.messages, network.bytes
+    network.began_cpu_s = time.process_time()
     network.carry_out(leader, machines[leader].propose(BODY, network.now))
     network.until_all_know()
     return Cost.of(network, *before)
@@ -191,20 +201,29 @@ def by_snow(members: int, seed: int) -> Cost:
     return Cost.of(network)
 
 
-ENGINES = {"agreement": by_agreement, "raft": by_raft, "snow": by_snow}
+ENGINES: dict[tuple[str, str], Callable[[int, int], Cost]] = {
+    ("agreement", "ed25519"): by_agreement,
+    ("agreement", "ml-dsa-65"): lambda members, seed: by_agreement(members, seed, "ml-dsa-65"),
+    ("raft", ""): by_raft,
+    ("snow", ""): by_snow,
+}
 
 
-def row(engine: str, members: int, networks: int) -> dict[str, object]:
+def row(engine: str, vote: str, members: int, networks: int) -> dict[str, object]:
     began = time.perf_counter()
-    costs = [ENGINES[engine](members, seed) for seed in range(networks)]
+    costs = [ENGINES[engine, vote](members, seed) for seed in range(networks)]
     middle = {key: statistics.median(asdict(c)[key] for c in costs) for key in asdict(costs[0])}
     return {
         "engine": engine,
+        "vote": vote,
         "members": members,
+        "decisions_per_s": round(1 / middle["virtual_s"], 2),
+        "bytes_per_decision": round(middle["bytes"]),
+        "cpu_ms_per_decision": round(1e3 * middle["cpu_s"] / members, 2),
+        "latency_ms_median": round(1e3 * middle["virtual_s"]),
         "first_s": round(middle["first_s"], 3),
         "virtual_s": round(middle["virtual_s"], 3),
         "messages": round(middle["messages"]),
-        "bytes": round(middle["bytes"]),
         "networks": networks,
         "wall_s": round(time.perf_counter() - began, 2),
     }
@@ -213,17 +232,18 @@ def row(engine: str, members: int, networks: int) -> dict[str, object]:
 def main() -> None:
     asked = asking(__doc__, "fewer sizes and networks; seconds").parse_args()
     sizes, networks = (QUICK_MEMBERS, QUICK_NETWORKS) if asked.quick else (MEMBERS, NETWORKS)
-    wanted = [(engine, members, networks) for engine in ("agreement", "raft") for members in sizes]
+    wanted = [(kind, members, networks) for kind in list(ENGINES)[:3] for members in sizes]
     for members in QUICK_SNOW_MEMBERS if asked.quick else SNOW_MEMBERS:
-        wanted.append(("snow", members, 1 if members >= 1000 else networks))
+        wanted.append((("snow", ""), members, 1 if members >= 1000 else networks))
     rows: list[dict[str, object]] = []
-    for engine, members, repeats in wanted:
-        rows.append(row(engine, members, repeats))
+    for (engine, vote), members, repeats in wanted:
+        rows.append(row(engine, vote, members, repeats))
         if not asked.json:
             r = rows[-1]
             print(
-                f"{engine:<10} {members:>5} members  first {r['first_s']:>7} s  all {r['virtual_s']:>7} s  "
-                f"{r['messages']:>9,} messages  {r['bytes']:>12,} bytes  ({r['wall_s']} s to compute)",
+                f"{engine:<10} {vote:<10} {members:>5} members  first {r['first_s']:>7} s  "
+                f"all {r['virtual_s']:>7} s  {r['messages']:>9,} messages  {r['bytes_per_decision']:>12,} bytes  "
+                f"{r['cpu_ms_per_decision']:>7} ms of CPU per member  ({r['wall_s']} s to compute)",
                 flush=True,
             )
     if asked.json:

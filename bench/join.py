@@ -146,6 +146,7 @@ class Joiner(Host):
         super().__init__(folder, None)
         self.over = asyncio.Event()
         self.received, self.expected = 0, 0
+        self.tell_at = 0  # chunks, after which this process is going to be killed
         self.named: dict[str, set[str]] = {"bad": set(), "stalling": set()}
         self.failed = ""
 
@@ -157,7 +158,7 @@ class Joiner(Host):
                 self.over.set()
             return
         super().hear(sender, data, payload)
-        if payload is not None:
+        if payload is not None and self.received == self.tell_at:
             print(self.received, flush=True)
 
     def on_fact(self, fact: Any) -> None:
@@ -175,7 +176,7 @@ class Joiner(Host):
                 pass
 
 
-async def join(folder: Path, blob: str, addresses: list[str], push: int) -> None:
+async def join(folder: Path, blob: str, addresses: list[str], push: int, tell_at: int) -> None:
     joiner = Joiner(folder)
     peers = [await joiner.links.dial(address) for address in addresses]
     for peer in peers:  # bulk connections stand before the clock starts
@@ -183,7 +184,7 @@ async def join(folder: Path, blob: str, addresses: list[str], push: int) -> None
     joiner.expected = len(peers)
     await joiner.over.wait()
     joiner.over.clear()
-    joiner.received, joiner.expected = 0, push
+    joiner.received, joiner.expected, joiner.tell_at = 0, push, tell_at
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     if push:
         for peer in peers:
@@ -236,8 +237,8 @@ class Bench:
                 source.wait()
 
     def _join(self, folder: Path, addresses: list[str], push: bool, kill_at: float) -> dict[str, Any]:
-        chunks = str(self.chunks if push else 0)
-        joiner = self._start("--join", str(folder), self.blob.hex(), chunks, *addresses)
+        chunks, tell_at = str(self.chunks if push else 0), int(kill_at * self.chunks)
+        joiner = self._start("--join", str(folder), self.blob.hex(), chunks, str(tell_at), *addresses)
         assert joiner.stdout is not None
         received = 0
         for line in joiner.stdout:
@@ -245,8 +246,7 @@ class Bench:
                 joiner.wait(30)
                 return json.loads(line.removeprefix("result "))
             received = int(line)
-            if kill_at and received == int(kill_at * self.chunks):
-                joiner.send_signal(signal.SIGKILL)
+            joiner.send_signal(signal.SIGKILL)
         joiner.wait()
         assert kill_at, "the joiner died"
         return {"received": received}
@@ -299,8 +299,8 @@ def main() -> None:
         asyncio.run(serve(Path(asked.serve[0]), asked.serve[1]))
         return
     if asked.join:
-        folder, blob, push, *addresses = asked.join
-        asyncio.run(join(Path(folder), blob, addresses, int(push)))
+        folder, blob, push, tell_at, *addresses = asked.join
+        asyncio.run(join(Path(folder), blob, addresses, int(push), int(tell_at)))
         return
     size, repeats = (QUICK_SIZE, QUICK_REPEATS) if asked.quick else (SIZE, REPEATS)
     figures = measure(size, repeats)

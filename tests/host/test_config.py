@@ -6,6 +6,7 @@ import asyncio
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,8 @@ from atoll.host.config import data_of, load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, decode_learning, found, with_room
 from atoll.host.member import Listening, holds_run, resume_run
 from atoll.host.store import Store
-from atoll.learn.methods import METHODS
+from atoll.learn.inner import Muon
+from atoll.learn.methods import METHODS, cooperative
 from atoll.learn.recipes import diloco, in_swarm, swarm_problem
 from atoll.node.body import write_genesis
 from atoll.node.config import (
@@ -34,6 +36,7 @@ from atoll.node.config import (
     reference,
 )
 from atoll.node.settings import RULES, RunSettings
+from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import DISTANCES
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.vertex import Member, Vertex
@@ -257,6 +260,45 @@ def test_a_recipe_of_another_name_takes_what_the_file_says():
     assert (recipe.inner.total_steps, recipe.inner.warmup_steps) == (200, 20)
 
 
+def test_the_rate_of_a_recipe_with_muon_inside_is_that_of_what_muon_leaves_alone():
+    """Its own follows in proportion; owners remember nothing in real runs, so answers are int8."""
+    sets = ("train.recipe=muloco", "run.rounds=80", "train.lr=0.001", "train.weight_decay=0.05")
+    recipe = recipe_of(load_config(None, sets, {}))
+    assert isinstance(recipe.inner, Muon)
+    assert (recipe.inner.rest.lr, recipe.inner.lr) == (0.001, 0.005)
+    assert (recipe.inner.weight_decay, recipe.inner.rest.weight_decay) == (0.05, 0.05)
+    assert (recipe.coding.up, recipe.coding.down, recipe.coding.answer) == ("2bit", "int8", "once")
+    assert (recipe.outer.momentum, recipe.inner.rest.total_steps) == (0.7, 80 * 30)
+
+
+def test_a_number_that_the_inner_optimizer_does_not_have_is_refused():
+    assert recipe_of(load_config(None, ("train.recipe=fedavg", "train.lr=0.2"), {})).inner.lr == 0.2
+    refused = pytest.raises(UsageError, match="SGD has no weight_decay")
+    with refused:
+        recipe_of(load_config(None, ("train.recipe=fedavg", "train.weight_decay=0.1"), {}))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"round": RoundSettings(quorum="two-thirds")}, "nobody could check their owners"),
+        ({"statistic": "median"}, "median is another statistic"),
+        ({"topology": "tree"}, "cannot be made of partial sums"),
+    ],
+)
+def test_a_recipe_whose_owners_must_be_believed_is_founded_only_where_they_are(change: dict[str, Any], why: str):
+    """And it goes through a butterfly, whatever `auto` would choose, with as many members as it needs."""
+    beginning = built_in(cooperative("gpt-nano"), "stdlib")
+    settings = found(beginning, RunSettings(topology="auto")).settings
+    assert (settings.topology, settings.min_peers, settings.start_peers) == ("butterfly", 3, 3)
+    with pytest.raises(UsageError, match=why) as refused:
+        found(beginning, RunSettings(**change))
+    assert refused.value.code == "E-RUN-17"
+    forged = replace(settings, **change)
+    with pytest.raises(PeerFault, match=why):
+        decode_learning(forged)
+
+
 def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedule():
     """Streaming: 4 fragments of 32 steps are 188 rounds of 8; owners remember nothing, so answers are int8."""
     config = load_config(None, ("train.recipe=streaming", "sync.overlap=3"), {})
@@ -280,11 +322,11 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
 def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
     """Neither from Python, nor by believing a genesis that a newer version made."""
     beginning = built_in(METHODS["streaming"]("gpt-nano"), "stdlib")
-    with pytest.raises(UsageError, match="remembered answers"):
+    with pytest.raises(UsageError, match="owners that remember"):
         found(beginning, RunSettings())
     good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
     learning = replace(decode_learning(good), recipe=beginning.recipe)
-    with pytest.raises(PeerFault, match="remembered answers"):
+    with pytest.raises(PeerFault, match="owners that remember"):
         decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
 
 

@@ -15,7 +15,11 @@ import torch
 
 from atoll.host.shared import Mailbox, anonymous
 from atoll.host.trainer import Trainer, TrainerFailed, TrainerSpec, threads_per_trainer
-from atoll.learn.inner import AdamW
+from atoll.learn.data import load_data
+from atoll.learn.inner import SGD, AdamW, Inner, Muon
+from atoll.learn.methods import diloco
+from atoll.learn.models import build_model, loss_of
+from atoll.learn.worker import Worker
 
 pytestmark = pytest.mark.net  # real processes
 
@@ -67,6 +71,27 @@ def test_a_trainer_does_what_it_is_asked(spec):
         await trainer.write_x(before)
         assert await trainer.evaluate(64) == untrained
         assert (await trainer.sample("3 squared", 5)).startswith("3 squared")
+
+    story(tell)
+
+
+@pytest.mark.parametrize("inner", [AdamW(), Muon(), SGD()], ids=["adamw", "muon", "sgd"])
+def test_a_trainer_takes_the_steps_of_an_experiment_with_every_inner_optimizer(spec: TrainerSpec, inner: Inner):
+    """Ten steps of one worker in this process, the same bits; hidden matrices are Muon's in both."""
+    recipe = msgspec.structs.replace(
+        diloco(spec.model), inner=inner, batch=spec.batch, seq_len=spec.seq_len, seed=spec.seed
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    worker = Worker(0, build_model(spec.model, spec.seed), 1)
+    for step in range(10):
+        worker.train(recipe, load_data(spec.data), 2, step, loss_of)
+    torch.set_num_threads(threads)
+
+    async def tell(trainer: Trainer) -> None:
+        await trainer.start(msgspec.structs.replace(spec, inner=inner))
+        await trainer.train(10, **JOB)
+        assert torch.equal(trainer.read_x(), worker.x_F)
 
     story(tell)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from atoll.keys.identity import (
     SessionCertificate,
     SessionSigner,
     SessionVerifier,
+    VotePrivateKey,
     ed25519_of,
     ed25519_of_libp2p,
     libp2p_public_key,
@@ -37,9 +39,16 @@ RUN = b"r" * 32
 encode = msgspec.msgpack.encode
 
 
-def session_of(identity: Identity, **changes: int) -> SessionSigner:
+def session_of(
+    identity: Identity, generate: Callable[[], VotePrivateKey] = Ed25519PrivateKey.generate, **changes: int
+) -> SessionSigner:
     terms = {"epoch": 0, "not_before_s": 1_000, "not_after_s": 2_000} | changes
-    return SessionSigner.certified(identity, RUN, **terms)
+    return SessionSigner.certified(identity, RUN, generate=generate, **terms)
+
+
+VOTES = pytest.mark.parametrize(
+    "generate", [Ed25519PrivateKey.generate, MLDSA65PrivateKey.generate], ids=["ed25519", "ml-dsa-65"]
+)
 
 
 # ---- peer ids ----------------------------------------------------------------------------------------------
@@ -178,8 +187,11 @@ def test_the_signed_bytes_of_a_session_are_frozen(alice: Identity):
 # ---- sessions ----------------------------------------------------------------------------------------------
 
 
-def test_a_session_speaks_for_its_peer_in_its_run_only(alice: Identity, bob: Identity):
-    verifier, session = SessionVerifier(), session_of(alice)
+@VOTES
+def test_a_session_speaks_for_its_peer_in_its_run_only(
+    alice: Identity, bob: Identity, generate: Callable[[], VotePrivateKey]
+):
+    verifier, session = SessionVerifier(), session_of(alice, generate)
     certificate, key = session.certificate, session.vote_key
     assert verifier.certifies(certificate, alice.peer, key, RUN)
     assert not verifier.certifies(certificate, bob.peer, key, RUN)
@@ -222,15 +234,30 @@ def test_a_forger_of_ed25519_cannot_take_over_a_member(alice: Identity):
     assert verifier.certifies(mine.certificate, alice.peer, mine.vote_key, RUN)
 
 
-def test_a_restarted_peer_goes_on_with_the_same_vote_key(alice: Identity):
-    session = session_of(alice)
+def test_a_vote_of_one_kind_is_not_one_of_the_other(alice: Identity):
+    """The kind is told by the key's length alone, so no length in between is anybody's key."""
+    verifier = SessionVerifier()
+    short, long = session_of(alice), session_of(alice, MLDSA65PrivateKey.generate)
+    assert (len(short.sign(b"x")), len(long.sign(b"x"))) == (64, 3309)
+    for key in (short.vote_key, long.vote_key):
+        for signature in (short.sign(b"x"), long.sign(b"x")):
+            mine = (len(key) == 32) == (len(signature) == 64)
+            assert verifier.holds(key, b"x", signature) == mine
+            assert not verifier.holds(key[:-1], b"x", signature) and not verifier.holds(key, b"y", signature)
+
+
+@VOTES
+def test_a_restarted_peer_goes_on_with_the_same_vote_key(alice: Identity, generate: Callable[[], VotePrivateKey]):
+    session = session_of(alice, generate)
     again = SessionSigner.from_bytes(session.to_bytes())
     assert (again.peer, again.vote_key, again.certificate) == (alice.peer, session.vote_key, session.certificate)
     assert SessionVerifier().holds(session.vote_key, b"x", again.sign(b"x"))
 
 
-def test_a_stored_session_with_another_key_is_refused(alice: Identity):
-    for damaged in (b"", b"x" * 32 + session_of(alice).certificate, session_of(alice).to_bytes()[:-1]):
+@VOTES
+def test_a_stored_session_with_another_key_is_refused(alice: Identity, generate: Callable[[], VotePrivateKey]):
+    session = session_of(alice, generate)
+    for damaged in (b"", b"x" * 32 + session.certificate, session.to_bytes()[:-1]):
         with pytest.raises(UsageError, match="E-KEY-05"):
             SessionSigner.from_bytes(damaged)
 

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from atoll.keys.digest import digest
+from atoll.learn.answers import Answering
 from atoll.learn.codec import CODECS, Codec, Known, codec_named, native
 from atoll.learn.combine import combine
 from atoll.learn.data.order import mixed
 from atoll.learn.layout import Layout, Slot
-from atoll.learn.outer import Nesterov
+from atoll.learn.outer import Agreeing, Nesterov, outer_step
 from atoll.learn.state import SharedState, advance, state_bytes, state_hash
 from atoll.learn.update import part_bounds
 from atoll.learn.weighing import SOLVES, compare, weigh
@@ -70,9 +71,23 @@ def golden() -> dict[str, str]:
         if name in COMPARED:
             found[f"{name} compare"] = digest(compare(rows, N, codec).products).hex()[:16]
     if native.kernels is None:
-        found |= factors() | weights()
+        found |= factors() | gathered() | weights()
     found["state"] = two_rounds()
     return found
+
+
+def gathered() -> dict[str, str]:
+    """Rows for everybody, in an answer that nobody sums for; the step whose momentum follows agreement."""
+    how = Answering(codec_named("sparseloco"), None, "mean", False, (N - 1000, 1000))
+    answer = how.answer([(seed + 1, how.up.encode(numbers(seed))) for seed in range(3)]).wire
+    assert answer is not None
+    value_N, agree_N = how.read(answer).value_N, numbers(5).abs() * 900
+    moved = outer_step(Agreeing(), numbers(1), numbers(2), value_N, 3, agree_N)
+    return {
+        "gathered answer": digest(answer).hex()[:16],
+        "gathered read": tensor_digest(value_N),
+        "agreeing step": tensor_digest(torch.cat(moved)),
+    }
 
 
 def replies(name: str, codec: Codec) -> list[str]:

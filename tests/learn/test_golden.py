@@ -96,6 +96,9 @@ GOLDEN = {
     "mda weights": "130e635d7db967ed",
     "multi_krum weights": "130e635d7db967ed",
     "robust weights": "917201e524f7aac9",
+    "gathered answer": "86f437b463468519",
+    "gathered read": "52a1bc3efc534cdb",
+    "agreeing step": "ca9a95802371658a",
     "state": "ebd4129198c352ed",
 }
 

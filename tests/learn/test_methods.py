@@ -34,7 +34,7 @@ from atoll.learn.methods import (
 from atoll.learn.models import build_model
 from atoll.learn.outer import Agreeing, Delayed, Moment, Nesterov, Sign, fresh_outer, move, outer_step
 from atoll.learn.recipes import Coding
-from atoll.learn.reducer import Reducer, agreement, arrived, clipped_mean, radial_mean, support_mean, weight_of
+from atoll.learn.reducer import Reducer, agreement, arrived, scales_of, support_mean, weight_of
 from atoll.learn.schedule import Phase, Schedule, due, fragments_of, phase_at
 
 
@@ -197,12 +197,14 @@ def test_asynchronous_workers_wait_for_nobody_and_the_slow_take_fewer_steps():
 def test_the_radial_mean_gives_a_long_row_no_more_direction_than_a_short_one():
     """Two rows at a right angle, one a hundred times longer: the mean points between them."""
     two, share = torch.tensor([[100.0, 0.0], [0.0, 1.0]]), torch.tensor([0.5, 0.5])
-    assert radial_mean(two, share).tolist() == pytest.approx([25.25, 25.25])
+    scale_GT = scales_of("radial", two, share, (2,))
+    assert (two * scale_GT).sum(0).tolist() == pytest.approx([25.25, 25.25])
 
 
 def test_the_clipped_mean_takes_no_row_longer_than_the_median():
     three, share = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-90.0, 0.0]]), torch.full((3,), 1 / 3)
-    assert clipped_mean(three, share).tolist() == pytest.approx([0.0, 1 / 3])
+    scale_GT = scales_of("clipped", three, share, (2,))
+    assert (three * scale_GT).sum(0).tolist() == pytest.approx([0.0, 1 / 3])
 
 
 def test_the_support_mean_divides_by_those_who_sent_a_value():

@@ -30,6 +30,7 @@ BUILT = (
     "streaming",
     "auto",
     "eager",
+    "muloco",
 )  # made as the config says; others are only adjusted
 
 
@@ -53,6 +54,7 @@ def load_config(
 
 def recipe_of(config: Config) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
+    from atoll.learn.inner import tuned
     from atoll.learn.methods import METHODS
     from atoll.learn.recipes import demo_recipe, in_swarm, overlapping
 
@@ -72,17 +74,17 @@ def recipe_of(config: Config) -> Recipe:
         "down": _with_numbers(sync.down, sync),
     }
     given = {k: v for k, v in wanted.items() if v is not None}
+    inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
     try:
         if train.recipe in BUILT:
             recipe = in_swarm(METHODS[train.recipe](config.model.name or "gpt-tiny", **given), sync.down or "int8")
         else:
-            tuned = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
-            recipe = _adjusted(tuned, given, config.model.name)
+            published = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
+            recipe = _adjusted(published, given, config.model.name)
         recipe = overlapping(recipe, sync.overlap, sync.fragments)
+        recipe = replace(recipe, inner=tuned(recipe.inner, **{k: v for k, v in inner.items() if v is not None}))
     except ValueError as why:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
-    inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
-    recipe = replace(recipe, inner=replace(recipe.inner, **{k: v for k, v in inner.items() if v is not None}))
     if sync.error_feedback is not None:
         recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
     return recipe
@@ -142,10 +144,11 @@ def data_of(config: Config, beside: Path | None) -> str:
 
 def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
     """A tuned recipe with some of its numbers replaced; its schedule follows its length."""
+    from atoll.learn.inner import tuned
     from atoll.learn.recipes import check_recipe, fitting_seq_len, lasting
 
     schedule = replace(recipe.schedule, **{k: given[k] for k in ("rounds", "inner_steps") if k in given})
-    inner = replace(recipe.inner, lr=given.get("lr", recipe.inner.lr))
+    inner = tuned(recipe.inner, **{k: given[k] for k in ("lr",) if k in given})
     outer = replace(
         recipe.outer,
         lr=given.get("outer_lr", recipe.outer.lr),

@@ -213,8 +213,8 @@ class GroupIsland:
             raise RunFailedError("E-RED-06", "its user has not called")
         lo, hi = call.cuts[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        up = _codec(call.codec)
-        done = combine(rows, hi - lo, up, up if work.onward else self._way_back(call))
+        up, down = _codec(call.codec), self._way_back(call)
+        done = combine(rows, hi - lo, [down if row.handed else up for row in work.rows], down)
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -30,6 +31,7 @@ from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.keys.digest import Buffer, digest
+from atoll.learn.answers import Answering, answering, says_more
 from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.data import cursor_after
@@ -37,7 +39,7 @@ from atoll.learn.eager import Own
 from atoll.learn.merge import Merge
 from atoll.learn.outer import SHARED, momentum_of
 from atoll.learn.schedule import turn_of
-from atoll.learn.state import SharedState, advance, decode_parts, export_model, gone_back
+from atoll.learn.state import SharedState, decode_parts, export_model, gone_back, moved_by
 from atoll.learn.statistic import Statistic
 from atoll.learn.update import (
     Common,
@@ -310,6 +312,10 @@ class Island:
         down = codec_named(self._learning.recipe.coding.down)
         if work.weights:
             done = combine_weighed(rows, work.weights, values, up, down)
+        elif says_more(self._learning.recipe):
+            done = self._answering(work.part, work.shares, common).answer(rows)
+        elif any(row.handed for row in work.rows):
+            done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
         else:
             done = combine(rows, values, up, down, Statistic(work.statistic, work.liars))
         counted = tuple(work.rows[i].peer for i in done.counted)
@@ -337,25 +343,40 @@ class Island:
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         recipe, layout, (lo, hi) = self._learning.recipe, self._learning.layout, self._turn(before)
-        bounds, down = part_bounds(hi - lo, work.shares), codec_named(recipe.coding.down)
-        parts = [None if p is None else p.data for p in work.parts]
-        after = advance(
+        combined_N, agreement_N = self._heard(work, before)
+        after = moved_by(
+            combined_N,
             before,
-            parts,
-            bounds,
-            down,
             self._outer,
             steps=work.steps,
             samples=work.steps * recipe.batch * work.shards,
             tokens=work.samples * recipe.seq_len,
             turn=None if hi - lo == layout.floats else (lo, hi),
+            agreement_N=agreement_N,
         )
         name = self.shelf.put(after, layout)
         if self.own is not None:
-            self.means[name] = decode_parts(parts, bounds, down, layout.floats)
+            self.means[name] = combined_N
             while len(self.means) > STATES_HELD:
                 self.means.popitem(last=False)
         return Advanced(name)
+
+    def _heard(self, work: Advance, before: SharedState) -> tuple[Tensor, Tensor | float]:
+        """The combined update of the round's stretch, and how much the members agreed."""
+        recipe, (lo, hi) = self._learning.recipe, self._turn(before)
+        bounds, parts = part_bounds(hi - lo, work.shares), [None if p is None else p.data for p in work.parts]
+        if not says_more(recipe):
+            return decode_parts(parts, bounds, codec_named(recipe.coding.down), hi - lo), 1.0
+        common = replace(self._common(work.round), state=before, name=work.before)
+        combined_N, agreement_N = torch.zeros(hi - lo), torch.ones(hi - lo)
+        for part, (wire, (a, b)) in enumerate(zip(parts, bounds, strict=True)):
+            if wire is not None:
+                combined_N[a:b], agreement_N[a:b] = self._answering(part, work.shares, common).read(wire)
+        return combined_N, agreement_N
+
+    def _answering(self, part: int, shares: tuple[int, ...], common: Common) -> Answering:
+        begin, end = self._turn(common.state)
+        return answering(self._learning.recipe, common, moved(part_bounds(end - begin, shares), begin), part)
 
     def _go_back(self, work: GoBack) -> Advanced:
         before, earlier = self._find(work.before), self._find(work.back_to)

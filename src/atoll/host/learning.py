@@ -8,6 +8,7 @@ import torch
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
+from atoll.learn.answers import says_more
 from atoll.learn.audit import recipe_problem
 from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import data_blob, load_data
@@ -37,6 +38,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
     if problem := size_problem(learning.recipe, learning.layout):
         raise PeerFault("", f"this run cannot be cut into parts: {problem}")
+    if problem := answers_problem(learning.recipe, settings):
+        raise PeerFault("", f"this run's answers are more than encoded means, and {problem[0]}")
     if settings.audited_share and (problem := recipe_problem(learning.recipe, learning.layout.floats)):
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
     return learning
@@ -89,6 +92,32 @@ def built_in(recipe: Recipe, data: str) -> Beginning:
     return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(loaded))
 
 
+def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
+    """The same, as this recipe's reducer and answers want it. UsageError where settings stand against them."""
+    if problem := answers_problem(recipe, settings):
+        why, fix = problem
+        raise UsageError("E-RUN-17", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
+    return msgspec.structs.replace(
+        settings,
+        min_peers=max(recipe.reducer.peers_min, settings.min_peers),
+        start_peers=max(recipe.reducer.peers_min, settings.start_peers),
+        topology="butterfly" if says_more(recipe) and settings.topology == "auto" else settings.topology,
+    )
+
+
+def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | None:
+    """What stands against answers that say more than an encoded mean, and what helps; None if nothing does."""
+    if not says_more(recipe):
+        return None
+    if settings.round.quorum != "majority":
+        return "nobody could check their owners", 'write run.trust = "private", or choose another train.recipe'
+    if settings.statistic != "mean":
+        return f"{settings.statistic} is another statistic", 'write sync.statistic = "mean"'
+    if settings.topology not in ("auto", "butterfly", "star"):
+        return "they cannot be made of partial sums", 'write sync.topology = "butterfly"'
+    return None
+
+
 def with_room(settings: RunSettings) -> RunSettings:
     """The same. UsageError if a vertex has no room for the members that the run waits for: it would never begin."""
     parts, founders = parts_planned(settings), max(settings.start_peers, settings.min_peers, 1)
@@ -126,6 +155,7 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             cause="run.audit_rate asks for audits, and an audit takes steps again on another machine",
             fix="write run.audit_rate = 0, or choose a gpt or llama model and the recipe diloco without overlap",
         )
+    settings = _reducing(beginning.recipe, settings)
     learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout)
     largest = 4 * layout.floats  # fp32: no codec makes an update larger
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)

@@ -2,8 +2,8 @@
 
 The Ed25519 key gives the libp2p peer id that people copy around. The ML-DSA-65 key answers for it against
 whoever can forge classical signatures some day; so everything that must outlive that day (certificates, and
-through them membership) carries both signatures. Round statements are signed by a short-lived Ed25519 session
-key (`SessionSigner`) that both identity keys have certified for one run.
+through them membership) carries both signatures. Round statements are signed by a short-lived session key
+(`SessionSigner`), Ed25519 or ML-DSA-65, that both identity keys have certified for one run.
 
 Promises: no signature made here can pass for another kind of statement; every certificate has exactly one
 encoding; strangers' bytes give False or None, never an exception; without ML-DSA and ML-KEM nothing starts.
@@ -32,7 +32,7 @@ ED25519_SIGNATURE_BYTES: Final = 64
 MLDSA65_KEY_BYTES: Final = 1952
 MLDSA65_SIGNATURE_BYTES: Final = 3309
 SEED_BYTES: Final = 32  # of either key; seeds are what we store, expanded keys are not
-CERTIFICATE_BYTES_MAX: Final = 6144  # a session certificate takes 5.5 kB; more is refused unread
+CERTIFICATE_BYTES_MAX: Final = 12288  # of a session 5.5 kB, with an ML-DSA-65 vote key 10.7; more is refused unread
 
 _PAIR_DOMAIN = b"atoll/identity/1\0"
 _SESSION_DOMAIN = b"atoll/session/1\0"
@@ -42,6 +42,11 @@ _SIGNED_DOMAIN = b"atoll/session-signed/1\0"
 EdKey = Annotated[bytes, msgspec.Meta(min_length=ED25519_KEY_BYTES, max_length=ED25519_KEY_BYTES)]
 EdSignature = Annotated[bytes, msgspec.Meta(min_length=ED25519_SIGNATURE_BYTES, max_length=ED25519_SIGNATURE_BYTES)]
 MlKey = Annotated[bytes, msgspec.Meta(min_length=MLDSA65_KEY_BYTES, max_length=MLDSA65_KEY_BYTES)]
+VoteKey = Annotated[bytes, msgspec.Meta(min_length=ED25519_KEY_BYTES, max_length=MLDSA65_KEY_BYTES)]
+VoteSignature = Annotated[
+    bytes, msgspec.Meta(min_length=ED25519_SIGNATURE_BYTES, max_length=MLDSA65_SIGNATURE_BYTES)
+]
+VotePrivateKey = Ed25519PrivateKey | MLDSA65PrivateKey
 MlSignature = Annotated[bytes, msgspec.Meta(min_length=MLDSA65_SIGNATURE_BYTES, max_length=MLDSA65_SIGNATURE_BYTES)]
 
 T = TypeVar("T")
@@ -144,7 +149,7 @@ class Session(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """
 
     identity: PublicIdentity
-    vote_key: EdKey
+    vote_key: VoteKey
     run: Annotated[bytes, msgspec.Meta(max_length=64)]
     epoch: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
     not_before_s: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -162,7 +167,7 @@ class SessionCertificate(msgspec.Struct, frozen=True, array_like=True, forbid_un
     """
 
     session: Annotated[bytes, msgspec.Meta(max_length=CERTIFICATE_BYTES_MAX)]
-    possession: EdSignature
+    possession: VoteSignature
     signature: DualSignature
 
 
@@ -195,9 +200,7 @@ def open_session_certificate(certificate: bytes) -> Session | None:
     if opened is None:
         return None
     session = canonical(opened.session, Session, CERTIFICATE_BYTES_MAX)
-    if session is None or not _ed25519_holds(
-        session.vote_key, _POSSESSION_DOMAIN + opened.session, opened.possession
-    ):
+    if session is None or not _vote_holds(session.vote_key, _POSSESSION_DOMAIN + opened.session, opened.possession):
         return None
     return session if session.identity.holds(_SESSION_DOMAIN + opened.session, opened.signature) else None
 
@@ -307,13 +310,16 @@ def require_post_quantum() -> None:
 
 
 class SessionSigner:
-    """The `Signer` of the real world: a short-lived Ed25519 key with a certificate from both identity keys.
+    """The `Signer` of the real world: a short-lived vote key with a certificate from both identity keys.
+
+    The key is Ed25519, or ML-DSA-65 where votes shall withstand quantum forgers by themselves: its signatures are
+    52 times as long. Which of the two it is shows in the length of the public key.
 
     Keep `to_bytes()` durably. A peer that restarts must go on with the vote key that the membership holds, or
     stay silent until it has joined again.
     """
 
-    def __init__(self, peer: PeerId, key: Ed25519PrivateKey, certificate: bytes) -> None:
+    def __init__(self, peer: PeerId, key: VotePrivateKey, certificate: bytes) -> None:
         self._peer, self._key, self._certificate = peer, key, certificate
         self._vote_key = key.public_key().public_bytes_raw()
 
@@ -326,7 +332,7 @@ class SessionSigner:
         epoch: int,
         not_before_s: int,
         not_after_s: int,
-        generate: Callable[[], Ed25519PrivateKey] = Ed25519PrivateKey.generate,
+        generate: Callable[[], VotePrivateKey] = Ed25519PrivateKey.generate,
     ) -> SessionSigner:
         """A new session key for this run, valid between two wall-clock times."""
         assert not_before_s <= not_after_s
@@ -343,7 +349,9 @@ class SessionSigner:
         """The session that `to_bytes` wrote. UsageError if these bytes are something else."""
         session = open_session_certificate(data[SEED_BYTES:])
         if session is not None:
-            key = Ed25519PrivateKey.from_private_bytes(data[:SEED_BYTES])
+            classical = len(session.vote_key) == ED25519_KEY_BYTES
+            kind = Ed25519PrivateKey.from_private_bytes if classical else MLDSA65PrivateKey.from_seed_bytes
+            key = kind(data[:SEED_BYTES])
             if key.public_key().public_bytes_raw() == session.vote_key:
                 return cls(session.identity.peer, key, data[SEED_BYTES:])
         raise UsageError(
@@ -394,7 +402,7 @@ class SessionVerifier:
         self._opened: OrderedDict[bytes, Session] = OrderedDict()  # only certificates that hold
 
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
-        return _ed25519_holds(vote_key, _SIGNED_DOMAIN + data, signature)
+        return _vote_holds(vote_key, _SIGNED_DOMAIN + data, signature)
 
     def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
         """See `Verifier`. Says nothing about time: whoever admits a joiner asks `session_of(…).valid_at`."""
@@ -446,9 +454,10 @@ def signature_bytes(signature: DualSignature) -> bytes:
     return _ENCODER.encode(signature)
 
 
-def _ed25519_holds(public_key: bytes, data: bytes, signature: bytes) -> bool:
+def _vote_holds(vote_key: bytes, data: bytes, signature: bytes) -> bool:
+    kind = MLDSA65PublicKey if len(vote_key) == MLDSA65_KEY_BYTES else Ed25519PublicKey
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
+        kind.from_public_bytes(vote_key).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -43,6 +43,7 @@ class OpenRows(NamedTuple):
     """The rows that decode."""
 
     opened: list[tuple[int, Any]]  # (weight, opened wire)
+    codecs: list[Codec]  # of each
     counted: tuple[int, ...]
     faults: tuple[tuple[int, str], ...]
 
@@ -52,18 +53,24 @@ class OpenRows(NamedTuple):
 
 
 def combine(
-    rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec, reply: Codec, statistic: Statistic = MEAN
+    rows: Sequence[tuple[int, Buffer]],
+    n: int,
+    codec: Codec | Sequence[Codec],
+    reply: Codec,
+    statistic: Statistic = MEAN,
 ) -> Combined:
-    """Statistic of n values over (weight, wire) rows, encoded with `reply`.
+    """Statistic of n values over (weight, wire) rows, encoded with `reply`; `codec` is one for all rows or one for
+    each (the mean only: sums made on the way travel as answers do).
 
     Rows that do not decode are not reckoned against the liars: the others alone shall give the same answer.
     """
     kept = opened_rows(rows, n, codec)
     if statistic.sorts:
+        assert isinstance(codec, Codec)
         sorted_in = [opened for weight, opened in kept.opened if weight]
         why, spans = statistic.shortage(len(sorted_in)), order_statistics(sorted_in, n, codec, statistic)
     else:
-        why, spans = "" if kept.total else "no row has any weight", _means(kept, n, codec)
+        why, spans = "" if kept.total else "no row has any weight", _means(kept, n)
     return Combined(None if why else reply.encode_spans(n, spans), kept.counted, kept.faults, why)
 
 
@@ -77,8 +84,7 @@ def combine_weighed(
     kept = opened_rows(rows, n, codec)
     if kept.faults:
         return Combined(None, kept.counted, kept.faults, f"{len(kept.faults)} of its rows do not decode any more")
-    shared = [(share, opened) for share, (_, opened) in zip(shares, kept.opened, strict=True)]
-    return Combined(reply.encode_spans(n, _sums(shared, n, codec)), kept.counted, ())
+    return Combined(reply.encode_spans(n, _sums(kept, shares, n)), kept.counted, ())
 
 
 def combine_remembering(
@@ -96,7 +102,7 @@ def combine_remembering(
     left_N, value_S = torch.empty(n), torch.empty(min(n, SPAN))
 
     def wanted() -> Iterator[Tensor]:
-        for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n, codec), strict=True):
+        for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n), strict=True):
             e_S = left_N[lo:hi].copy_(mean_S)
             if memory_N is not None:
                 e_S.add_(memory_N[lo:hi] * beta)
@@ -119,37 +125,39 @@ def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Gathered
     mean_N = None
     if kept.total:
         mean_N = torch.empty(n)
-        for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n, codec), strict=True):
+        for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n), strict=True):
             mean_N[lo:hi] = mean_S
     return Gathered(mean_N, kept.counted, kept.faults)
 
 
-def opened_rows(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> OpenRows:
-    counted, faults, kept = [], [], []
-    for index, (weight, wire) in enumerate(rows):
+def opened_rows(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec | Sequence[Codec]) -> OpenRows:
+    counted, faults, kept, codecs = [], [], [], []
+    each = [codec] * len(rows) if isinstance(codec, Codec) else codec
+    for index, ((weight, wire), one) in enumerate(zip(rows, each, strict=True)):
         try:
             if not 0 <= weight <= WEIGHT_MAX:
                 raise PeerFault("", f"weight {weight} is outside 0…{WEIGHT_MAX}")
-            kept.append((weight, codec.open_wire(wire, n)))
+            kept.append((weight, one.open_wire(wire, n)))
+            codecs.append(one)
             counted.append(index)
         except PeerFault as fault:
             faults.append((index, fault.what))
-    return OpenRows(kept, tuple(counted), tuple(faults))
+    return OpenRows(kept, codecs, tuple(counted), tuple(faults))
 
 
-def _means(rows: OpenRows, n: int, codec: Codec) -> Iterator[Tensor]:
+def _means(rows: OpenRows, n: int) -> Iterator[Tensor]:
     """Sum over rows, in order, of value * (weight / total); span by span, each good until the next is asked for."""
     total = rows.total
     # the quotient of two ints is correctly rounded in Python; without any weight nobody asks for a span
-    return _sums([(weight / (total or 1), opened) for weight, opened in rows.opened], n, codec)
+    return _sums(rows, [weight / (total or 1) for weight, _ in rows.opened], n)
 
 
-def _sums(shared: Sequence[tuple[float, Any]], n: int, codec: Codec) -> Iterator[Tensor]:
-    """Sum over (share, opened row), in order, of value * share; span by span, each good until the next."""
+def _sums(rows: OpenRows, shares: Sequence[float], n: int) -> Iterator[Tensor]:
+    """Sum over rows, in order, of value * share; span by span, each good until the next."""
+    shared = [(s, o, c) for s, (_, o), c in zip(shares, rows.opened, rows.codecs, strict=True) if s]
     sum_S, value_S = torch.empty(min(n, SPAN)), torch.empty(min(n, SPAN))
     for lo, hi in spans_of(n):
         mean_S, into_S = sum_S[: hi - lo].zero_(), value_S[: hi - lo]
-        for share, opened in shared:
-            if share:
-                codec.add(opened, lo, share, mean_S, into_S)
+        for share, opened, codec in shared:
+            codec.add(opened, lo, share, mean_S, into_S)
         yield mean_S

@@ -90,6 +90,20 @@ def lasting(spec: Inner, steps: int) -> Inner:
             return msgspec.structs.replace(spec, total_steps=steps, warmup_steps=warmup_steps)
 
 
+def tuned(spec: Inner, **numbers: float) -> Inner:
+    """The same with other numbers. Muon's own rate follows that of AdamW in proportion; ValueError for what a kind
+    does not have."""
+    if not numbers:
+        return spec
+    if isinstance(spec, Muon):
+        share = numbers.get("lr", spec.rest.lr) / spec.rest.lr
+        decay = numbers.get("weight_decay", spec.weight_decay)
+        return Muon(spec.lr * share, spec.momentum, decay, msgspec.structs.replace(spec.rest, **numbers))
+    if missing := [name for name in numbers if name not in spec.__struct_fields__]:
+        raise ValueError(f"{type(spec).__name__} has no {', '.join(missing)}")
+    return msgspec.structs.replace(spec, **numbers)
+
+
 def rate_at(spec: AdamW | SGD, global_step: int) -> float:
     """Learning rate of a step of the run, counted from 0."""
     if global_step < spec.warmup_steps:

@@ -1,6 +1,6 @@
 """The outer step: how the agreed parameters move when the members' combined update is known.
 
-Where every peer takes this step for itself and must end with the same bits (`outer_step`: Nesterov, Sign), only
+Where every peer takes this step for itself and must end with the same bits (`outer_step`: `SHARED`), only
 single-rounded elementwise operations appear: `add(alpha=)`, `lerp` and `torch.optim.SGD(nesterov=True)` give other
 bits on other instruction sets (measured with torch 2.13). The other kinds (`move`) are for experiments and are
 refused by real runs.
@@ -73,7 +73,7 @@ class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
 
 
 Outer = Nesterov | Sign | Delayed | Gossip | Agreeing | AdamW
-SHARED = Nesterov | Sign  # every peer computes the same bits
+SHARED = Nesterov | Sign | Agreeing  # every peer computes the same bits
 
 
 def momentum_of(outer: Outer) -> float:
@@ -85,7 +85,7 @@ def rate_of(outer: SHARED, step: int) -> float:
     """The outer rate at a step of the run. Straight lines only: a cosine differs between machines' libraries."""
     if isinstance(outer, Sign) and step < outer.warmup_steps:
         return outer.lr * ((step + 1) / outer.warmup_steps)
-    if outer.floor == 1.0 or outer.total_steps <= 0:
+    if isinstance(outer, Agreeing) or outer.floor == 1.0 or outer.total_steps <= 0:
         return outer.lr
     return outer.lr * (1.0 - (1.0 - outer.floor) * min(1.0, step / outer.total_steps))
 
@@ -98,12 +98,21 @@ def momentum_at(outer: Nesterov, step: int) -> float:
 
 
 def outer_step(
-    outer: SHARED, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor, step: int = 0
+    outer: SHARED,
+    anchor_P: Tensor,
+    momentum_P: Tensor,
+    combined_P: Tensor,
+    step: int = 0,
+    agreement_P: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """(anchor', momentum'), each (P,), bit-identical everywhere. The arguments are left alone."""
+    """(anchor', momentum'), each (P,), bit-identical everywhere. The arguments are left alone.
+
+    `agreement_P`: how much the updates agree, 0 … 1, where the outer step asks.
+    """
     if isinstance(outer, Sign):
         return anchor_P - combined_P.sign().mul_(rate_of(outer, step)), momentum_P
-    momentum = momentum_at(outer, step)
+    agreeing = isinstance(outer, Agreeing)
+    momentum = agreement_P * outer.momentum if agreeing else momentum_at(outer, step)
     momentum_P = momentum_P * momentum
     momentum_P.add_(combined_P)
     ahead_P = momentum_P * momentum
@@ -149,12 +158,10 @@ def move(
     """(anchor', state') after one combined update. Only AdamW's moments change in place."""
     momentum_P = state.momentum_P
     match outer:
-        case Nesterov() | Sign():
-            anchor_P, momentum_P = outer_step(outer, anchor_P, momentum_P, combined_P, moment.step)
-        case Agreeing(lr, momentum):
-            felt_P = moment.agreement_P * momentum
-            momentum_P = momentum_P * felt_P + combined_P
-            anchor_P = anchor_P - (combined_P + momentum_P * felt_P) * lr
+        case Nesterov() | Sign() | Agreeing():
+            anchor_P, momentum_P = outer_step(
+                outer, anchor_P, momentum_P, combined_P, moment.step, moment.agreement_P
+            )
         case Gossip(lr, momentum, gamma):
             assert moment.mean_anchor_P is not None
             momentum_P = momentum_P * momentum - combined_P * lr + (moment.mean_anchor_P - anchor_P) * gamma

@@ -17,8 +17,8 @@ from atoll.learn.inner import Accumulate, AdamW, Inner
 from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
 from atoll.learn.models import spec_of
-from atoll.learn.outer import Agreeing, Delayed, Gossip, Nesterov, Outer, Sign
-from atoll.learn.reducer import Reducer
+from atoll.learn.outer import SHARED, Agreeing, Delayed, Gossip, Nesterov, Outer, Sign
+from atoll.learn.reducer import SCALED, Reducer
 from atoll.learn.schedule import Schedule, check_schedule
 
 SEQ_LEN = 64  # tokens per sample where nobody says: enough to learn words from bytes
@@ -77,19 +77,25 @@ def check_recipe(recipe: Recipe) -> None:
 
 def swarm_problem(recipe: Recipe) -> str:
     """What of a recipe real runs cannot do yet; empty if they can do it all."""
-    schedule, reducer, plain = recipe.schedule, recipe.reducer, Schedule()
+    schedule, reducer, coding, plain = recipe.schedule, recipe.reducer, recipe.coding, Schedule()
+    ours = Reducer(statistic=reducer.statistic, peers_min=reducer.peers_min)
     cannot = {
-        "an inner optimizer other than AdamW": not isinstance(recipe.inner, AdamW),
+        "gradients that are only accumulated": isinstance(recipe.inner, Accumulate),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
         "a change of rhythm, a closing average or averages of moments": (
             bool(schedule.phases or schedule.closing) or schedule.moments != plain.moments
         ),
-        f"{recipe.coding.answer} answers": recipe.coding.answer != "once",
-        f"answers in {recipe.coding.down}": not _stands_alone(recipe.coding.down),
-        "a reducer other than the mean over all members": reducer not in (Reducer(), Reducer(own="fresh")),
-        "this outer step": not isinstance(recipe.outer, Nesterov | Sign),
+        "owners that remember what their answers left out": coding.answer == "remembered",
+        f"answers in {coding.down}": coding.answer != "gathered" and not _stands_alone(coding.down),
+        "a reducer other than a mean of all members' rows": (
+            reducer.statistic not in SCALED or reducer not in (ours, Reducer(own="fresh"))
+        ),
+        "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
+        "this outer step": (
+            not isinstance(recipe.outer, SHARED) or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing))
+        ),
         "the merge swap": recipe.merge == "swap",
     }
     return ", ".join(what for what, asked in cannot.items() if asked)

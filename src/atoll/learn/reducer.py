@@ -34,6 +34,8 @@ ROBUST: dict[Statistic, Callable[[Tensor, int], Tensor]] = {  # of (rows, member
 """What withstands `liars_of` the members, whoever of them is heard; a row that does not come lowers no f, and with
 fewer than 2f + 1 a part counts for nobody. Each row counts once, whatever samples it claims (learn/statistic)."""
 PEERS_MIN = 5  # that withstand one liar
+SCALED: tuple[Statistic, ...] = ("mean", "radial", "clipped")
+"""Sums of rows, each tensor of a row times one number (`scales_of`)."""
 
 
 class Reducer(msgspec.Struct, frozen=True):
@@ -138,15 +140,20 @@ def made_of(
         return (rows_GN * share_G[:, None]).sum(0)
     if which == "support":
         return support_mean(rows_GN, share_G)
-    over = radial_mean if which == "radial" else clipped_mean
-    return torch.cat([over(piece_GN, share_G) for piece_GN in rows_GN.split(list(sizes), 1)])
+    scale_GT = scales_of(which, rows_GN, share_G, sizes)
+    return (rows_GN * scale_GT.repeat_interleave(torch.tensor(sizes), 1)).sum(0)
 
 
-def radial_mean(rows_GN: Tensor, share_G: Tensor) -> Tensor:
+def scales_of(which: Statistic, rows_GN: Tensor, share_G: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(G, tensors): what every row's tensors are multiplied with, so that their sum is the statistic."""
+    scale = {"radial": radial_scales, "clipped": clipped_scales}.get(which, lambda _, share_G: share_G)
+    return torch.stack([scale(piece_GN, share_G) for piece_GN in rows_GN.split(list(sizes), 1)], 1)
+
+
+def radial_scales(rows_GN: Tensor, share_G: Tensor) -> Tensor:
     """Mean length times mean direction (Decoupled DiLoCo 2604.21428): one long row turns the mean no further."""
     length_G = rows_GN.norm(dim=1)
-    direction_N = (rows_GN / length_G.clamp(min=1e-30)[:, None] * share_G[:, None]).sum(0)
-    return direction_N * (length_G * share_G).sum()
+    return share_G / length_G.clamp(min=1e-30) * (length_G * share_G).sum()
 
 
 def support_mean(rows_GN: Tensor, share_G: Tensor) -> Tensor:
@@ -155,16 +162,19 @@ def support_mean(rows_GN: Tensor, share_G: Tensor) -> Tensor:
     return (rows_GN * share_G[:, None]).sum(0) / weight_N.clamp(min=1e-30)
 
 
-def clipped_mean(rows_GN: Tensor, share_G: Tensor) -> Tensor:
+def clipped_scales(rows_GN: Tensor, share_G: Tensor) -> Tensor:
     """Mean of rows cut to the median length (Covenant 2603.08163): nobody pulls further than half the others."""
     length_G = rows_GN.norm(dim=1)
-    scale_G = (length_G.median() / length_G.clamp(min=1e-30)).clamp(max=1.0)
-    return (rows_GN * (share_G * scale_G)[:, None]).sum(0)
+    return share_G * (length_G.median() / length_G.clamp(min=1e-30)).clamp(max=1.0)
 
 
 def agreement(rows: Sequence[tuple[int, Buffer]], n: int, up: Codec) -> float:
     """Mean cosine between two members' updates of one part, cut to 0 … 1; 1 for a single member."""
-    rows_GN = torch.stack([up.decode(wire, n) for _, wire in rows])
+    return agreement_of(torch.stack([up.decode(wire, n) for _, wire in rows]))
+
+
+def agreement_of(rows_GN: Tensor) -> float:
+    """The same of rows that are decoded already."""
     count = len(rows_GN)
     if count < 2:
         return 1.0

@@ -58,18 +58,40 @@ def advance(
     counters: Sequence[Sequence[int]] = (),
     turn: tuple[int, int] | None = None,
 ) -> SharedState:
-    """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
+    """The state after a round whose answers are encoded means: `moved_by` what they decode to.
 
     `parts` are the owners' answers in the order of `bounds`; None is a part nobody answered for, whose
-    combined update is zero. Only the stretch `turn` moves (None: everything), the momentum outside rests, too;
-    `bounds` count from where it begins. `counters` are the contributors' integer buffers. `steps`, `samples` and
-    `tokens` are what the round adds. PeerFault if an answer does not decode.
+    combined update is zero. `bounds` count from where `turn` begins. PeerFault if an answer does not decode.
     """
     lo, hi = turn or (0, len(state.anchor_F))
     combined_N = decode_parts(parts, bounds, codec, hi - lo)
+    return moved_by(
+        combined_N, state, outer, steps=steps, samples=samples, tokens=tokens, counters=counters, turn=turn
+    )
+
+
+def moved_by(
+    combined_N: Tensor,
+    state: SharedState,
+    outer: SHARED,
+    *,
+    steps: int,
+    samples: int,
+    tokens: int,
+    counters: Sequence[Sequence[int]] = (),
+    turn: tuple[int, int] | None = None,
+    agreement_N: Tensor | float = 1.0,
+) -> SharedState:
+    """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
+
+    Only the stretch `turn` moves (None: everything), by `combined_N`; the momentum outside rests, too. `counters`
+    are the contributors' integer buffers. `steps`, `samples` and `tokens` are what the round adds.
+    """
+    lo, hi = turn or (0, len(state.anchor_F))
     end = max(lo, min(hi, len(state.momentum_P)))  # of the parameters in it; buffers follow
     before_N, momentum_N = state.anchor_F[lo:end], state.momentum_P[lo:end]
-    anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, combined_N[: end - lo], state.steps)
+    agreed_N = agreement_N if isinstance(agreement_N, float) else agreement_N[: end - lo]
+    anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, combined_N[: end - lo], state.steps, agreed_N)
     buffers = state.anchor_F[end:hi] - combined_N[end - lo :]
     counters_K = state.counters_K
     for row in counters:

@@ -66,7 +66,7 @@ def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_
     known = Known(
         seed=digest(b"atoll/codec/seed/1" + common.name + place),
         reference_N=_expected(common, lo, hi) if words & {"delta", "lowrank"} else None,
-        sizes=tuple(end - begin for begin, end, _ in _tensors(common.layout, lo, hi)),
+        sizes=tensor_sizes(common.layout, lo, hi),
         shapes=_matrices(common.layout, lo, hi),
         link_bytes_s=link_bytes_s,
     )
@@ -77,6 +77,11 @@ def _expected(common: Common, lo: int, hi: int) -> Tensor:
     """What the next update may be like (hi - lo,): a share of the mean of past ones. Buffers have no momentum."""
     momentum_P = common.state.momentum_P[lo:hi] * ((1 - common.momentum) * EXPECTED_SHARE)
     return torch.cat([momentum_P, momentum_P.new_zeros(hi - lo - len(momentum_P))])
+
+
+def tensor_sizes(layout: Layout, lo: int, hi: int) -> tuple[int, ...]:
+    """How many values of lo … hi belong to each tensor that it touches, in the order of the flat vector."""
+    return tuple(end - begin for begin, end, _ in _tensors(layout, lo, hi))
 
 
 def _tensors(layout: Layout, lo: int, hi: int) -> list[tuple[int, int, Slot]]:

@@ -24,10 +24,13 @@ from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.trust import StatisticName, peers_for_one_liar
 
 DURATION = {"unit": "duration"}
-RECIPES = ("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager")
+RECIPES = (
+    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
+    *("muloco", "fedavg", "sparseloco", "cooperative"),
+)
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("data_parallel", "fedavg", "muloco", "sparseloco", "demo_", "noloco", "sparta"),
-    *("des_loc", "powersgd", "decoupled", "cooperative", "delayed_nesterov"),
+    *("data_parallel", "demo_", "noloco", "sparta"),
+    *("des_loc", "powersgd", "decoupled", "delayed_nesterov"),
 )
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
 
@@ -215,6 +218,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"streaming": four fragments in turn, 4 steps of overlap, 2 bits up (arXiv 2501.18512). "auto": the same '
         "with an outer momentum that settles over the last 0.3 of the run. "
         '"eager": training never waits, a mean is taken in when the next round ends (arXiv 2502.12996). '
+        '"muloco": Muon inside, 2 bits up (arXiv 2505.23725). '
+        '"fedavg": SGD inside, plain means (arXiv 1602.05629). '
+        '"sparseloco": one value of 64 in 2 bits, rows gathered and clipped, no outer momentum (arXiv 2508.15706). '
+        '"cooperative": peers keep half of their own parameters, momentum follows agreement; three at least '
+        '(arXiv 1808.07576). The last two need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (
@@ -223,7 +231,10 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "train.batch": "Samples per step of one peer. Small, for two cores.",
     "train.seq_len": "Tokens per sample, at most what the model was built for.",
-    "train.lr": "Peak learning rate of AdamW, for models below 1 M parameters; a tenth of it at 30 M.",
+    "train.lr": (
+        "Peak learning rate of AdamW, for models below 1 M parameters; a tenth of it at 30 M. Muon's follows in "
+        "proportion; of the recipe fedavg it is that of SGD."
+    ),
     "train.weight_decay": "Decoupled weight decay of AdamW.",
     "train.clip_norm": "What a step's gradient norm is clipped to: one bad batch costs no round.",
     "train.warmup_steps": "Steps until the learning rate is at its peak; at most a tenth of the run.",

@@ -1,21 +1,31 @@
 """Signatures of the virtual world: a keyed hash behind the same door as the real ones, or the real ones.
 
 A keyed hash is unforgeable inside a simulation because villains sign through their own signer only. `RealKeys`
-puts Ed25519 sessions certified by Ed25519 + ML-DSA-65 identities behind the door, so that the door itself is
-proven; its peers are named as in the real world.
+puts sessions certified by Ed25519 + ML-DSA-65 identities behind the door, so that the door itself is proven; its
+peers are named as in the real world.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Protocol
+from typing import Literal, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 
 from atoll.base.draw import draw_bytes
 from atoll.base.ids import PeerId
-from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes, signature_bytes
+from atoll.keys.identity import (
+    Identity,
+    SessionSigner,
+    SessionVerifier,
+    VotePrivateKey,
+    public_bytes,
+    signature_bytes,
+)
 from atoll.keys.signer import Signer, Verifier, Vouch
+
+VoteKind = Literal["ed25519", "ml-dsa-65"]
 
 _SECRET = b"the world's own secret"
 
@@ -67,9 +77,10 @@ class VirtualKeys:
 
 
 class RealKeys:
-    """Identities drawn from a seed, so that a world with real keys can be replayed too."""
+    """Identities and sessions drawn from a seed, so that a world with real keys can be replayed too."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, votes: VoteKind = "ed25519") -> None:
+        self.votes: VoteKind = votes
         self.seed = seed.to_bytes(8, "big", signed=True)
         self.verifier = SessionVerifier()
         self._identities: dict[int, Identity] = {}
@@ -106,8 +117,11 @@ class RealKeys:
             self._identities[index] = Identity.from_seeds(seeds[:32], seeds[32:])
         return self._identities[index]
 
-    def _session_key(self, index: int) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(draw_bytes(self.seed, f"session/{index}", 32))
+    def _session_key(self, index: int) -> VotePrivateKey:
+        seed = draw_bytes(self.seed, f"session/{index}", 32)
+        if self.votes == "ml-dsa-65":
+            return MLDSA65PrivateKey.from_seed_bytes(seed)
+        return Ed25519PrivateKey.from_private_bytes(seed)
 
 
 class VirtualSigner:

@@ -21,6 +21,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Send
 from atoll.keys.digest import digest
 from atoll.protocol.consensus.facts import Equivocation
+from atoll.sim.signatures import RealKeys, VoteKind
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Proposed, Statement, Timeout, Vote
 
@@ -32,6 +33,15 @@ def test_a_third_of_liars_crashes_and_partitions_break_nothing_and_peace_brings_
     """Silent, late, doubled, lying, forging and replaying voters; what must hold is listed in `watch.py`."""
     for seed in range(seeds):
         story(seed, voters, (voters - 1) // 3, moves=60 if voters < 10 else 30)
+
+
+@pytest.mark.parametrize("votes", ["ed25519", "ml-dsa-65"])
+def test_the_same_with_real_signatures_of_either_kind(votes: VoteKind):
+    """Nothing but the length of what is signed tells them apart."""
+    for seed in range(2):
+        world = story(seed, 4, 1, moves=20, real=RealKeys(seed, votes))
+        length = {"ed25519": 64, "ml-dsa-65": 3309}[votes]
+        assert world.watch.final is not None and {len(sig) for _, sig in world.watch.final.votes} == {length}
 
 
 @pytest.mark.parametrize("voters", [1, 2, 3, 5])

@@ -18,6 +18,7 @@ from watch import Watch
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Report, Send
+from atoll.keys.signer import Signer
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
@@ -42,9 +43,10 @@ class Twins:
         twin, self.sides = scenario
         self.twin = NAMES[twin]
         honest = frozenset(NAMES) - {self.twin}
-        keys = {p: VirtualSigner(p).vote_key for p in NAMES}
+        signers: dict[PeerId, Signer] = {p: VirtualSigner(p) for p in NAMES}
+        keys = {p: signer.vote_key for p, signer in signers.items()}
         run = Digest(bytes(32))
-        self.watch = Watch(QUORUM, keys, honest, Notary(run, VirtualSigner("x"), VirtualVerifier()))
+        self.watch = Watch(QUORUM, signers, honest, Notary(run, VirtualSigner("x"), VirtualVerifier()))
         self.copies: list[Copy] = [*((p, 0) for p in NAMES), (self.twin, 1)]
         self.machines: dict[Copy, Agreement] = {}
         self.flying: deque[tuple[Copy, Send]] = deque()

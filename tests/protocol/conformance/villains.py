@@ -21,9 +21,7 @@ from atoll.base.machine import Effect, Keep, Report, Send
 from atoll.keys.digest import digest
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Bound, Free, Judge
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.codec import decode_statement
-from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
 
@@ -45,9 +43,7 @@ class Gang:
         self.bodies: dict[Digest, bytes] = {}
         self.view = 0
         self.pairs: dict[tuple[PeerId, int], list[bytes]] = {}
-        self.notaries = {
-            p: Notary(world_run(), VirtualSigner(p), VirtualVerifier()) for p in sorted(world.villains)
-        }
+        self.notaries = {p: world.notary(p) for p in sorted(world.villains)}
         self.habits = {p: self._habits() for p in sorted(world.villains)}
         self.machines: dict[tuple[PeerId, int], Agreement] = {}
         self.side = {p: self.draw.randrange(2) for p in world.names}
@@ -269,7 +265,3 @@ class Gang:
             if at == top and stage == "prepare" and len(votes) >= self.world.quorum:
                 high = Certificate(7, at, stage, what, tuple(sorted(votes.items())))
         return timeouts, high or self._certificate()
-
-
-def world_run() -> Digest:
-    return Digest(bytes(32))

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import digest
+from atoll.keys.signer import Signer
 from atoll.protocol.consensus.agreement import ATTEMPTS_AHEAD, Agreement
 from atoll.protocol.consensus.facts import Equivocation
-from atoll.sim.signatures import VirtualSigner
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.evidence import why_not
@@ -41,8 +41,11 @@ def slot_of(statement: Statement) -> tuple[str, int]:
 
 
 class Watch:
-    def __init__(self, quorum: int, keys: dict[PeerId, bytes], honest: frozenset[PeerId], reader: Notary) -> None:
-        self.quorum, self.keys, self.honest, self.reader = quorum, keys, honest, reader
+    def __init__(
+        self, quorum: int, signers: dict[PeerId, Signer], honest: frozenset[PeerId], reader: Notary
+    ) -> None:
+        self.quorum, self.signers, self.honest, self.reader = quorum, signers, honest, reader
+        self.keys = {peer: signer.vote_key for peer, signer in signers.items()}
         self.bodies: set[bytes] = set()  # right ones that were put forward
         self.slots: dict[tuple[PeerId, str, int], bytes] = {}
         self.closed: dict[PeerId, int] = {}
@@ -134,7 +137,7 @@ class Watch:
         evidence, verifier = fact.evidence, self.reader.verifier
         assert evidence.signer == fact.peer
         assert why_not(evidence, verifier, self.keys[fact.peer]) is None, why_not(evidence, verifier)
-        alone = replace(evidence, certificate=VirtualSigner(fact.peer).certificate)
+        alone = replace(evidence, certificate=self.signers[fact.peer].certificate)
         assert why_not(alone, verifier) is None and why_not(evidence, verifier) is not None
         self.caught.add(fact.peer)
 

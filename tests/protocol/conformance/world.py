@@ -22,10 +22,11 @@ from watch import Watch
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Keep, Report, Send
+from atoll.keys.signer import Signer
 from atoll.policy.plan import quorum
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge, Prepared
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.sim.signatures import RealKeys, VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate
@@ -98,6 +99,7 @@ class World:
     machine: type[Agreement] = Agreement
     crashes: bool = True
     needed: int | None = None  # mutant: another quorum than the rule says
+    real: RealKeys | None = None  # instead of keyed hashes, which are a hundred times faster
     now: float = 0.0
     count: int = 0
     queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -110,22 +112,20 @@ class World:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.names = tuple(PeerId(f"p{i:02d}") for i in range(self.voters))
+        self.signers: dict[PeerId, Signer] = {s.peer: s for s in map(self._signer, range(self.voters))}
+        self.verifier = self.real.verifier if self.real is not None else VirtualVerifier()
+        self.names = tuple(self.signers)
         self.quorum = self.needed or quorum(self.voters, self.rule)  # type: ignore[arg-type]
         self.villains = frozenset(self.draw.sample(self.names, self.liars))
         self.honest = [p for p in self.names if p not in self.villains]
-        self.keys = {p: VirtualSigner(p).vote_key for p in self.names}
-        self.watch = Watch(
-            self.quorum, self.keys, frozenset(self.honest), Notary(RUN, VirtualSigner("x"), VirtualVerifier())
-        )
+        self.keys = {p: signer.vote_key for p, signer in self.signers.items()}
+        reader = self.notary(self.honest[0])
+        self.watch = Watch(self.quorum, self.signers, frozenset(self.honest), reader)
         self.loss = self.draw.choice([0.0, 0.05, 0.2])
         self.doubled = self.draw.choice([0.0, 0.1])
         self.latency_s = self.draw.choice([(0.001, 0.01), (0.005, 0.08), (0.01, 0.5)])
         self.hosts = {
-            p: Host(
-                p, self.watch.spied(Notary(RUN, VirtualSigner(p), VirtualVerifier())), self.draw.uniform(-0.2, 0.2)
-            )
-            for p in self.honest
+            p: Host(p, self.watch.spied(self.notary(p)), self.draw.uniform(-0.2, 0.2)) for p in self.honest
         }
         self.gang = Gang(self)
         self.dying = self.draw.choice(self.honest) if self.crashes and self.draw.random() < 0.5 else None
@@ -134,6 +134,12 @@ class World:
             self._every(NUDGE_S, lambda n=name: self._nudge(n))
 
     # ---- time ----------------------------------------------------------------------------------------------
+
+    def notary(self, name: PeerId) -> Notary:
+        return Notary(RUN, self.signers[name], self.verifier)
+
+    def _signer(self, index: int) -> Signer:
+        return self.real.signer(index, RUN) if self.real is not None else VirtualSigner(PeerId(f"p{index:02d}"))
 
     def after(self, delay_s: float, do: Callable[[], None]) -> None:
         self.count += 1

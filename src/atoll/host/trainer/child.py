@@ -51,7 +51,7 @@ from atoll.host.trainer.words import (
 )
 from atoll.learn.audit import Live, profile_here
 from atoll.learn.data import batch, load_data, validation
-from atoll.learn.inner import InnerState, fresh_inner, inner_bytes, inner_from_bytes, inner_step
+from atoll.learn.inner import InnerState, fresh_inner, inner_bytes, inner_from_bytes, inner_step, matrices_of
 from atoll.learn.layout import bind, flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model, generate_text, loss_of
@@ -115,6 +115,7 @@ class Child:
         self.layout = layout_of(self.model)
         self.x_F, self.gradient_P = bind(self.model, self.layout, spec.device)
         self.x_P = self.x_F[: self.layout.parameters]
+        self.matrices = matrices_of(self.layout)
         self.inner = fresh_inner(self.layout.parameters, spec.device)
         room_bytes = len(inner_bytes(self.inner)) + 64  # the count of steps may gain digits
         room_bytes = max(room_bytes, 4 * self.layout.floats)  # or a model to look at
@@ -219,7 +220,7 @@ class Child:
         if not abs(value) < float("inf"):  # NaN compares false
             raise _Diverged(f"the loss is {value} at step {global_step}")
         loss.backward()
-        inner_step(self.spec.inner, self.inner, self.x_P, self.gradient_P, global_step)
+        inner_step(self.spec.inner, self.inner, self.x_P, self.gradient_P, global_step, self.matrices)
         return value
 
     def _batch(self, job: Train, cursor: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from atoll.learn.audit import Assignment, Claim, Link, Profile, Verdict
-from atoll.learn.inner import AdamW
+from atoll.learn.inner import Inner
 from atoll.learn.layout import Layout
 from atoll.learn.merge import Merge as How
 
@@ -29,7 +29,7 @@ class TrainerSpec(msgspec.Struct, frozen=True):
     data: str  # what learn.data.load_data takes: "stdlib" or a path
     batch: int
     seq_len: int
-    inner: AdamW
+    inner: Inner
     threads: int = 1  # threads_per_trainer(); too many cost up to 8x CPU per step
     device: str = "cpu"
     patience_s: float = 30.0  # silence during training that counts as hung; rises with the step time

@@ -35,6 +35,11 @@ class Held:
     path: tuple[Digest, ...] = ()  # of one peer's: what shows others that it committed to exactly this
     statement: Signed | None = None
 
+    @property
+    def handed(self) -> bool:
+        """Combined on the way: nobody committed to these bytes."""
+        return self.statement is None
+
 
 @dataclass
 class Gather:

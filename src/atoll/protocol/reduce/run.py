@@ -335,7 +335,10 @@ class Reduce:
 
     def _combine(self, part: int, gather: Gather, job: str, onward: bool = False) -> list[Effect]:
         chosen = gather.chosen().items()
-        rows = tuple(Row(sender, held.weight, held.payload, tuple(sorted(held.names))) for sender, held in chosen)
+        rows = tuple(
+            Row(sender, held.weight, held.payload, tuple(sorted(held.names)), held.handed)
+            for sender, held in chosen
+        )
         plan = self.plan
         work = Combine(plan.round, part, plan.shares, rows, onward, plan.statistic, plan.liars)
         return [Ask(self._job(f"{job}/{part}"), work)]

@@ -13,6 +13,7 @@ class Row(msgspec.Struct, frozen=True):
     weight: int
     payload: Payload
     names: tuple[PeerId, ...]  # whose updates are in it
+    handed: bool = False  # combined on the way: encoded as an answer is
 
 
 class Combine(msgspec.Struct, frozen=True):
@@ -22,7 +23,7 @@ class Combine(msgspec.Struct, frozen=True):
     part: int
     shares: tuple[int, ...]  # relative sizes of all parts
     rows: tuple[Row, ...]
-    onward: bool = False  # the result is a row again: encode it as an update, not as an answer
+    onward: bool = False  # the result is a row again, `handed` to the next
     statistic: str = "mean"  # weighted; all others sort values, and every row with weight counts once
     liars: int = 0  # rows that the statistic has to withstand
     weights: tuple[float, ...] = ()  # of the rows, where their distances made them: the answer is their sum
