@@ -9,8 +9,9 @@ liars         two of seven vote, propose and commit one way to some and another 
 
 Latency is from the moment a member first knows what became of every part to the moment the agreed round is
 durable and merged there: state arithmetic, two phases of votes, the disk, and all of it again where an attempt
-fails. Medians are over members and rounds. A round is lost if it closed without training, or not with the same
-state everywhere.
+fails. `round_s` is from one round's end to the next, for the last member, with training
+and sharing. Medians are over members and rounds. A round is lost if it closed without training, or not with the
+same state everywhere.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def story(kind: str, rounds: int) -> dict[str, Any]:
         lab = stack.enter_context(Lab(network)) if kind == "shaped" else None
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         trust = "community" if kind == "liars" else "private"
-        swarm = stack.enter_context(Swarm(base, [*SETTINGS, f"run.trust={trust}"], lab))
+        plain = ["run.audit_rate=0", "run.reputation=false", "sync.statistic=mean"]  # agreement alone is measured
+        swarm = stack.enter_context(Swarm(base, [*SETTINGS, f"run.trust={trust}", *plain], lab))
         swarm.found()
         liars = range(PEERS - LIARS, PEERS) if kind == "liars" else range(0)
         for index in range(1, PEERS):
@@ -102,10 +104,12 @@ def figures(facts: list[Fact]) -> dict[str, Any]:
     took: list[float] = []
     states: dict[int, set[str]] = defaultdict(set)
     trained: dict[int, int] = {}
+    closed: dict[int, float] = {}  # round -> when the last member was done with it
     for fact in facts:
         if fact["fact"] == "Reduced":
             reduced.setdefault((fact["by"], fact["round"]), fact["at"])  # of its first attempt
         elif fact["fact"] == "RoundClosed":
+            closed[fact["round"]] = max(fact["at"], closed.get(fact["round"], 0.0))
             states[fact["round"]].add(fact["state"])
             trained[fact["round"]] = fact["trained"]
             began = reduced.get((fact["by"], fact["round"]))
@@ -114,6 +118,7 @@ def figures(facts: list[Fact]) -> dict[str, Any]:
     training = [r for r in sorted(trained) if trained[r] > 0]
     idle = sum(trained[r] == trained.get(r - 1, -1) for r in training)
     took.sort()
+    lengths = sorted(closed[r] - closed[r - 1] for r in training if trained[r] > 2 and r - 1 in closed)
     failed = {(fact["round"], fact["attempt"]) for fact in facts if fact["fact"] == "AttemptFailed"}
     return {
         "rounds": len(training),
@@ -122,6 +127,8 @@ def figures(facts: list[Fact]) -> dict[str, Any]:
         "latency_s_median": round(statistics.median(took), 3),
         "latency_s_p90": round(took[int(len(took) * 0.9)], 3),
         "latency_s_max": round(took[-1], 3),
+        "round_s_median": round(statistics.median(lengths), 2),
+        "round_s_max": round(lengths[-1], 2),
     }
 
 

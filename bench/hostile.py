@@ -4,13 +4,15 @@
 
 The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited. After some
 honest rounds the villains begin to lie. Told is, for each, how many rounds after its first lie it was out (1: with
-the vertex of that very round); whether any honest member ever lost its place; whether all honest members held the
-same state after every round; and what the model learnt, beside the same run without villains.
+the vertex of that very round), and how long each of these took; whether any honest member ever lost its place;
+whether all honest members held the same state after every round; and what the model learnt, beside the same run
+without villains.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tempfile
 from collections import defaultdict
@@ -24,14 +26,15 @@ from atoll.host.api import ask
 
 PEERS = 7
 VILLAIN = Path(__file__).with_name("villain.py")
-HONEST_ROUNDS = 2  # before anybody lies: in the first all wait long for an owner that is silent
-STORY_S = 400.0  # a silent owner costs some twenty seconds a round until it is out
+HONEST_ROUNDS = 4  # before anybody lies: until windows follow the pace all wait long for an owner that is silent
+STORY_S = 400.0
 SETTINGS = [
     "run.trust=open",
     "run.rounds=0",
     f"run.start_peers={PEERS}",
     "run.min_peers=5",
     "run.audit_rate=1.0",
+    "run.reputation=false",  # as the figures were measured
     "model.name=gpt-nano",
     "train.seq_len=32",
     "train.batch=4",
@@ -66,6 +69,12 @@ def told(swarm: Swarm, kinds: dict[int, str], honest: list[int]) -> dict[str, An
         if fact["fact"] == "MembershipChanged":
             for member in fact["members"]:
                 standing[member["peer"]].setdefault(member["standing"], fact["round"])
+    closed: dict[int, float] = {}  # round -> when the last honest member was done with it
+    for fact in (f for f in swarm.facts if f["fact"] == "RoundClosed" and f["by"] in honest):
+        closed[fact["round"]] = max(fact["at"], closed.get(fact["round"], 0.0))
+    took = {r: closed[r] - closed[r - 1] for r in closed if r - 1 in closed}
+    trained = {f["round"]: f["trained"] for f in swarm.facts if f["fact"] == "RoundClosed"}
+    before = [took[r] for r in took if 1 < trained[r] <= HONEST_ROUNDS]
     villains: list[dict[str, Any]] = []
     for index, kind in kinds.items():
         lied = min((f["round"] for f in swarm.facts if f["by"] == index and f["fact"] == "Confessed"), default=None)
@@ -75,12 +84,16 @@ def told(swarm: Swarm, kinds: dict[int, str], honest: list[int]) -> dict[str, An
                 "kind": kind,
                 "became": min(out, key=out.__getitem__) if out else "member",
                 "rounds": min(out.values()) - lied + 2 if out and lied is not None else None,
+                "rounds_s": [round(took[r], 1) for r in sorted(took) if lied <= r <= min(out.values()) + 1]
+                if out and lied is not None
+                else None,
             }
         )
     harmed = sum(bool(standing[names[i]].keys() & {"expelled", "away"}) for i in honest)
     return {
         "villains": villains,
         "honest_harmed": harmed,
+        "round_s_before": round(statistics.median(before), 2),
         "rounds": len(states),
         "rounds_agreed": sum(len(s) == 1 for s in states.values()),
     }

@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 import atoll.reduce
 from atoll.base.errors import PeerFault, RefusedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, PeerId
-from atoll.host.config import data_of, load_config, recipe_of, settings_of
+from atoll.base.limits import COMMITTEE_MOST
+from atoll.host.config import data_of, forgone, load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, decode_learning, found, with_room
 from atoll.host.member import Listening, holds_run, resume_run
 from atoll.host.store import Store
@@ -30,13 +32,16 @@ from atoll.node.config import (
     RECIPE,
     RECIPES,
     Config,
+    chosen_statistic,
     commented_toml,
     decode_config,
     keys,
     reference,
 )
-from atoll.node.settings import RULES, RunSettings
+from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
+from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
+from atoll.policy.presets import PRESETS
 from atoll.policy.trust import DISTANCES
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.vertex import Member, Vertex
@@ -171,7 +176,10 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
     recipe = recipe_of(Config())
     assert {
         "run.rounds": recipe.schedule.rounds,
-        "run.byzantine_tolerance": 0.0,
+        "run.byzantine_tolerance": PRESETS["private"].tolerance,
+        "run.audit_rate": PRESETS["private"].audit_rate,
+        "run.reputation": PRESETS["private"].reputation,
+        "sync.statistic": chosen_statistic(Config()),
         "model.name": recipe.model,
         "train.inner_steps": recipe.schedule.inner_steps,
         "train.batch": recipe.batch,
@@ -204,6 +212,14 @@ def test_trust_decides_the_quorum_and_the_timeout_its_windows():
     round = settings_of(config, recipe_of(config)).round
     assert (round.quorum, round.owner_s, round.agree_s) == ("two-thirds", 12.0, 24.0)
     assert settings_of(Config(), recipe_of(Config())).round.quorum == "majority"
+
+
+def test_windows_shrink_to_a_fifth_of_the_shortest_timeout_unless_it_is_the_longest():
+    """As long as consensus.timeout: they never shrink, and genesis says nothing of it."""
+    quick = load_config(None, ("consensus.timeout_min=10s",), {})
+    assert settings_of(quick, recipe_of(quick)).round.window_min_s == 2.0
+    fixed = load_config(None, ("consensus.timeout_min=30s",), {})
+    assert settings_of(fixed, recipe_of(fixed)).round.window_min_s is UNSET
 
 
 def test_a_run_without_an_end_still_has_a_schedule():
@@ -417,6 +433,7 @@ def test_open_needs_enough_members_and_then_has_owners_watch_each_other():
     config = load_config(None, ("run.trust=open", "run.min_peers=4", "run.start_peers=4"), {})
     settings = settings_of(config, recipe_of(config))
     assert settings.witnessed and settings.round.quorum == "two-thirds"
+    assert settings.round.committee == COMMITTEE_MOST  # a drawn committee may hold more liars than a third
 
 
 def test_genesis_fixes_the_statistic_and_how_many_may_lie():
@@ -424,3 +441,75 @@ def test_genesis_fixes_the_statistic_and_how_many_may_lie():
     config = load_config(None, sets, {})
     settings = settings_of(config, recipe_of(config))
     assert (settings.statistic, settings.tolerance) == ("median", 0.33)
+
+
+@pytest.mark.parametrize("text", ["6", "10/6", "6/6", "0/4", "6/33", "a/b", "6/10/3"])
+def test_what_is_no_code_of_pieces_is_refused(text: str):
+    refused = trouble(f'keep.coded="{text}"')
+    assert refused.code == "E-CFG-12" and 'keep.coded = "6/10"' in refused.fix
+
+
+def test_genesis_fixes_how_older_states_are_cut_and_nothing_where_they_are_not():
+    """A run without pieces has the genesis that it had before there were any."""
+    config = load_config(None, ("keep.coded=6/10", "keep.every_rounds=5", "keep.repair_after=1min"), {})
+    assert settings_of(config, recipe_of(config)).coded == Coded(6, 10, 5, 60.0)
+    plain = load_config(None, (), {})
+    assert b"coded" not in encode_settings(settings_of(plain, recipe_of(plain)))
+
+
+# ---- what a trust stands for ---------------------------------------------------------------------------------
+
+
+def trusted(*sets: str) -> tuple[RunSettings, list[str]]:
+    config = load_config(None, sets, {})
+    recipe = recipe_of(config)
+    return settings_of(config, recipe), forgone(config, recipe, 0)
+
+
+@pytest.mark.parametrize("trust", PRESETS)
+def test_a_run_of_seven_has_what_its_trust_stands_for(trust: str):
+    settings, lacks = trusted(f"run.trust={trust}", "run.min_peers=7", "run.start_peers=7")
+    preset = PRESETS[trust]
+    statistic = preset.statistics[0] if preset.statistics else "mean"
+    assert (settings.statistic, settings.tolerance) == (statistic, preset.tolerance)
+    assert (settings.audited_share, settings.reputed) == (preset.audit_rate, preset.reputation)
+    assert (settings.witnessed, settings.round.quorum) == (preset.witnessed, preset.quorum)
+    assert lacks == []
+    assert decode_settings(encode_settings(settings)) == settings
+
+
+def test_a_private_run_is_the_run_that_it_always_was():
+    """Nothing of what keeps records or audits is in its genesis."""
+    settings, _ = trusted()
+    assert settings.reputation is settings.audit_rate is UNSET
+
+
+@pytest.mark.parametrize(
+    ("members", "statistic"),
+    [((1, 1), "mean"), ((4, 4), "trimmed_mean"), ((5, 5), "robust"), ((5, 65), "trimmed_mean")],
+)
+def test_a_default_rule_is_one_that_the_run_can_keep(members: tuple[int, int], statistic: str):
+    """Too few members for any: a mean, and the founder is told what it takes. More than 64: no distances."""
+    least, most = members
+    settings, lacks = trusted("run.trust=community", f"run.min_peers={least}", f"run.start_peers={most}")
+    assert settings.statistic == statistic and settings.reputed
+    assert bool(lacks) == (statistic == "mean") and all("run.min_peers = 4" in text for text in lacks)
+
+
+def test_what_cannot_be_audited_is_not_unless_somebody_asks_for_it():
+    """Streaming overlaps: the default is no audits, with a word; asked for, the founding is refused."""
+    sets = ("run.trust=community", "run.min_peers=5", "run.start_peers=5", "train.recipe=streaming")
+    settings, lacks = trusted(*sets)
+    assert settings.audited_share == 0.0 and len(lacks) == 1 and "run.audit_rate = 0" in lacks[0]
+    assert trusted(*sets, "run.audit_rate=0")[1] == []
+    asked, _ = trusted(*sets, "run.audit_rate=0.5")
+    assert asked.audited_share == 0.5
+    with pytest.raises(UsageError, match="E-RUN-16"):
+        found(built_in(recipe_of(load_config(None, sets, {})), "stdlib"), asked)
+
+
+def test_everything_that_a_trust_stands_for_can_be_written_otherwise():
+    sets = ("run.trust=open", "run.min_peers=7", "run.start_peers=7", "sync.statistic=mean", "run.audit_rate=0")
+    settings, lacks = trusted(*sets, "run.reputation=false")
+    assert (settings.statistic, settings.audited_share, settings.reputed, lacks) == ("mean", 0.0, False, [])
+    assert trusted("run.reputation=true")[0].reputed

@@ -77,6 +77,10 @@ class Inside:
         self.read_x()[lo : lo + len(value_N)].copy_(value_N)
         self.ask(Merge(lo, lo + len(value_N), how))
 
+    async def validate(self, work, of_F=None):
+        self.child.mailbox.show(of_F)
+        return self.ask(work)
+
     async def inner_state(self) -> bytes:
         return b""
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
@@ -86,9 +87,9 @@ def body_of(rows: Rows, round: int) -> Body:
     return decode_body(decode_vertex(rows[round]).body)
 
 
-def certified(rows: Rows, round: int, change: Callable[[Body], Body]) -> bytes:
+def certified(rows: Rows, round: int, change: Callable[[Body], Body], run: Digest | None = None) -> bytes:
     """A changed body with the votes of everybody who may vote on it: all voters lie together."""
-    run, _, _ = history()
+    run = run or history()[0]
     raw = encode(change(body_of(rows, round)))
     before = body_of(rows, round - 1)
     vote = Vote(round, 0, "commit", vertex_id(raw))
@@ -122,6 +123,7 @@ def test_a_history_with_newcomers_losses_and_a_recovery_is_intact():
         {"topology": "auto"},
         {"min_peers": 3, "start_peers": 4},
         {"open_to_all": False},
+        {"reputation": True},
     ],
     ids=str,
 )
@@ -248,6 +250,52 @@ def test_what_every_voter_signed_together_must_still_follow_from_the_statements(
     assert found(audit) == [(newest, "content")]
     assert words in audit.problems[0].what
     assert audit_of({**rows, newest: certified(rows_of(), newest, lambda body: body)}).intact
+
+
+def scored(body: Body, *changes: tuple[int, int]) -> Body:
+    """With other scores at these places."""
+    assert body.reputation is not UNSET
+    scores = list(body.reputation)
+    for place, score in changes:
+        scores[place] = score
+    return replace(body, reputation=tuple(scores))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: scored(body, (0, body.reputation[0] + 1)),
+        lambda body: scored(body, (1, 1000), (3, 10_000)),
+        lambda body: replace(body, reputation=body.reputation[:-1]),
+        lambda body: replace(body, reputation=UNSET),
+    ],
+    ids=["one more", "framed and praised", "one missing", "none"],
+)
+def test_a_score_that_does_not_follow_is_named_even_if_every_voter_signed_it(change: Callable[[Body], Body]):
+    """Scores follow from the parent and from the body itself; a recovery in between hands them on as they were."""
+    knobs = SwarmKnobs(peers=4)
+    knobs.run = replace(knobs.run, recovery=peer_name(0).encode(), reputation=True)
+    swarm = Swarm(3, knobs)
+    world = swarm.world
+    world.run(20)
+    for index in (2, 3):
+        world.crash(peer_name(index))
+    world.run(30)
+    node = world.nodes[peer_name(0)]
+    assert node.machine is not None
+    sign = lambda data: sign_as_identity(peer_name(0).encode(), data)  # noqa: E731
+    world.carry_out(node, node.machine.recover(sign, node.clock.local(30)))
+    world.run(45)
+    rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
+
+    def audit() -> Audit:
+        return verify_history(Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+
+    assert audit().intact and len(audit().recoveries) == 1
+    newest = max(rows)
+    rows[newest] = certified(rows, newest, change, swarm.run_id)
+    assert found(audit()) == [(newest, "content")]
+    assert "its reputations do not follow" in audit().problems[0].what
 
 
 def test_a_membership_forged_without_the_votes_is_a_body_that_nobody_agreed_on():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.limits import COMMITTEE_MAX
+from atoll.base.limits import COMMITTEE_MAX, COMMITTEE_MOST
 from atoll.policy.plan import GROWN_ATTEMPTS, RoundSettings, plan_round, quorum
 from atoll.wire.messages.vertex import Body, Member, Metrics
 
@@ -53,6 +54,18 @@ def test_a_large_swarm_votes_by_a_committee_that_everybody_draws_alike():
     plan = plan_round(HEAD, body(COMMITTEE_MAX + 40), RoundSettings())
     assert len(plan.committee) == COMMITTEE_MAX == len(set(plan.committee))
     assert {plan.proposer(k) for k in range(COMMITTEE_MAX)} == set(plan.committee)
+
+
+def test_genesis_may_let_more_vote_and_says_nothing_where_it_does_not():
+    """A hundred voters, all in the committee: 33 of them may lie. Old settings keep their bytes."""
+    everybody = RoundSettings(committee=COMMITTEE_MOST)
+    plan = plan_round(HEAD, body(100), replace(everybody, quorum="two-thirds"))
+    assert len(plan.committee) == 100 and plan.tolerated == 33
+    assert len(plan_round(HEAD, body(COMMITTEE_MOST + 1), everybody).committee) == COMMITTEE_MOST
+    assert b"committee" not in msgspec.msgpack.encode(RoundSettings())
+    for size in (0, COMMITTEE_MOST + 1):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"committee": size}, RoundSettings)
 
 
 def test_one_member_that_calls_itself_slow_stretches_the_plan_within_reason():

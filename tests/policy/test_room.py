@@ -14,12 +14,13 @@ from atoll.base.limits import (
     ANSWER_BYTES_MAX,
     BODY_BYTES_MAX,
     COMMIT_BYTES_MAX,
-    COMMITTEE_MAX,
+    COMMITTEE_MOST,
     CONTROL_FRAME_MAX,
     MIB,
     MISSED_MAX,
     PEERS_MAX,
     REPORTS_BYTES_MAX,
+    SCORE_ONE,
     TICKETS_MAX,
     WORDS_MAX,
 )
@@ -105,9 +106,9 @@ def test_the_fullest_body_fits_its_frame_and_so_does_its_proposal(parts: int, ad
     assert len(raw) <= BODY_BYTES_MAX
     assert len(raw) > BODY_BYTES_MAX * 0.85  # the room is used
     timeout = Signed(peer(1), encode(Timeout(HUGE, HUGE, HUGE, ZERO_DIGEST)), SIGNATURE)
-    votes = tuple((peer(k), SIGNATURE) for k in range(COMMITTEE_MAX))
+    votes = tuple((peer(k), SIGNATURE) for k in range(COMMITTEE_MOST))
     proof = Certificate(HUGE, HUGE, "prepare", ZERO_DIGEST, votes)
-    proposal = Propose(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * COMMITTEE_MAX, proof)
+    proposal = Propose(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * COMMITTEE_MOST, proof)
     assert len(encode(proposal)) <= CONTROL_FRAME_MAX
     assert len(encode(Vertex(raw, proof))) <= CONTROL_FRAME_MAX - 100
 
@@ -144,6 +145,15 @@ def test_room_is_counted_as_the_longest_body_takes_it(standings, roles, addresse
     longest = replace(longest, metrics=Metrics(0.5, HUGE, HUGE))
     size, taken = len(encode(longest)), room_taken(lines, (), parts)
     assert size <= taken <= size * 1.15
+
+
+@given(st.integers(1, 60), st.sampled_from([0, 1, 16]))
+def test_scores_find_their_room_in_that_of_numbers_that_never_get_so_long(count: int, parts: int):
+    """A score takes three bytes; a line has room for a round of nine, and rounds take five up to 2^32."""
+    lines = [replace(member(k), vote_key=bytes(64), name="n" * 16) for k in range(count)]
+    longest = replace(at_its_longest(body(*lines), parts), reports=(), round=2**32 - 1, attempt=2**32 - 1)
+    longest = replace(longest, members=tuple(replace(m, since=2**32 - 1) for m in longest.members))
+    assert len(encode(replace(longest, reputation=(SCORE_ONE,) * count))) <= room_taken(lines, (), parts)
 
 
 def test_large_models_and_groups_have_room_for_those_who_would_train_them():

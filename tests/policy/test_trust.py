@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from atoll.policy.trust import liars_among, peers_for_one_liar, rows_needed, witnesses
+from atoll.policy.trust import captured_share, liars_among, peers_for_one_liar, rows_needed, witnesses
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,16 @@ def test_the_fewest_members_for_one_liar_are_the_fewest():
     for tolerance in (0.05, 0.2, 0.33):
         n = peers_for_one_liar(tolerance)
         assert liars_among(n, tolerance) == 1 and liars_among(n - 1, tolerance) == 0
+
+
+def test_how_likely_a_drawn_committee_holds_too_many_liars():
+    """Against a count by drawing, and where everybody votes. 32 of a hundred, 30 lying: a third of the rounds."""
+    assert captured_share(100, 30, 32) == pytest.approx(0.3337, abs=1e-4)
+    assert captured_share(100, 30, 90) > 0 == captured_share(100, 30, 91) == captured_share(100, 33, 100)
+    assert captured_share(100, 34, 100) == 1
+    draw = Random(3)
+    bad = sum(sum(k < 6 for k in draw.sample(range(20), 10)) > 3 for _ in range(4000))
+    assert captured_share(20, 6, 10) == pytest.approx(bad / 4000, abs=0.03)
 
 
 def test_rows_and_witnesses():

@@ -141,7 +141,7 @@ def test_an_era_that_the_last_crash_tore_off_is_ended_and_signed_at_start():
         (lambda m: _other(m, signature=b"scribble"), "did not sign"),
         (lambda m: _other(m, identity=b"mallory"), "is not p0003's"),
         (lambda m: _other(m, peer=peer_name(7)), "not one of those who sign"),
-        (lambda m: replace(m, signatures=m.signatures * 33), "signatures under one era"),
+        (lambda m: replace(m, signatures=m.signatures * 129), "signatures under one era"),
     ],
 )
 def test_a_lie_under_an_era_costs_its_sender_and_changes_nothing(change, what: str):

@@ -48,11 +48,13 @@ from atoll.wire.messages.statements import (
     Invite,
     Join,
     Leave,
+    Placed,
     Proposed,
     Ready,
     Signed,
     Suspect,
     Timeout,
+    Validated,
     Vote,
     Weighing,
 )
@@ -83,6 +85,7 @@ BODY = Body(
     epoch=1,
     settings=b"settings",
 )
+BODY_PACED = replace(BODY, window_s=1.5)
 WEIGHING = Weighing((ALICE, BOB), (0.75, 0.25), A, (1,))
 VERTEX = Vertex(b"body", CERTIFICATE, b"recovery")
 
@@ -100,6 +103,8 @@ STATEMENTS = (
     Caught(SIGNED, SIGNED),
     Complaint(7, BOB, "withheld"),
     Audited(7, BOB, "mismatch"),
+    Validated(7, A, (2_500_000,)),
+    Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2")),
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
     Amend(A, 3, B, A, 2, b"signature"),
 )
@@ -142,3 +147,4 @@ ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)
 COMPARED_CHECKED = Compared(7, 1, 0, 2, (ALICE, BOB), A, B)
 COMPARISON_CHECKED = Comparison(7, 1, "abcd", SIGNED, bytes(24))
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
+BODY_REPUTED = replace(BODY, reputation=(7750,))

@@ -17,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from examples import (
     ANSWER_WEIGHED,
     BODY,
+    BODY_PACED,
+    BODY_REPUTED,
     BODY_WEIGHED,
     COMPARED_CHECKED,
     COMPARISON_CHECKED,
@@ -66,16 +68,40 @@ def test_the_bytes_of_every_word_are_frozen(value):
     assert decode(value, golden) == value
 
 
-@pytest.mark.parametrize("value", [ANSWER_WEIGHED, BODY_WEIGHED], ids=lambda v: type(v).__name__)
-def test_what_weighs_rows_is_one_more_field_and_nothing_where_nothing_weighs(value):
-    """An answer and a body without a weighing have the bytes that they had before there were any."""
-    path = GOLDEN / f"{type(value).__name__}.weighed.hex"
+@pytest.mark.parametrize(
+    ("value", "field", "kind"),
+    [
+        (ANSWER_WEIGHED, "weighing", "weighed"),
+        (BODY_WEIGHED, "weighing", "weighed"),
+        (BODY_REPUTED, "reputation", "reputed"),
+    ],
+    ids=["Answer.weighed", "Body.weighed", "Body.reputed"],
+)
+def test_what_only_some_runs_have_is_one_more_field_and_nothing_elsewhere(value, field: str, kind: str):
+    """Weights and scores: where there are none, bytes are what they were before there were any."""
+    path = GOLDEN / f"{type(value).__name__}.{kind}.hex"
     if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
         path.write_text(encode(value).hex() + "\n")
     golden = bytes.fromhex(path.read_text())
     assert encode(value) == golden and decode(value, golden) == value
-    bare = encode(msgspec.structs.replace(value, weighing=msgspec.UNSET))
-    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {"weighing"}
+    bare = encode(msgspec.structs.replace(value, **{field: msgspec.UNSET}))
+    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {field}
+
+
+@pytest.mark.parametrize("score", [-1, 10_001, 0.5, "much"])
+def test_a_score_is_a_whole_number_of_ten_thousandths(score: object):
+    word = msgspec.msgpack.decode(encode(BODY_REPUTED))
+    with pytest.raises(PeerFault):
+        decode_body(msgspec.msgpack.encode({**word, "reputation": [score]}), WHO)
+
+
+def test_a_window_that_follows_the_pace_is_one_more_field_and_nothing_where_none_does():
+    path = GOLDEN / "Body.paced.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(encode(BODY_PACED).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert encode(BODY_PACED) == golden and decode(BODY_PACED, golden) == BODY_PACED
+    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(encode(BODY)).keys() == {"window_s"}
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,12 @@ def blame(
     """Whose loss stands apart from the others', and who counted before it rose; from the history, offline."""
     from msgspec.structs import asdict
 
-    from atoll.node.blame import blame_by_loss
+    from atoll.node.blame import blame_by_loss, refusals
 
     folder = folder_of(run)
     with kept_in(folder) as kept:
         peers, jumps = blame_by_loss(read_vertex(kept, folder, r)[1] for r in kept.rounds)
+        refused = refusals(read_vertex(kept, folder, r)[1] for r in kept.rounds)
     if not peers:
         raise UsageError(
             "E-BLM-01",
@@ -46,7 +47,8 @@ def blame(
         )
     if json:
         found = [asdict(p) for p in peers]
-        say_json({"metric": metric, "peers": found, "jumps": [asdict(j) for j in jumps], "cannot_tell": CANNOT})
+        told = {"jumps": [asdict(j) for j in jumps], "refused": [asdict(r) for r in refused]}
+        say_json({"metric": metric, "peers": found} | told | {"cannot_tell": CANNOT})
         return
     say("  loss above the others' in the same rounds; how theirs changed after it counted, and after it did not")
     for p in peers:
@@ -55,6 +57,10 @@ def blame(
         say(f"  {p.name:<16} {p.rounds:>6} rounds  {_signed(p.excess):>9}  worst {worst:<24}  {change}")
     for j in jumps:
         say(f"  round {j.round:>6}: loss rose by {j.by:.4f} after updates of {', '.join(j.counted)}")
+    names = {p.peer: p.name for p in peers}
+    for r in refused:
+        rounds, who = ", ".join(map(str, r.refused)), ", ".join(names.get(p, p) for p in r.contributors)
+        say(f"  round {r.round:>6}: the model was bad, back to round {r.back_to}; in rounds {rounds} counted {who}")
     say(f"  {CANNOT}")
 
 

@@ -46,16 +46,21 @@ def listing(
 
     The first line says which rounds the run can go back to from here, a mark where it went back.
     """
+    from atoll.node.pieces import placed_rounds
+
     folder = folder_of(run)
     with kept_in(folder) as kept:
         rounds = [-1, *kept.rounds]
         begin = _row(kept, folder, -1)["time_s"]
         rows = [_row(kept, folder, r) for r in (rounds if all or json else rounds[-LISTED:])]
+        placed = placed_rounds(kept.pieces)
         blobs = {path.name for path in (folder / "blobs").glob("*")}
         here = [] if json else [r for r in rounds if _state_path(folder, kept, r).name in blobs]
     if json:
-        say_json(rows)
+        say_json([row | {"in_pieces": row["round"] in placed} for row in rows] if placed else rows)
         return
+    if placed:
+        say(f"  lie in pieces at the members: rounds {spans_text(spans_of(placed))}")
     say(f"  can be gone back to from here: rounds {spans_text(spans_of(here)) or 'none'}")
     for row in rows:
         size = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
@@ -121,7 +126,8 @@ def export(
             "E-CHK-03",
             f"the state of round {round} is not in {folder} any more",
             cause="a peer keeps the newest states; " + (f"here are those of {here}" if here else "none is here"),
-            fix="atoll checkpoint list, or ask another member",
+            fix=f"atoll checkpoint list; members may have it, whole or in pieces: "
+            f"atoll checkpoint pull RUN_ID --via ADDRESS --to DIR --round {round}",
         )
     if to.exists():
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`atoll checkpoint pull`: the newest agreed model of a living run, verified, without becoming a member.
+"""`atoll checkpoint pull`: an agreed model of a living run, the newest or an earlier one, and no membership.
 
 Everything comes from members and is believed as a joiner believes it; then the whole history is judged once more
 as `atoll verify` judges it, and the folder appears whole or not at all. Loads torch, to write tensors by name.
@@ -34,10 +34,14 @@ def pull(
     via: Annotated[
         list[str], Parameter(negative="", help="Multiaddr of a member, beside those in the ticket; repeatable.")
     ] = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    round: Annotated[
+        int | None, Parameter(help="An earlier round, whose state members still hold, whole or in pieces.")
+    ] = None,
     timeout: Annotated[str, Parameter(help="How long it may take: 30min, 12h. Default: 1h.")] = "1h",
     json: AsJson = False,
 ) -> None:
-    """Fetch the newest agreed model of a living run and its history, verify both, write a model folder."""
+    """Fetch the newest agreed model of a living run (or an earlier one) and its history, verify both, write a model
+    folder."""
     run, bootstrap = _whom(source, via)
     try:
         timeout_s = parse_duration_s(timeout)
@@ -55,7 +59,7 @@ def pull(
 
     aside = to.with_name(f"{to.name}.pull")  # as a peer's folder: what was fetched stays if this is interrupted
     aside.mkdir(parents=True, exist_ok=True)
-    taken = asyncio.run(take(aside, run, bootstrap, timeout_s))
+    taken = asyncio.run(take(aside, run, bootstrap, timeout_s, round))
     blob = aside / "blobs" / taken.state.hex()
     with kept_in(aside) as found:
         kept = replace(found, rounds=[r for r in found.rounds if r <= taken.round])  # later ones came while it did

@@ -12,6 +12,8 @@ from cyclopts import Parameter
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
 
+RETURNS_SHOWN = 3  # the newest; --json has all that are remembered
+
 
 def status(*, dir: Dir = None, json: AsJson = False) -> None:
     """Say how the run stands: round, phase, loss, members, bytes, and why it is paused if it is."""
@@ -36,9 +38,22 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
     if s["topology"]:
         say(f"  updates go through a {s['topology']} ({s['topology_why']})")
+    if s.get("statistic", "mean") != "mean":
+        say(f"  what they become: {s['statistic']}")
+    if "coded" in (kept := s.get("kept") or {}):
+        lacking = f", {kept['pieces_lacking']} pieces are being made anew" if kept["pieces_lacking"] else ""
+        say(
+            f"  older states: {kept['states_in_pieces']} in pieces ({kept['coded']}), "
+            f"{kept['states_still_whole']} whole{lacking}; "
+            f"here {kept['pieces']} pieces, {bytes_text(kept['piece_bytes'])}"
+        )
+    if kept:
+        say(f"  states and data take {bytes_text(kept['blob_bytes'])} of this disk")
     if s.get("audits"):
         found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
         say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
+    if (v := s.get("validation")) is not None:
+        _say_validation(v)
     say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed")
     say(f"  this peer: {s['name']}, {s['role']}, {s['standing']}, in {s['folder']}")
     _say_members(s["members"])
@@ -122,10 +137,26 @@ def export(
         say(f"the model after {answer['trained']} rounds is in {answer['path']}")
 
 
+def _say_validation(v: dict[str, Any]) -> None:
+    if "opinion" in v:
+        losses = ", ".join(loss_text(loss) for loss in v["values"])
+        most = ", ".join(loss_text(bound) for bound in v["bounds"])
+        say(f"  validated: round {v['of']} is {v['opinion']}, loss {losses}{f'; bad above {most}' if most else ''}")
+    for r in v["returns"][-RETURNS_SHOWN:]:
+        rounds = ", ".join(map(str, r["refused"]))
+        who = ", ".join(r["contributors"])
+        say(f"  ! round {r['round']} went back to round {r['back_to']}; rounds {rounds} were refused, with {who}")
+
+
+def loss_text(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
+
+
 def _say_members(members: list[dict[str, Any]], addresses: bool = False) -> None:
     for m in members:
         speed = f"{m['step_s'] * 1000:.0f} ms/step" if m["step_s"] else ""
         rtt = f"{m['rtt_ms']:.1f} ms" if m["rtt_ms"] is not None else ""
         who = f"{m['name'] or m['peer'][-8:]:<16} {m['peer'][-8:]}"
-        line = f"  {who}  {m['standing']:<9} {m['link']:<5} {speed:>12} {rtt:>10}"
+        worth = f" {m['reputation']:>6.2f} {m['tier']:<9}" if "reputation" in m else ""
+        line = f"  {who}  {m['standing']:<9}{worth} {m['link']:<5} {speed:>12} {rtt:>10}"
         say(line.rstrip() + (f"  {', '.join(m['addresses'])}" if addresses else ""))

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
-from atoll.base.limits import BLOB_CHUNK
+from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
 from atoll.cli.say import AsJson, folder_of, say, say_json
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _kept(database: sqlite3.Connection, folder: Path, kept: type[Kept]) -> Kept:
     )
     rounds = [int(name) for (name,) in names if name.isdecimal()]
     era = lambda round: value(f"sealed/{round}") or value(f"era/{round}")  # noqa: E731  # as short as its neighbour
-    return kept(run, genesis, rounds, lambda round: value(f"vertex/{round}"), era)
+    return kept(run, genesis, rounds, lambda round: value(f"vertex/{round}"), era, value("pieces") or b"")
 
 
 def check_blobs(folder: Path) -> tuple[int, list[str]]:
@@ -208,12 +208,15 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
         "audits": {"drawn": audit.drawn} | audit.verdicts if audit.settings.audited_share else None,
+        "reputations": {peer: score / SCORE_ONE for peer, score in audit.scores.items()},
         "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},
         "blobs": blobs,
     }
 
 
 def _say(audit: Audit, blobs: int | None) -> None:
+    from atoll.policy.reputation import tier_of
+
     for p in audit.problems:
         where = "genesis" if p.round == -1 else f"round {p.round}"
         say(f"{p.code} {where}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
@@ -236,7 +239,7 @@ def _say(audit: Audit, blobs: int | None) -> None:
     for r in audit.returns:
         say(
             f"  round {r.round} went back to the state of round {r.back_to}, with {r.trained} trained rounds, "
-            "by the recovery identity's signature"
+            + ("by the recovery identity's signature" if r.by == "recovery" else "since validators found it bad")
         )
     for line in _eras_text(audit):
         say(f"  {line}")
@@ -247,7 +250,9 @@ def _say(audit: Audit, blobs: int | None) -> None:
     for peer, s in sorted(audit.shares.items(), key=lambda item: -item[1].samples):
         part = f"{s.samples / total:.1%}" if total else "0"
         who = f"{s.name or _tail(peer):<16} {_tail(peer)}"
-        say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}")
+        worth = audit.scores.get(peer)
+        told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
+        say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}{told}")
     if blobs is not None:
         say(f"  {blobs} blobs read")
     count = len(audit.problems)

@@ -159,7 +159,10 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
     name = progress.name_of
     match entry["fact"]:
         case "RoundClosed" if "back_to" in entry:
-            return f"! round {entry['round']} went back to the state of round {entry['back_to']}; all go on there"
+            why = "validators found the model bad; " if entry.get("by") == "validators" else ""
+            return (
+                f"! {why}round {entry['round']} went back to the state of round {entry['back_to']}; all go on there"
+            )
         case "RoundClosed" if entry["counted"]:
             absent = f", without {', '.join(name(p) for p in progress.missing)}" if progress.missing else ""
             of = f"/{progress.rounds}" if progress.rounds else ""

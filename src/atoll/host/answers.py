@@ -17,8 +17,10 @@ from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.host.api import Handler
 from atoll.host.record import line_of
 from atoll.host.rollback import roll_back
+from atoll.keys.erasure import piece_bytes
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import quorum
+from atoll.policy.reputation import scores_of
 from atoll.wire.messages.statements import Invite
 from atoll.wire.ticket import issue
 
@@ -127,7 +129,10 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "voters": voters,
         "present": here,
         "quorum": needed,
+        "statistic": machine.settings.statistic,
         "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.audits is not None else None,
+        "validation": _validation(host) if machine.validators is not None else None,
+        "kept": kept_of(host),
         "paused": paused_text(voters, here, needed, machine.settings, p.trained),
         "missing": p.missing,
         "trouble": p.trouble,
@@ -140,12 +145,38 @@ def status_of(host: PeerHost) -> dict[str, Any]:
     }
 
 
+def _validation(host: PeerHost) -> dict[str, Any]:
+    """The newest verdict on an agreed state, and the returns behind bad ones with those who had counted in them."""
+    p = host.progress
+    returns = [r | {"contributors": [p.name_of(peer) for peer in r["contributors"]]} for r in p.returns]
+    return p.validation | {"returns": returns}
+
+
+def kept_of(host: PeerHost) -> dict[str, Any]:
+    """What this peer's folder holds of states, and where older ones lie in pieces, how many are mine and how
+    sound."""
+    store, pieces = host.store, host.machine.pieces
+    kept: dict[str, Any] = {"blob_bytes": store.blob_bytes()}
+    if pieces is None:
+        return kept
+    entries = pieces.ledger.entries
+    return kept | {
+        "coded": f"{pieces.coded.k}/{pieces.coded.n}",
+        "pieces": len(pieces.mine),
+        "piece_bytes": sum(piece_bytes(m.names.size_bytes, pieces.coded.k) for m in pieces.mine.values()),
+        "states_in_pieces": sum(entry.placed for entry in entries),
+        "states_still_whole": sum(not entry.placed for entry in entries),
+        "pieces_lacking": sum(pieces.coded.n - entry.here for entry in entries if entry.placed),
+    }
+
+
 def peers_of(host: PeerHost) -> list[dict[str, Any]]:
     """The agreed membership, and what my own links say about each."""
     history = host.machine.history
     if history is None:
         return []
-    return [_with_link(host, line_of(m)) for m in history.head_body.members]
+    scores = scores_of(history.head_body)
+    return [_with_link(host, line_of(m, scores)) for m in history.head_body.members]
 
 
 def _with_link(host: PeerHost, line: dict[str, Any]) -> dict[str, Any]:

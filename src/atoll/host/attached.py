@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from atoll.base.errors import AtollError, RefusedError, RunFailedError
+from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door
@@ -31,9 +32,12 @@ from atoll.host.trainer.words import (
     Broken,
     Cancel,
     Carried,
+    Looked,
+    LookOn,
     Merge,
     Train,
     Trained,
+    Validate,
     WriteX,
 )
 from atoll.learn.layout import Layout, difference
@@ -177,6 +181,9 @@ class AttachedTrainer:
     async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
         raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
 
+    async def validate(self, work: Validate | LookOn, of_F: Tensor | None = None) -> Looked:
+        raise TrainerFailed("refused", "an attached loop has no data that others hold out, too", alive=True)
+
     async def inner_state(self) -> bytes:
         return b""  # the optimizer is the loop's own
 
@@ -295,7 +302,11 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         tolerance=0.0 if wish.trust == "private" else 0.33,
         witnessed=wish.trust == "open",
         era_rounds=ERA_ROUNDS,
-        round=RoundSettings(inner_steps=schedule.turn_steps, quorum=quorum),
+        round=RoundSettings(
+            inner_steps=schedule.turn_steps,
+            quorum=quorum,
+            committee=msgspec.UNSET if wish.trust == "private" else COMMITTEE_MOST,
+        ),
     )
     return beginning, settings
 

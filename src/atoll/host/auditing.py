@@ -82,7 +82,6 @@ class Auditing:
     arithmetic: Executor
     ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
     last: Claim | None = None  # of my last round that a vertex counts, as far as I remember
-    needed: frozenset[Digest] = frozenset()  # blobs, for audits under way
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     told: Assignment | None = None  # to my trainer, in the round under way
     taken: TakenSteps | None = None  # by it

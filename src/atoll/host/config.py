@@ -17,9 +17,22 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
-from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, decode_config, tolerance_of
+from atoll.base.limits import COMMITTEE_MOST
+from atoll.keys.erasure import demand_ready
+from atoll.node.config import (
+    CHANGE_OF_SCHEDULE,
+    Config,
+    Sync,
+    chosen_statistic,
+    coded_of,
+    decode_config,
+    tolerance_of,
+)
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
+from atoll.policy.presets import PRESETS
+from atoll.policy.trust import peers_for_one_liar
+from atoll.policy.validation import Rule
 
 if TYPE_CHECKING:
     from atoll.learn.recipes import Recipe
@@ -99,9 +112,13 @@ def _with_numbers(codec: str | None, sync: Sync) -> str | None:
     return "+".join(numbers.get(stage, stage) for stage in codec.split("+"))
 
 
-def settings_of(config: Config, recipe: Recipe) -> RunSettings:
-    """What genesis fixes beside the recipe."""
-    run, owner_s = config.run, config.consensus.timeout / 5
+def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
+    """What genesis fixes beside the recipe, for a model of so many values."""
+    run, consensus, preset = config.run, config.consensus, PRESETS[config.run.trust]
+    owner_s = consensus.timeout / 5
+    reputed = preset.reputation if run.reputation is None else run.reputation
+    if coded := coded_of(config.keep):
+        demand_ready()
     return RunSettings(
         name=run.name,
         rounds=recipe.schedule.turns if run.rounds is None else run.rounds * recipe.schedule.fragments,
@@ -110,35 +127,79 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
         open_to_all=run.open_to_all,
         era_rounds=run.era_rounds,
         topology=config.sync.topology,
-        statistic=config.sync.statistic,
+        statistic=chosen_statistic(config),
         tolerance=tolerance_of(run),
-        witnessed=run.trust == "open",
-        audit_rate=run.audit_rate or UNSET,
+        witnessed=preset.witnessed,
+        audit_rate=_audit_rate(config, recipe, floats) or UNSET,
+        reputation=reputed or UNSET,
+        validation=_rule(config) if run.validate_every else UNSET,
+        coded=coded or UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,
             train_max_s=run.train_max,
             owner_s=owner_s,
             agree_s=2 * owner_s,
-            quorum="majority" if run.trust == "private" else "two-thirds",
+            quorum=preset.quorum,
             suspect_s=run.suspect,
             beat_s=run.beat,
+            committee=UNSET if run.trust == "private" else COMMITTEE_MOST,
+            window_min_s=UNSET if consensus.timeout_min >= consensus.timeout else consensus.timeout_min / 5,
         ),
     )
+
+
+def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
+    """As the config says, whether or not it can be; else as its trust has it, where there is nothing against it."""
+    if config.run.audit_rate is not None:
+        return config.run.audit_rate
+    rate = PRESETS[config.run.trust].audit_rate
+    return 0.0 if not rate or _unauditable(recipe, floats) else rate
+
+
+def _unauditable(recipe: Recipe, floats: int) -> str:
+    from atoll.learn.audit import recipe_problem
+
+    return recipe_problem(recipe, floats)
+
+
+def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
+    """What this run lacks of what its trust stands for, though nobody said that it should; for people."""
+    preset, said = PRESETS[config.run.trust], list[str]()
+    if preset.statistics and config.sync.statistic is None and chosen_statistic(config) == "mean":
+        least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
+        said.append(
+            "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
+            f"{least} members; write run.min_peers = {least} and run.start_peers = {least} or more to withstand one"
+        )
+    if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(recipe, floats)):
+        said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
+    return said
+
+
+def _rule(config: Config) -> Rule:
+    run, sets = config.run, 2 if config.data.canary else 1
+    return Rule(every=run.validate_every, margin_percent=round(100 * run.validate_margin), sets=sets)
 
 
 def data_of(config: Config, beside: Path | None) -> str:
     """`stdlib`, or a path; a relative one counts from the config file."""
     source = config.data.source
-    if source == "stdlib":
-        return source
+    return source if source == "stdlib" else _path("data.source", source, beside, 'or write "stdlib"')
+
+
+def canary_of(config: Config, beside: Path | None) -> str:
+    """A path, or nothing."""
+    canary = config.data.canary
+    return _path("data.canary", canary, beside, "or leave it empty") if canary else ""
+
+
+def _path(key: str, source: str, beside: Path | None, instead: str) -> str:
     path = Path(source).expanduser()
     if beside is not None and not path.is_absolute():
         path = beside.parent / path
     if not path.exists():
-        raise UsageError(
-            "E-DATA-01", f"data.source: there is nothing at {path}", fix='name a file or folder, or write "stdlib"'
-        )
+        raise UsageError("E-DATA-01", f"{key}: there is nothing at {path}", fix=f"name a file or folder, {instead}")
     return str(path)
 
 

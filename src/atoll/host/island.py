@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
@@ -26,10 +27,12 @@ from atoll.base.machine import Payload
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
+from atoll.host.pieces import cut_state, rebuild_blob
 from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
+from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import Answering, answering, says_more
 from atoll.learn.codec import Codec, codec_named, native
@@ -57,16 +60,20 @@ from atoll.node.jobs import (
     Adopt,
     Advance,
     Advanced,
+    CutState,
     Encode,
     Encoded,
     Exhibit,
     FindState,
     GoBack,
     Hold,
+    HoldPieces,
     Judge,
+    Rebuild,
     Restore,
     Train,
     Trained,
+    Validate,
 )
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.protocol.transfer.work import CloseBlob
@@ -102,8 +109,10 @@ class Island:
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
         self.auditing: Auditing | None = None  # where rounds are audited
+        self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
+        self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
         self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
 
     def be_audited(self, run: Digest, me: PeerId) -> None:
@@ -123,6 +132,7 @@ class Island:
             await asyncio.gather(self._merging, return_exceptions=True)
         self._arithmetic.shutdown(wait=True, cancel_futures=True)
         self._disk.shutdown(wait=True, cancel_futures=True)
+        self._coding.shutdown(wait=True, cancel_futures=True)
 
     async def do(self, work: Any) -> Any:
         """The answer to a piece of work. Raises AtollError, PeerFault or OSError: the driver answers Failed."""
@@ -155,10 +165,23 @@ class Island:
                 return await loop.run_in_executor(self._arithmetic, self._go_back, work)
             case FindState():
                 return await loop.run_in_executor(self._disk, self.shelf.look_for, work.state)
-            case Hold(blobs):
-                if self.auditing is not None:
-                    self.auditing.needed = frozenset(blobs)
+            case CutState():
+                return await loop.run_in_executor(
+                    self._coding, cut_state, self.store, work, self.shelf.hold_a_while
+                )
+            case Rebuild():
+                return await loop.run_in_executor(
+                    self._coding, rebuild_blob, self.store, work, self.shelf.hold_a_while
+                )
+            case HoldPieces():
+                return await loop.run_in_executor(self._disk, self.shelf.hold_pieces, work.pieces, work.whole)
+            case Hold(blobs, why):
+                self.needed[why] = frozenset(blobs)
                 return None
+            case Validate():
+                looked_at = await loop.run_in_executor(self._arithmetic, self._find, work.state)
+                canary = canary_in(self.store, self._learning.canary)
+                return await validated(self.tended, self._ready, looked_at, canary)
             case Exhibit() if self.auditing is not None:
                 return await self.auditing.show(work)
             case Judge() if self.auditing is not None:
@@ -576,8 +599,9 @@ class Island:
         claim = self.auditing.memory() if self.auditing is not None else b""
         write_private(self.store, vertex, self.memory_F, self.inner, claim)
         assert self.head_name is not None
-        needed = self.auditing.needed if self.auditing is not None else frozenset[Digest]()
-        self.shelf.tidy({self.head_name, self._learning.data_blob, *needed}, self.adopted)
+        needed = frozenset[Digest]().union(*self.needed.values())
+        data = [blob for blob in (self._learning.data_blob, self._learning.canary) if blob is not UNSET]
+        self.shelf.tidy({self.head_name, *data, *needed}, self.adopted)
 
     @property
     def _learning(self) -> Learning:

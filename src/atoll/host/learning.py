@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import torch
+from msgspec import UNSET, UnsetType
 
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest
@@ -11,7 +12,7 @@ from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
 from atoll.learn.answers import says_more
 from atoll.learn.audit import recipe_problem
 from atoll.learn.codec.blocks import BLOCK
-from atoll.learn.data import data_blob, load_data
+from atoll.learn.data import all_held_out, data_blob, load_data, validation
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model, misfit
 from atoll.learn.recipes import Recipe, swarm_problem
@@ -27,6 +28,7 @@ class Learning(msgspec.Struct, frozen=True):
     data: str  # what the founder loaded; others take it from their own disk if it is the same, else as a blob
     data_blob: Digest  # its name
     layout: Layout  # names, shapes and dtypes that every member's model must have
+    canary: Digest | UnsetType = UNSET  # more held-out data, as a blob, which validators look at too
 
 
 def decode_learning(settings: RunSettings) -> Learning:
@@ -42,6 +44,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's answers are more than encoded means, and {problem[0]}")
     if settings.audited_share and (problem := recipe_problem(learning.recipe, learning.layout.floats)):
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
+    if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
+        raise PeerFault("", "this run validates on other sets of data than it names")
     return learning
 
 
@@ -71,6 +75,7 @@ class Beginning(msgspec.Struct, frozen=True):
     state: bytes  # canonical bytes of the first shared state
     data: str
     blob: bytes  # of the data set; empty where data never leaves its peer
+    canary: bytes = b""  # blob of data that is only looked at, if there is any
 
 
 class Founded(msgspec.Struct, frozen=True):
@@ -79,17 +84,28 @@ class Founded(msgspec.Struct, frozen=True):
     settings: RunSettings
     state: bytes  # the first shared state
     data: bytes = b""  # the data set; empty where data never leaves its peer
+    canary: bytes = b""  # data that validators look at too
 
 
-def built_in(recipe: Recipe, data: str) -> Beginning:
+def built_in(recipe: Recipe, data: str, canary: str = "") -> Beginning:
     """A model that Atoll knows by name. The first weights travel as a blob, never as a seed."""
     loaded = load_data(data)
     if problem := misfit(recipe.model, loaded):
         raise UsageError("E-RUN-13", problem, fix="choose another model.name or data.source")
+    watched = _canary(recipe, canary) if canary else b""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, recipe.seed)
     layout = layout_of(model)
-    return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(loaded))
+    return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(loaded), watched)
+
+
+def _canary(recipe: Recipe, canary: str) -> bytes:
+    """Its blob, once this model can look at it. ValueError if it is too short."""
+    loaded = load_data(canary)
+    if problem := misfit(recipe.model, loaded):
+        raise UsageError("E-RUN-13", f"data.canary: {problem}", fix="choose another model.name or data.canary")
+    next(validation(all_held_out(loaded), 1, 1, recipe.seq_len))
+    return data_blob(loaded)
 
 
 def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
@@ -156,7 +172,8 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             fix="write run.audit_rate = 0, or choose a gpt or llama model and the recipe diloco without overlap",
         )
     settings = _reducing(beginning.recipe, settings)
-    learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout)
+    canary = state_hash(beginning.canary) if beginning.canary else UNSET
+    learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout, canary)
     largest = 4 * layout.floats  # fp32: no codec makes an update larger
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
-    return Founded(with_room(complete), beginning.state, beginning.blob)
+    return Founded(with_room(complete), beginning.state, beginning.blob, beginning.canary)

@@ -15,10 +15,14 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import asdict
 
+from atoll.base.ids import PeerId
+from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
 from atoll.node.amend import amend_of
-from atoll.node.facts import RoundClosed
+from atoll.node.facts import Looked, RoundClosed, StateJudged
 from atoll.node.peer import GenesisKnown, MembershipChanged
+from atoll.policy.reputation import FLOOR, tier_of
+from atoll.policy.validation import LOSS_MOST, NAT
 from atoll.protocol.consensus.agreement import Decided, Judge
 from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.wire.codec import decode_body
@@ -28,6 +32,7 @@ Entry = Mapping[str, Any]
 
 SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClosed
 LEFT_OUT = ("vertex", "body", "settings")
+RETURNS_MAX = 64  # behind bad states, the newest
 CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
 
 
@@ -48,9 +53,13 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 "time_s": round(body.time_s, 3),
             }
             if (back := amend_of(body)) is not None:
-                entry |= {"back_to": back.round}
+                entry |= {"back_to": back.round, "by": "recovery" if back.signature else "validators"}
             if body.weighing is not UNSET:
                 entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.weights, strict=True))
+        case Looked(losses=losses):
+            entry |= {"losses": [nats(loss) for loss in losses]}
+        case StateJudged(values=values, bounds=bounds):
+            entry |= {"values": [nats(v) for v in values], "bounds": [nats(b) for b in bounds or ()]}
         case RowsWeighed():
             return None  # the same stands in RoundClosed, once it is agreed
         case MembershipChanged(members=members):
@@ -72,9 +81,9 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
     return plain(entry | rest)
 
 
-def line_of(member: Member) -> dict[str, Any]:
-    """One member as screens show it."""
-    return {
+def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[str, Any]:
+    """One member as screens show it; with what its record is worth, where records are kept."""
+    line = {
         "peer": member.peer,
         "name": member.name,
         "role": member.role,
@@ -84,6 +93,15 @@ def line_of(member: Member) -> dict[str, Any]:
         "missed": member.missed,
         "addresses": member.addresses,
     }
+    if not scores:
+        return line
+    score = scores.get(member.peer, FLOOR)
+    return line | {"reputation": score / SCORE_ONE, "tier": tier_of(score)}
+
+
+def nats(loss: int) -> float | None:
+    """Of millionths; None for a loss that is none."""
+    return loss / NAT if loss < LOSS_MOST else None
 
 
 def plain(value: Any) -> Any:
@@ -138,6 +156,8 @@ class Progress:
     trouble: str = ""
     audits_drawn: int = 0  # segments of rounds that somebody is to take again
     verdicts: dict[str, int] = field(default_factory=dict)  # what auditors found, as vertices hold it
+    validation: dict[str, Any] = field(default_factory=dict[str, Any])  # of the newest state that was judged
+    returns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # that validators demanded
     _closed_at: float = 0.0
 
     @staticmethod
@@ -188,6 +208,12 @@ class Progress:
                 self.audits_drawn += 1
             case "Verdict":
                 self.verdicts[entry["finding"]] = self.verdicts.get(entry["finding"], 0) + 1
+            case "StateJudged":
+                known = {key: entry[key] for key in ("of", "opinion", "values", "bounds")}
+                self.validation = known if entry["of"] >= self.validation.get("of", -2) else self.validation
+            case "WentBack":
+                self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
+                self.returns = self.returns[-RETURNS_MAX:]
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:

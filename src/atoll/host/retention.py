@@ -1,11 +1,14 @@
 """Which older states stay on this disk, so that a run can go back to them: the newest, and some for long.
 
 Read from the kept vertices, which say what every round agreed on: nothing has to be remembered across a restart.
-Promises: never more than `keep.bytes_max`, however long the run lasts. The head's own state is not its business.
+Where older states lie in pieces, the peer says which of them have to stay whole, and its pieces come first.
+Promises: never more than `keep.bytes_max` beside the pieces, however long the run lasts. The head's own state
+is not its business.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 from atoll.base.errors import PeerFault
@@ -21,6 +24,13 @@ class Retention:
     def __init__(self, store: Store, keep: Keep) -> None:
         self._store, self.keep = store, keep
         self._agreed: dict[int, Digest] = {}  # of the rounds that stay: read once
+        self._whole: Sequence[Digest] | None = None  # where older states lie in pieces: those that do not yet
+        self._pieces: frozenset[Digest] = frozenset()
+
+    def follow(self, whole: Sequence[Digest], pieces: frozenset[Digest]) -> None:
+        """Older states lie in pieces: of them these stay whole, the most important first. `pieces` count, and are
+        never given up."""
+        self._whole, self._pieces = whole, pieces
 
     def rounds(self, head: int) -> list[int]:
         """Whose states stay, the newest first. Genesis is round -1, and one of those that stay for long."""
@@ -34,18 +44,25 @@ class Retention:
         """The blobs among them that are here, as many as may be."""
         rounds = self.rounds(head)
         self._agreed = {r: self._agreed[r] for r in rounds if r in self._agreed}
+        if self._whole is None:
+            states = [self._state_of(round) for round in rounds]
+        else:
+            newest = [round for round in rounds if round >= head - self.keep.newest]
+            states = [*(self._state_of(round) for round in newest), *self._whole]
         kept: set[Digest] = set()
-        size = 0
-        for round in rounds:
-            state = self._state_of(round)
+        size = sum(self._size(piece) for piece in self._pieces)
+        for state in states:
             if state is None or state in kept:
                 continue
-            path = self._store.blob_path(state)
-            size += path.stat().st_size if path.exists() else 0
+            size += self._size(state)
             if size > self.keep.bytes_max:
                 break
             kept.add(state)
         return kept
+
+    def _size(self, blob: Digest) -> int:
+        path = self._store.blob_path(blob)
+        return path.stat().st_size if path.exists() else 0
 
     def _state_of(self, round: int) -> Digest | None:
         """What this round agreed on; None if its vertex is not here (yet): nor is its state then."""

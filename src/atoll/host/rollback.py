@@ -43,7 +43,7 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds) -> dict[str, An
             cause=f"the newest round here is {newest}",
             fix="atoll checkpoint list",
         )
-    await _demand(host, goal)
+    await _demand(host, goal, wait_s)
     said_after = history.head
     try:
         host.go_back(goal)
@@ -61,11 +61,20 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds) -> dict[str, An
     }
 
 
-async def _demand(host: PeerHost, goal: Goal) -> None:
-    """The state is here and is what was agreed on. Errors name what is."""
+async def _demand(host: PeerHost, goal: Goal, wait_s: Seconds) -> None:
+    """The state is here and is what was agreed on; out of pieces, if it lies in some. Errors name what is."""
     was_here = host.store.has_blob(goal.state)
     if await host.island.do(FindState(goal.state)):
         return
+    if host.lies_in_pieces(goal.state):
+        if await host.restore_state(goal.state, wait_s) and await host.island.do(FindState(goal.state)):
+            return
+        raise RunFailedError(
+            "E-CHK-13",
+            f"the state of round {goal.round} lies in pieces and could not be made of them yet",
+            cause="too few of their holders are here, or it takes longer than this command waits",
+            fix=f"atoll checkpoint rollback {goal.round} again in a minute; atoll peers says who is here",
+        )
     here = await asyncio.to_thread(rounds_here, host.store)
     nearest = max((r for r in here if r <= goal.round), default=here[0] if here else None)
     instead = f"atoll checkpoint rollback {nearest}" if nearest is not None else "atoll checkpoint list"

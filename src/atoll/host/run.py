@@ -9,16 +9,20 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec import UNSET
+
 from atoll.base.errors import PeerFault, UsageError
-from atoll.base.ids import Digest
+from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Fact
 from atoll.host.driver import Driver, Seat
 from atoll.host.island import Island
 from atoll.host.learning import ATTACHED, decode_learning
 from atoll.host.store import write_durably
 from atoll.host.trainer import Beat
+from atoll.keys.erasure import ready
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.models import task_of
+from atoll.node.facts import StateLost, StateRebuilt
 from atoll.node.peer import CaughtUp, GenesisKnown, Refused
 from atoll.protocol.transfer.fetch import Fetched
 
@@ -29,6 +33,7 @@ class PeerHost(Driver):
     island: Island
 
     def __init__(self, me: Seat, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
+        self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states that somebody waits for
         super().__init__(me, island, on_fact=on_fact)
         island.tended.on_beat = self._stepped
 
@@ -45,12 +50,28 @@ class PeerHost(Driver):
             raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
         return path
 
+    def lies_in_pieces(self, state: Digest) -> bool:
+        pieces = self.machine.pieces
+        entry = pieces.ledger.entry_of(state) if pieces is not None else None
+        return entry is not None and entry.placed
+
+    async def restore_state(self, state: Digest, wait_s: Seconds) -> bool:
+        """Make an earlier state from its holders' pieces; False if that failed or took longer."""
+        made = self._sought.setdefault(state, asyncio.get_running_loop().create_future())
+        self._carry_out_all(self.machine.seek(state, self.clock.now()))
+        try:
+            return await asyncio.wait_for(asyncio.shield(made), wait_s)
+        except TimeoutError:
+            return False
+
     def _react_to_fact(self, fact: Fact) -> None:
         match fact:
             case GenesisKnown():
                 self._learn_recipe(fact)
             case CaughtUp():
                 self._spawn(self.island.warm_up())
+            case StateRebuilt(state=state) | StateLost(state=state) if state in self._sought:
+                self._sought.pop(state).set_result(isinstance(fact, StateRebuilt))
             case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
                 self._use_data_blob(blob)
             case _:
@@ -60,15 +81,29 @@ class PeerHost(Driver):
         try:
             self.island.learning = decode_learning(genesis.settings)
         except PeerFault as fault:
-            fix = "upgrade atoll; or, if it is the ticket of a group, atoll.reduce.join(ticket)"
-            refused = Refused(by=self.me, code="E-RUN-11", what=fault.what, fix=fix, for_good=True)
-            for listener in self.listeners:
-                listener(refused)
+            self._refuse(
+                "E-RUN-11",
+                fault.what,
+                "upgrade atoll; or, if it is the ticket of a group, atoll.reduce.join(ticket)",
+            )
+            return
+        if genesis.settings.kept_coded and not ready():
+            self._refuse(
+                "E-PCS-01",
+                "this run keeps older states in coded pieces, and PyECLib is not installed here",
+                "pip install 'atoll[coded]'",
+            )
             return
         if genesis.settings.audited_share:
             self.island.be_audited(self.run_id, self.me)
         self._tell_learning()
         self._spawn(self._find_data())
+
+    def _refuse(self, code: str, what: str, fix: str) -> None:
+        """This computer cannot take part, whoever is asked."""
+        refused = Refused(by=self.me, code=code, what=what, fix=fix, for_good=True)
+        for listener in self.listeners:
+            listener(refused)
 
     async def _find_data(self) -> None:
         """The data set from this disk if it is the very same, else as a blob from the members."""
@@ -76,6 +111,8 @@ class PeerHost(Driver):
         assert learning is not None
         if self.wish.role == "observer":
             return
+        if learning.canary is not UNSET and not self.store.has_blob(learning.canary):
+            self._carry_out_all(self.machine.want(learning.canary, self.clock.now()))
         if self.island.tended.attached:
             return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):

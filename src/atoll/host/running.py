@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door, neighbours
-from atoll.host.config import data_of, recipe_of, settings_of
+from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of
 from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
 from atoll.node.config import Config
@@ -81,9 +81,13 @@ async def run_up(start: Start, shell: Shell) -> int:
         host = await resume_run(start.folder, start.name, listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     recipe = recipe_of(start.config)
-    settings, data = settings_of(start.config, recipe), data_of(start.config, start.file)
+    data, canary = data_of(start.config, start.file), canary_of(start.config, start.file)
     try:
-        founded = found(built_in(recipe, data), settings)
+        beginning = built_in(recipe, data, canary)
+        floats = beginning.layout.floats
+        founded = found(beginning, settings_of(start.config, recipe, floats))
+        for text in forgone(start.config, recipe, floats):
+            shell.notice(text)
         make = training(threads, _ignore, keep=start.config.keep)
         host, ticket = await found_run(start.folder, founded, name, listening, Invitation(), make)
     except ValueError as why:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from threading import Lock
 
 import msgspec
@@ -36,6 +37,7 @@ class Shelf:
     def __init__(self, store: Store, keep: Keep = Keep()) -> None:  # a frozen value
         self._store, self._retention = store, Retention(store, keep)
         self._looked_for: OrderedDict[Digest, None] = OrderedDict()
+        self._pieces: frozenset[Digest] = frozenset()  # of older states, where these lie in pieces
         self._held: OrderedDict[Digest, SharedState] = OrderedDict()
         self._kept_since: dict[Digest, float] = {}  # states on disk -> when they were put there
         self._tidying = Lock()
@@ -89,6 +91,13 @@ class Shelf:
         with self._tidying:
             self._kept_since[name] = time.monotonic()
 
+    def hold_pieces(self, pieces: Collection[Digest], whole: Sequence[Digest]) -> tuple[Digest, ...]:
+        """From now on these stay, and of the older states these alone. Says which pieces are not here."""
+        with self._tidying:
+            self._pieces = frozenset(pieces)
+            self._retention.follow(whole, self._pieces)
+        return tuple(name for name in pieces if not self._store.has_blob(name))
+
     def tidy(self, needed: set[Digest], round: int) -> None:
         """Forget the blobs that neither are needed nor were put there lately. `round` is the head's."""
         to_keep = self._retention.states(round)
@@ -96,7 +105,8 @@ class Shelf:
         with self._tidying:
             newest = list(self._kept_since.items())[-STATES_KEPT_MAX:]
             self._kept_since = {name: since for name, since in newest if since > recent}
-            self._store.drop_blobs({*self._held, *self._kept_since, *self._looked_for, *to_keep, *needed})
+            kept = {*self._held, *self._kept_since, *self._looked_for, *self._pieces}
+            self._store.drop_blobs({*kept, *to_keep, *needed})
 
     def _hold(self, name: Digest, state: SharedState) -> None:
         self._held[name] = state

@@ -54,6 +54,8 @@ class Store:
         self.folder, self._durable = folder, durable
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
+        for left in (folder / "blobs").glob("*.new"):
+            left.unlink(missing_ok=True)  # of a process that ended while it wrote
         self._database = sqlite3.connect(folder / "kept.sqlite", isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode=WAL")
         # WAL with FULL syncs at every commit
@@ -128,8 +130,20 @@ class Store:
         self._write_manifest(name, manifest)
         return name
 
+    def new_blob(self) -> NewBlob:
+        """A blob that is written piece by piece and gets its name at the end."""
+        return NewBlob(self, self.folder / "blobs" / "being-written.new", self._durable)
+
     def has_blob(self, name: Digest) -> bool:
         return self._path(name).exists()
+
+    def blob_bytes(self) -> int:
+        """Of this disk, that finished blobs take."""
+        size = 0
+        for path in (self.folder / "blobs").iterdir():
+            with suppress(FileNotFoundError):  # tidied away meanwhile
+                size += path.stat().st_size if path.suffix == "" else 0
+        return size
 
     def read_blob(self, name: Digest) -> bytes | None:
         """The bytes, verified against the name; None if they are not here. A damaged file is set aside."""
@@ -141,6 +155,10 @@ class Store:
             path.rename(path.with_suffix(".damaged"))
             return None
         return data
+
+    def set_aside(self, name: Digest) -> None:
+        """This disk damaged it: as if it were not here."""
+        self._path(name).rename(self._path(name).with_suffix(".damaged"))
 
     def blob_path(self, name: Digest) -> Path:
         return self._path(name)
@@ -206,6 +224,14 @@ class Store:
             os.fsync(file.fileno())
         part.rename(path)
         _sync_folder(path.parent)
+
+    def take_in(self, path: Path, name: Digest, manifest: Manifest) -> None:
+        """This file, whole and synced, becomes the blob of this name."""
+        self._remember(name, manifest)
+        self._write_manifest(name, manifest)
+        path.rename(self._path(name))
+        if self._durable:
+            _sync_folder(path.parent)
 
     def drop_unfinished(self, name: Digest) -> None:
         """Forget what is here of a blob that is not fetched any more."""
@@ -285,6 +311,41 @@ class Store:
                 fix="atoll status, or choose another folder with --dir",
             ) from None
         return handle
+
+
+class NewBlob:
+    """Under no name until it is whole. One at a time per folder; whoever gives up calls `drop`."""
+
+    def __init__(self, store: Store, path: Path, durable: bool) -> None:
+        self._store, self._path, self._durable = store, path, durable
+        self._file = path.open("wb")
+        self._chunks: list[Digest] = []
+        self._size = 0
+
+    def write(self, data: Buffer) -> None:
+        """Whole chunks, but for the last call."""
+        assert self._size % BLOB_CHUNK == 0
+        view = memoryview(data).cast("B")
+        self._chunks += [digest(view[at : at + BLOB_CHUNK]) for at in range(0, len(view), BLOB_CHUNK)]
+        self._size += self._file.write(view)
+
+    def finish(self, goal: Digest | None = None) -> Digest | None:
+        """Durable under its name, which is returned; None, and nothing is left, if it should be another one."""
+        manifest = Manifest(self._size, tuple(self._chunks))
+        name = blob_id(manifest)
+        if goal not in (None, name):
+            self.drop()
+            return None
+        self._file.flush()
+        if self._durable:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        self._store.take_in(self._path, name, manifest)
+        return name
+
+    def drop(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
 
 
 def in_use(folder: Path) -> bool:

@@ -15,18 +15,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.base.errors import NetworkError, RunFailedError
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.errors import NetworkError, RunFailedError, UsageError
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Message
 from atoll.host.driver import Driver, Seat
 from atoll.host.member import identity_of, session_of
+from atoll.host.pieces import rebuild_blob
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
-from atoll.node.jobs import Restore
+from atoll.node.facts import StateLost, StateRebuilt
+from atoll.node.jobs import HoldPieces, Rebuild, Restore
 from atoll.node.peer import Wish
 from atoll.protocol.dag.eras import EraSealed
+from atoll.protocol.transfer.fetch import Fetched, FetchFailed
+from atoll.wire.codec import decode_body, decode_vertex
 
 ANSWER_S = 60.0  # nobody of the run answered for so long: its addresses are not reachable from here
+AGAIN_S = 2.0  # after which an earlier state that nobody could give is asked for again
 SIGNED_S = 5.0  # without a further era signed by its quorum: nobody at hand has more
 
 
@@ -36,14 +41,19 @@ class Taken(NamedTuple):
 
 
 async def take(
-    folder: Path, run: Digest, bootstrap: Sequence[tuple[str, PeerId | None]], timeout_s: Seconds
+    folder: Path,
+    run: Digest,
+    bootstrap: Sequence[tuple[str, PeerId | None]],
+    timeout_s: Seconds,
+    round: int | None = None,
 ) -> Taken:
-    """Fill this folder with the run's history and its newest state. Trouble is told as an AtollError."""
+    """Fill this folder with the run's history and the state of this round, or the newest. Trouble is told as an
+    AtollError."""
     store = Store(folder)
     identity = identity_of(store)
     store.keep([("run", run)])
     seat = Seat(store, identity, session_of(store, identity, run), run, Wish("visitor"), None, tuple(bootstrap))
-    host = _Visitor(seat)
+    host = _Visitor(seat, round)
     try:
         await host.listen([])
         host.start()
@@ -55,9 +65,10 @@ async def take(
 class _Visitor(Driver):
     shelf: _Shelf
 
-    def __init__(self, me: Seat) -> None:
-        self.shelf = _Shelf(me.store)
-        self.signed = asyncio.Event()
+    def __init__(self, me: Seat, round: int | None) -> None:
+        self.shelf, self.wanted = _Shelf(me.store, round is None), round
+        self.signed, self.ended = asyncio.Event(), asyncio.Event()
+        self.state, self.refused = ZERO_DIGEST, False  # an earlier one that it came for; nobody has it
         super().__init__(me, self.shelf)
 
     async def take(self, until: Seconds) -> Taken:
@@ -74,7 +85,7 @@ class _Visitor(Driver):
             ) from None
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                taken = await self.shelf.taken
+                taken = await (self.shelf.taken if self.wanted is None else self._earlier(self.wanted))
         except TimeoutError:
             raise RunFailedError(
                 "E-CHK-08",
@@ -84,6 +95,36 @@ class _Visitor(Driver):
             ) from None
         await self._signatures(taken.round)
         return taken
+
+    async def _earlier(self, round: int) -> Taken:
+        """The state of this round, whole or out of pieces; asked for again where a holder went away meanwhile."""
+        self.state = state = await asyncio.to_thread(self._agreed, round)
+        while not self.store.has_blob(state):
+            self.ended.clear()
+            self._carry_out_all(self.machine.seek(state, self.clock.now()))
+            await self.ended.wait()
+            if self.refused:
+                raise RunFailedError(
+                    "E-CHK-12",
+                    f"no member holds the state of round {round} any more",
+                    cause="they keep those of the newest rounds and of some older ones ([keep] in docs/config.md)",
+                    fix="atoll checkpoint list at a member says which are there; without --round it is the newest",
+                )
+            if not self.store.has_blob(state):
+                await asyncio.sleep(AGAIN_S)
+        return Taken(round, state)
+
+    def _agreed(self, round: int) -> Digest:
+        data = self.store.value("genesis" if round == -1 else f"vertex/{round}")
+        if data is None:
+            head = self.machine.history.head if self.machine.history is not None else -1
+            raise UsageError(
+                "E-CHK-01",
+                f"round {round} is not in this run",
+                cause=f"its newest round is {head}",
+                fix="atoll checkpoint list, at a member",
+            )
+        return decode_body(decode_vertex(data).body).state
 
     async def _signatures(self, until: int) -> None:
         """Of eras up to this round, as many as members have; the run goes on meanwhile."""
@@ -97,26 +138,40 @@ class _Visitor(Driver):
                 return
 
     def _react_to_fact(self, fact: Fact) -> None:
-        if isinstance(fact, EraSealed):
-            self.signed.set()
+        match fact:
+            case EraSealed():
+                self.signed.set()
+            case Fetched(blob=state) | StateRebuilt(state=state) | StateLost(state=state) if state == self.state:
+                self.ended.set()
+            case FetchFailed(blob=state) if state == self.state:
+                self.refused = True
+                self.ended.set()
+            case _:
+                pass
 
 
 class _Shelf:
     """What stands behind a visitor: a disk, and nobody who reads what is on it."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, newest: bool) -> None:
+        """`newest`: the head's state is what it came for."""
+        self.store, self.newest = store, newest
         self.asked = asyncio.Event()  # for a state: somebody of the run has answered
         self.taken: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
         self._disk = ThreadPoolExecutor(1, "disk")
 
     async def do(self, work: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        if isinstance(work, HoldPieces):
+            return ()  # nobody tidies here
+        if isinstance(work, Rebuild):
+            return await loop.run_in_executor(self._disk, rebuild_blob, self.store, work, lambda name: None)
         if not isinstance(work, Restore):
-            return await asyncio.get_running_loop().run_in_executor(self._disk, stored, self.store, work)
+            return await loop.run_in_executor(self._disk, stored, self.store, work)
         self.asked.set()
-        if not self.store.has_blob(work.state):
+        if self.newest and not self.store.has_blob(work.state):
             return False
-        if not self.taken.done():
+        if self.newest and not self.taken.done():
             self.taken.set_result(Taken(work.round, work.state))
         return await asyncio.Event().wait()  # there is nothing to go on with; `stop` ends this
 

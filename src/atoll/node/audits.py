@@ -98,7 +98,7 @@ class Audits:
         effects, head = self._hold(), self.history.head
         here = {m.peer for m in self.history.head_body.members if m.present}
         for key, case in self.docket.cases.items():
-            if key not in self.turns and case.peer in here and case.turn(head) == self.me:
+            if key not in self.turns and case.peer in here and self.me in case.turns(head):
                 self.turns[key] = Turn(case, head, now)
                 effects += self._ask(self.turns[key])
         for turn in self.turns.values():
@@ -110,7 +110,7 @@ class Audits:
     def _hold(self) -> list[Effect]:
         """I keep what I show, what I am shown, and the states that audited rounds began with."""
         bodies, head = self.history.bodies, self.history.head
-        undone = [case for case in self.docket.cases.values() if case.turn(head) is not None]
+        undone = [case for case in self.docket.cases.values() if case.turns(head)]
         mine = {case.round for case in undone if case.peer == self.me}
         rounds = {case.round - 1 for case in undone if self.me in case.order}
         names = {bodies[round].state for round in rounds if round in bodies}
@@ -136,9 +136,7 @@ class Audits:
         if case is None:
             return []
         self.exhibits[round] = blob
-        asker = case.turn(self.history.head)
-        told: list[Effect] = [Send(asker, ExhibitIs(round, blob))] if asker is not None else []
-        return [*self._hold(), *told]
+        return [*self._hold(), *(Send(asker, ExhibitIs(round, blob)) for asker in case.turns(self.history.head))]
 
     # ---- taking again --------------------------------------------------------------------------------------
 

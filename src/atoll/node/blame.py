@@ -9,6 +9,7 @@ coincidence is called one; never a verdict.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,6 +19,8 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
+from atoll.base.limits import VALIDATION_ROUNDS
+from atoll.node.amend import amend_of
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commit
 from atoll.wire.messages.vertex import Body
@@ -44,6 +47,36 @@ class Jump(msgspec.Struct, frozen=True):
     round: int
     by: float
     counted: tuple[str, ...]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Validators found the model bad, and this round went back. Who counted since is named, not judged."""
+
+    round: int
+    back_to: int
+    refused: tuple[int, ...]  # rounds that trained in between
+    contributors: tuple[PeerId, ...]  # to any of them
+
+
+def refusal_in(body: Body, before: Iterable[Body]) -> Refusal | None:
+    """What this vertex refuses of those `before` it; None unless validators sent it back."""
+    back = amend_of(body)
+    if back is None or back.signature:
+        return None
+    refused = [b for b in before if back.round < b.round < body.round and b.parts]
+    who = {signed.signer for b in refused for signed in b.commits}
+    return Refusal(body.round, back.round, tuple(b.round for b in refused), tuple(sorted(who)))
+
+
+def refusals(bodies: Iterable[Body]) -> list[Refusal]:
+    """All of a history; `bodies` in the order of rounds."""
+    recent: deque[Body] = deque(maxlen=VALIDATION_ROUNDS)
+    found: list[Refusal] = []
+    for body in bodies:
+        if (refusal := refusal_in(body, recent)) is not None:
+            found.append(refusal)
+        recent.append(body)
+    return found
 
 
 @dataclass

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
+from statistics import median
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
@@ -28,18 +29,21 @@ from atoll.base.limits import (
 )
 from atoll.keys.digest import digest
 from atoll.node.amend import amend_holds, amends_in, first_of
+from atoll.node.reputation import next_scores
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.node.topology import parts_most, way_of
 from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
+from atoll.policy.reputation import FLOOR, influence_of
 from atoll.policy.room import WEIGHT_BYTES, name_bytes
 from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
+from atoll.policy.windows import Shown, next_window
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import name_of
 from atoll.protocol.reduce.topology import Topology
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import (
     Amend,
@@ -75,6 +79,8 @@ class Ground:
     parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
     recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
     audited: bool = False  # who gives an update must claim how it trained
+    reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
+    demanded: Amend | None = None  # validators found the state bad: where this round is to go back to
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -90,6 +96,14 @@ class Ground:
     def weightless(self) -> frozenset[PeerId]:
         """Newcomers: their rows are shared and checked like any other, but move nothing yet."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing == "new")
+
+    @cached_property
+    def influence(self) -> dict[PeerId, int]:
+        """What each settled trainer weighs against the others; nobody where no records are kept."""
+        if not self.reputed:
+            return {}
+        settled = (m.peer for m in self.plan.trainers if m.standing == "member")
+        return influence_of({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
 
     @cached_property
     def liars(self) -> int:
@@ -146,6 +160,7 @@ class Ground:
             frozenset(m.peer for m in plan.members if m.present and not m.trains),
             plan.window_s(attempt),
             plan.has_clock,
+            self.influence if self.weighs else {},
         )
 
     @cached_property
@@ -184,14 +199,26 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
         wall_s = parent.time_s if as_proposer else None
         return admissible(reported, parent, recent, run, settings.open_to_all, wall_s, parts)
 
-    who = settings.recovery
+    who, validations = settings.recovery, recent.validations
+    demanded = validations.demanded() if validations.head == parent.round else None
     if not enough:
         why, kind = "too few members to train", settings.statistic
-        return Ground(plan, parent, None, why, judge, kind, parts_most=parts, recovery=who)
+        return Ground(
+            plan,
+            parent,
+            None,
+            why,
+            judge,
+            kind,
+            parts_most=parts,
+            recovery=who,
+            reputed=settings.reputed,
+            demanded=demanded,
+        )
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
-    audited = bool(settings.audited_share)
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited)
+    audited, reputed = bool(settings.audited_share), settings.reputed
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited, reputed, demanded)
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -219,9 +246,10 @@ def write_body(
     With a word to go back among them (`amend_among`, one at most) `state` is what the run then goes on from.
     """
     plan, parent = ground.plan, ground.parent
-    answers = [decode_statement(p.body, p.signer) if p is not None else None for p in parts]
+    answers = [_answered(p) for p in parts]
     contributors = _contributors(answers)
     chosen = {p: commits[p] for p in sorted(contributors)}
+    time_s = max(now, parent.time_s)
     kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
     members, tickets = next_members(
         parent,
@@ -238,7 +266,7 @@ def write_body(
         round=plan.round,
         attempt=attempt,
         parent=plan.head,
-        time_s=max(now, parent.time_s),
+        time_s=time_s,
         proposer=notary.me,
         parts=tuple(parts),
         state=state,
@@ -250,6 +278,8 @@ def write_body(
         trained=_trained(ground, kept),
         epoch=parent.epoch,
         weighing=UNSET if weighing is None else weighing,
+        window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()]),
+        reputation=_scores(ground, members, answers, {p: c for p, (c, _) in chosen.items()}, opened),
     )
 
 
@@ -297,6 +327,7 @@ def write_recovery(
         epoch=parent.epoch + 1,
         settings=b"",
         weighing=UNSET,
+        window_s=UNSET,  # nothing is known of the pace of those who are left
     )
 
 
@@ -358,7 +389,24 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "its membership does not follow from its reports"
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
         return "its metrics do not follow from its commitments"
+    if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values())):
+        return "the window of the next round does not follow from how long it took"
+    if body.reputation != _scores(ground, body.members, answers, commits, opened):
+        return "its reputations do not follow from what it shows of its members"
     return None
+
+
+def _scores(
+    ground: Ground,
+    members: Sequence[Member],
+    answers: Sequence[Answered | None],
+    commits: Mapping[PeerId, Commit],
+    reports: Sequence[Reported],
+) -> tuple[int, ...] | UnsetType:
+    """What every line of `members` is worth after this round, where records are kept."""
+    if not ground.reputed:
+        return UNSET
+    return next_scores(ground.plan, ground.owners, ground.audited, members, answers, commits, reports)
 
 
 def _trained(ground: Ground, reports: Sequence[Signed]) -> int:
@@ -368,14 +416,21 @@ def _trained(ground: Ground, reports: Sequence[Signed]) -> int:
 
 
 def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tuple[Signed, Amend] | None:
-    """The word to go back that a proposer may put into its body, if there is one."""
+    """The word to go back that a proposer may put into its body, if there is one: a person's, or what validators
+    demand, which it says itself."""
     kept, _ = _judge_reports(ground, notary, [signed for signed, _ in amends_in(reports)], as_proposer=True)
-    return first_of(amends_in(kept))
+    demanded = [] if ground.demanded is None else [(notary.sign(ground.demanded), ground.demanded)]
+    return first_of([*amends_in(kept), *demanded])
 
 
 def _forged(ground: Ground, notary: Notary, signed: Signed, report: Reported) -> bool:
+    """A word to go back that is neither the recovery identity's nor the one that validators demand."""
     statement = report.statement
-    return isinstance(statement, Amend) and not amend_holds(signed, statement, notary, ground.recovery)
+    if not isinstance(statement, Amend):
+        return False
+    if not statement.signature:
+        return statement != ground.demanded or signed.body != encode(statement)
+    return not amend_holds(signed, statement, notary, ground.recovery)
 
 
 def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: Signed) -> Answered:
@@ -415,13 +470,27 @@ def parts_fit(ground: Ground, commit: Commit) -> bool:
 
 
 def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
-    """A row weighs what it learned from, a newcomer's nothing. Where rows are sorted, each must weigh something."""
+    """A row weighs what it should. Where rows are sorted, each must weigh something."""
     member = ground.plan.by_peer.get(peer)
     if member is None or not member.trains:
         return False
     if commit.parts == 0 or member.standing == "new":
         return commit.weight == 0
-    return commit.weight == commit.samples and (commit.samples > 0 or ground.statistic == "mean")
+    own = row_weight(ground, peer, commit.steps, commit.samples)
+    return commit.weight == own and (commit.samples > 0 or ground.statistic == "mean")
+
+
+def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
+    """What a trainer's update counts in a mean: the samples it learned from, and a newcomer's nothing.
+
+    Where records are kept these decide, and how many of the steps assigned it took: what it says of its samples
+    then moves nothing.
+    """
+    if peer in ground.weightless:
+        return 0
+    if not ground.reputed or ground.statistic != "mean":
+        return samples
+    return ground.influence[peer] * max(0, min(steps, ground.plan.settings.inner_steps))
 
 
 def claims_right(ground: Ground, commit: Commit) -> bool:
@@ -452,10 +521,39 @@ def commit_flaw(commit: Commit) -> str | None:
     return report_flaw(commit.links)
 
 
-def _contributors(answers: Sequence[Statement | None]) -> set[PeerId]:
+def _window(
+    ground: Ground, attempt: int, time_s: Seconds, answers: Sequence[Answered | None], commits: Sequence[Commit]
+) -> Seconds | UnsetType:
+    """An owner's in the next round, where windows follow the pace. Only rounds that train show any."""
+    plan, settings = ground.plan, ground.plan.settings
+    if plan.pace is None or settings.window_min_s is UNSET:
+        return UNSET
+    if not ground.owners:
+        return ground.parent.window_s
+    if not commits:
+        return settings.owner_s  # nobody had the time to train
+    took_s = time_s - plan.begin
+    said = [a for a in answers if a is not None]
+    named = [set(a.contributors) for a in said]
+    awaited = [m.peer for m in plan.trainers if m.standing == "member"]
+    # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
+    whole = all(2 * sum(peer in names for names in named) > len(answers) for peer in awaited)
+    # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
+    excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
+    training_s = median(c.steps * c.step_s for c in commits)
+    shown = Shown(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
+    return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
+
+
+def _answered(signed: Signed | None) -> Answered | None:
+    statement = decode_statement(signed.body, signed.signer) if signed is not None else None
+    return statement if isinstance(statement, Answered) else None
+
+
+def _contributors(answers: Sequence[Answered | None]) -> set[PeerId]:
     named: set[PeerId] = set()
     for answered in answers:
-        if isinstance(answered, Answered):
+        if answered is not None:
             named.update(answered.contributors)
     return named
 

@@ -18,10 +18,13 @@ import msgspec
 from msgspec import Meta
 
 from atoll.base.errors import UsageError
-from atoll.base.limits import PEERS_MAX
+from atoll.base.limits import CODED_PIECES_MAX, PEERS_MAX
 from atoll.base.units import parse_duration_s
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
+from atoll.policy.pieces import Coded
+from atoll.policy.presets import PRESETS, Preset, Trust, statistic_of
 from atoll.policy.trust import StatisticName, peers_for_one_liar
+from atoll.policy.validation import VALIDATE_EVERY_MAX
 
 DURATION = {"unit": "duration"}
 RECIPES = (
@@ -56,11 +59,14 @@ class Run(Section, frozen=True):
     rounds: Whole | None = None
     start_peers: Peers = 1
     min_peers: Peers = 1
-    trust: Literal["private", "community", "open"] = "private"
+    trust: Trust = "private"
     byzantine_tolerance: Share | None = None
     open_to_all: bool = False
     era_rounds: EraRounds = ERA_ROUNDS
-    audit_rate: Share = 0.0
+    audit_rate: Share | None = None
+    reputation: bool | None = None
+    validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
+    validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -77,6 +83,7 @@ class Data(Section, frozen=True):
     """What it learns from. Members that do not have the very same data fetch it from each other."""
 
     source: str = "stdlib"
+    canary: str = ""
 
 
 class Train(Section, frozen=True):
@@ -108,7 +115,7 @@ class Sync(Section, frozen=True):
     compression_ratio: Share = 0.1
     compression_level: Literal[3, 5, 9] = 3
     topology: TopologyName = "auto"
-    statistic: StatisticName = "mean"
+    statistic: StatisticName | None = None
 
 
 class Consensus(Section, frozen=True):
@@ -116,6 +123,7 @@ class Consensus(Section, frozen=True):
 
     protocol: str = "bft"
     timeout: Duration = 30.0
+    timeout_min: Duration = 7.5
     max_retries: Count = 3
 
 
@@ -130,11 +138,13 @@ class Network(Section, frozen=True):
 
 
 class Keep(Section, frozen=True):
-    """Which older states of the model stay on this disk, to go back to. Stays on this computer."""
+    """Which older states of the model stay on this disk, to go back to. `coded` travels with the run."""
 
     newest: Whole = 8
     every_rounds: Count = 20
     bytes_max: Bytes = 10_000_000_000
+    coded: Text = ""
+    repair_after: Duration = 3600.0
 
 
 class Node(Section, frozen=True):
@@ -172,7 +182,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
         'for sync.statistic to withstand, and owners of parts are believed. "open": nor are they; several '
         "owners combine every part and sign what they got, doubted parts are opened and recomputed, and proven "
-        "liars are expelled. Costs the upload as many times."
+        "liars are expelled. Costs the upload as many times. What it stands for where other keys are left out: "
+        "docs/config.md, at the end."
     ),
     "run.byzantine_tolerance": (
         'Share of members that may lie without splitting the run: 0 with trust = "private", 0.33 with '
@@ -186,9 +197,28 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "run.audit_rate": (
         "Share of all rounds of all trainers of which another trainer, drawn by the vertex, takes ten steps again "
-        "(specs/audit.md); 0.05 costs 2 to 3 % more work. Whom enough auditors refute is expelled where run.trust "
+        "(specs/audit.md); 0.05 costs 2 to 3 % more work, and where records are kept up to four times that for "
+        'members on probation. Left out: 0.02 with run.trust = "community", 0.05 with "open", 0 where the recipe '
+        "cannot be audited. Whom enough auditors refute is expelled where run.trust "
         'is "community" or "open", and shown by status where it is "private". For gpt and llama models under '
         "recipes without overlap or fragments; 32 bytes per parameter travel for each audit."
+    ),
+    "run.reputation": (
+        "True: vertices keep a score of every member's record (specs/reputation.md). It decides how often it is "
+        "audited, whether it owns parts, and what its rows weigh: after sync.statistic looked for liars, and never "
+        "more than half as much again as an equal share. Samples that members claim then move nothing. Left out: "
+        'true with run.trust = "community" and "open".'
+    ),
+    "run.validate_every": (
+        "Training rounds after which members look at the agreed model: some, drawn by the vertex, sign its loss on "
+        "held-out data, and if more than may lie find it bad, all go back to the last state that was found good "
+        "(specs/validation.md). 0: never, the default, since a return costs rounds and the margin is yours to "
+        "choose. Costs a validator 128 samples without gradients each time, as much as training on 45; raise it "
+        "where a round trains on a few hundred. For built-in models, not for attached loops."
+    ),
+    "run.validate_margin": (
+        "How far above the least loss of the newest 128 rounds a loss is bad, as a share of it, and 0.1 nats at "
+        "least. Wide enough for the worst round that you would keep; harm below it is not seen."
     ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "
@@ -211,6 +241,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
         "text, tokens (.npy, .bin of uint16), MNIST as .npz or as a folder of idx files, "
         "images (PNG, JPEG) in one folder per class."
+    ),
+    "data.canary": (
+        "A path, of the same kinds: data that nobody learns from and that validators look at too "
+        "(run.validate_every), with a bound of its own. Text (8 kB at least) or labelled pictures that the model "
+        "must not unlearn, and that data.source teaches: the loss of anything else rises while the model learns, "
+        "and would send the run back. Travels with the run. Empty: none."
     ),
     "train.recipe": (
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '
@@ -280,7 +316,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "per part, at most 64 rows. With all of these every row "
         "counts once, whatever number of samples it claims. They need rows that reach owners directly, more than "
         "twice as many as there may be liars (Krum three more than twice), and memory for one decoded MiB of every "
-        "row. A part with fewer rows counts for nobody in that round, which the round reports."
+        'row. A part with fewer rows counts for nobody in that round, which the round reports. Left out: "robust" '
+        'with run.trust = "community", "trimmed_mean" with "open"; a mean where run.min_peers are too few for it.'
     ),
     "consensus.protocol": (
         '"bft": two phases of signed votes, a rotating proposer, and the quorum that run.trust asks for. '
@@ -290,6 +327,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "From the end of training until an attempt is given up: a fifth for each of three owners of a "
         "part, the rest for proposal and votes. Every further attempt waits half as long again. A "
         "deadline for trouble: a healthy round never waits for it."
+    ),
+    "consensus.timeout_min": (
+        "What consensus.timeout shrinks to, at the least, for the waits in a first attempt where rounds have shown "
+        "to be fast: silent owners then cost seconds, not a minute. The default lets lost words be said again, "
+        "once a second, before anybody is late. As long as consensus.timeout or longer: it never shrinks."
     ),
     "consensus.max_retries": (
         "Failed attempts after which status calls the round troubled. Attempts go on by the clock: giving "
@@ -319,7 +361,18 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "keep.bytes_max": (
         "Bytes that these older states may take together; the oldest give way first. 0 keeps the head and what the "
-        "last minute needed."
+        "last minute needed. Pieces come first and are not given up."
+    ),
+    "keep.coded": (
+        'Empty: states of every keep.every_rounds-th round lie whole at every member. "6/10": each is cut into '
+        "10 pieces, one per member that the vertex draws, and any 6 make it again, so 4 members may vanish; "
+        "nobody holds it whole, all of them together hold 10/6 of it (specs/pieces.md). Fixed when the run is "
+        "founded, together with keep.every_rounds and keep.repair_after; needs as many voting members as pieces, "
+        "and pip install 'atoll[coded]' at each."
+    ),
+    "keep.repair_after": (
+        "Run time for which a holder of pieces may be away before other members make its pieces anew, each out of "
+        "as many bytes as the state has. Longer than a night's sleep saves traffic, shorter loses fewer at a time."
     ),
     "node.name": "What others call this peer. Empty: the computer's name.",
     "node.threads": (
@@ -328,9 +381,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
 }
 
-RECIPE: dict[str, Any] = {  # what the recipe "diloco" has where a key is left out
+RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" have where a key is left out
     "run.rounds": 30,
     "run.byzantine_tolerance": 0.0,
+    "run.audit_rate": 0.0,
+    "run.reputation": False,
     "model.name": "gpt-tiny",
     "train.inner_steps": 50,
     "train.batch": 4,
@@ -347,6 +402,7 @@ RECIPE: dict[str, Any] = {  # what the recipe "diloco" has where a key is left o
     "sync.error_feedback": 1.0,
     "sync.overlap": 0,
     "sync.fragments": 1,
+    "sync.statistic": "mean",
 }
 
 REPLACED = {  # names people know from elsewhere, and what to write here
@@ -454,7 +510,15 @@ def tolerance_of(run: Run) -> float:
     """The share of members that may lie, also where only `trust` is written."""
     if run.byzantine_tolerance is not None:
         return run.byzantine_tolerance
-    return 0.0 if run.trust == "private" else 0.33
+    return PRESETS[run.trust].tolerance
+
+
+def chosen_statistic(config: Config) -> StatisticName:
+    """What rows become: as the config says, else as its trust has it, as far as there are members enough."""
+    run = config.run
+    if config.sync.statistic is not None:
+        return config.sync.statistic
+    return statistic_of(PRESETS[run.trust], tolerance_of(run), run.min_peers, max(run.start_peers, run.min_peers))
 
 
 def _check_statistic(config: Config) -> None:
@@ -462,7 +526,7 @@ def _check_statistic(config: Config) -> None:
     run, name, topology = config.run, config.sync.statistic, config.sync.topology
     if run.trust == "open":
         _check_enough(run, 'run.trust = "open"')
-    if name == "mean":
+    if name is None or name == "mean":
         return
     if run.trust == "private":
         raise UsageError(
@@ -491,7 +555,27 @@ def _check_enough(run: Run, what: str, statistic: StatisticName = "mean") -> Non
         )
 
 
+def coded_of(keep: Keep) -> Coded | None:
+    """How older states are cut, None where they lie whole. UsageError for what is no code."""
+    if not keep.coded:
+        return None
+    k, _, n = keep.coded.partition("/")
+    try:
+        made = Coded(int(k), int(n), keep.every_rounds, keep.repair_after)
+        if 1 <= made.k < made.n <= CODED_PIECES_MAX:
+            return made
+    except ValueError:
+        pass
+    raise UsageError(
+        "E-CFG-12",
+        f'keep.coded = "{keep.coded}" says not how many pieces of how many make a state',
+        cause=f"it is K/N with 1 <= K < N <= {CODED_PIECES_MAX}",
+        fix='write keep.coded = "6/10", or leave it empty',
+    )
+
+
 def _check_sense(config: Config) -> None:
+    coded_of(config.keep)
     run, consensus = config.run, config.consensus
     tolerance = run.byzantine_tolerance
     if tolerance is not None and not 0 <= tolerance <= 1 / 3 + 0.004:
@@ -520,6 +604,13 @@ def _check_sense(config: Config) -> None:
                 f"{key} = {value} changes nothing: no codec of this run asks for it",
                 fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
             )
+    if not run.validate_every and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
+        key = "data.canary" if config.data.canary else "run.validate_margin"
+        raise UsageError(
+            "E-CFG-10",
+            f"{key} changes nothing: members of this run do not look at its model",
+            fix=f"write run.validate_every = 1, or leave {key} at {toml_text(default_of(key))}",
+        )
     for small, large, low, high in (
         ("run.min_peers", "run.start_peers", run.min_peers, run.start_peers),
         ("run.first_train", "run.train_max", run.first_train, run.train_max),
@@ -612,9 +703,11 @@ INTRODUCTION = """# run.toml
 environment (`ATOLL_TRAIN__LR=0.002`), and `atoll up --set train.lr=0.003`. An unknown key is an error; so is a
 key whose feature does not exist yet, unless it stands at its default. Durations are seconds, or text with a
 unit: `250ms`, `30s`, `15min`, `2h`, `7d`. Sections up to [consensus] become part of the run's genesis and cannot
-be changed afterwards; [network], [keep] and [node] belong to one computer and may differ at every start.
+be changed afterwards, nor can keep.coded; [network], the rest of [keep] and [node] belong to one computer and may
+differ at every start.
 
-A default *in italics* comes from the recipe `diloco`; with `train.recipe = "demo"` it is the demo's."""
+A default *in italics* comes from the recipe `diloco` (with `train.recipe = "demo"` it is the demo's) or from
+`run.trust = "private"`."""
 
 
 def reference() -> str:
@@ -626,9 +719,32 @@ def reference() -> str:
             key = f"{section}.{name}"
             shown = f"*{toml_text(RECIPE[key])}*" if key in RECIPE else f"`{toml_text(default_of(key))}`"
             lines.append(f"| `{name}` | {shown} | {ABOUT[key]} |")
+    lines += ["", *_presets()]
     lines += ["", "## Names from elsewhere", "", "| there | here |", "|---|---|"]
     lines += [f"| `{name}` | {here} |" for name, here in REPLACED.items()]
     return "\n".join(lines) + "\n"
+
+
+def _presets() -> list[str]:
+    lines = ["## What run.trust stands for", "", "Where these keys are left out.", ""]
+    lines += ["| | " + " | ".join(f'`"{trust}"`' for trust in PRESETS) + " |", "|---|" + "---|" * len(PRESETS)]
+    rows = {
+        "votes that agree": [preset.quorum for preset in PRESETS.values()],
+        "`run.byzantine_tolerance`": [f"{preset.tolerance:g}" for preset in PRESETS.values()],
+        "`sync.statistic`": [_statistics(preset) for preset in PRESETS.values()],
+        "`run.audit_rate`": [f"{preset.audit_rate:g}" for preset in PRESETS.values()],
+        "`run.reputation`": [toml_text(preset.reputation) for preset in PRESETS.values()],
+        "owners watch each other": ["yes" if preset.witnessed else "no" for preset in PRESETS.values()],
+        "withstands": [preset.withstands for preset in PRESETS.values()],
+        "does not withstand": [preset.does_not for preset in PRESETS.values()],
+    }
+    return lines + [f"| {name} | " + " | ".join(row) + " |" for name, row in rows.items()]
+
+
+def _statistics(preset: Preset) -> str:
+    """What is taken, from how many members on."""
+    wanted = [f"`{s}` from run.min_peers = {peers_for_one_liar(preset.tolerance, s)}" for s in preset.statistics]
+    return ", else ".join([*wanted, "`mean`"])
 
 
 def _sections() -> list[tuple[str, type[Section]]]:

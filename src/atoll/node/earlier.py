@@ -81,7 +81,7 @@ class EarlierStates:
         """What nobody wants to go back to any more is forgotten; these states need not come."""
         if not (pool.goals or self.fetching or self.asked):
             return set()
-        wanted = [amend for _, amend in amends_in(pool.pool.values())]
+        wanted = pool.wanted_back()
         ids, states = {amend.back_to for amend in wanted}, {amend.state for amend in wanted}
         pool.goals = {id: goal for id, goal in pool.goals.items() if id in ids}
         self.asked &= states

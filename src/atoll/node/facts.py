@@ -5,6 +5,8 @@ Facts are read by the driver, the dashboard and the simulator's checkers; saying
 
 from __future__ import annotations
 
+from typing import Literal
+
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.wire.messages.statements import Caught, Complaint, Finding, Lapse
@@ -117,6 +119,34 @@ class Verdict(Fact, frozen=True, kw_only=True):
     finding: Finding
 
 
+class Looked(Fact, frozen=True, kw_only=True):
+    """I was drawn to look at the state of this round: these losses are what I tell the members."""
+
+    phase = "validate"
+    of: int  # round
+    state: Digest
+    losses: tuple[int, ...]  # millionths of a nat
+
+
+class StateJudged(Fact, frozen=True, kw_only=True):
+    """Vertices hold enough words about the state of this round."""
+
+    phase = "validate"
+    of: int  # round
+    opinion: Literal["good", "bad"]
+    values: tuple[int, ...]  # millionths of a nat, one per set of data
+    bounds: tuple[int, ...] | None  # above which it would be bad; None: nothing to compare with
+
+
+class WentBack(Fact, frozen=True, kw_only=True):
+    """Validators found the state bad, and this round's vertex left it."""
+
+    phase = "validate"
+    back_to: int  # round
+    refused: tuple[int, ...]  # rounds that trained in between
+    contributors: tuple[PeerId, ...]  # to any of them: no verdict on any of these
+
+
 class StateMissing(Fact, frozen=True, kw_only=True):
     """The round is decided, but I cannot compute its state: fetch it whole. `why` says whether I diverged."""
 
@@ -130,6 +160,34 @@ class StateLacked(Fact, frozen=True, kw_only=True):
 
     phase = "agree"
     state: Digest
+
+
+class PieceKept(Fact, frozen=True, kw_only=True):
+    """A piece of the state agreed in round `of` lies on my disk."""
+
+    phase = "keep"
+    of: int
+    index: int
+    size_bytes: int
+    repaired: bool  # made of others' pieces, because its holder is gone or lost it
+
+
+class StateRebuilt(Fact, frozen=True, kw_only=True):
+    """An earlier state is here again, whole, bit for bit, out of the pieces of these holders."""
+
+    phase = "keep"
+    of: int
+    state: Digest
+    sources: tuple[PeerId, ...]
+
+
+class StateLost(Fact, frozen=True, kw_only=True):
+    """An earlier state, or a piece of one, could not be made just now."""
+
+    phase = "keep"
+    of: int
+    state: Digest
+    why: str
 
 
 class RoundClosed(Fact, frozen=True, kw_only=True):

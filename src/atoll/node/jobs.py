@@ -6,6 +6,8 @@ is answered exactly once. Work that changes durable state is durable when its an
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -112,10 +114,50 @@ class ReadVertices(msgspec.Struct, frozen=True):
     bytes_max: int
 
 
+class CutState(msgspec.Struct, frozen=True):
+    """Name all n pieces of this state and write piece `index` durably -> Names; None if the state is not here."""
+
+    state: Digest
+    k: int
+    n: int
+    index: int
+
+
+class Rebuild(msgspec.Struct, frozen=True):
+    """Make a state, or piece `index` of it, from k pieces that are here, durably -> bool: it is `goal`."""
+
+    goal: Digest
+    size_bytes: int  # of the state
+    k: int
+    n: int
+    pieces: tuple[tuple[int, Digest], ...]  # their numbers and names
+    index: int | None = None
+
+
+class HoldPieces(msgspec.Struct, frozen=True):
+    """Keep these pieces, and of the older states these whole and no others, the newest first -> the pieces that are
+    not here."""
+
+    pieces: tuple[Digest, ...]
+    whole: tuple[Digest, ...]
+
+
 class Hold(msgspec.Struct, frozen=True):
-    """These blobs are needed for audits: keep them on disk, and no longer those named before -> None."""
+    """These blobs are needed: keep them on disk, and no longer those named before for the same reason -> None."""
 
     blobs: tuple[Digest, ...]
+    why: Literal["audits", "validation"] = "audits"
+
+
+class Validate(msgspec.Struct, frozen=True):
+    """Measure the loss of this agreed state on all data that is held out, while my trainer rests -> Losses."""
+
+    round: int
+    state: Digest
+
+
+class Losses(msgspec.Struct, frozen=True):
+    losses: tuple[float, ...]  # nats, mean, one per set of data; may be infinite or not a number
 
 
 class Exhibit(msgspec.Struct, frozen=True):
@@ -156,4 +198,20 @@ class Judged(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-Work = Train | Encode | Advance | Adopt | GoBack | FindState | Restore | ReadVertices | Hold | Exhibit | Judge
+Work = (
+    Train
+    | Encode
+    | Advance
+    | Adopt
+    | GoBack
+    | FindState
+    | Restore
+    | ReadVertices
+    | CutState
+    | Rebuild
+    | HoldPieces
+    | Hold
+    | Exhibit
+    | Judge
+    | Validate
+)

@@ -59,6 +59,10 @@ class Patience:
     def sharing(self) -> bool:
         return self._shared_at is not None
 
+    def had(self, until: Seconds) -> Seconds:
+        """How long owners had by then: from when this attempt's sharing began here."""
+        return until - self._shared_at if self._shared_at is not None else 0.0
+
     def took(self, now: Seconds) -> Seconds:
         """How long this attempt's sharing took, or has taken so far: what is on its way may take as long again."""
         if self._shared_s is not None:

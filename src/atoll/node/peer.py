@@ -4,7 +4,8 @@
     Round       the story of the round in progress      Fetch     a state on its way here
     Serve       blobs for others                        pool      member reports for the next vertex
     Eras        long-lived signatures under the history
-    Earlier     states that the run may go back to
+    Earlier     states that the run may go back to      Validators  is what was agreed any good?
+    Pieces      older states in coded pieces
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -20,10 +21,12 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import (
     CODEC_EXTRA,
+    COMMITTEE_MAX,
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
     HELD_BYTES_MAX,
@@ -62,12 +65,25 @@ from atoll.node.audits import Audits
 from atoll.node.body import ground_after, write_recovery
 from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
-from atoll.node.facts import Accused, AuditEnded, Fault, RoundClosed, ShareBegan, StateLacked, StateMissing
+from atoll.node.facts import (
+    Accused,
+    AuditEnded,
+    Fault,
+    Looked,
+    RoundClosed,
+    ShareBegan,
+    StateLacked,
+    StateLost,
+    StateMissing,
+    StateRebuilt,
+)
 from atoll.node.jobs import ReadVertices, Restore
+from atoll.node.pieces import Pieces
 from atoll.node.reports import ReportPool
 from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, decode_settings, other_rules
 from atoll.node.trial import Measured
+from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
 from atoll.policy.members import FULL, RECENT, Reported, suspicions_needed
 from atoll.policy.plan import plan_round
@@ -104,11 +120,13 @@ from atoll.wire.messages.statements import (
     Signed,
     Statement,
     Suspect,
+    Validated,
 )
 from atoll.wire.messages.vertex import Body, Member, Standing, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
 BACK_AGAIN_S = 3.0  # so is a word to go back, to members that were a vertex behind when they heard it
+PASSED_ON = 8  # voters of a large swarm to whom each reader passes a report on: all but e^-8 hear it of somebody
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
 VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
 
@@ -216,6 +234,8 @@ class Peer:
         self.earlier = EarlierStates(self.notary)
         self.said_back: Seconds = 0.0  # when words to go back were last repeated
         self.audits: Audits | None = None  # where the run has them
+        self.validators: Validators | None = None  # the same
+        self.pieces: Pieces | None = None  # where older states lie in them
         self.over = self.leaving = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -261,8 +281,13 @@ class Peer:
                 return self._earlier_answered(job, result, now)
             case Failed(job) if job.startswith("earlier/"):
                 return self._earlier_answered(job, None, now)
+            case Done(job) | Failed(job) if job.startswith("validate/") and self.validators is not None:
+                return self._from_validators(self.validators.done(event), now)
             case Done(job) | Failed(job) if job.startswith("audit/"):
                 return self._from_audits(self.audits.done(event), now) if self.audits is not None else []
+            case Done(job) | Failed(job) if job.startswith("pieces/"):
+                done = self.pieces.done(event, self._within_reach(), now) if self.pieces is not None else []
+                return self._from_pieces(done, now)
             case Done() | Failed() | TimerFired():
                 return self._to_rooms(event, now)
 
@@ -324,7 +349,9 @@ class Peer:
             if round == self.history.head + 1 or (rounds and round == rounds[0]):
                 self.history.restore(decode_vertex(kept[f"vertex/{round}"]))
         effects += self.eras.restore(kept) if self.eras is not None else []
+        effects += self._restore_pieces(kept)
         effects += self._from_audits(self.audits.resume(now), now) if self.audits is not None else []
+        effects += self._from_validators(self.validators.resume(), now) if self.validators is not None else []
         return effects + self._follow_members(now) + self._restore()
 
     def _ask_genesis(self) -> list[Effect]:
@@ -340,6 +367,10 @@ class Peer:
             self.eras = Eras(self.history, every, self.settings.rounds, self.notary.verifier, self.vouch)
         if self.settings.audited_share:
             self.audits = Audits(self.me, self.settings, self.history, self.pool)
+        if self.settings.validated is not None:
+            self.validators = Validators(self.me, self.history, self.pool)
+        if coded := self.settings.kept_coded:
+            self.pieces = Pieces(self.me, coded, self.history, self.pool.ledger, self._unheard)
         s = self.settings.round
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         self.genesis = vertex
@@ -402,7 +433,8 @@ class Peer:
         self.round = Round(
             ground, self.notary, agreement, gone, pool.chosen, held, self.said, self._measured, self.strikes
         )
-        effects = self._to_round(Start({}), now)
+        looks = self._from_validators(self.validators.holds(self.at), now) if self.validators is not None else []
+        effects = looks + self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
@@ -484,9 +516,12 @@ class Peer:
         for unwanted in self.earlier.settle(pool):
             self.wanted.pop(unwanted, None)
         changed = self._membership_change(before, body)
-        effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex)), *self._learn_identities(body)]
+        effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex))]
+        effects += self.pieces.grew() if self.pieces is not None else []
+        effects += self._learn_identities(body)
         effects += self._end_era(body)
         effects += self._from_audits(self.audits.grew(body, now), now) if self.audits is not None else []
+        effects += self._from_validators(self.validators.grew(body), now) if self.validators is not None else []
         return effects + ([*changed, *self._follow_members(now)] if changed else [])
 
     def _end_era(self, body: Body) -> list[Effect]:
@@ -703,6 +738,12 @@ class Peer:
         self.fetch = Fetch(body.state, sources)
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
+    def seek(self, state: Digest, now: Seconds) -> list[Effect]:
+        """An earlier agreed state, out of pieces if it lies in some. `Fetched`, `StateRebuilt` or a failure
+        says how that ended."""
+        made = self.pieces.seek(state, now) if self.pieces is not None else None
+        return self._from_pieces(made, now) if made is not None else self.want(state, now)
+
     def want(self, blob: Digest, now: Seconds) -> list[Effect]:
         """Fetch a blob from the members; `Fetched` says when it is here."""
         assert self.history is not None
@@ -722,6 +763,8 @@ class Peer:
                     out += self._earlier_came(fetch.blob, now)
                 elif self._wants_back():
                     out += self.earlier.again(fetch.blob, now)
+        if self.pieces is not None:
+            out += self._serve_pieces(event, now)
         if self.audits is not None:
             ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
             out += self._from_audits([e for fact in ended for e in self.audits.fetched(fact)], now)
@@ -737,6 +780,48 @@ class Peer:
             elif isinstance(effect, Report) and isinstance(effect.fact, FetchFailed):
                 self.fetch = None
                 out.append(SetTimer("fetch-again", now + HINT_AGAIN_S))
+        return out
+
+    # ---- pieces of older states ----------------------------------------------------------------------------
+
+    def _restore_pieces(self, kept: dict[str, bytes]) -> list[Effect]:
+        if self.pieces is None or self.pool is None:
+            return []
+        self.pieces.restore(kept)
+        self.pool.recent()  # the ledger takes in what the book does not hold yet
+        return self.pieces.begin()
+
+    def _unheard(self, peer: PeerId) -> bool:
+        """It is no member now, or silent: whoever has another choice does not ask it."""
+        return self._standing_of(peer) in (None, "away", "expelled") or self.heartbeat.gone(peer)
+
+    def _tend_pieces(self, now: Seconds) -> list[Effect]:
+        """Every beat: make what is lacking while no round needs the line, say what is here."""
+        if self.pieces is None or self.leaving:
+            return []
+        effects = self.pieces.work(self.at, now)
+        for word in self.pieces.words(now):
+            effects += self._tell_members(self.notary.sign(word), now)
+        return effects
+
+    def _serve_pieces(self, event: Event, now: Seconds) -> list[Effect]:
+        quiet = self.round is None or not self.round.patience.sharing
+        return self._from_pieces(self.pieces.serves(event, quiet, now), now) if self.pieces is not None else []
+
+    def _from_pieces(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """A state that came, or did not, may be waited for by those who want to go back to it."""
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            match effect:
+                case Report(StateRebuilt(state=state)):
+                    self.earlier.fetching.discard(state)
+                    out += self._earlier_came(state, now)
+                case Report(StateLost(state=state)) if state in self.earlier.fetching:
+                    self.earlier.fetching.discard(state)
+                    out += self.earlier.again(state, now) if self._wants_back() else []
+                case _:
+                    pass
         return out
 
     # ---- audits --------------------------------------------------------------------------------------------
@@ -756,6 +841,18 @@ class Peer:
                     Ask(f"audit/drop/{blob.hex()}", DropBlob(blob)),
                 ]
         return out
+
+    def _from_validators(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """What I saw is told to the members; where they demand to go back, the state is looked for at once."""
+        assert self.pool is not None
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            if isinstance(effect, Report) and isinstance(effect.fact, Looked) and not self.leaving:
+                saw = effect.fact
+                out += self._tell_members(self.notary.sign(Validated(saw.of, saw.state, saw.losses)), now)
+        demanded = self.pool.recent().validations.demanded()
+        return out + (self.earlier.find(demanded.state) if demanded is not None else [])
 
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
         if self.audits is None:
@@ -869,7 +966,7 @@ class Peer:
         state = Digest(bytes.fromhex(name))
         if result:
             return self._earlier_came(state, now)
-        return self.want(state, now) if self.earlier.fetches(state) else []
+        return self.seek(state, now) if self.earlier.fetches(state) else []
 
     def _earlier_came(self, state: Digest, now: Seconds) -> list[Effect]:
         return self._from_round(self.round.found_state(state, self._run_time(now)), now) if self.round else []
@@ -907,12 +1004,22 @@ class Peer:
             effects += self.earlier.find(statement.state)
         told_by_all = isinstance(statement, Suspect)  # each accuser says it to everybody itself
         if sender == signed.signer and sender != self.me and pooled.fresh and not told_by_all:
-            members = self.history.head_body.members
-            voters = [m.peer for m in members if m.votes and m.peer not in (self.me, sender)]
-            effects += [Send(p, MemberReport(signed)) for p in voters]
+            effects += [Send(p, MemberReport(signed)) for p in self._passes_on_to(signed)]
         if self.round is not None:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
         return effects
+
+    def _passes_on_to(self, signed: Signed) -> list[PeerId]:
+        """Voters to whom a report goes on. In a large swarm each reader draws a few: its author told everybody, and
+        a lie that all members report would else cost the cube of their number in messages.
+        """
+        assert self.history is not None
+        members = self.history.head_body.members
+        voters = [m.peer for m in members if m.votes and m.peer not in (self.me, signed.signer)]
+        if len(voters) <= COMMITTEE_MAX:
+            return voters
+        first = draw_below(signed.body, f"{self.me} passes on", len(voters))
+        return (voters * 2)[first : first + PASSED_ON]
 
     def _turn_down(self, sender: PeerId, reported: Reported, why: str) -> list[Effect]:
         if not isinstance(reported.statement, Join) or sender != reported.by:
@@ -936,6 +1043,7 @@ class Peer:
             effects += self._catch_up(now) if self.at >= -1 else self._regain("trying again")
         effects += self.eras.ask(self._within_reach(), now) if self.eras is not None else []
         effects += self.audits.ask_again() if self.audits is not None else []
+        effects += self._tend_pieces(now)
         effects += self._say_again(now)
         return effects + self._seek_admission(now)
 
@@ -992,6 +1100,7 @@ class Peer:
             effects.append(Send(peer, WantVertices(-1)))
         for fetch in (*self.wanted.values(), *((self.fetch,) if self.fetch is not None else ())):
             effects += fetch.linked(peer, now)
+        effects += self.pieces.linked(peer, now) if self.pieces is not None else []
         effects += self.eras.ask_of(peer, now) if self.eras is not None else []
         if self.round is not None:
             effects += self._from_round(self.round.greet(peer, self._run_time(now)), now)
@@ -1014,6 +1123,8 @@ class Peer:
             return self.earlier.find(state, anew=True) if self._wants_back() else []
         if name == "fetch-again":
             return [] if self.fetch is not None or self.restoring else self._regain("the last source failed")
+        if name.startswith("gather/"):
+            return self._serve_pieces(event, now)
         if name.startswith("serve/"):
             return self.serve.handle(event, now)
         if name.startswith("fetch/"):
@@ -1022,7 +1133,7 @@ class Peer:
 
     def _wants_back(self) -> bool:
         """True while a word to go back waits for its vertex."""
-        return self.pool is not None and bool(amends_in(self.pool.pool.values()))
+        return self.pool is not None and bool(self.pool.wanted_back())
 
     def _measured(self) -> Measured:
         assert self.history is not None

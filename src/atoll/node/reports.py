@@ -19,7 +19,9 @@ from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
 from atoll.policy.audits import AGAINST, Docket
 from atoll.policy.members import RECENT, Earlier, Recent, Reported, admissible, target_of
+from atoll.policy.pieces import Ledger
 from atoll.policy.room import SIGNED_BYTES, name_bytes
+from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
@@ -46,6 +48,8 @@ class ReportPool:
         self.pool: dict[Key, Signed] = {}
         self.goals: dict[Digest, Goal] = {}  # vertices older than memory holds, read from disk
         self.docket = Docket(settings.audited_share, settings.round.quorum)
+        self.validations = Validations(settings.validated, settings.round.quorum)
+        self.ledger = Ledger(settings.kept_coded)
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
     def __len__(self) -> int:
@@ -136,9 +140,17 @@ class ReportPool:
         head = self.history.head
         if self._recent[0] != head:
             self.docket.follow(head, self.history.ids, self.history.bodies)
+            self.ledger.follow(head, self.history.ids, self.history.bodies)
             states = self.history.recent_states(RECENT)
-            self._recent = (head, Recent(states, self._may_follow, self._earlier, self.docket))
+            self.validations.follow(head, self.history.ids, self.history.bodies)
+            known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger
+            self._recent = (head, Recent(states, *known))
         return self._recent[1]
+
+    def wanted_back(self) -> list[Amend]:
+        """Where the run may go back to in the next vertices: words that wait, and what validators demand."""
+        demanded = self.recent().validations.demanded()
+        return [amend for _, amend in amends_in(self.pool.values())] + ([demanded] if demanded else [])
 
     def opened(self, signed: Signed) -> Reported | None:
         """What it says, if a member of now signed it."""

@@ -50,6 +50,7 @@ from atoll.node.body import (
     claims_right,
     commit_flaw,
     parts_fit,
+    row_weight,
     weighs_right,
     write_body,
 )
@@ -73,6 +74,7 @@ from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial
 from atoll.policy.trust import Strikes
+from atoll.policy.windows import patience_shown
 from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.reduce.checks import check_answer
@@ -389,7 +391,7 @@ class Round:
             return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, (self.passes or "")[:200])
         t, root, measured = self.trained, merkle_root(tuple(p.digest for p in self.encoded)), self.measured()
         # a newcomer's first update is shared and checked like any other, but moves nothing yet
-        weight = 0 if self.plan.by_peer[self.me].standing == "new" else t.samples
+        weight = row_weight(self.ground, self.me, t.steps, t.samples)
         return Commit(
             round=round,
             attempt=attempt,
@@ -410,6 +412,10 @@ class Round:
         commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))
         if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + 2:
             return []
+        known = self.commits.get(commit.attempt) or Commits()
+        before = known.of.get(signed.signer)
+        if before is not None and before[1].body == signed.body:
+            return []  # it comes with every row, and was looked at when it came first
         if len(signed.body) + len(signed.signature) > COMMIT_BYTES_MAX:
             raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
         if not parts_fit(self.ground, commit) or self.assembling:
@@ -421,12 +427,11 @@ class Round:
             raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
         if not claims_right(self.ground, commit):
             raise PeerFault(signed.signer, "does not say how it trained", signed.body)
-        known = self.commits.setdefault(commit.attempt, Commits())
-        if signed.signer in known.of:  # the first commitment counts; a different one could follow another's reveal
-            return self._compare_commits(known.of[signed.signer][1], signed)
-        if signed.signer in self.two_faced:
+        if before is not None:  # the first commitment counts; a different one could follow another's reveal
+            return self._compare_commits(before[1], signed, now)
+        if signed.signer in self.two_faced and self.ground.witnesses:
             return []
-        known.hear(signed.signer, commit, signed)
+        self.commits.setdefault(commit.attempt, known).hear(signed.signer, commit, signed)
         effects = self._compare_sizes([signed.signer])
         if commit.attempt != self.attempt:
             return effects
@@ -435,20 +440,34 @@ class Round:
             return effects + self.reduce.look_again(now)
         return effects + self._share_if_due(now)
 
-    def _compare_commits(self, first: Signed, second: Signed) -> list[Effect]:
-        """Whoever commits twice makes honest owners combine different rows: two such words are its own proof."""
-        signer = first.signer
-        if first.body == second.body or signer in self.two_faced or not self.ground.witnesses:
-            return []
-        self._count_no_more(signer)
-        return self._accuse(signer, Caught(first, second))
+    def _compare_commits(self, first: Signed, second: Signed, now: Seconds) -> list[Effect]:
+        """Whoever commits twice may keep everybody waiting for rows that fit neither word: nobody waits for it.
 
-    def _count_no_more(self, peer: PeerId) -> None:
-        """Its rows of this attempt are on their way; there will be none in the next one."""
+        Where members may lie, the two words are their own proof.
+        """
+        signer = first.signer
+        if first.body == second.body or signer in self.two_faced:
+            return []
+        may_lie = self.plan.settings.quorum == "two-thirds"
+        told = self._accuse(signer, Caught(first, second)) if may_lie else []
+        return told + self._await_no_more(signer, now)
+
+    def _await_no_more(self, peer: PeerId, now: Seconds) -> list[Effect]:
+        """It committed twice. What came of it counts.
+
+        Where owners watch each other honest ones make different sums of it: there its rows of this attempt are on
+        their way, and there will be none in the next one.
+        """
         self.two_faced.add(peer)
-        for commits in (c for attempt, c in self.commits.items() if attempt > self.attempt):
-            commits.of.pop(peer, None)
-            commits.giving.discard(peer)
+        if self.ground.witnesses:
+            for commits in (c for attempt, c in self.commits.items() if attempt > self.attempt):
+                commits.of.pop(peer, None)
+                commits.giving.discard(peer)
+            return []
+        self.awaited.discard(peer)
+        if self.patience.sharing and self.reduce is not None:
+            return self.reduce.look_again(now)
+        return self._share_if_due(now)
 
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""
@@ -513,8 +532,9 @@ class Round:
     def _awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
         """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""
         commits = self._commits()
+        unwaited = self.two_faced if not self.ground.witnesses else ()
         for peer in commits.giving if among is None else among:
-            if peer in names or (peer != self.me and self.gone(peer)):
+            if peer in names or (peer != self.me and (peer in unwaited or self.gone(peer))):
                 continue
             known = commits.of.get(peer)
             if known is not None and known[0].parts > part:
@@ -617,8 +637,10 @@ class Round:
     ) -> Body:
         reports = self.reports()
         if others := amends_in(reports):
-            unwanted = {id(signed) for signed, _ in others if back is None or signed is not back[0]}
+            unwanted = {id(signed) for signed, _ in others}
             reports = [signed for signed in reports if id(signed) not in unwanted]
+        if back is not None:
+            reports = [back[0], *reports]
         weighing = self.weighing if any(part is not None for part in parts) else None
         return write_body(self.ground, self.notary, self.attempt, parts, commits, reports, state, now, weighing)
 
@@ -636,13 +658,19 @@ class Round:
         if wrong is not None:
             return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
         trial = self.trials.setdefault(vertex_id(raw), self._trial(raw))
-        effects: list[Effect] = []
+        effects = [] if self.ground.witnesses else self._compare_body(body, now)
         if self.reduce is not None and body.attempt == self.attempt:
             weighing = None if body.weighing is UNSET else body.weighing
             for signed in body.parts:
                 if signed is not None:
                     effects += self.reduce.examine(signed, _opened(signed), now, weighing)
         return effects + self._try(vertex_id(raw), trial, now)
+
+    def _compare_body(self, body: Body, now: Seconds) -> list[Effect]:
+        """Its proposer may have heard another commitment of somebody than I did."""
+        known = self.commits.get(body.attempt, Commits()).of
+        pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
+        return [effect for mine, other in pairs for effect in self._compare_commits(mine, other, now)]
 
     def _trial(self, raw: bytes) -> Trial:
         body = decode_body(raw)
@@ -902,9 +930,12 @@ class Round:
     def _note_lapses(self, now: Seconds) -> list[Effect]:
         """Who owed us something that did not come: noted, and told when it is not the first time."""
         effects: list[Effect] = []
+        late_at, window_s = self.plan.times(self.attempt).answer_until[0], self.plan.window_s(self.attempt)
+        shown = patience_shown(self.patience.had(late_at), window_s, self.plan.settings.owner_s)
+        weight = shown if now >= late_at else 1.0  # what is seen before is none of patience
         for peer, why in (self.reduce.lapses(now) if self.reduce is not None else {}).items():
             effects.append(self._report(Lapsed(peer=peer, why=why)))
-            if self.strikes.note(peer, self.plan.round):
+            if self.strikes.note(peer, self.plan.round, weight):
                 effects += self._accuse(peer, Complaint(self.plan.round, peer, why))
         return effects
 
@@ -912,7 +943,7 @@ class Round:
         """Somebody calls an answer a lie: whoever was told something else by the same owner can prove it."""
         said = decode_statement(caught.answer.body, caught.answer.signer)
         if isinstance(said, Commit) and said.round == self.plan.round:
-            self._count_no_more(caught.answer.signer)
+            return self._spread(self._await_no_more(caught.answer.signer, now), now)
         if not isinstance(said, Answered | Compared):
             return []
         if self.reduce is None or self.closed or said.round != self.plan.round:
@@ -994,7 +1025,10 @@ class Round:
     # ---- small words ---------------------------------------------------------------------------------------
 
     def _commits(self) -> Commits:
-        return self.commits.setdefault(self.attempt, Commits())
+        found = self.commits.get(self.attempt)
+        if found is None:
+            found = self.commits[self.attempt] = Commits()
+        return found
 
     def _commit_of(self, peer: PeerId) -> Commit | None:
         known = self._commits().of.get(peer)

@@ -8,8 +8,10 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
+from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import StatisticName
+from atoll.policy.validation import Rule
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
@@ -37,6 +39,9 @@ class RunSettings(msgspec.Struct, frozen=True):
     witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
     era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
+    reputation: bool | msgspec.UnsetType = msgspec.UNSET  # members' records decide influence; left out: no
+    validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
+    coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -44,6 +49,21 @@ class RunSettings(msgspec.Struct, frozen=True):
     def audited_share(self) -> float:
         """Of all rounds of all trainers, those of which a segment is taken again."""
         return 0.0 if self.audit_rate is msgspec.UNSET else self.audit_rate
+
+    @property
+    def reputed(self) -> bool:
+        """Vertices keep a score of every member's record."""
+        return self.reputation is True
+
+    @property
+    def validated(self) -> Rule | None:
+        """By which agreed states are looked at, and gone back behind if they are bad; None: nobody looks."""
+        return None if self.validation is msgspec.UNSET else self.validation
+
+    @property
+    def kept_coded(self) -> Coded | None:
+        """In how many pieces older states lie at the members."""
+        return None if self.coded is msgspec.UNSET else self.coded
 
 
 class _Rules(msgspec.Struct, frozen=True):
@@ -73,6 +93,8 @@ def decode_settings(data: bytes) -> RunSettings:
         if why := other_rules(data):
             raise PeerFault("", f"{why}; {OTHER_RULES_FIX}")
         settings = msgspec.msgpack.decode(data, type=RunSettings)
+        if (coded := settings.kept_coded) is not None and coded.k >= coded.n:
+            raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

@@ -13,15 +13,17 @@ voters who held those parts could recompute.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
-from atoll.base.limits import AUDIT_ROUNDS
+from atoll.base.limits import AUDIT_ROUNDS, VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
 from atoll.node.amend import agrees, amend_of, goal_of, may_follow
 from atoll.node.body import check_body, ground_after, write_recovery
@@ -29,7 +31,10 @@ from atoll.node.settings import RunSettings, decode_settings
 from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.audits import Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
+from atoll.policy.pieces import Ledger
 from atoll.policy.plan import plan_round
+from atoll.policy.reputation import scores_of
+from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, vertex_id
 from atoll.wire.envelope import Notary
@@ -78,12 +83,13 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Return(msgspec.Struct, frozen=True):
-    """This round went back to the state of an earlier one, by the recovery identity's signature."""
+    """This round went back to the state of an earlier one."""
 
     round: int
     back_to: int
     state: str
     trained: int  # rounds that the state stands for
+    by: Literal["recovery", "validators"] = "recovery"  # the identity's signature, or enough reports in vertices
 
 
 class Share(msgspec.Struct):
@@ -104,6 +110,7 @@ class Kept:
     rounds: Sequence[int]
     read: Callable[[int], bytes | None]
     era: Callable[[int], bytes | None] = lambda round: None  # signatures under the era that ended with it
+    pieces: bytes = b""  # which older states lie in pieces, as this peer knew last: `node/pieces.placed_rounds`
 
 
 @dataclass
@@ -126,6 +133,7 @@ class Audit:
     drawn: int = 0  # rounds of trainers that were audited
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
+    scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 
     @property
     def intact(self) -> bool:
@@ -217,8 +225,12 @@ class _Walk:
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
         self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum)
+        self.validations = Validations(audit.settings.validated, audit.settings.round.quorum)
+        self.validations.follow(-1, self.history.ids, self.history.bodies)
+        self.ledger = Ledger(audit.settings.kept_coded)
         self.sound = True
-        self.hole = -1 - RECENT  # the newest round whose id or state is not known for sure
+        # the newest round whose id or state is not known for sure; before all that anything looks back to
+        self.hole = -1 - VALIDATION_ROUNDS
         self._account(self.history.head_body, None)
 
     def go(self, round: int) -> None:
@@ -296,8 +308,15 @@ class _Walk:
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = plan_round(history.head_id, parent, self.audit.settings.round)
         self.docket.lacks = self.hole > history.head - AUDIT_ROUNDS
-        recent = Recent(self._recent_states(body), self._may_follow, self._earlier, self.docket)
+        validated = self.audit.settings.validated is not None
+        self.validations.lacks = validated and self.hole > history.head - VALIDATION_ROUNDS
+        self.ledger.lacks = self.hole >= 0
+        self.ledger.follow(history.head, history.ids, history.bodies)
+        known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger
+        recent = Recent(self._recent_states(body), *known)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
+        if self.validations.lacks:
+            ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
 
@@ -313,6 +332,11 @@ class _Walk:
                 case _:
                     pass
         return states
+
+    def _taken_at_its_word(self, body: Body) -> Amend | None:
+        """What validators demanded, where words of theirs may be lost. The vertex that it names is looked at."""
+        back = amend_of(body)
+        return back if back is not None and not back.signature else None
 
     def _may_follow(self, after: Digest) -> bool:
         """Near a lost or damaged vertex, what came after it is taken at its word."""
@@ -354,6 +378,7 @@ class _Walk:
         """Go on from this vertex, right or wrong, so that later damage is found too."""
         self.history.restore(vertex)
         self.docket.follow(body.round, self.history.ids, self.history.bodies)
+        self.validations.follow(body.round, self.history.ids, self.history.bodies)
         self.audit.drawn += sum(round == body.round for round, _ in self.docket.cases)
         self.sound = True
         certificate = vertex.certificate
@@ -369,12 +394,13 @@ class _Walk:
 
     def _account(self, body: Body, before: Body | None) -> None:
         audit = self.audit
-        audit.head, audit.head_body = body.round, body
+        audit.head, audit.head_body, audit.scores = body.round, body, scores_of(body)
         audit.vertices += body.round >= 0
         if before is not None and body.epoch > before.epoch:
             audit.recoveries.append(body.round)
         if (back := amend_of(body)) is not None:
-            audit.returns.append(Return(body.round, back.round, back.state.hex(), back.trained))
+            by = "recovery" if back.signature else "validators"
+            audit.returns.append(Return(body.round, back.round, back.state.hex(), back.trained, by))
         for m in body.members:
             audit.shares.setdefault(m.peer, Share()).name = m.name
         for signed in body.commits:

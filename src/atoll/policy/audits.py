@@ -1,9 +1,10 @@
 """Whose round is audited, in which segment, by whom, and what the verdicts mean: all from agreed vertices.
 
 The vertex that closes a round holds every commitment, so its id draws which trainers are audited, which of their
-segments, and in which order the others take it again. One auditor is asked; another one only where the one before
-found something else than the trainer, or said nothing for `AUDIT_TURN` rounds. It goes on while those against are
-at least as many as those for, until so many are against that one of them is honest, and never fewer than two.
+segments, and in which order the others take it again. One auditor is asked; others only where the one before
+found something else than the trainer, or said nothing for `AUDIT_TURN` rounds: then as many at once as are against
+already, since in a large swarm dozens are needed and an audit has an end. It goes on while those against are at
+least as many as those for, until so many are against that one of them is honest, and never fewer than two.
 Promises: the same at every peer that holds the same vertices; the first word of an auditor counts. Never asks
 anybody, never looks at what was shown.
 """
@@ -20,6 +21,7 @@ from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
 from atoll.policy.plan import QuorumRule
+from atoll.policy.reputation import audit_factor, by_tier, scores_of
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Audited, Commit, Finding
 from atoll.wire.messages.vertex import Body
@@ -62,18 +64,23 @@ class Case:
     def key(self) -> Key:
         return self.round, self.peer
 
-    def turn(self, head: int) -> PeerId | None:
-        """Who is to take the segment again, as of this round's vertex; None if nobody is, any more."""
-        began, against, agreeing = self.round, 0, 0
-        for auditor in self.order:
-            at, finding = self.said.get(auditor, (head, None))
-            if finding is None and head - began < AUDIT_TURN:
-                return auditor
-            began = max(began, at) if finding is not None else began + AUDIT_TURN
-            against, agreeing = against + (finding in AGAINST), agreeing + (finding == "accepted")
-            if against >= self.needed or agreeing > against:
-                return None
-        return None
+    def turns(self, head: int) -> tuple[PeerId, ...]:
+        """Who is to take the segment again, as of this round's vertex; nobody once it is settled.
+
+        A turn of several is over when three of four have spoken; who speaks later counts all the same.
+        """
+        began, against, agreeing, asked = self.round, 0, 0, 0
+        while asked < len(self.order) and against < self.needed and agreeing <= against:
+            together = self.order[asked : asked + max(1, min(against, self.needed - against))]
+            told = [self.said[auditor] for auditor in together if auditor in self.said]
+            silent = len(together) - len(told)
+            if silent * 4 > len(together) and head - began < AUDIT_TURN:
+                return tuple(auditor for auditor in together if auditor not in self.said)
+            began = began + AUDIT_TURN if silent * 4 > len(together) else max([began, *(at for at, _ in told)])
+            against += sum(finding in AGAINST for _, finding in told)
+            agreeing += sum(finding == "accepted" for _, finding in told)
+            asked += len(together)
+        return ()
 
     @property
     def against(self) -> int:
@@ -120,15 +127,16 @@ class Docket:
     def _open(self, vertex: Digest, body: Body) -> None:
         voters = sum(m.votes for m in body.members)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
-        needed = voices_needed(voters, self.rule)
+        needed, scores = voices_needed(voters, self.rule), scores_of(body)
         for signed in body.commits:
             commit, peer = decode_statement(signed.body, signed.signer), signed.signer
             if not isinstance(commit, Commit) or commit.claim is msgspec.UNSET:
                 continue
-            segment = drawn_segment(vertex, peer, commit.steps, self.share)
+            share = self.share * audit_factor(scores, peer)  # above 1: always
+            segment = drawn_segment(vertex, peer, commit.steps, share)
             if segment is None:
                 continue
-            order = [p for p in shuffled(vertex, f"auditors of {peer}", able) if p != peer]
+            order = by_tier([p for p in shuffled(vertex, f"auditors of {peer}", able) if p != peer], scores)
             case = Case(body.round, peer, segment, commit, tuple(order[: 2 * needed - 1]), needed)
             self.cases[case.key] = case
 
@@ -157,7 +165,7 @@ class Docket:
             return None if self.lacks else "is of no audit that is open"
         if by not in case.order:
             return "is not by one who was drawn"
-        if case.turn(self.head) is None and case.against < case.needed:
+        if not case.turns(self.head) and case.against < case.needed:
             return "is of an audit that is over"
         before = case.said.get(by)
         again = before is None or (before[1] == report.finding in AGAINST and self.rule == "two-thirds")

@@ -54,7 +54,7 @@ def report_flaw(data: bytes) -> str | None:
     """What no honest peer reports."""
     if len(data) > REPORT_BYTES_MAX:
         return "reports links to more members than there can be"
-    if any(byte > len(_STEPS) for byte in data):
+    if data and max(data) > len(_STEPS):
         return "reports a link that is not on the scale"
     return None
 

@@ -27,8 +27,10 @@ from atoll.base.limits import (
 )
 from atoll.policy.audits import AGAINST, NO_DOCKET, REFUTING, Docket, voices_needed
 from atoll.policy.links import rearranged
+from atoll.policy.pieces import NO_LEDGER, Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
+from atoll.policy.validation import NO_VALIDATIONS, Validations
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of
 from atoll.wire.messages.statements import (
@@ -41,8 +43,10 @@ from atoll.wire.messages.statements import (
     Invite,
     Join,
     Leave,
+    Placed,
     Ready,
     Suspect,
+    Validated,
 )
 from atoll.wire.messages.vertex import Body, Member, Standing, TicketUse
 from atoll.wire.ticket import redeemed_ticket, redemption_holds
@@ -67,12 +71,15 @@ Earlier = Literal["same", "other", "unknown"]  # what a word says of an old vert
 
 @dataclass(frozen=True)
 class Recent:
-    """The last few vertices: id -> agreed state, which joins and readiness name, and the audits that they drew."""
+    """The last few vertices: id -> agreed state, which joins and readiness name, and the audits and validators that
+    they drew."""
 
     states: dict[Digest, Digest]
     may_follow: Callable[[Digest], bool] = lambda after: False  # a word to go back, said after this vertex
     earlier: Callable[[Amend], Earlier] = lambda amend: "unknown"  # asked only for such words: they are rare
     docket: Docket = NO_DOCKET
+    validations: Validations = NO_VALIDATIONS
+    ledger: Ledger = NO_LEDGER
 
 
 def changes_max(voters: int) -> int:
@@ -140,6 +147,14 @@ def admissible(
             if mine is None or not mine.votes or target is None or target.standing == "expelled":
                 return "only voting members audit members"
             return recent.docket.why_not(by, statement)
+        case Validated():
+            if mine is None or not mine.votes:
+                return "only voting members validate states"
+            return recent.validations.why_not(by, statement)
+        case Placed():
+            if mine is None or not mine.votes:
+                return "only voting members hold pieces"
+            return recent.ledger.why_not(by, statement)
         case Invite(ticket=ticket, key=key):
             if len(ticket) > 64 or len(key) > 64:
                 return "its ticket or key is too long"
@@ -284,7 +299,7 @@ def next_members(
             accusers.setdefault(r.statement.peer, set()).add(r.by)
     need = suspicions_needed(len(voters), rule)
     lost = {p for p, who in accusers.items() if len(who) >= need and p not in contributors}
-    liars, failing = _convicted(by_kind, len(voters), rule, {m.peer: m.since for m in parent.members})
+    liars, failing = convicted(by_kind, parent.members, rule)
     ready = {r.by for r in by_kind if isinstance(r.statement, Ready)}
     joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join) and r.by not in liars]
 
@@ -349,10 +364,10 @@ def _with_links(parent: Body, members: list[Member]) -> list[Member]:
     ]
 
 
-def _convicted(
-    reports: Sequence[Reported], voters: int, rule: QuorumRule, since: dict[PeerId, int]
+def convicted(
+    reports: Sequence[Reported], members: Sequence[Member], rule: QuorumRule
 ) -> tuple[set[PeerId], set[PeerId]]:
-    """(liars, those that too many complain of). Where members trust each other there is neither.
+    """(liars, those that too many complain of) among `members`. Where these trust each other there is neither.
 
     Two statements for one slot prove themselves. All else takes more voices than may lie: one of them is honest.
     Auditors that were drawn speak of one round each; whom enough of them refute did not train as assigned, and whom
@@ -360,6 +375,7 @@ def _convicted(
     """
     if rule != "two-thirds":
         return set(), set()
+    voters, since = sum(m.votes for m in members), {m.peer: m.since for m in members}
     liars: set[PeerId] = set()
     accusers: dict[tuple[type, PeerId], set[PeerId]] = {}
     refuting: dict[tuple[PeerId, int], set[PeerId]] = {}
@@ -444,6 +460,8 @@ def target_of(statement: AnyStatement) -> str:
             return f"{answer.signer}/{other is not None}"
         case Audited(round=round, peer=peer):
             return f"{round}/{peer}"
+        case Validated(round=round) | Placed(round=round):
+            return str(round)
         case Invite(ticket=ticket):
             return ticket.hex()
         case _:

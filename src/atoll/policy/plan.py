@@ -9,22 +9,27 @@ vertex first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX, OWNER_WINDOWS, OWNERS_PER_PART
+from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX, COMMITTEE_MOST, OWNER_WINDOWS, OWNERS_PER_PART
+from atoll.policy.reputation import on_duty, scores_of
+from atoll.policy.windows import GROWTH, within
 from atoll.wire.messages.vertex import Body, Member
 
 QuorumRule = Literal["majority", "two-thirds"]
+CommitteeSize = Annotated[int, msgspec.Meta(ge=1, le=COMMITTEE_MOST)]
 
-GROWTH = 1.5  # each failed attempt gives the next one half as much time again
 GROWN_ATTEMPTS = 6  # then windows stay: 11 times as long is patience enough
+START_S = 2.0  # of a round, in which members adopt the last one and wake their trainers
 SPREAD_S = 0.02  # per member: an owner sends its combined part to everybody over one uplink
 STRAGGLER_LIMIT = 3.0  # a member's word about its speed stretches the plan to at most this times the median
 
@@ -40,6 +45,14 @@ class RoundSettings(msgspec.Struct, frozen=True):
     quorum: QuorumRule = "majority"
     suspect_s: Seconds = 6.0  # silence after which a member is no longer waited for
     beat_s: Seconds = 2.0  # heartbeat period; keep at or below a third of suspect_s
+    committee: CommitteeSize | UnsetType = UNSET  # who vote, at most; left out: COMMITTEE_MAX
+    window_min_s: Annotated[Seconds, msgspec.Meta(gt=0)] | UnsetType = UNSET
+    """What owner_s shrinks to, at the least, where rounds show that they are fast; left out: it never does. Keep
+    above a second: lost words are said again after one, and training may stumble over a busy moment."""
+
+    @property
+    def committee_most(self) -> int:
+        return COMMITTEE_MAX if self.committee is UNSET else self.committee
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,14 @@ class Times:
         return self.answer_until[-1]
 
 
+@dataclass(frozen=True)
+class Pace:
+    """The windows of a first attempt, where they follow the pace of the rounds before."""
+
+    train_s: Seconds  # of training
+    owner_s: Seconds  # of one owner: policy/windows.py
+
+
 NO_CLOCK_S = 1e7  # a training window of so many seconds is none
 
 
@@ -70,6 +91,8 @@ class RoundPlan:
     settings: RoundSettings
     train_s: Seconds  # training window of attempt 0
     owners_per_part: int
+    pace: Pace | None = None  # None: as settings have it
+    scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # of members' records, if any are kept
 
     @property
     def has_clock(self) -> bool:
@@ -98,19 +121,23 @@ class RoundPlan:
     def owners(self) -> tuple[PeerId, ...]:
         """Voters that may own parts: settled ones whose clocks are near run time, as far as there are such.
 
-        A newcomer is not waited for in its first round, so nobody may have to wait for its answer either.
+        A newcomer is not waited for in its first round, so nobody may have to wait for its answer either. Where
+        records are kept, who is on probation steps back (policy/reputation).
         """
         voting = [m for m in self.members if m.votes]
         settled = [m for m in voting if m.standing == "member"] or voting
         near = tuple(m.peer for m in settled if abs(m.offset_s) <= CLOCK_BOUND_S)
-        return near or tuple(m.peer for m in settled)
+        return on_duty(near or tuple(m.peer for m in settled), self.scores)
 
     @cached_property
     def committee(self) -> tuple[PeerId, ...]:
-        """Who votes: everybody, or COMMITTEE_MAX drawn from the head's id above that size."""
-        voters = list(self.voters)
-        if len(voters) > COMMITTEE_MAX:
-            voters = shuffled(self.head, "committee", voters)[:COMMITTEE_MAX]
+        """Who votes: everybody, or as many as genesis allows, drawn from the head's id above that size.
+
+        What is drawn may hold more liars than agreement survives (`policy/trust.captured_share`).
+        """
+        voters, most = list(self.voters), self.settings.committee_most
+        if len(voters) > most:
+            voters = shuffled(self.head, "committee", voters)[:most]
         return tuple(sorted(voters))
 
     @cached_property
@@ -136,20 +163,30 @@ class RoundPlan:
         return peers.index(peer), len(peers)
 
     def times(self, attempt: int) -> Times:
-        """The windows of one attempt. Later attempts do not train again: they share the same updates."""
+        """The windows of one attempt. Later attempts do not train again: they share the same updates.
+
+        Where windows follow the pace, only those inside the first attempt do: it is as long as ever, so that there
+        is time for as many proposers, and the second one has all the patience that genesis gives.
+        """
         begin = self.begin
         for earlier in range(min(attempt, GROWN_ATTEMPTS)):
             begin += self._length(earlier)
         if attempt > GROWN_ATTEMPTS:
             begin += (attempt - GROWN_ATTEMPTS) * self._length(GROWN_ATTEMPTS)
         stretch, owner_s = GROWTH ** min(attempt, GROWN_ATTEMPTS), self.window_s(attempt)
-        train_until = begin + (self.train_s if attempt == 0 else owner_s)
+        train_s = self.train_s if self.pace is None else self.pace.train_s
+        train_until = begin + (train_s if attempt == 0 else owner_s)
         windows = self._windows
         answers = tuple(train_until + min(k + 1, windows) * owner_s for k in range(self.owners_per_part))
-        return Times(begin, train_until, answers, answers[-1] + self.settings.agree_s * stretch)
+        agree_until = answers[-1] + self.settings.agree_s * stretch
+        if attempt == 0 and self.pace is not None:
+            agree_until = begin + self._length(0)
+        return Times(begin, train_until, answers, agree_until)
 
     def window_s(self, attempt: int) -> Seconds:
         """What one owner has to gather and answer."""
+        if attempt == 0 and self.pace is not None:
+            return self.pace.owner_s
         return self.settings.owner_s * GROWTH ** min(attempt, GROWN_ATTEMPTS)
 
     def attempt_at(self, run_time: Seconds) -> int:
@@ -188,14 +225,25 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
     """The plan of the round after `body`, whose id is `head`. Needs at least one voting member."""
     voting = [m for m in body.members if m.votes]
     assert voting, "a vertex without voting members was agreed on"
-    known = sorted(m.step_s for m in voting if m.step_s > 0)
-    if len(known) * 2 > len(voting):
-        slowest = min(known[-1], STRAGGLER_LIMIT * median(known))
-        # half as much again: a busy box is not a dead one; and the last combined part reaches the last member late
-        train_s = 2.0 + SPREAD_S * len(body.members) + 1.5 * slowest * settings.inner_steps
-        train_s += settings.agree_s  # the plan counts from the proposal; members hear of it after the votes
-    else:
-        train_s = settings.first_train_s
     owners = min(OWNERS_PER_PART, len(voting))
-    train_s = min(train_s, settings.train_max_s)
-    return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners)
+    train_s = _train_s(body, settings, 1.0)
+    pace: Pace | None = None
+    if settings.window_min_s is not UNSET:
+        agreed_s = settings.owner_s if body.window_s is UNSET else body.window_s
+        owner_s = within(agreed_s, settings.window_min_s, settings.owner_s)
+        pace = Pace(_train_s(body, settings, owner_s / settings.owner_s), owner_s)
+    scores = scores_of(body)
+    return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace, scores)
+
+
+def _train_s(body: Body, settings: RoundSettings, haste: float) -> Seconds:
+    """Until when training lasts, counted from the last proposal. What is no training is taken `haste` times."""
+    voting = [m for m in body.members if m.votes]
+    known = sorted(m.step_s for m in voting if m.step_s > 0)
+    if len(known) * 2 <= len(voting):
+        return min(settings.first_train_s, settings.train_max_s)
+    slowest = min(known[-1], STRAGGLER_LIMIT * median(known))
+    # half as much again: a busy box is not a dead one; and the last combined part reaches the last member late
+    train_s = START_S * haste + SPREAD_S * len(body.members) + 1.5 * slowest * settings.inner_steps
+    train_s += settings.agree_s * haste  # the plan counts from the proposal; members hear of it after the votes
+    return min(train_s, settings.train_max_s)

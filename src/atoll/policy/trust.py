@@ -10,6 +10,7 @@ rounds is complained of. Complaints by more members than may lie make it step ba
 
 from __future__ import annotations
 
+from math import comb
 from typing import Literal, TypeAlias, get_args
 
 from atoll.base.ids import PeerId
@@ -61,14 +62,28 @@ def witnesses(owners: int, liars: int) -> int:
     return min(owners - 1, max(1, liars))
 
 
+def captured_share(voters: int, liars: int, drawn: int) -> float:
+    """How likely a committee of `drawn` out of so many voters holds more liars than the two-thirds rule survives.
+
+    Hypergeometric: each draw of voters is equally likely. Zero where everybody votes and liars are below a third.
+    Of one round; over many rounds 1 - (1 - share) ** rounds. A proposer that tries several bodies draws as often.
+    """
+    assert 0 <= liars <= voters and 0 < drawn <= voters
+    survived = (drawn - 1) // 3
+    worse = range(survived + 1, min(liars, drawn) + 1)
+    return sum(comb(liars, k) * comb(voters - liars, drawn - k) for k in worse) / comb(voters, drawn)
+
+
 class Strikes:
     """What this member saw others fail at. Local, so it only ever leads to a signed complaint."""
 
     def __init__(self) -> None:
-        self.seen: dict[PeerId, list[int]] = {}  # the last rounds in which this peer failed
+        self.seen: dict[
+            PeerId, list[tuple[int, float]]
+        ] = {}  # the last rounds in which it failed: what each weighs
 
-    def note(self, peer: PeerId, round: int) -> bool:
-        """True if this is a failure too many."""
-        recent = [r for r in self.seen.get(peer, []) if round - STRIKE_ROUNDS < r < round]
-        self.seen[peer] = [*recent, round][-STRIKES:]
-        return len(self.seen[peer]) >= STRIKES
+    def note(self, peer: PeerId, round: int, weight: float = 1.0) -> bool:
+        """True if this is a failure too many. `weight`: of a short wait less than 1 (windows.patience_shown)."""
+        recent = [(r, w) for r, w in self.seen.get(peer, []) if round - STRIKE_ROUNDS < r < round]
+        self.seen[peer] = [*recent, (round, weight)]
+        return len(self.seen[peer]) >= STRIKES and sum(w for _, w in self.seen[peer]) >= STRIKES

@@ -124,7 +124,8 @@ class Checkers:
         if peer.history is not None:
             assert len(peer.history.vertices) <= WINDOW + 2
         if peer.round is not None:
-            assert len(peer.round.agreement.tallies) <= 4 * COMMITTEE_MAX, "tallies of finished attempts pile up"
+            voters = max(len(peer.round.plan.committee), COMMITTEE_MAX)
+            assert len(peer.round.agreement.tallies) <= 4 * voters, "tallies of finished attempts pile up"
 
     def _broken(self, what: str) -> None:
         raise InvariantBroken(what)

@@ -20,10 +20,12 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import SEGMENT_STEPS
 from atoll.base.machine import Payload
 from atoll.keys.digest import Manifest, blob_id, digest, manifest_of, merkle_root
+from atoll.keys.erasure import cut, rebuild
 from atoll.node.jobs import (
     Adopt,
     Advance,
     Advanced,
+    CutState,
     Encode,
     Encoded,
     Exhibit,
@@ -31,12 +33,17 @@ from atoll.node.jobs import (
     FindState,
     GoBack,
     Hold,
+    HoldPieces,
     Judge,
+    Losses,
     ReadVertices,
+    Rebuild,
     Restore,
     Train,
     Trained,
+    Validate,
 )
+from atoll.policy.pieces import Names
 from atoll.protocol.dag.eras import ReadEra
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.protocol.transfer.work import (
@@ -58,6 +65,7 @@ class Shared(msgspec.Struct, frozen=True, array_like=True):
     counted: dict[PeerId, int]
 
 
+VALIDATION_STEPS = 4  # whose time it takes to look at a state
 GENESIS_STATE = msgspec.msgpack.encode(Shared(-1, digest(b"genesis"), 0, {}))
 
 
@@ -95,7 +103,10 @@ class Island:
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
     chain: Chain | None = None  # where rounds are audited
-    needed: tuple[Digest, ...] = ()  # for audits
+    needed: dict[str, tuple[Digest, ...]] = field(default_factory=dict)  # blobs that stay, by what for
+    pieces: tuple[Digest, ...] = ()  # of older states, where these lie in pieces
+    whole: tuple[Digest, ...] = ()  # then: the older states that have to stay
+    given_bytes: int = 0  # of blobs, to others
 
     def crash(self) -> None:
         self.steps_done = 0
@@ -113,6 +124,8 @@ class Island:
                 return 0.002 + self.knobs.update_bytes / 1e9
             case Exhibit() | Judge():
                 return SEGMENT_STEPS * self._step_s()
+            case Validate():
+                return VALIDATION_STEPS * self.knobs.step_s
             case _:
                 return 0.002
 
@@ -158,14 +171,23 @@ class Island:
                     self.chain.restore(work.vertex)
                 return True
             case Hold():
-                self.needed = work.blobs
+                self.needed[work.why] = work.blobs
                 return None
+            case Validate():
+                return Losses(self.losses(self.blobs[work.state]))
             case Exhibit() if self.chain is not None:
                 return Exhibited(self._put(self.chain.exhibit(work.round)))
             case Judge():
                 if work.before not in self.blobs:
                     raise RuntimeError("the state that the round began with is not here")
                 return judged(work, self.blobs[work.blob])
+            case CutState():
+                return self._cut(work)
+            case Rebuild():
+                return self._rebuild(work)
+            case HoldPieces():
+                self.pieces, self.whole = work.pieces, work.whole
+                return tuple(name for name in work.pieces if name not in self.blobs)
             case ReadVertices():
                 return self._read_vertices(work)
             case ReadEra():
@@ -190,9 +212,16 @@ class Island:
                 return None if data is None else manifest_of(data)
             case ReadChunk():
                 data = self.blobs.get(work.blob)
-                return None if data is None else Payload(digest(data), len(data), data)  # states fit one chunk
+                if data is None:
+                    return None
+                self.given_bytes += len(data)
+                return Payload(digest(data), len(data), data)  # states fit one chunk
             case _:
                 raise RuntimeError(f"a virtual island cannot do {type(work).__name__}")
+
+    def losses(self, state: bytes) -> tuple[float, ...]:
+        """What a validator measures: names have no loss, all states are alike."""
+        return (1.0,)
 
     def _claim(self, round: int) -> Digest | None:
         if self.chain is None or self.head is None:
@@ -278,8 +307,33 @@ class Island:
         self.blobs[name] = data
         return Advanced(name)
 
+    def _cut(self, work: CutState) -> Names | None:
+        data = self.blobs.get(work.state)
+        if data is None:
+            return None
+        units: list[list[bytes]] = [[] for _ in range(work.n)]
+        names = cut(
+            lambda at, count: data[at : at + count],
+            len(data),
+            work.k,
+            work.n,
+            lambda i, unit: units[i].append(unit),
+        )
+        self._put(b"".join(units[work.index]))
+        return Names(len(data), names)
+
+    def _rebuild(self, work: Rebuild) -> bool:
+        pieces = {index: self.blobs[name] for index, name in work.pieces}
+        read = lambda i, at, count: pieces[i][at : at + count]  # noqa: E731
+        made = b"".join(rebuild(read, list(pieces), work.size_bytes, work.k, work.n, work.index))
+        if blob_id(manifest_of(made)) != work.goal:
+            return False
+        self._put(made)
+        return True
+
     def _prune(self, head: Digest) -> None:
         """Like the real store: the last few states stay, so that laggards and restarts find theirs."""
+        needed = {head, *self.looked_for, *self.pieces, *self.whole}.union(*self.needed.values())
         for old in list(self.blobs)[: -self.knobs.states_kept]:
-            if old != head and old not in self.looked_for and old not in self.needed:
+            if old not in needed:
                 del self.blobs[old]

@@ -8,7 +8,7 @@ faster or slower than in the island of names.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from math import inf, nan
 
 import msgspec
@@ -23,7 +23,7 @@ from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.statistic import Statistic
 from atoll.learn.update import part_bounds
 from atoll.learn.weighing import compare, weigh
-from atoll.node.jobs import Advance, Advanced, Encode, Encoded
+from atoll.node.jobs import Advance, Advanced, Encode, Encoded, GoBack
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.sim.island import GENESIS_STATE, Island, IslandKnobs
 
@@ -51,17 +51,31 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorIsland(Island):
-    """The state is the anchor itself; `poison` twists what this peer encodes."""
+    """The state is the anchor itself; `poison` twists what this peer encodes in these rounds (None: in all), `says`
+    the loss that it tells as a validator."""
 
-    def __init__(self, me: PeerId, knobs: IslandKnobs, draw: random.Random, poison: Poison | None = None) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        knobs: IslandKnobs,
+        draw: random.Random,
+        poison: Poison | None = None,
+        rounds: Container[int] | None = None,
+        says: Callable[[float], float] | None = None,
+    ) -> None:
         super().__init__(me, knobs, draw)
-        self.poison = poison
+        self.poison, self.rounds, self.says = poison, rounds, says
         self.point_V = torch.ones(VALUES)
         self.generator = torch.Generator().manual_seed(draw.getrandbits(62))
 
     def distance(self, state: Digest | None = None) -> float:
         """How far the head (or this state) is from the point that everybody learns, per value."""
         return float((self._anchor(state or self.head) - self.point_V).abs().mean())
+
+    def losses(self, state: bytes) -> tuple[float, ...]:
+        """Squared distance to the point, per value."""
+        loss = float((_values(state) - self.point_V).square().mean())
+        return (loss if self.says is None else self.says(loss),)
 
     def do(self, work: object) -> object:
         match work:
@@ -75,13 +89,15 @@ class TensorIsland(Island):
                 return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
             case Advance():
                 return self._advanced(work)
+            case GoBack():
+                return self._put_values(work.round, self._anchor(work.back_to))
             case _:
                 return super().do(work)
 
     def _encode(self, work: Encode) -> Encoded:
         noise_V = torch.randn(VALUES, generator=self.generator) * NOISE
         delta_V = (self._anchor(self.head) - self.point_V) * STEP + noise_V
-        if self.poison is not None:
+        if self.poison is not None and (self.rounds is None or work.round in self.rounds):
             delta_V = self.poison(delta_V)
         bounds = part_bounds(VALUES, work.shares)
         return Encoded(tuple(_payload(delta_V[lo:hi].numpy().tobytes()) for lo, hi in bounds))
@@ -109,17 +125,23 @@ class TensorIsland(Island):
         for (lo, hi), payload in zip(bounds, work.parts, strict=True):
             if payload is not None:
                 anchor_V[lo:hi] -= FP32.decode(payload.data, hi - lo)
-        data = msgspec.msgpack.encode(Learned(work.round, anchor_V.numpy().tobytes()))
+        return self._put_values(work.round, anchor_V)
+
+    def _put_values(self, round: int, anchor_V: Tensor) -> Advanced:
+        data = msgspec.msgpack.encode(Learned(round, anchor_V.numpy().tobytes()))
         name = blob_id(manifest_of(data))
         self.blobs[name] = data
         return Advanced(name)
 
     def _anchor(self, state: Digest | None) -> Tensor:
-        data = self.blobs[state] if state is not None else GENESIS_STATE
-        if data == GENESIS_STATE:
-            return torch.zeros(VALUES)
-        values = msgspec.msgpack.decode(data, type=Learned).values
-        return torch.frombuffer(bytearray(values), dtype=torch.float32)
+        return _values(self.blobs[state] if state is not None else GENESIS_STATE)
+
+
+def _values(state: bytes) -> Tensor:
+    if state == GENESIS_STATE:
+        return torch.zeros(VALUES)
+    values = msgspec.msgpack.decode(state, type=Learned).values
+    return torch.frombuffer(bytearray(values), dtype=torch.float32)
 
 
 def _payload(wire: bytes) -> Payload:

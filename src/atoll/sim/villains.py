@@ -52,6 +52,8 @@ from atoll.wire.messages.vertex import Vertex
 
 Twist = Callable[["Villain", Send], list[Effect]]
 MISCHIEF_S = 0.5  # how often a villain says something that nobody asked for
+LISTENERS = 16  # to how many at once, at most; in a larger swarm to a few, drawn each time
+LISTENERS_DRAWN = 4
 
 
 class Villain:
@@ -95,7 +97,9 @@ class Villain:
         if self.peer.round is None:
             return []
         made = MISCHIEF.get(self.twist, lambda villain, to, now: [])
-        return [e for to in self.others for e in made(self, to, now)]
+        others = self.others
+        listeners = others if len(others) <= LISTENERS else self.draw.sample(others, LISTENERS_DRAWN)
+        return [e for to in listeners for e in made(self, to, now)]
 
 
 # ---- saying one thing to some and another to the rest ------------------------------------------------------

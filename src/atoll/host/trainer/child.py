@@ -23,6 +23,7 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.host.shared import Mailbox
 from atoll.host.trainer.auditing import Auditing
+from atoll.host.trainer.validating import VALIDATION_BATCH, Validating
 from atoll.host.trainer.words import (
     LENGTH,
     Answer,
@@ -36,6 +37,7 @@ from atoll.host.trainer.words import (
     GoOn,
     JudgeSegment,
     LoadInner,
+    LookOn,
     Merge,
     Ready,
     Sample,
@@ -46,6 +48,7 @@ from atoll.host.trainer.words import (
     Train,
     Trained,
     TrainerSpec,
+    Validate,
     WriteX,
     read_frame,
 )
@@ -57,7 +60,6 @@ from atoll.learn.merge import merge
 from atoll.learn.models import build_model, generate_text, loss_of
 
 BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
-VALIDATION_BATCH = 64  # samples; small enough for any device that can train
 
 T = TypeVar("T")
 
@@ -111,6 +113,7 @@ class Child:
         torch.set_num_threads(spec.threads)
         self.data = load_data(spec.data)
         self.auditing = Auditing(self.data)
+        self.validating = Validating(spec, self.data)
         self.model = build_model(spec.model, spec.seed)
         self.layout = layout_of(self.model)
         self.x_F, self.gradient_P = bind(self.model, self.layout, spec.device)
@@ -145,6 +148,10 @@ class Child:
                 return self.auditing.start(command)
             case GoOn():
                 return self.auditing.go_on()
+            case Validate():
+                return self.validating.start(command, self.mailbox.shown())
+            case LookOn():
+                return self.validating.go_on()
             case Cancel():
                 raise AssertionError("the listener keeps these to itself")
 

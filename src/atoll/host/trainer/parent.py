@@ -33,6 +33,8 @@ from atoll.host.trainer.words import (
     GoOn,
     JudgeSegment,
     LoadInner,
+    Looked,
+    LookOn,
     Merge,
     Progressed,
     Ready,
@@ -44,6 +46,7 @@ from atoll.host.trainer.words import (
     Train,
     Trained,
     TrainerSpec,
+    Validate,
     WriteX,
 )
 from atoll.learn.audit import Assignment
@@ -159,6 +162,10 @@ class Trainer:
     async def audit(self, work: ShowSegment | JudgeSegment | GoOn) -> Progressed:
         """Begin to show or to judge, or go on with it, for one step: no round waits for the rest."""
         return await self._ask(work, Progressed)
+
+    async def validate(self, work: Validate | LookOn, of_F: Tensor | None = None) -> Looked:
+        """Begin to look at these parameters (F,), or go on with it, for one batch: no round waits for the rest."""
+        return await self._ask(work, Looked, before=lambda: self._mailbox.show(of_F))
 
     async def inner_state(self) -> bytes:
         return await self._ask(SaveInner(), Saved, after=lambda saved: self._mailbox.take(saved.size_bytes))

@@ -109,8 +109,31 @@ class GoOn(msgspec.Struct, frozen=True, tag=True):
     """One more step of what was to be shown or judged."""
 
 
+class Validate(msgspec.Struct, frozen=True, tag=True):
+    """Begin to look at the parameters behind x in the mailbox, in a second model: take its first batch."""
+
+    samples: int  # of each set
+    canary: str = ""  # path of a blob of data to look at too
+
+
+class LookOn(msgspec.Struct, frozen=True, tag=True):
+    """One more batch of what is looked at."""
+
+
 Command = (
-    Train | Cancel | WriteX | Merge | Evaluate | Sample | SaveInner | LoadInner | ShowSegment | JudgeSegment | GoOn
+    Train
+    | Cancel
+    | WriteX
+    | Merge
+    | Evaluate
+    | Sample
+    | SaveInner
+    | LoadInner
+    | ShowSegment
+    | JudgeSegment
+    | GoOn
+    | Validate
+    | LookOn
 )
 
 
@@ -162,6 +185,13 @@ class Progressed(msgspec.Struct, frozen=True, tag=True):
     verdict: Verdict | None = None
 
 
+class Looked(msgspec.Struct, frozen=True, tag=True):
+    """A batch was looked at; with the last one come the mean losses in nats, one per set of data."""
+
+    done: bool
+    losses: tuple[float, ...] = ()
+
+
 class Carried(msgspec.Struct, frozen=True, tag=True):
     """The command was carried out and has no answer of its own."""
 
@@ -171,7 +201,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     what: str
 
 
-Answer = Ready | Beat | Trained | Evaluated | Sampled | Saved | Progressed | Carried | Broken
+Answer = Ready | Beat | Trained | Evaluated | Sampled | Saved | Progressed | Looked | Carried | Broken
 
 
 # ---- Frames ------------------------------------------------------------------------------------------------

@@ -112,6 +112,17 @@ def validation(data: Data, samples: int, size: int, seq_len: int) -> Iterator[tu
                 yield image_samples(data.validation_images, data.validation_labels, index)
 
 
+def all_held_out(data: Data) -> Data:
+    """The same, all of it for validation: canaries are not learned from."""
+    match data:
+        case Text():
+            return Text(data.train[:0], np.concatenate([data.train, data.validation]))
+        case Images():
+            images = np.concatenate([data.train_images, data.validation_images])
+            labels = np.concatenate([data.train_labels, data.validation_labels])
+            return Images(data.train_images[:0], data.train_labels[:0], images, labels)
+
+
 def _spread(available: int, samples: int, size: int) -> Iterator[np.ndarray]:
     samples = min(samples, available)
     index = np.arange(samples, dtype=np.int64) * available // samples

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import COMMITTEE_MAX, ERAS_LACKING_MAX, ERAS_READ_AT_ONCE
+from atoll.base.limits import COMMITTEE_MOST, ERAS_LACKING_MAX, ERAS_READ_AT_ONCE
 from atoll.base.machine import Ask, Effect, Fact, Keep, Report, Send
 from atoll.keys.digest import digest
 from atoll.keys.signer import Verifier, Vouch
@@ -222,8 +222,8 @@ class Eras:
             return []  # I am not there yet, or need no more of it
         if said.vertex != era.vertex:
             raise PeerFault(sender, f"signatures under another vertex of round {said.round} than the agreed one")
-        if len(said.signatures) > COMMITTEE_MAX:
-            raise PeerFault(sender, f"{len(said.signatures)} signatures under one era; {COMMITTEE_MAX} can be")
+        if len(said.signatures) > COMMITTEE_MOST:
+            raise PeerFault(sender, f"{len(said.signatures)} signatures under one era; {COMMITTEE_MOST} can be")
         fresh = {s.peer: s for s in said.signatures if s.peer not in era.signed_by}
         for signature in fresh.values():
             flaw = signature_flaw(signature, era, self.run, self.verifier)

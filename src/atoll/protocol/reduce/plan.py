@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from atoll.base.ids import PeerId, Seconds
@@ -29,6 +29,7 @@ class ReducePlan:
     rowless: frozenset[PeerId] = frozenset()  # listeners that only listen: no row is theirs
     window_s: Seconds = 6.0  # of one owner
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
+    influence: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # on rows, after distances
 
     @cached_property
     def givers(self) -> frozenset[PeerId]:

@@ -39,6 +39,7 @@ from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
 from atoll.protocol.reduce.run import Awaits
 from atoll.protocol.reduce.watched import WatchedReduce
+from atoll.protocol.reduce.weighed import influenced
 from atoll.protocol.reduce.witness import Lied, Question, Witnesses, Word
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
@@ -450,7 +451,8 @@ class WatchedWeighedReduce(WatchedReduce):
     def _weighed(self, choice: Choice, weights: Iterable[float], now: Seconds) -> list[Effect]:
         self.pending.discard(choice)
         peers = self._common(choice)
-        weight_of = dict(zip(self.plan.settled(peers), weights, strict=True))
+        settled = self.plan.settled(peers)
+        weight_of = dict(zip(settled, influenced(settled, tuple(weights), self.plan.influence), strict=True))
         weighed = tuple(weight_of.get(peer, 0.0) for peer in peers)
         without = tuple(part for part, name in enumerate(choice) if name is None)
         weighing = Weighing(peers, weighed, b"".join(name for name in choice if name is not None), without)
@@ -592,15 +594,15 @@ class WatchedWeighedReduce(WatchedReduce):
         plan = self.plan
         return Combine(plan.round, part, plan.shares, rows, False, plan.statistic, plan.liars, weights)
 
-    def _same_rows(self, answered: Answered) -> bool:
+    def _same_rows(self, answered: Answered) -> bool | None:
         """Was it made of the rows that I know of? It stands on a comparison of these."""
         weighing = self.weighings.get(answered.rows)
-        return weighing is not None and self._compared_mine(answered.part, weighing)
+        return self._compared_mine(answered.part, weighing) if weighing is not None else None
 
-    def _compared_mine(self, part: int, weighing: Weighing) -> bool:
+    def _compared_mine(self, part: int, weighing: Weighing) -> bool | None:
         name = self._choice_of(weighing)[part]
         word = self._word_named(part, name) if name is not None else None
-        return word is not None and self.compared.same_rows(word.answered)
+        return self.compared.same_rows(word.answered) if word is not None else None
 
     def _lacking(self, part: int, weighing: Weighing) -> list[PeerId]:
         """Whose rows that weigh may still come to me, from whomever."""

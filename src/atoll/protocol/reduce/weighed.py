@@ -17,8 +17,9 @@ Never compares a part twice, never combines with weights of its own liking, neve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
+from math import fsum
 from typing import NamedTuple
 
 from msgspec import UNSET
@@ -29,7 +30,14 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Payload, Received, Send
 from atoll.keys.digest import digest
-from atoll.protocol.reduce.checks import check_answer, check_compared, committed_row, made_with, weighing_flaw
+from atoll.protocol.reduce.checks import (
+    SUM_SLACK,
+    check_answer,
+    check_compared,
+    committed_row,
+    made_with,
+    weighing_flaw,
+)
 from atoll.protocol.reduce.facts import NoAnswer, RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
@@ -334,6 +342,7 @@ class WeighedReduce(Reduce):
     def _weighed(self, weights: Sequence[float], now: Seconds) -> list[Effect]:
         asked = self.asked_for
         assert asked is not None
+        weights = influenced(asked.settled, weights, self.plan.influence)
         weight_of = dict(zip(asked.settled, weights, strict=True))
         weighed = tuple(weight_of.get(peer, 0.0) for peer in asked.peers)
         weighing = Weighing(asked.peers, weighed, asked.compared, asked.without)
@@ -427,9 +436,9 @@ class WeighedReduce(Reduce):
         commit, gather = self.commit_of(author), self.gathers.get(part)
         if commit is None or gather is None or gather.closed or (part, author) not in self.wished:
             return []
-        row: Held | None = None
-        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) == commit:
-            row = committed_row(author, commit, message, payload)
+        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) != commit:
+            return []  # it committed twice, and the one who opens its row heard the other word
+        row = committed_row(author, commit, message, payload)
         if row is None:
             raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
         return self._take(part, gather, author, row, now)
@@ -468,3 +477,17 @@ class WeighedReduce(Reduce):
 def _rows(gather: Gather, names: Sequence[PeerId]) -> tuple[Row, ...]:
     held = [(name, gather.rows[name]) for name in names]
     return tuple(Row(name, row.weight, row.payload, (name,)) for name, row in held)
+
+
+def influenced(
+    peers: Sequence[PeerId], weights: Sequence[float], influence: Mapping[PeerId, int]
+) -> Sequence[float]:
+    """What rows weigh by their distances, times what their authors' records are worth; of the same sum as before.
+
+    Two products and a quotient per row, and exactly rounded sums: the same bits at every owner.
+    """
+    if not influence or not all(0 <= weight <= 1 + SUM_SLACK for weight in weights):
+        return weights  # these are none: whoever asked finds out
+    products = [weight * influence[peer] for peer, weight in zip(peers, weights, strict=True)]
+    before, after = fsum(weights), fsum(products)
+    return [product * before / after for product in products] if after else weights

@@ -31,6 +31,7 @@ from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
 
 Rows = tuple[tuple[PeerId, ...], Digest]  # contributors, and what they committed to
+Kind = tuple[Rows, Digest]  # of answer: all that say the same of the same rows are of one kind
 
 WORDS_PER_OWNER = 2  # signed answers of one owner for one part: a second one is evidence, a third no news
 ASKS_MAX = 6  # for one row, of one holder after the other; then its answer stays unproven
@@ -87,6 +88,9 @@ class Case:
     """One part."""
 
     words: list[Word] = field(default_factory=list[Word])
+    said_by: dict[Kind, set[int]] = field(
+        default_factory=dict[Kind, set[int]]
+    )  # owner indices of the words, by kind
     bytes_of: dict[Digest, Payload] = field(default_factory=dict[Digest, Payload])  # answers shown or recomputed
     rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # opened to me
     makes: dict[Rows, Digest | None] = field(
@@ -96,6 +100,9 @@ class Case:
     asked: Counter[PeerId] = field(default_factory=Counter[PeerId])  # for whose row, how often
     blamed: set[int] = field(default_factory=set[int])  # owner indices
     compared: set[PeerId] = field(default_factory=set[PeerId])  # owners whose rows are not those that I know of
+    same: dict[Rows, bool] = field(
+        default_factory=dict[Rows, bool]
+    )  # are they those that I know of? Once all are known
     doubted: bool = False
 
 
@@ -106,7 +113,7 @@ class Question:
     job: str  # that makes an answer again
     work: Callable[[Answered, tuple[Row, ...]], Combine | Compare]
     grounds: Callable[[Answered], bool | None]  # is what the answer stands on true? None while nobody knows
-    same_rows: Callable[[Answered], bool]  # was it made of the rows that I know of?
+    same_rows: Callable[[Answered], bool | None]  # was it made of the rows that I know of?
 
 
 class Witnesses:
@@ -136,6 +143,7 @@ class Witnesses:
         earlier = [w for w in case.words if w.answered.owner_index == answered.owner_index]
         if all(w.answered != answered for w in earlier) and len(earlier) < WORDS_PER_OWNER:
             case.words.append(Word(signed, answered))
+            case.said_by.setdefault((_rows(answered), answered.digest), set()).add(answered.owner_index)
             if earlier:
                 first = earlier[0].statement
                 fact = Contradicted(peer=signed.signer, part=answered.part, first=first, second=signed)
@@ -154,14 +162,16 @@ class Witnesses:
 
     def believes(self, answered: Answered) -> bool | None:
         """True, False, or None while nobody knows."""
-        case, grounds = self.cases[answered.part], self.question.grounds(answered)
+        grounds = self.question.grounds(answered)
         if grounds is not True:
             return grounds
-        if _rows(answered) in case.makes:
-            return case.makes[_rows(answered)] == answered.digest
-        alike = [w.answered for w in case.words if _rows(w.answered) == _rows(answered)]
-        said_by = {a.owner_index for a in alike if a.digest == answered.digest}
-        return True if len(said_by) > self.plan.witnesses else None
+        return self._believes(self.cases[answered.part], (_rows(answered), answered.digest))
+
+    def _believes(self, case: Case, kind: Kind) -> bool | None:
+        rows, digest = kind
+        if case.makes and rows in case.makes:
+            return case.makes[rows] == digest
+        return True if len(case.said_by.get(kind, ())) > self.plan.witnesses else None
 
     def settled(self, part: int, patient: bool, of: Digest | None = None) -> AnswerHeld | None:
         """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true.
@@ -169,7 +179,7 @@ class Witnesses:
         `of`: among those made of this alone.
         """
         case = self.cases[part]
-        for word in self._largest_first(case):
+        for word in self._largest_first(case) if case.bytes_of else ():
             if of is not None and word.answered.rows != of:
                 continue
             believed = self.believes(word.answered) if self.judges else True
@@ -190,8 +200,9 @@ class Witnesses:
         case, words = self.cases[part], self._judged(part)
         if not self.judges or not words:
             return []
-        differ = len({(w.answered.digest, _rows(w.answered)) for w in words})
-        unknown = any(self.believes(w.answered) is None for w in words)
+        kinds = {(_rows(w.answered), w.answered.digest) for w in words}
+        differ = len(kinds)
+        unknown = any(self._believes(case, kind) is None for kind in kinds)
         if not unknown or (differ == 1 and waiting):
             return []
         effects: list[Effect] = []
@@ -222,11 +233,7 @@ class Witnesses:
         case, effects = self.cases[part], list[Effect]()
         for word in self._judged(part):
             owner, names = word.statement.signer, word.answered.contributors
-            if (
-                owner not in case.compared
-                and all(map(self.commit_of, names))
-                and not self.question.same_rows(word.answered)
-            ):
+            if owner not in case.compared and self.question.same_rows(word.answered) is False:
                 case.compared.add(owner)
                 effects.append(self._report(OtherRows(owner=owner, contributors=names)))
         return effects
@@ -247,9 +254,11 @@ class Witnesses:
             if _rows(word.answered) in case.checks:
                 continue
             names = word.answered.contributors
+            if not self.question.same_rows(word.answered):
+                continue
             held = [self._row(part, name) for name in names]
             rows = [row for row in held if row is not None]
-            if len(rows) < len(names) or not self.question.same_rows(word.answered):
+            if len(rows) < len(names):
                 continue
             case.checks.append(_rows(word.answered))
             given = tuple(Row(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
@@ -287,10 +296,18 @@ class Witnesses:
         words = self._judged(part)
         return {name for w in words if self.believes(w.answered) is None for name in w.answered.contributors}
 
-    def same_rows(self, answered: Answered) -> bool:
-        """Was it made of the rows that its contributors committed to before me?"""
-        known = [commit for commit in map(self.commit_of, answered.contributors) if commit is not None]
-        return len(known) == len(answered.contributors) and rows_of(known) == answered.rows
+    def same_rows(self, answered: Answered) -> bool | None:
+        """Was it made of the rows that its contributors committed to before me? None while I lack a commitment.
+
+        The first commitment of an attempt counts, so an answer stays good.
+        """
+        case, rows = self.cases[answered.part], _rows(answered)
+        if rows not in case.same:
+            known = [commit for commit in map(self.commit_of, answered.contributors) if commit is not None]
+            if len(known) < len(answered.contributors):
+                return None
+            case.same[rows] = rows_of(known) == answered.rows
+        return case.same[rows]
 
     def _row(self, part: int, peer: PeerId) -> Held | None:
         return self.row_of(part, peer) or self.cases[part].rows.get(peer)
@@ -302,7 +319,7 @@ class Witnesses:
         found: dict[PeerId, Lapse] = {}
         spoken = self.spoken(part)
         for owner in self.plan.watchers(part):
-            if late and owner not in spoken and owner != self.me and not self.gone(owner):
+            if late and spoken and owner not in spoken and owner != self.me and not self.gone(owner):
                 found[owner] = "withheld"
         for word in self.cases[part].words:
             known, names = self.believes(word.answered), set(word.answered.contributors)

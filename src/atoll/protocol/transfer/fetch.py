@@ -106,8 +106,12 @@ class Source:
 class Fetch:
     """One blob on its way here."""
 
-    def __init__(self, blob: Digest, sources: Sequence[PeerId], bytes_max: int = BLOB_MAX) -> None:
-        """`bytes_max`: a longer one is refused, where its name is nobody's but the source's."""
+    def __init__(
+        self, blob: Digest, sources: Sequence[PeerId], bytes_max: int = BLOB_MAX, allowance: int | None = None
+    ) -> None:
+        """`bytes_max`: a longer one is refused, where its name is nobody's but the source's. `allowance`:
+        chunks that may be asked for until `allow` is called again; None: as fast as it goes."""
+        self.allowance = allowance
         self.blob, self.bytes_max = blob, bytes_max
         self.sources = {peer: Source() for peer in sources}
         self.bad: set[PeerId] = set()
@@ -132,15 +136,15 @@ class Fetch:
                 return self._take(sender, message.index, event.payload, now)
             case TimerFired(name) if name == self._name("stall"):
                 return self._look_for_late_ones(now)
-            case Done(job, result) if job == self._name("open"):
-                assert isinstance(result, BlobOpened) and self.manifest is not None
+            case Done(job, result) if job == self._name("open") and self.manifest is not None and not self.opened:
+                assert isinstance(result, BlobOpened)
                 self.opened = True
                 self.todo = deque(i for i in range(len(self.manifest.chunks)) if i not in result.have)
                 return self._ask_chunks(now)
             case Done(job, _) if job.startswith(self._name("chunk/")):
                 self.storing.discard(int(job.rsplit("/", 1)[1]))
                 return self._ask_chunks(now)
-            case Done(job, _) if job == self._name("close"):
+            case Done(job, _) if job == self._name("close") and self.closing:
                 return self._finish()
             case Failed(job, why) if job.startswith(self._name("")):
                 self.over = True
@@ -162,6 +166,11 @@ class Fetch:
         source.asked.clear()
         self._forget_requests(peer)
         return self._ask_chunks(now) if self.opened else []
+
+    def allow(self, chunks: int, now: Seconds) -> list[Effect]:
+        """So many more chunks may be asked for; what was allowed before and not used is not saved up."""
+        self.allowance = chunks
+        return self._ask_chunks(now) if self.opened and not self.over else []
 
     def offer(self, sources: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """More peers that hold the blob."""
@@ -237,16 +246,22 @@ class Fetch:
                     break  # all are busy
                 continue
             peer = min(free, key=lambda p: free[p].wait_s)
-            self.sources[peer].asked[index] = now
-            self.waiting.setdefault(index, {})[peer] = now
-            effects.append(Send(peer, WantChunk(self.blob, index)))
+            effects.append(self._ask_chunk(peer, index, now))
             if self.sources[peer].stalls and len(self.sources) > 1:
                 self.todo.append(index)  # a probe: nobody relies on it
         return effects if self.todo else [*effects, *self._help_out(now)]
 
     def _room(self) -> int:
         """How many more chunks may be on their way."""
-        return REQUESTS_MAX - len(self.storing) - sum(len(s.asked) for s in self.sources.values())
+        room = REQUESTS_MAX - len(self.storing) - sum(len(s.asked) for s in self.sources.values())
+        return room if self.allowance is None else min(room, self.allowance)
+
+    def _ask_chunk(self, peer: PeerId, index: int, now: Seconds) -> Send:
+        self.sources[peer].asked[index] = now
+        self.waiting.setdefault(index, {})[peer] = now
+        if self.allowance is not None:
+            self.allowance -= 1
+        return Send(peer, WantChunk(self.blob, index))
 
     def _help_out(self, now: Seconds) -> list[Effect]:
         """Nothing is left to ask for: who is idle fetches what others are slow with, each chunk at most twice."""
@@ -267,8 +282,7 @@ class Fetch:
             }
             if idle:
                 peer = min(idle, key=idle.__getitem__)
-                self.sources[peer].asked[index] = asked[peer] = now
-                effects.append(Send(peer, WantChunk(self.blob, index)))
+                effects.append(self._ask_chunk(peer, index, now))
         return effects
 
     def _look_for_late_ones(self, now: Seconds) -> list[Effect]:

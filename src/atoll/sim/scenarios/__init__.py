@@ -5,6 +5,7 @@
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
     weighed      churn where distances weigh rows, and owners speak twice
+    paced        churn where windows follow the pace of the run
     growth       two founders, four joiners by ticket; then one is lost for good
     blackout     everybody stops at once, again and again, and goes on from disk
     late_joiner  somebody comes when the run is long
@@ -18,7 +19,16 @@
     audits       a third of the trainers cheat, refuse or audit falsely; cheats are out, nobody honest is
     accusers     a third of the auditors find everybody guilty; nobody leaves
     audited_churn  churn where every round is audited
+    reputation   poor trainers, cheats, a newcomer, one who returns: all agree on scores, villains weigh little
+    reputed_churn  churn where records are kept
     audited      nobody cheats where rounds are audited, and messages are lost
+    slow         nobody lies, some are slow, messages are lost: nobody is accused of anything
+    siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
+    validated    a third poison a mean and lie as validators; the run leaves every bad state
+    wolves       a third of the validators find everything bad; nobody goes back
+    validated_churn  churn while one member poisons a mean now and then
+    pieces       older states lie in pieces; a holder corrupts its own, two leave, then as many vanish as may
+    pieces_churn  churn where older states lie in pieces, and the run is sent back to them
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
 A failing run ends with one line that replays it.
@@ -32,11 +42,27 @@ import sys
 import msgspec
 
 from atoll.sim.scenarios.audits import accusers, audited, audits
-from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, rollback, weighed
+from atoll.sim.scenarios.churn import (
+    audited_churn,
+    churn,
+    overlap,
+    paced,
+    pieces_churn,
+    real_keys,
+    reputed_churn,
+    rollback,
+    validated_churn,
+    weighed,
+)
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.owners import compared, comparers, framers, owners, watched
+from atoll.sim.scenarios.pieces import pieces
+from atoll.sim.scenarios.reputation import reputation
+from atoll.sim.scenarios.siege import siege
+from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
+from atoll.sim.scenarios.validation import validated, wolves
 
 __all__ = ["SCENARIOS", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
 
@@ -46,6 +72,7 @@ SCENARIOS: dict[str, Scenario] = {
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),
+    "paced": Scenario(paced, peers=8, rounds=20),
     "growth": Scenario(growth, peers=2, rounds=12),
     "blackout": Scenario(blackout, peers=5, rounds=20),
     "late_joiner": Scenario(late_joiner, peers=4, rounds=300),
@@ -60,6 +87,15 @@ SCENARIOS: dict[str, Scenario] = {
     "accusers": Scenario(accusers, peers=7, rounds=12),
     "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
     "audited": Scenario(audited, peers=5, rounds=20),
+    "slow": Scenario(slow, peers=7, rounds=20),
+    "siege": Scenario(siege, peers=100, rounds=100),
+    "reputation": Scenario(reputation, peers=7, rounds=36),
+    "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),
+    "validated": Scenario(validated, peers=7, rounds=36),
+    "wolves": Scenario(wolves, peers=7, rounds=16),
+    "validated_churn": Scenario(validated_churn, peers=8, rounds=24),
+    "pieces": Scenario(pieces, peers=13, rounds=14),
+    "pieces_churn": Scenario(pieces_churn, peers=8, rounds=30),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 

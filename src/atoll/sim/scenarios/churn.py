@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from atoll.base.ids import PeerId
 from atoll.node.amend import goal_of
 from atoll.policy.audits import REFUTING
+from atoll.policy.pieces import Coded
+from atoll.policy.validation import Rule
 from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.audits import Told
+from atoll.sim.scenarios.pieces import restore_everything
 from atoll.sim.scenarios.stage import Stage
+from atoll.sim.scenarios.validation import CALM_ROUNDS, demand_near
+from atoll.sim.scenarios.validation import islands as validated_islands
 from atoll.sim.signatures import RealKeys, peer_name
-from atoll.sim.swarm import Keys, Swarm, SwarmKnobs
+from atoll.sim.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
 
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
@@ -40,6 +45,20 @@ def weighed(stage: Stage) -> None:
     _through_weather(stage, None, statistic="robust", tolerance=0.33)
 
 
+def paced(stage: Stage) -> None:
+    """The same where windows follow the pace that rounds have shown, and the weather changes it all the time."""
+    _through_weather(stage, None, round=stage.paced())
+
+
+def reputed_churn(stage: Stage) -> None:
+    """The same where records are kept: who was down is worth less, weighs less and owns less, and all agree on it.
+
+    Every other seed rows are weighed by distances, too.
+    """
+    more = {"statistic": "robust", "tolerance": 0.33} if stage.seed % 2 else {}
+    _through_weather(stage, None, reputation=True, **more)
+
+
 def real_keys(stage: Stage) -> None:
     """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
     _through_weather(stage, RealKeys(stage.seed))
@@ -48,6 +67,13 @@ def real_keys(stage: Stage) -> None:
 def rollback(stage: Stage) -> None:
     """The same while the recovery identity sends the run back again and again, to whatever round it likes."""
     _through_weather(stage, None, returns=True)
+
+
+def pieces_churn(stage: Stage) -> None:
+    """The same where older states lie in pieces: holders come and go, what is gone back to may be whole nowhere.
+    In the end every state that was ever placed comes back."""
+    _through_weather(stage, None, returns=True, coded=Coded(3, 6, every_rounds=4, lost_s=30.0))
+    restore_everything(stage)
 
 
 def audited_churn(stage: Stage) -> None:
@@ -60,12 +86,23 @@ def audited_churn(stage: Stage) -> None:
         raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, expelled: {expelled}")
 
 
+def validated_churn(stage: Stage) -> None:
+    """The same with real numbers, while one member poisons a mean now and then: what comes of it is left again."""
+    bouts = range(4, stage.rounds, 7)
+    stage.quorum = "two-thirds"
+    _through_weather(stage, None, island=validated_islands([1], "silent", "huge", bouts), validation=Rule())
+    settled = stage.newest.head if stage.newest is not None else 0
+    stage.until_round(settled + CALM_ROUNDS, stage.healed() * CALM_ROUNDS)
+    demand_near(stage)
+
+
 def _through_weather(
     stage: Stage,
     keys: Keys | None,
     overlap: int = 0,
     returns: bool = False,
     told: Told | None = None,
+    island: IslandMaker = Island,
     **settings: object,
 ) -> None:
     knobs = SwarmKnobs(
@@ -76,7 +113,7 @@ def _through_weather(
         clock_drift=1e-4,
         run=stage.settings(**({"recovery": peer_name(0).encode()} if returns else {}), **settings),
     )
-    swarm = stage.gather(knobs, keys=keys, island=Island if told is None else islands({}))
+    swarm = stage.gather(knobs, keys=keys, island=island if told is None else islands({}))
     if told is not None:
         stage.world.watchers.append(told.watch)
     weather = Weather(stage)
@@ -93,25 +130,31 @@ def _through_weather(
 
 
 class HeadCount:
-    """How many founders have reached a round. Asked at every event, counted once per virtual second."""
+    """How many founders (or `who`) have reached a round. Asked at every event, counted once per virtual second."""
 
-    def __init__(self, swarm: Swarm, round: int) -> None:
+    def __init__(self, swarm: Swarm, round: int, who: Sequence[PeerId] = ()) -> None:
         self.swarm, self.round, self.due, self.there = swarm, round, 0.0, 0
+        self.who = who or swarm.founders
 
     def __call__(self) -> int:
         if self.swarm.world.now >= self.due:
             self.due = self.swarm.world.now + 1.0
-            self.there = sum(self.swarm.head(p) >= self.round for p in self.swarm.founders)
+            self.there = sum(self.swarm.head(p) >= self.round for p in self.who)
         return self.there
 
 
 class Weather:
-    """Draws one fault after another until it is told to end; then everything is repaired."""
+    """Draws one fault after another until it is told to end; then everything is repaired.
 
-    def __init__(self, stage: Stage) -> None:
+    `spare` says how many more members may be gone, where a share of all of them is not the measure.
+    """
+
+    def __init__(self, stage: Stage, spare: Callable[[], int] | None = None) -> None:
+        self.spare = spare
         self.stage, self.swarm, self.world, self.draw = stage, stage.swarm, stage.swarm.world, stage.draw
         self.over = self.cut = False
         self.away: set[PeerId] = set()
+        self.side: set[PeerId] = set()  # who is cut off from the others
         self.joined = 0
         self.kinds: list[tuple[int, Callable[[], None]]] = [
             (4, self._kill),
@@ -150,7 +193,8 @@ class Weather:
         self.begin()
 
     def _victim(self) -> PeerId | None:
-        if len(self.away) + 1 > DOWN_SHARE * self.stage.peers:
+        most = DOWN_SHARE * self.stage.peers if self.spare is None else len(self.away) + self.spare()
+        if len(self.away) + 1 > most:
             return None
         up = [n.name for n in self.swarm.honest if not n.asleep and n.name not in self.away]
         return self.draw.choice(up) if up else None
@@ -195,13 +239,16 @@ class Weather:
         if self.cut:
             return
         everybody = sorted(self.world.nodes)
-        side = set(self.draw.sample(everybody, self.draw.randint(1, max(1, len(everybody) // 2))))
+        most = max(1, len(everybody) // 2) if self.spare is None else min(self.spare(), len(everybody) // 2)
+        if most < 1:
+            return
+        side = self.side = set(self.draw.sample(everybody, self.draw.randint(1, most)))
         self.stage.fault("partition")
         self.cut = True
         self.world.split(side, both_ways=self.draw.random() < 0.7)
 
         def heal() -> None:
-            self.cut = False
+            self.cut, self.side = False, set()
             self.world.network.heal()
 
         self._later(1.0, 25.0, heal)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from msgspec.structs import replace
-
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
-from atoll.policy.trust import StatisticName
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import whole_of
 from atoll.sim.network import NetworkKnobs
@@ -64,17 +61,17 @@ def framers(stage: Stage) -> None:
     play_crooks(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "framer"))
 
 
-def watched(stage: Stage) -> None:
+def watched(stage: Stage, **settings: object) -> None:
     """Nobody lies, but messages are lost and links are slow: no accusation, no complaint that is heeded."""
-    play_crooks(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
+    play_crooks(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01), **settings)
 
 
 def play_crooks(
-    stage: Stage, crooks: dict[int, str], network: NetworkKnobs | None = None, statistic: StatisticName = "mean"
+    stage: Stage, crooks: dict[int, str], network: NetworkKnobs | None = None, **settings: object
 ) -> None:
     stage.quorum = "two-thirds"
-    settings = replace(stage.settings(), witnessed=True, tolerance=0.33, statistic=statistic)
-    knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
+    run = stage.settings(witnessed=True, tolerance=0.33, **settings)
+    knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())
     for kind in crooks.values():
         stage.fault(kind)
     swarm = stage.gather(knobs, villains={place: villain(LIES[kind]) for place, kind in crooks.items()})

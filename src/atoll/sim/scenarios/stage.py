@@ -28,6 +28,7 @@ from atoll.sim.swarm import IslandMaker, Keys, PeerMaker, Swarm, SwarmKnobs
 from atoll.sim.world import Node
 
 ERA_ROUNDS = 10  # short, so that every story sees some end
+WINDOW_MIN_S = 1.5  # as `atoll up` has it
 HEALED_ATTEMPTS = 4  # after the world is healed, everybody is at the head again within so many attempts' time
 
 
@@ -53,16 +54,18 @@ class ScenarioReport(msgspec.Struct, kw_only=True):
     repairs: int  # whole states fetched because parts were gone
     members: int  # voting at the end
     faults: dict[str, int]
+    measured: dict[str, float] = {}  # by stories that measure something
     digest: str  # names the whole history: the same seed gives the same
 
     @property
     def line(self) -> str:
         faults = " ".join(f"{k}={v}" for k, v in sorted(self.faults.items())) or "none"
+        measured = "".join(f"  {k} {v:.4g}" for k, v in self.measured.items())
         return (
             f"{self.scenario:<11} seed {self.seed:<6} {self.peers:>3} peers {self.rounds:>4} rounds  "
             f"complete {self.complete_share:6.1%}  failed attempts {self.attempts_failed:>3}  "
             f"repairs {self.repairs}  {self.virtual_s:8.1f} s virtual {self.wall_s:6.1f} s  {self.digest}  "
-            f"faults: {faults}"
+            f"faults: {faults}{measured}"
         )
 
 
@@ -81,6 +84,7 @@ class Stage:
         self.quorum = quorum or ("two-thirds" if seed % 2 else "majority")
         self.draw = random.Random(f"{name}/{seed}")
         self.faults: Counter[str] = Counter()
+        self.measured: dict[str, float] = {}
         self.attempts_failed = 0
         self.swarm: Swarm  # set by `gather`
 
@@ -103,6 +107,10 @@ class Stage:
             RunSettings(open_to_all=open_to_all, era_rounds=ERA_ROUNDS, round=plan), **more
         )
 
+    def paced(self) -> RoundSettings:
+        """As `settings` has them, but that windows follow the pace."""
+        return msgspec.structs.replace(self.settings().round, window_min_s=WINDOW_MIN_S)
+
     def fault(self, kind: str) -> None:
         self.faults[kind] += 1
 
@@ -118,7 +126,7 @@ class Stage:
     def until_round(self, target: int, within_s: Seconds | None = None, who: list[PeerId] | None = None) -> None:
         """Everybody honest (or `who`) holds the state of this round."""
         self.until(
-            lambda: min(self._heads(who), default=-2) >= target,
+            self._reached(target, who),
             within_s or 600.0 * (target + 2),
             f"round {target} was not reached by everybody",
         )
@@ -136,8 +144,24 @@ class Stage:
         self.until_round(goal, self.healed())
         self.until(lambda: not self._strangers(), self.healed(), "not everybody is a member again")
 
-    def _heads(self, who: list[PeerId] | None) -> list[int]:
-        return self.swarm.heads() if who is None else [self.swarm.head(p) for p in who]
+    def _reached(self, target: int, who: list[PeerId] | None) -> Callable[[], bool]:
+        """Asked after every event: whoever was behind when last looked at is looked at first."""
+        behind = self.swarm.founders[0]
+
+        def reached() -> bool:
+            nonlocal behind
+            if self._awaited(behind, who) and self.swarm.head(behind) < target:
+                return False
+            names = [n.name for n in self.swarm.honest] if who is None else who
+            behind = next((name for name in names if self.swarm.head(name) < target), behind)
+            return bool(names) and all(self.swarm.head(name) >= target for name in names)
+
+        return reached
+
+    def _awaited(self, name: PeerId, who: list[PeerId] | None) -> bool:
+        if who is not None:
+            return name in who
+        return name not in self.swarm.checkers.villains and self.world.nodes[name].machine is not None
 
     def _strangers(self) -> list[PeerId]:
         """Who runs, wants to vote, and may not."""
@@ -175,7 +199,7 @@ def _where(node: Node) -> str:
         state += ", asleep"
     if m.round is not None:
         r = m.round
-        state += f", attempt {r.attempt} view {r.agreement.view} {'sharing' if r.sharing else 'training'}"
+        state += f", attempt {r.attempt} view {r.agreement.view} {'sharing' if r.patience.sharing else 'training'}"
         state += f"{', decided' if r.agreement.decided else ''}{', adopting' if r.adopting else ''}"
     if m.fetch is not None:
         state += ", fetching"
@@ -212,5 +236,6 @@ def play(name: str, scenario: Scenario, seed: int, peers: int, rounds: int, quor
         repairs=checkers.repairs,
         members=sum(m.votes for m in newest.head_body.members) if newest else 0,
         faults=dict(sorted(stage.faults.items())),
+        measured=stage.measured,
         digest=world.digest(),
     )

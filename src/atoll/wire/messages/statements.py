@@ -193,6 +193,23 @@ class Audited(Statement, frozen=True):
     finding: Finding
 
 
+class Validated(Statement, frozen=True):
+    """As a validator drawn for this round's state I measured its mean loss on the data that the run holds out."""
+
+    round: int
+    state: Digest
+    losses: tuple[int, ...]  # millionths of a nat, one per set of such data; LOSS_MOST of policy/validation: none
+
+
+class Placed(Statement, frozen=True):
+    """Piece `index` of the state agreed in this round lies on my disk; here are the names of all of its pieces."""
+
+    round: int
+    index: int
+    size_bytes: int  # of the state
+    pieces: tuple[Digest, ...]  # blob ids, in order: whoever holds the state can compute them
+
+
 class Invite(Statement, frozen=True):
     """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
 
@@ -206,7 +223,8 @@ class Invite(Statement, frozen=True):
 class Amend(Statement, frozen=True):
     """The run goes on from what this earlier vertex of its own chain left behind; said by the recovery identity.
 
-    Whoever passes it on signs around it as around any report: the word that counts is the one inside.
+    Whoever passes it on signs around it as around any report: the word that counts is the one inside. Without an
+    inner signature it is what validators' reports in vertices demand, and everybody knows what that is.
     """
 
     after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
@@ -214,7 +232,7 @@ class Amend(Statement, frozen=True):
     back_to: Digest  # its id
     state: Digest  # that it agreed on
     trained: int  # training rounds up to it
-    signature: bytes  # of the recovery identity, over domain, run and all of the above
+    signature: bytes  # of the recovery identity, over domain, run and all of the above; empty: of validators
 
 
 AnyStatement = (
@@ -231,6 +249,8 @@ AnyStatement = (
     | Caught
     | Complaint
     | Audited
+    | Validated
+    | Placed
     | Invite
     | Amend
 )

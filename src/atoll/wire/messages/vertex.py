@@ -6,15 +6,17 @@ every quorum that agreed on a body names the same vertex.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.limits import SCORE_ONE
 from atoll.wire.messages.statements import Certificate, Role, Signed, Weighing
 
 Standing = Literal["observer", "new", "member", "away", "expelled"]
+Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # of a member's record: policy/reputation.py
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +92,10 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     epoch: int = 0  # grows when a recovery key starts over after a quorum was lost for good
     settings: bytes = b""  # genesis only: the run's config, encoded
     weighing: Weighing | UnsetType = UNSET  # where distances weigh rows: the one that all answers in `parts` name
+    window_s: float | UnsetType = (
+        UNSET  # where windows follow the pace: an owner's in the next round, else left out
+    )
+    reputation: tuple[Score, ...] | UnsetType = UNSET  # where the run has it: of each line of `members`, in order
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,80 @@
+"""The trainer process's side of validation: the loss of given parameters on held-out data, batch by batch.
+
+Pauses after every batch, so that the peer may put the next round before the rest. Looks in a second model: x and
+moments of this trainer are never touched. Never decides what a loss means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from atoll.host.trainer.words import Looked, TrainerSpec, Validate
+from atoll.learn.data import Data, all_held_out, data_from_blob, validation
+from atoll.learn.layout import layout_of, unflatten
+from atoll.learn.models import build_model
+
+VALIDATION_BATCH = 64  # samples; small enough for any device that can train
+
+
+class Validating:
+    def __init__(self, spec: TrainerSpec, data: Data) -> None:
+        self.spec, self.data = spec, data
+        self._canary: tuple[str, Data] | None = None  # read once
+        self._model: nn.Module | None = None  # made when it is first needed
+        self.chore: Generator[None, None, tuple[float, ...]] | None = None
+
+    def start(self, wish: Validate, x_F: Tensor) -> Looked:
+        """The first batch of the first set, with these parameters and buffers (F,)."""
+        self.chore = self._look(wish, x_F)
+        return self.go_on()
+
+    def go_on(self) -> Looked:
+        """One batch more."""
+        if self.chore is None:
+            raise ValueError("there is nothing to look on at")
+        try:
+            next(self.chore)
+        except StopIteration as done:
+            self.chore = None
+            return Looked(True, done.value)
+        except BaseException:
+            self.chore = None
+            raise
+        return Looked(False)
+
+    def _look(self, wish: Validate, x_F: Tensor) -> Generator[None, None, tuple[float, ...]]:
+        model = self._model_with(x_F)
+        losses: list[float] = []
+        for data in self._sets(wish.canary):
+            loss_sum, targets_seen = 0.0, 0
+            for inputs, targets in self._batches(data, wish.samples):
+                with torch.no_grad():  # not around the yield: training goes on meanwhile
+                    scores = model(inputs)
+                    flat = scores.reshape(-1, scores.shape[-1])
+                    loss = torch.nn.functional.cross_entropy(flat, targets.reshape(-1), reduction="sum")
+                loss_sum, targets_seen = loss_sum + float(loss), targets_seen + targets.numel()
+                yield
+            losses.append(loss_sum / targets_seen)
+        return tuple(losses)
+
+    def _sets(self, canary: str) -> tuple[Data, ...]:
+        if not canary:
+            return (self.data,)
+        if self._canary is None or self._canary[0] != canary:
+            self._canary = canary, all_held_out(data_from_blob(Path(canary).read_bytes()))
+        return self.data, self._canary[1]
+
+    def _model_with(self, x_F: Tensor) -> nn.Module:
+        if self._model is None:
+            self._model = build_model(self.spec.model, self.spec.seed).to(self.spec.device).eval()
+        layout = layout_of(self._model)
+        unflatten(x_F, torch.zeros(layout.counters, dtype=torch.int64), self._model, layout)
+        return self._model
+
+    def _batches(self, data: Data, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for inputs, targets in validation(data, samples, VALIDATION_BATCH, self.spec.seq_len):
+            yield inputs.to(self.spec.device), targets.to(self.spec.device)

@@ -1,0 +1,57 @@
+"""An island's side of validation: the losses of an agreed state, measured by its trainer between two steps.
+
+Takes its turn batch by batch; whatever a round wants of the trainer comes between two of them. Never says what the
+losses mean: vertices do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from msgspec import UNSET, UnsetType
+
+from atoll.base.errors import RunFailedError
+from atoll.base.ids import Digest
+from atoll.host.store import Store
+from atoll.host.tended import Tended
+from atoll.host.trainer import TrainerFailed
+from atoll.host.trainer.words import LookOn, Validate
+from atoll.learn.state import SharedState
+from atoll.node.jobs import Losses
+
+SAMPLES = 128  # of each set, the same ones at every validator: losses of two rounds are compared
+
+
+def canary_in(store: Store, blob: Digest | UnsetType) -> str:
+    """The path of the run's canary data; empty if it has none. RunFailedError if it has not come yet."""
+    if blob is UNSET:
+        return ""
+    if not store.has_blob(blob):
+        raise RunFailedError("E-VAL-03", "the canary data of this run has not arrived yet")
+    return str(store.blob_path(blob))
+
+
+async def validated(
+    tended: Tended, ready: Callable[[], Awaitable[None]], state: SharedState | None, canary: str
+) -> Losses:
+    """Mean losses in nats, one per set of data. `ready` is to be called in its turn: the trainer runs then."""
+    if state is None:
+        raise RunFailedError("E-VAL-01", "the state to be looked at is not on this disk any more")
+    await tended.equipped()
+    work: Validate | LookOn = Validate(SAMPLES, canary)
+    life: int | None = None
+    while True:
+        async with tended.turn:
+            try:
+                await ready()
+                if life not in (None, tended.lives):
+                    raise RunFailedError("E-VAL-02", "the trainer was started anew while it looked at a state")
+                life = tended.lives
+                found = await tended.trainer.validate(work, state.anchor_F if isinstance(work, Validate) else None)
+            except TrainerFailed as failed:
+                if not failed.alive:
+                    await tended.failed()
+                raise
+        if found.done:
+            return Losses(found.losses)
+        work = LookOn()

@@ -1,0 +1,80 @@
+"""What a body shows of its members, and the scores that follow: made by the proposer, made again by every voter.
+
+Everything comes from the parent and from what is signed in the same body, never from what this peer saw. The
+arithmetic is `policy/reputation.py`; specs/reputation.md says what counts and why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from atoll.base.ids import PeerId
+from atoll.policy.members import Reported, convicted
+from atoll.policy.plan import RoundPlan
+from atoll.policy.reputation import FLOOR, Conduct, beliefs, moved, units_of
+from atoll.wire.messages.statements import Answered, Audited, Commit, Leave
+from atoll.wire.messages.vertex import Member
+
+
+def next_scores(
+    plan: RoundPlan,
+    owners: Sequence[Sequence[PeerId]],
+    audits: bool,
+    members: Sequence[Member],
+    answers: Sequence[Answered | None],
+    commits: Mapping[PeerId, Commit],
+    reports: Sequence[Reported],
+) -> tuple[int, ...]:
+    """One score per line of `members`, the membership after this round. Commits are those of its contributors."""
+    shown = conduct_in(plan, owners, answers, commits, reports)
+    liars, failing = convicted(reports, plan.members, plan.settings.quorum)
+    said, settled = [r.statement for r in reports], set(_settled(plan))
+    vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted"} & settled
+    return tuple(
+        moved(
+            plan.scores.get(m.peer, FLOOR),
+            shown.get(m.peer),
+            audits=audits,
+            vouched=m.peer in vouched,
+            convicted=m.peer in liars or m.peer in failing or m.standing == "expelled",
+        )
+        for m in members
+    )
+
+
+def conduct_in(
+    plan: RoundPlan,
+    owners: Sequence[Sequence[PeerId]],
+    answers: Sequence[Answered | None],
+    commits: Mapping[PeerId, Commit],
+    reports: Sequence[Reported],
+) -> dict[PeerId, Conduct]:
+    """Of settled trainers, if anything was answered; not of who says farewell and is not counted."""
+    given = [(first[0], answered) for first, answered in zip(owners, answers, strict=False) if answered is not None]
+    if not given:
+        return {}
+    settled = _settled(plan)
+    counted = Counter(peer for _, answered in given for peer in answered.contributors)
+    duties = Counter(owner for owner, _ in given)
+    done = Counter(owner for owner, answered in given if answered.owner_index == 0)
+    belief = beliefs({peer: units_of(commits[peer].loss) for peer in settled if peer in commits})
+    leaving = {r.by for r in reports if isinstance(r.statement, Leave)}
+    return {
+        peer: Conduct(
+            counted=counted[peer],
+            answered=len(given),
+            steps=commits[peer].steps if peer in commits else 0,
+            assigned=plan.settings.inner_steps,
+            belief=belief.get(peer, 0),
+            duties=duties[peer],
+            done=done[peer],
+        )
+        for peer in settled
+        if peer in commits or peer not in leaving
+    }
+
+
+def _settled(plan: RoundPlan) -> list[PeerId]:
+    """Who is judged: neither in its first round, nor watching, nor away."""
+    return [m.peer for m in plan.trainers if m.standing == "member"]

@@ -1,0 +1,79 @@
+"""What `run.trust` stands for: one table, from which whatever a founder leaves open is taken, with its reasons.
+
+Everything in it can be written differently in run.toml. A default is never more than the run can keep: rules that
+need more members than the run waits for, and audits of what cannot be audited, are left out and said to be, whereas
+the same words written by a person are refused with an error. Never looks at a run that was founded: its genesis
+says what it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from atoll.base.limits import WEIGHED_ROWS_MAX
+from atoll.policy.plan import QuorumRule
+from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
+
+Trust = Literal["private", "community", "open"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    quorum: QuorumRule
+    tolerance: float  # share of members that may lie
+    witnessed: bool  # owners of parts check each other
+    statistics: tuple[StatisticName, ...]  # the first of these that enough members wait for; else a mean
+    audit_rate: float  # of rounds of trainers
+    reputation: bool
+    withstands: str
+    does_not: str
+
+
+PRESETS: dict[Trust, Preset] = {
+    # one person's or one company's machines: whatever costs bytes or steps to find liars would find none
+    "private": Preset(
+        quorum="majority",
+        tolerance=0.0,
+        witnessed=False,
+        statistics=(),
+        audit_rate=0.0,
+        reputation=False,
+        withstands="members that crash, freeze or lose their links, as long as more than half are there",
+        does_not="a single liar",
+    ),
+    # people who invited each other, so names are dear: half of those who cheat are drawn within 34 rounds, or 9 if
+    # they are new; owners are believed, so whole updates can be weighed, which finds liars in the spread of values
+    "community": Preset(
+        quorum="two-thirds",
+        tolerance=0.33,
+        witnessed=False,
+        statistics=("robust", "trimmed_mean"),
+        audit_rate=0.02,
+        reputation=True,
+        withstands="a third that lies about what was agreed, poisoned updates, work that nobody did",
+        does_not="owners of parts that lie about sums or distances, or leave rows out; strangers with many names",
+    ),
+    # strangers: half of those who cheat are drawn within 14 rounds even if they are trusted, within 4 if they are
+    # new; owners are not believed, so rows are sorted value by value, which every other owner can do again
+    "open": Preset(
+        quorum="two-thirds",
+        tolerance=0.33,
+        witnessed=True,
+        statistics=("trimmed_mean",),
+        audit_rate=0.05,
+        reputation=True,
+        withstands="all of that, and owners that lie: sums are made again, and whoever is proven a liar is out",
+        does_not="a third of all members under one hand, however it came by its names",
+    ),
+}
+
+
+def statistic_of(preset: Preset, tolerance: float, least: int, most: int) -> StatisticName:
+    """The rule that a run takes which trains with `least` members and waits for `most`, if nobody says another."""
+    for name in preset.statistics:
+        if name in DISTANCES and most > WEIGHED_ROWS_MAX:
+            continue
+        if least >= peers_for_one_liar(tolerance, name):
+            return name
+    return "mean"

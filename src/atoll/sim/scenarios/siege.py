@@ -1,0 +1,172 @@
+"""Every kind of villain at once, nearly a third of all members, in bad weather: a run open to all, under siege.
+
+What is asked for: the checkers of every run stay quiet, the villains' influence stays within its bound in every
+part of every round, nobody honest is ever expelled or found guilty by an honest auditor, and when the weather ends
+all honest peers go on. What is not: how fast. The weather never takes so many honest members away that the
+villains are a third of the rest; nothing is promised beyond that (specs/trust.md, "Under siege").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import COMMITTEE_MOST
+from atoll.base.machine import Fact
+from atoll.node.facts import RoundClosed, Verdict
+from atoll.policy.audits import REFUTING
+from atoll.policy.plan import plan_round
+from atoll.policy.trust import liars_among
+from atoll.sim.audits import SHIRKERS, TRAINERS, as_it_is
+from atoll.sim.chains import Chain
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.influence import POISONS, Influence, Ledger
+from atoll.sim.island import IslandKnobs
+from atoll.sim.owners import CROOKS
+from atoll.sim.scenarios.churn import WEATHER, HeadCount, Weather
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.swarm import SwarmKnobs, peer_name
+from atoll.sim.villains import KINDS, Twist, villain
+from atoll.sim.world import Node
+
+VILLAINS = 0.3
+AUDITED = 0.05  # of rounds of trainers
+ROUND_S = 240.0  # virtual time per round: attempts are lost to villains and to the weather
+CHURNER_S = 20.0  # mean time between two disappearances of one
+MOUTHS: dict[str, Twist] = {**KINDS, **CROOKS, **SHIRKERS, **dict.fromkeys((*TRAINERS, "churner"), as_it_is)}
+
+
+def siege(stage: Stage) -> None:
+    """Kinds, poisons and places are drawn: 3 members of 10 are villains, each poisons its rows as well."""
+    stage.quorum = "two-thirds"
+    places = stage.draw.sample(range(stage.peers), min(int(VILLAINS * stage.peers), (stage.peers - 1) // 3))
+    order = stage.draw.sample(sorted(MOUTHS), len(MOUTHS))
+    play_siege(stage, {place: order[k % len(order)] for k, place in enumerate(places)})
+
+
+def play_siege(stage: Stage, kinds: dict[int, str]) -> Siege:
+    """`kinds`: the villains' trades, by their places."""
+    plan = replace(stage.settings().round, committee=COMMITTEE_MOST)
+    trust = {"witnessed": True, "tolerance": 0.33, "statistic": "trimmed_mean", "audit_rate": AUDITED}
+    knobs = SwarmKnobs(
+        stage.peers,
+        network=WEATHER,
+        island=IslandKnobs(train_failure_rate=0.01),
+        clock_offset_s=0.2,
+        clock_drift=1e-4,
+        run=replace(stage.settings(), round=plan, **trust),
+    )
+    names = {peer_name(place): kind for place, kind in kinds.items()}
+    poisons = {name: stage.draw.choice(sorted(POISONS)) for name in names}
+    ledger = Ledger()
+
+    def chain(me: PeerId) -> Chain:
+        chain = Chain(me)
+        chain.cheats, chain.starts = names.get(me) == "cheat", names.get(me) == "starter"
+        return chain
+
+    mouths = {place: villain(MOUTHS[kind]) for place, kind in kinds.items()}
+    swarm = stage.gather(knobs, villains=mouths, island=ledger.islands(poisons, chain))
+    for kind in kinds.values():
+        stage.fault(kind)
+    siege = Siege(stage, names, Influence(ledger, swarm.checkers.villains))
+    stage.world.watchers.append(siege.watch)
+    weather = Weather(stage, siege.spare)
+    siege.weather = weather
+    weather.begin()
+    for name, kind in names.items():
+        if kind == "churner":
+            siege.come_and_go(name)
+    honest = [p for p in swarm.founders if p not in names]
+    heads = HeadCount(swarm, stage.rounds - 1, honest)
+    stage.until(
+        lambda: heads() * 2 > len(honest),
+        ROUND_S * (stage.rounds + 10),
+        f"no majority reached round {stage.rounds - 1} under siege",
+    )
+    weather.end()
+    stage.demand_progress()
+    siege.measure()
+    return siege
+
+
+class Siege:
+    """What the story watches beside the checkers of every run, and how much weather it still bears."""
+
+    def __init__(self, stage: Stage, kinds: dict[PeerId, str], influence: Influence) -> None:
+        self.stage, self.kinds, self.influence = stage, kinds, influence
+        self.villains = stage.swarm.checkers.villains
+        self.weather: Weather | None = None
+        self.seen = -1  # the newest round that was looked at
+        self.left: dict[PeerId, tuple[int, str]] = {}  # villains that left, after which round first, and how
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        if node.name in self.villains:
+            return
+        match fact:
+            case RoundClosed(body=body) if body.round > self.seen:
+                self.seen = body.round
+                self.influence.look(fact)
+                self._members(fact)
+            case Verdict(peer=peer, auditor=by, finding=finding) if finding in REFUTING:
+                if not {peer, by} & self.villains:
+                    raise InvariantBroken(f"honest {by} found {finding} against honest {peer}")
+            case _:
+                pass
+
+    def _members(self, closed: RoundClosed) -> None:
+        """Nobody honest is expelled; and the villains are as few as the promises ask for."""
+        body = closed.body
+        for member in body.members:
+            if member.standing == "expelled" and member.peer not in self.villains:
+                raise InvariantBroken(f"honest {member.peer} was expelled after round {body.round}")
+            if member.peer in self.villains and not member.present:
+                self.left.setdefault(member.peer, (body.round, member.standing))
+        plan = plan_round(closed.id, body, self.stage.swarm.knobs.run.round)
+        settled = [m.peer for m in plan.trainers if m.standing == "member"]
+        lying, voting = self._liars(settled), self._liars(plan.committee)
+        if lying > liars_among(len(settled), 0.33) or voting > plan.tolerated:
+            raise InvariantBroken(
+                f"{lying} villains of {len(settled)} trainers, {voting} of {len(plan.committee)} voters after "
+                f"round {body.round}: nothing is promised there"
+            )
+
+    def _liars(self, peers: list[PeerId] | tuple[PeerId, ...]) -> int:
+        return sum(peer in self.villains for peer in peers)
+
+    def spare(self) -> int:
+        """How many more members may be gone before the villains are a third of those who are left."""
+        newest, weather = self.stage.newest, self.weather
+        if newest is None or weather is None:
+            return 0
+        gone = weather.away | weather.side
+        here = [
+            m.peer for m in newest.head_body.members if m.votes and m.standing == "member" and m.peer not in gone
+        ]
+        return max(0, len(here) - 1 - 3 * self._liars(here))
+
+    def come_and_go(self, name: PeerId) -> None:
+        """A villain whose process dies and returns again and again, for ever."""
+        world, draw = self.stage.world, self.stage.draw
+
+        def vanish() -> None:
+            world.crash(name)
+            world.at(world.now + draw.uniform(0.2, 4.0), lambda: world.start(name))
+            world.at(world.now + 4.0 + draw.expovariate(1 / CHURNER_S), vanish)
+
+        world.at(draw.expovariate(1 / CHURNER_S), vanish)
+
+    def measure(self) -> None:
+        """For the report: shares are of 1, what was moved is in units of the honest rows' own numbers."""
+        told, influence = self.stage.measured, self.influence
+        parts = max(1, influence.parts)
+        told["liars_rows"] = influence.liars_rows / max(1, influence.rows)
+        told["moved_per_part"] = influence.moved / parts
+        told["allowed_per_part"] = influence.most / parts
+        told["expelled"] = sum(how == "expelled" for _, how in self.left.values())
+        told["villains"] = len(self.villains)
+        told["complaints"] = self.stage.swarm.checkers.complaints
+        for kind, count in sorted(Counter(self.kinds[p] for p in self.villains - self.left.keys()).items()):
+            told[f"{kind} stayed"] = count

@@ -1,0 +1,74 @@
+"""Validation among real processes: one member ruins the mean, the others notice, and all go back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from processes import Peer, answer_of, atoll, peers
+
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
+
+VALIDATED = [
+    *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
+    *("--set", "train.inner_steps=6", "--set", "run.rounds=0", "--set", "run.trust=community"),
+    *("--set", "run.validate_every=1", "--set", "run.start_peers=3", "--set", "run.min_peers=2"),
+]
+POISON = """
+import sys
+if "join" in sys.orig_argv:
+    from atoll.host.island import Island
+    honest, ruined = Island._encode, set()
+    def ruins(self, work):
+        if self.head.round >= 2 and len(ruined | {work.round}) <= 2:
+            ruined.add(work.round)
+            x_F, anchor_F = self.trainer.read_x(), self.head.anchor_F
+            x_F.copy_(anchor_F - 200 * (x_F - anchor_F))
+        return honest(self, work)
+    Island._encode = ruins
+"""
+
+
+def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
+    """Eve's updates of two rounds point the wrong way, two hundred times as far; the run goes on from before.
+
+    Bob and Eve fetch the canary data from Ada: all three measure two losses.
+    """
+    villain = tmp_path / "villain"
+    villain.mkdir()
+    (villain / "sitecustomize.py").write_text(POISON)
+    lies = {"PYTHONPATH": os.pathsep.join([str(villain), os.environ.get("PYTHONPATH", "")])}
+    (canary := tmp_path / "canary.txt").write_text(Path(os.__file__).read_text())
+    more = ("--set", f"data.canary={canary}")
+    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *VALIDATED, *more)) as running:
+        ada = running[0]
+        ticket = ada.until_fact("Opened")["ticket"]
+        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob"))
+        running.append(Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies))
+        ada.until_fact("RoundBegan", assembling=False)
+        for trained in (1, 3):  # each with patience of its own
+            ada.until(lambda f, least=trained: f["fact"] == "RoundClosed" and f["trained"] >= least)
+        bad = ada.until_fact("StateJudged", opinion="bad")
+        went = ada.until_fact("WentBack")
+        ada.until(lambda f: f["fact"] == "RoundClosed" and f["round"] > went["round"] and f["counted"])
+        good = ada.until(
+            lambda f: f["fact"] == "StateJudged" and f["opinion"] == "good" and f["of"] > went["round"]
+        )
+        assert went["back_to"] < bad["of"] < went["round"] and bad["of"] in went["refused"]
+        assert len(bad["values"]) == 2 and bad["values"][0] > good["values"][0] and len(went["contributors"]) == 3
+        assert any(f["fact"] == "RoundClosed" and f.get("by") == "validators" for f in ada.facts)
+        assert bob_too(running[1], went["round"]) == went["back_to"]
+        status = answer_of("status", "--dir", tmp_path / "ada")
+        assert {"ada", "bob", "eve"} == set(status["validation"]["returns"][0]["contributors"])
+        said = atoll("status", "--dir", tmp_path / "ada").stdout
+        assert "validated: round" in said and f"went back to round {went['back_to']}" in said
+        verified = answer_of("verify", tmp_path / "ada")
+        assert verified["intact"] and verified["rollbacks"][0]["by"] == "validators"
+        blamed = answer_of("blame", tmp_path / "ada")
+        assert blamed["refused"][0]["back_to"] == went["back_to"]
+        assert "the model was bad" in atoll("blame", tmp_path / "ada").stdout
+
+
+def bob_too(bob: Peer, round: int) -> int:
+    return bob.until(lambda f: f["fact"] == "RoundClosed" and f["round"] == round)["back_to"]

@@ -1,0 +1,127 @@
+"""Pieces of states on a real disk: cut, joined, damaged, tidied."""
+
+from __future__ import annotations
+
+import resource
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from atoll.base.errors import UsageError
+from atoll.host.pieces import cut_state, rebuild_blob
+from atoll.host.shelf import Shelf
+from atoll.host.store import Store
+from atoll.keys import erasure
+from atoll.keys.digest import blob_id, manifest_of
+from atoll.node.config import Keep
+from atoll.node.jobs import CutState, Rebuild
+
+K, N = 2, 4
+MIB = 2**20
+
+
+def noise(size: int) -> bytes:
+    return blake3(b"state").digest(length=size)
+
+
+def ignore(name: bytes) -> None:
+    pass
+
+
+def cut_all(store: Store, data: bytes):
+    """(the state's name, what its pieces are called), all of them on this disk."""
+    state = store.put_blob(data)
+    named = {cut_state(store, CutState(state, K, N, index), ignore) for index in range(N)}
+    assert len(named) == 1
+    (names,) = named
+    assert names is not None and all(store.has_blob(piece) for piece in names.pieces)
+    return state, names
+
+
+@pytest.mark.parametrize("size", [5, 5 * MIB + 7, 4 * MIB])
+def test_what_is_cut_on_disk_is_made_again_from_any_pieces(tmp_path: Path, size: int):
+    store = Store(tmp_path)
+    state, names = cut_all(store, noise(size))
+    for left in combinations(range(N), K):
+        of = tuple((i, names.pieces[i]) for i in left)
+        store.drop_blobs(set(names.pieces))
+        assert not store.has_blob(state)
+        assert rebuild_blob(store, Rebuild(state, size, K, N, of), ignore)
+        assert store.read_blob(state) == noise(size)
+        for lost in set(range(N)) - set(left):
+            store.drop_blobs({names.pieces[i] for i in left})
+            assert rebuild_blob(store, Rebuild(names.pieces[lost], size, K, N, of, lost), ignore)
+            assert store.manifest(names.pieces[lost]) is not None
+        cut_all(store, noise(size))
+    assert not list((tmp_path / "blobs").glob("*.new"))
+
+
+def test_a_state_that_the_disk_damaged_is_not_cut_but_set_aside(tmp_path: Path):
+    store = Store(tmp_path)
+    state = store.put_blob(noise(3 * MIB))
+    with store.blob_path(state).open("r+b") as file:
+        file.seek(MIB)
+        file.write(b"!")
+    assert cut_state(store, CutState(state, K, N, 0), ignore) is None
+    assert not store.has_blob(state) and not list((tmp_path / "blobs").glob("*.new"))
+
+
+def test_pieces_that_the_disk_damaged_make_no_state_and_are_set_aside(tmp_path: Path):
+    store = Store(tmp_path)
+    state, names = cut_all(store, noise(3 * MIB))
+    store.drop_blobs(set(names.pieces))
+    store.blob_path(names.pieces[3]).write_bytes(b"short")
+    of = ((1, names.pieces[1]), (3, names.pieces[3]))
+    assert not rebuild_blob(store, Rebuild(state, 3 * MIB, K, N, of), ignore)
+    assert not store.has_blob(names.pieces[3]) and store.has_blob(names.pieces[1])
+    assert not rebuild_blob(store, Rebuild(state, 3 * MIB, K, N, of), ignore)  # one is not here at all now
+
+
+def test_a_state_is_coded_in_the_memory_of_a_few_stripes(tmp_path: Path):
+    """96 MiB, of which never more than some stripes of N + K MiB are in memory."""
+    store, whole = Store(tmp_path, durable=False), store_of(tmp_path, 96)
+    cut_state(store, CutState(whole, K, N, 3), ignore)  # tables and libraries
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    names = cut_state(store, CutState(whole, K, N, 2), ignore)
+    assert names is not None
+    cut_state(store, CutState(whole, K, N, 3), ignore)
+    store.drop_blobs({names.pieces[2], names.pieces[3]})
+    assert rebuild_blob(store, Rebuild(whole, 96 * MIB, K, N, ((2, names.pieces[2]), (3, names.pieces[3]))), ignore)
+    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown_mib < 40, f"{grown_mib:.0f} MiB more"
+
+
+def store_of(folder: Path, mib: int):
+    """A state that was never in memory as a whole."""
+    store = Store.__new__(Store)
+    store.__dict__.update(folder=folder, _durable=False, _manifests={})
+    blob = store.new_blob()
+    for i in range(mib):
+        blob.write(blake3(i.to_bytes(4, "big")).digest(length=MIB))
+    name = blob.finish()
+    assert name is not None
+    return name
+
+
+def test_a_shelf_keeps_pieces_and_of_older_states_those_that_are_not_placed(tmp_path: Path):
+    """Nothing of it has been put lately, so only what somebody needs stays; a missing piece is said."""
+    store = Store(tmp_path)
+    shelf = Shelf(store, Keep(newest=0))
+    whole, placed, piece = (store.put_blob(bytes([i])) for i in range(3))
+    lost = blob_id(manifest_of(b"lost"))
+    assert shelf.hold_pieces((piece, lost), (whole,)) == (lost,)
+    shelf.tidy(set(), 50)
+    assert store.has_blob(whole) and store.has_blob(piece) and not store.has_blob(placed)
+    small = Shelf(store, Keep(newest=0, bytes_max=1))
+    small.hold_pieces((piece,), (whole,))
+    small.tidy(set(), 50)
+    assert store.has_blob(piece) and not store.has_blob(whole), "pieces were promised, whole states give way"
+
+
+def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(erasure, "ready", lambda: False)
+    erasure._driver.cache_clear()
+    with pytest.raises(UsageError, match=r"E-PCS-01.*\n.*\n.*pip install 'atoll\[coded\]'"):
+        erasure.cut_stripe(b"abc", 2, 3)

@@ -1,0 +1,186 @@
+"""Who holds which piece, as vertices tell it: drawn, said, agreed, replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.keys.digest import digest
+from atoll.policy.pieces import NOBODY, Book, Coded, Ledger, Names
+from atoll.wire.codec import encode
+from atoll.wire.messages.statements import Placed, Signed
+from atoll.wire.messages.vertex import Body, Member, Metrics
+
+PEERS = tuple(PeerId(f"p{i}") for i in range(8))
+CODED = Coded(2, 4, every_rounds=5, lost_s=100.0)
+TRUE = Names(1000, tuple(digest(bytes([i])) for i in range(4)))
+FALSE = replace(TRUE, size_bytes=999)
+
+
+class Chain:
+    """Vertices one after the other, ten seconds apart, and a ledger that follows them."""
+
+    def __init__(self, peers: Iterable[PeerId] = PEERS, assembling: int = -1) -> None:
+        self.assembling = assembling  # rounds that do not train yet
+        self.members = {p: Member(p, b"", (), "trainer", "member", -1, 0.0, p) for p in peers}
+        self.ids: dict[int, Digest] = {}
+        self.bodies: dict[int, Body] = {}
+        self.ledger = Ledger(CODED)
+        self.grow()
+
+    def grow(self, *words: tuple[PeerId, Placed], rounds: int = 1) -> Chain:
+        for _ in range(rounds):
+            round = len(self.bodies) - 1
+            reports = tuple(Signed(by, encode(word), b"") for by, word in words)
+            state = digest(f"state {round}".encode())
+            self.bodies[round] = Body(
+                ZERO_DIGEST, round, 0, ZERO_DIGEST, 10.0 * round, PEERS[0], (), state, (),
+                tuple(self.members.values()), (), reports, Metrics(0.0, 0, 0), max(0, round - self.assembling),
+            )  # fmt: skip
+            self.ids[round] = digest(f"vertex {round}".encode())
+            self.ledger.follow(round, self.ids, self.bodies)
+            words = ()
+        return self
+
+    def stands(self, peer: PeerId, standing: str) -> Chain:
+        self.members[peer] = replace(self.members[peer], standing=standing)
+        return self
+
+    @property
+    def entry(self):
+        return self.ledger.entries[0]
+
+    def words(self, names: Names = TRUE) -> list[tuple[PeerId, Placed]]:
+        holders = enumerate(self.entry.holders)
+        return [(p, Placed(4, i, names.size_bytes, names.pieces)) for i, p in holders if p != NOBODY]
+
+    def placed(self) -> Chain:
+        return self.grow(rounds=5).grow(*self.words())
+
+
+def test_every_fifth_round_draws_one_holder_for_every_piece():
+    """Round 4 is the first; another vertex id draws others; nobody holds two."""
+    chain = Chain().grow(rounds=20)
+    assert [e.round for e in chain.ledger.entries] == [4, 9, 14, 19]
+    assert all(len(set(e.holders)) == 4 and set(e.holders) <= set(PEERS) for e in chain.ledger.entries)
+    assert len({tuple(e.holders) for e in chain.ledger.entries}) > 1
+
+
+def test_states_from_before_the_first_training_are_not_cut():
+    """Whoever has genesis has them; members that assemble would fetch them for nothing."""
+    assert [e.round for e in Chain(assembling=5).grow(rounds=12).ledger.entries] == [9]
+
+
+def test_a_state_need_not_lie_whole_when_all_holders_have_named_the_same_pieces():
+    chain = Chain().grow(rounds=5)
+    chain.grow(*chain.words()[:3])
+    assert not chain.entry.placed and chain.entry.here == 3
+    chain.grow(chain.words()[3])
+    assert chain.entry.placed and chain.entry.names == TRUE
+
+
+def test_a_holder_that_lies_about_names_keeps_the_state_whole_and_loses_its_piece():
+    """One of four names other pieces; as soon as three agree it is replaced, and the newcomer completes them."""
+    chain = Chain().grow(rounds=5)
+    (liar, lie), *honest = chain.words()
+    chain.grow((liar, replace(lie, size_bytes=999)), *honest[:2])
+    assert liar in chain.entry.holders  # two against one of four: not decided
+    chain.grow(honest[2])
+    assert liar not in chain.entry.holders and not chain.entry.placed
+    chain.grow(chain.words()[0])
+    assert chain.entry.placed and chain.entry.names == TRUE
+
+
+def test_who_is_away_for_long_is_replaced_and_who_sleeps_a_while_is_not():
+    chain = Chain().placed()
+    holder = chain.entry.holders[2]
+    chain.stands(holder, "away").grow(rounds=10)  # seen away from second 60 on, 90 seconds later
+    assert chain.entry.holders[2] == holder
+    chain.stands(holder, "member").grow().stands(holder, "away").grow(rounds=10)  # counted anew
+    assert chain.entry.holders[2] == holder and chain.entry.placed
+    chain.grow()
+    assert chain.entry.holders[2] != holder and chain.entry.here == 3
+    assert chain.entry.placed, "its names stand for good, and nobody needs the whole state again"
+
+
+def test_who_was_replaced_keeps_its_piece_until_the_next_one_has_it():
+    """It may come back, and so many others may be gone that nobody else could make it."""
+    chain = Chain().placed()
+    holder, index = chain.entry.holders[2], 2
+    chain.stands(holder, "away").grow(rounds=11)
+    new = chain.entry.holders[index]
+    assert new != holder and chain.entry.sources(index) == (holder,) and chain.entry.keeps(holder, index)
+    chain.stands(holder, "member").stands(chain.entry.holders[0], "expelled").grow()
+    assert holder not in chain.entry.holders, "it holds one of this state already"
+    chain.grow(*(w for w in chain.words() if w[0] == new))
+    assert chain.entry.sources(index) == (new,) and not chain.entry.keeps(holder, index)
+
+
+@pytest.mark.parametrize("how", ["expelled", "forgotten", "silent"])
+def test_who_is_out_or_never_says_that_its_piece_is_there_is_replaced(how: str):
+    chain = Chain().grow(rounds=5)
+    holder, rest = chain.entry.holders[0], chain.words()[1:]
+    chain.grow(*rest)
+    if how == "expelled":
+        chain.stands(holder, "expelled").grow()
+    elif how == "forgotten":
+        del chain.members[holder]
+        chain.grow()
+    else:
+        chain.grow(rounds=9)
+    assert chain.entry.holders[0] != holder and chain.entry.holders[1:] == [p for p, _ in rest]
+
+
+def test_with_too_few_members_the_rest_of_the_pieces_waits_for_newcomers():
+    chain = Chain(PEERS[:3]).grow(rounds=5)
+    assert chain.entry.holders.count(NOBODY) == 1
+    chain.grow(*chain.words())
+    assert not chain.entry.placed
+    chain.members[PEERS[7]] = replace(chain.members[PEERS[0]], peer=PEERS[7])
+    chain.grow()
+    assert PEERS[7] in chain.entry.holders
+    chain.grow(*(w for w in chain.words() if w[0] == PEERS[7]))
+    assert chain.entry.placed
+
+
+def test_only_the_holder_speaks_of_its_piece_once_and_in_the_agreed_names():
+    chain = Chain().grow(rounds=5)
+    by, word = chain.words()[0]
+    other = next(p for p in PEERS if p not in chain.entry.holders)
+    why = chain.ledger.why_not
+    assert why(by, word) is None
+    assert why(other, word) and why(by, replace(word, round=3)) and why(by, replace(word, index=4))
+    assert why(by, replace(word, index=-1)) and why(by, replace(word, pieces=TRUE.pieces[:3]))
+    short = (*TRUE.pieces[:3], Digest(b"short"))
+    assert why(by, replace(word, pieces=short)) and why(by, replace(word, size_bytes=-1))
+    chain.grow(*chain.words())
+    assert why(by, word) == "was said already"
+    chain.stands(by, "expelled").grow()
+    (new, again), *_ = chain.words()
+    assert why(new, again) is None and why(new, replace(again, size_bytes=999)) is not None
+    assert Ledger(None).why_not(by, word) is not None
+
+
+def test_a_book_that_was_written_down_goes_on_where_it_was():
+    """Also where the vertices since then are at hand only from some round on: nothing that changed it was
+    missed."""
+    import msgspec
+
+    chain = Chain().placed()
+    chain.stands(chain.entry.holders[1], "away").grow()
+    book = msgspec.msgpack.decode(msgspec.msgpack.encode(chain.ledger.book), type=Book)
+    chain.grow(rounds=30)
+    later = Ledger(CODED, book)
+    later.follow(max(chain.bodies), chain.ids, {r: b for r, b in chain.bodies.items() if r >= 4})
+    assert later.book == chain.ledger.book and not later.lacks
+    blank = Ledger(CODED)
+    blank.follow(max(chain.bodies), chain.ids, {r: b for r, b in chain.bodies.items() if r >= 9})
+    assert blank.lacks and blank.why_not(*chain.words()[0]) is None  # no judge of what it cannot know
+
+
+def test_only_the_newest_64_states_are_followed():
+    chain = Chain().grow(rounds=5 * 70)
+    assert len(chain.ledger.entries) == 64 and chain.entry.round == 4 + 5 * 6
