@@ -1,7 +1,8 @@
 """What distrust costs a reduce: order statistics instead of a mean, and owners that watch each other.
 
 `combine`: one part owner's CPU seconds for one part, from encoded rows to encoded answer, on real tensors; each
-statistic turn by turn with the mean in one process, medians; rules by distance compare, weigh, combine. `rounds`:
+statistic turn by turn with the mean in one process, medians; rules by distance compare, weigh, combine. `compare`:
+the products alone, by BLAS in whatever order it likes, in one order through numpy, and through kernels. `rounds`:
 whole rounds of the real peers in the simulator (virtual network of 100 Mbit/s, 10 to 80 ms, update of 4 MB), honest
 or with villains; bytes are payloads sent by all, seconds are virtual, both against the same swarm with trust =
 "community". What the simulator does not charge is arithmetic, which is what `combine` is for.
@@ -14,13 +15,17 @@ from __future__ import annotations
 import time
 from statistics import median
 
+import numpy as np
 import torch
 from form import asking, report, versions
 from msgspec.structs import replace
 
 from atoll.keys.digest import Buffer
-from atoll.learn.codec import CODECS, Codec
+from atoll.learn.aggregate.gram import add_products
+from atoll.learn.codec import CODECS, Codec, native
+from atoll.learn.codec.blocks import spans_of
 from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.products import CHUNK, add_inner_products, filled
 from atoll.learn.statistic import STATISTICS, Statistic
 from atoll.learn.weighing import compare, weigh
 from atoll.node.settings import RunSettings
@@ -77,6 +82,41 @@ def by_distance(rows: list[tuple[int, Buffer]], values: int, codec: Codec, name:
     combine_weighed(rows, weights, values, codec, codec)
 
 
+def compare_figures(members: int, values: int, repeats: int) -> list[dict]:
+    """CPU seconds for the products of decoded rows, turn by turn; `blas` is what could not be made again."""
+    rows_RS = torch.randn((members, filled(values)), generator=torch.Generator().manual_seed(members))
+    pairs = members * (members + 1) // 2
+    kernels = native.kernels if native.load() else None
+    ways = ("blas", "numpy", "kernels") if kernels is not None else ("blas", "numpy")
+    spent: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(repeats + 1):
+        for way in ways:
+            native.kernels = kernels if way == "kernels" else None
+            began = time.process_time()
+            if way == "blas":
+                by_blas(rows_RS)
+            else:
+                total_P = np.zeros(pairs)
+                for lo, hi in spans_of(values):
+                    add_inner_products(total_P, rows_RS[:, lo : lo + filled(hi - lo)].contiguous().numpy())
+            spent[way].append(time.process_time() - began)
+    native.kernels = None  # as the other figures were always taken
+    return [
+        {
+            "members": members,
+            "way": way,
+            "cpu_s_per_million": round(median(seconds[1:]) / values * 1e6, 4),
+        }
+        for way, seconds in spent.items()
+    ]
+
+
+def by_blas(rows_RS: torch.Tensor) -> None:
+    sums_RR = torch.zeros((len(rows_RS),) * 2, dtype=torch.float64)
+    for at in range(0, rows_RS.shape[1], CHUNK):
+        add_products(sums_RR, rows_RS[:, at : at + CHUNK].to(torch.float64))
+
+
 def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed: bool) -> tuple[float, float, int]:
     """(payload bytes, virtual seconds) per round, and members that vote at the end."""
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
@@ -92,6 +132,7 @@ def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed:
 
 def measure(values: int, repeats: int, rounds: int) -> dict[str, list[dict[str, object]]]:
     combined = [figure for members in SIZES for figure in combine_figures(members, values, repeats)]
+    compared = [figure for members in SIZES for figure in compare_figures(members, values, repeats)]
     played = []
     for peers in (4, 7):
         plain = rounds_figures(peers, rounds, {}, witnessed=False)
@@ -108,7 +149,7 @@ def measure(values: int, repeats: int, rounds: int) -> dict[str, list[dict[str, 
                     "voting_at_the_end": voting,
                 }
             )
-    return {"combine": combined, "rounds": played}
+    return {"combine": combined, "compare": compared, "rounds": played}
 
 
 def main() -> None:
@@ -125,6 +166,9 @@ def main() -> None:
     for f in figures["combine"]:
         who = f"{f['members']:>3} members, {f['liars']} liars  {f['statistic']:<13}"
         print(f"{who} {f['cpu_s_per_million']:.4f} s per million values  x{f['time_ratio']}")
+    for f in figures["compare"]:
+        way = f"{f['members']:>3} members  products by {f['way']:<8}"
+        print(f"{way} {f['cpu_s_per_million']:.4f} s per million values")
     for f in figures["rounds"]:
         costs = f"bytes x{f['bytes_ratio']}  time x{f['time_ratio']}"
         print(f"{f['peers']:>3} peers  {f['case']:<16} {costs}  {f['voting_at_the_end']} vote at the end")

@@ -8,6 +8,7 @@ poison        its update is ten times the way back of what it learnt
 miscounter    as owner and as witness of parts it answers with other bytes than the rows make
 two_tongued   it answers rightly to every second member, and with other bytes to the rest
 mute          it combines its parts and never says a word of it
+miscomparer   where distances weigh rows, it signs other products than the rows of its parts have
 equivocator   it votes, proposes and commits one way to every second member, and another way to the rest
 
 It says so itself, with facts `Confessed`. Never part of the package: who installs Atoll installs no
@@ -17,6 +18,7 @@ villain.
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,8 +34,8 @@ from atoll.keys.digest import digest
 from atoll.node.peer import Peer
 from atoll.sim.villains import equivocate
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Answer, RoundMessage
-from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.round import Answer, Comparison, RoundMessage
+from atoll.wire.messages.statements import Answered, Compared
 
 BACK = 10.0  # how far, in lengths of the honest update
 
@@ -66,11 +68,26 @@ class Liar(Peer):
             return [send]
         if self.history.head_body.trained < self.after:
             return [send]
-        told = equivocate(self, send) if self.kind == "equivocator" else self._answered(send)
+        if self.kind == "equivocator":
+            told = equivocate(self, send)
+        else:
+            told = self._compared(send) if self.kind == "miscomparer" else self._answered(send)
         if told != [send] and self.lied < message.round:
             self.lied = message.round
             confess(message.round)
         return told
+
+    def _compared(self, send: Send) -> list[Effect]:
+        message = send.message
+        if not isinstance(message, Comparison) or not isinstance(message.products, bytes):
+            return [send]
+        compared = decode_statement(message.statement.body, message.statement.signer)
+        if message.statement.signer != self.me or not isinstance(compared, Compared):
+            return [send]
+        values = struct.unpack(f"<{len(message.products) // 8}d", message.products)
+        lie = struct.pack(f"<{len(values)}d", *(-value for value in values))
+        signed = self.notary.sign(replace(compared, products=digest(lie)))
+        return [replace(send, message=replace(message, statement=signed, products=lie))]
 
     def _answered(self, send: Send) -> list[Effect]:
         message = send.message

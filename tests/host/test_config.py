@@ -403,7 +403,7 @@ COMMUNITY = ("run.trust=community", "run.min_peers=7", "run.start_peers=7")
 @pytest.mark.parametrize(
     ("sets", "says"),
     [
-        (("sync.statistic=robust", "run.trust=open", "run.min_peers=7", "run.start_peers=7"), "are believed"),
+        (("sync.statistic=robust", "run.trust=open", "run.min_peers=4", "run.start_peers=7"), "it takes 5"),
         (("sync.statistic=krum", "run.min_peers=7", "run.start_peers=7"), "says that there are none"),
         (("sync.statistic=robust", *COMMUNITY, "sync.topology=ring"), "nor compared"),
         (("sync.statistic=robust", "run.trust=community", "run.min_peers=4", "run.start_peers=7"), "it takes 5"),
@@ -415,15 +415,17 @@ COMMUNITY = ("run.trust=community", "run.min_peers=7", "run.start_peers=7")
     ],
 )
 def test_a_rule_by_distance_is_refused_where_it_could_not_keep_its_word(sets: tuple[str, ...], says: str):
-    """Owners are believed with comparisons: where members do not believe them, there are order statistics."""
     refused = trouble(*sets)
     assert refused.code == "E-CFG-11" and says in f"{refused.what} {refused.cause}" and refused.fix
 
 
+@pytest.mark.parametrize("trust", ["community", "open"])
 @pytest.mark.parametrize("name", DISTANCES)
-def test_every_rule_by_distance_can_be_asked_for(name: str):
-    config = load_config(None, (f"sync.statistic={name}", *COMMUNITY), {})
-    assert settings_of(config, recipe_of(config)).statistic == name
+def test_every_rule_by_distance_can_be_asked_for(name: str, trust: str):
+    asked = (f"sync.statistic={name}", f"run.trust={trust}", "run.min_peers=7", "run.start_peers=7")
+    config = load_config(None, asked, {})
+    settings = settings_of(config, recipe_of(config))
+    assert (settings.statistic, settings.witnessed) == (name, trust == "open")
 
 
 def test_open_needs_enough_members_and_then_has_owners_watch_each_other():

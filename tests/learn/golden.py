@@ -19,6 +19,7 @@ from atoll.learn.layout import Layout, Slot
 from atoll.learn.outer import Agreeing, Nesterov, outer_step
 from atoll.learn.state import SharedState, advance, state_bytes, state_hash
 from atoll.learn.update import part_bounds
+from atoll.learn.weighing import SOLVES, compare, weigh
 
 N = 600_003  # several spans, and a last block that is not full
 
@@ -48,6 +49,7 @@ CHAINS = (
 )
 KERNELS = ("fp32", "int8", "int4", "e3m0", "2bit", "sign", "topk:0.1+int8", "2bit+zstd:3")
 REPLIES = ("fp32", "int8", "2bit")
+COMPARED = ("fp32", "int8")
 
 
 def golden() -> dict[str, str]:
@@ -66,9 +68,10 @@ def golden() -> dict[str, str]:
         for reply in replies(name, codec):
             answer = combine(rows, N, codec, family[reply]).wire
             found[f"{name} combine {reply}"] = digest(answer).hex()[:16]
+        if name in COMPARED:
+            found[f"{name} compare"] = digest(compare(rows, N, codec).products).hex()[:16]
     if native.kernels is None:
-        found |= factors()
-        found |= gathered()
+        found |= factors() | gathered() | weights()
     found["state"] = two_rounds()
     return found
 
@@ -109,6 +112,18 @@ def factors() -> dict[str, str]:
         "lowrank:4+int8 decode": tensor_digest(codec.decode(wires[0], N)),
         "lowrank:4+int8 combine int8": digest(answer).hex()[:16],
     }
+
+
+def weights() -> dict[str, str]:
+    """What rules by distance make of two parts of seven rows, two of them far off."""
+    names, parts = [f"p{k}" for k in range(7)], []
+    for part in range(2):
+        inputs = [numbers(seed + 10 * part, 9_000) * (30 if seed > 4 else 1) for seed in range(7)]
+        parts.append(
+            (names, compare([(1, CODECS["fp32"].encode(x)) for x in inputs], 9_000, CODECS["fp32"]).products)
+        )
+    found = {rule: np.array(weigh(rule, 2, names, parts)).tobytes() for rule in sorted(SOLVES)}
+    return {f"{rule} weights": digest(made).hex()[:16] for rule, made in found.items()}
 
 
 def two_rounds() -> str:

@@ -14,6 +14,7 @@ from atoll.learn.aggregate.attacks import alie, sign_flip
 from atoll.learn.codec import CODECS
 from atoll.learn.codec.blocks import SPAN
 from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.products import CHUNK
 from atoll.learn.update import part_bounds
 from atoll.learn.weighing import SOLVES, compare, packed, unpacked, weigh
 from atoll.policy.trust import DistanceName, liars_among, rows_needed
@@ -130,9 +131,29 @@ def test_a_newcomer_and_rubbish_are_told_apart_and_neither_has_products():
 
 
 def test_packing_is_the_upper_triangle_row_by_row():
-    square = np.array([[1.0, 2.0], [2.0, 3.0]])
-    assert packed(square) == np.array([1.0, 2.0, 3.0]).astype("<f8").tobytes()
-    assert (unpacked(packed(square), 2) == square).all()
+    upper = np.array([1.0, 2.0, 3.0])
+    assert packed(upper) == upper.astype("<f8").tobytes()
+    assert (unpacked(packed(upper), 2) == np.array([[1.0, 2.0], [2.0, 3.0]])).all()
+
+
+@pytest.mark.parametrize("n", [1, CHUNK - 1, CHUNK, 5 * CHUNK + 1, SPAN + 3 * CHUNK + 7])
+def test_sums_are_taken_in_the_order_that_the_page_has(n: int):
+    """The three lines of learn/products, done by Python's own floats, give the same bits."""
+    draw = np.random.default_rng(n)
+    rows = (draw.standard_normal((3, n)) * 10.0 ** draw.integers(-6, 6, n)).astype(np.float32)
+    expected = []
+    for i in range(3):
+        for j in range(i, 3):
+            total, products = 0.0, (rows[i].astype(float) * rows[j].astype(float)).tolist()
+            for at in range(0, n, CHUNK):
+                tree = products[at : at + CHUNK] + [0.0] * (CHUNK - len(products[at : at + CHUNK]))
+                while len(tree) > 1:
+                    half = len(tree) // 2
+                    tree = [low + high for low, high in zip(tree[:half], tree[half:], strict=True)]
+                total += tree[0]
+            expected.append(total)
+    wires = [(1, FP32.encode(torch.from_numpy(row.copy()))) for row in rows]
+    assert np.frombuffer(compare(wires, n, FP32).products).tolist() == expected
 
 
 def test_equal_shares_are_the_mean_and_a_row_that_spoils_after_it_was_compared_is_no_answer():

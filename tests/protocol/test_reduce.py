@@ -18,11 +18,11 @@ from atoll.base.limits import OWNERS_PER_PART
 from atoll.base.machine import Ask, Done, Effect, Keep, Payload, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest, merkle_root
 from atoll.protocol.reduce.facts import PartAnswered, PartMissing, Reduced
+from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import Update, rows_of
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.topology import Topology, butterfly, hierarchical, ring, star, tree
-from atoll.protocol.reduce.watched import reduce_for
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary

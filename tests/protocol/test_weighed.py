@@ -26,9 +26,9 @@ from atoll.base.machine import Ask, Done, Effect, Payload, Received, Send, Start
 from atoll.keys.digest import digest
 from atoll.protocol.reduce.checks import check_compared, weighing_flaw
 from atoll.protocol.reduce.facts import NoAnswer, PartMissing, Reduced, RowsWeighed
+from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.rows import name_of
 from atoll.protocol.reduce.run import Reduce
-from atoll.protocol.reduce.watched import reduce_for
 from atoll.protocol.reduce.weighed import WeighedReduce
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.sim.signatures import VirtualSigner

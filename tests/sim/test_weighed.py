@@ -8,20 +8,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import msgspec
 import pytest
 import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.learn.aggregate import RULES, default
 from atoll.node.body import check_body
 from atoll.node.facts import RoundClosed, ShareBegan
 from atoll.node.jobs import Encode, Encoded
-from atoll.node.settings import RunSettings, decode_settings, encode_settings
+from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import DISTANCES
 from atoll.protocol.reduce.facts import Garbage, NoAnswer, PartAnswered, RowsWeighed
@@ -229,10 +227,3 @@ def test_voters_refuse_a_body_that_says_something_else_of_its_rows():
         (replace(body, parts=(None,) * len(body.parts), commits=()), "nobody weighed"),
     ):
         assert why in (check_body(ground, notary, wrong, body.time_s) or "nothing is wrong")
-
-
-def test_a_run_whose_owners_watch_each_other_cannot_ask_for_distances():
-    """A stranger's genesis may ask for anything; nobody then believes owners in silence."""
-    asked = msgspec.structs.replace(RunSettings(), witnessed=True, statistic="robust")
-    with pytest.raises(PeerFault, match="watch each other"):
-        decode_settings(encode_settings(asked))

@@ -34,6 +34,7 @@ from atoll.wire.messages.round import (
     Voted,
     WantPart,
     WantRow,
+    WantWords,
 )
 from atoll.wire.messages.statements import (
     Amend,
@@ -119,6 +120,7 @@ MESSAGES = (
     Handed(7, 1, "abcd", 2, -1, 96, (PeerId("ada"), PeerId("bob"))),
     Declined(7, 1, "abcd", 2),
     WantRow(7, 1, "abcd", 2, BOB),
+    WantWords(7, 1, "abcd", 2),
     RowBytes(7, 1, "abcd", 2, (A, B), SIGNED),
     Propose(7, 1, "abcd", SIGNED, b"body", (SIGNED,), CERTIFICATE),
     Voted(7, 1, "abcd", SIGNED),
@@ -141,5 +143,8 @@ MESSAGES = (
 )
 
 ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)
+# where owners check each other while they weigh rows
+COMPARED_CHECKED = Compared(7, 1, 0, 2, (ALICE, BOB), A, B)
+COMPARISON_CHECKED = Comparison(7, 1, "abcd", SIGNED, bytes(24))
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
 BODY_REPUTED = replace(BODY, reputation=(7750,))

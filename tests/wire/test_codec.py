@@ -20,6 +20,8 @@ from examples import (
     BODY_PACED,
     BODY_REPUTED,
     BODY_WEIGHED,
+    COMPARED_CHECKED,
+    COMPARISON_CHECKED,
     MESSAGES,
     STATEMENTS,
     VERTEX,
@@ -100,6 +102,21 @@ def test_a_window_that_follows_the_pace_is_one_more_field_and_nothing_where_none
     golden = bytes.fromhex(path.read_text())
     assert encode(BODY_PACED) == golden and decode(BODY_PACED, golden) == BODY_PACED
     assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(encode(BODY)).keys() == {"window_s"}
+
+
+@pytest.mark.parametrize(
+    ("value", "more"),
+    [(COMPARED_CHECKED, "rows"), (COMPARISON_CHECKED, "products")],
+    ids=["Compared", "Comparison"],
+)
+def test_owners_that_are_checked_say_one_field_more_and_others_what_they_always_said(value, more: str):
+    path = GOLDEN / f"{type(value).__name__}.checked.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(encode(value).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert encode(value) == golden and decode(value, golden) == value
+    bare = encode(msgspec.structs.replace(value, **{more: msgspec.UNSET}))
+    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {more}
 
 
 def test_there_is_an_example_of_every_message_and_statement():

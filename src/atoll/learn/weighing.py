@@ -5,8 +5,9 @@
 `learn/combine.combine_weighed` takes. Products are about the origin: what they are measured from must be the same
 in all parts, and a row that everybody measured from could be chosen by whoever sends it. fp64 leaves distances a
 relative error below 1e-8 (4 million values) even where rows differ by a thousandth of their length.
-Sums inside a part depend on the machine, which is why they are signed and not recomputed. All that follows is
-elementwise, in the order of parts, and rounds once per step (learn/aggregate/weights): the same everywhere.
+Sums inside a part have one order (learn/products), so that witnesses can make them again to the bit. All that
+follows is elementwise, in the order of parts, and rounds once per step (learn/aggregate/weights): the same
+everywhere.
 Each row counts once, whatever samples it claims. Never sees who lies; never asks whether there are rows enough.
 """
 
@@ -21,11 +22,12 @@ import torch
 
 from atoll.keys.digest import Buffer
 from atoll.learn.aggregate import weights
-from atoll.learn.aggregate.gram import Gram, Square, add_products
+from atoll.learn.aggregate.gram import Gram, Square
 from atoll.learn.aggregate.weights import Solve
 from atoll.learn.codec import Codec
-from atoll.learn.codec.blocks import SPAN, spans_of
+from atoll.learn.codec.blocks import spans_of
 from atoll.learn.combine import opened_rows
+from atoll.learn.products import Products, add_inner_products, filled
 
 SOLVES: dict[str, Solve] = {  # by the names of policy/trust; learn/aggregate/rules says what each withstands
     "robust": weights.caf,
@@ -35,7 +37,6 @@ SOLVES: dict[str, Solve] = {  # by the names of policy/trust; learn/aggregate/ru
     "centred_clipping": partial(weights.centred_clipping, steps=3, radius=None),
     "mda": weights.mda,
 }
-COLUMNS = 4096  # at a time, as fp64: 64 rows of them are 2 MiB
 
 
 class Compared(NamedTuple):
@@ -47,28 +48,29 @@ class Compared(NamedTuple):
 def compare(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Compared:
     """Inner products of (weight, wire) rows of n values, in their order; rows of weight 0 are only decoded."""
     kept = opened_rows(rows, n, codec)
-    sums_RR = _products([opened for weight, opened in kept.opened if weight], n, codec)
-    return Compared(packed(sums_RR), kept.counted, kept.faults)
+    products_P = _products([opened for weight, opened in kept.opened if weight], n, codec)
+    return Compared(packed(products_P), kept.counted, kept.faults)
 
 
-def _products(opened: Sequence[Any], n: int, codec: Codec) -> Square:
+def _products(opened: Sequence[Any], n: int, codec: Codec) -> Products:
     """Beside the rows this holds one decoded span of each."""
     count = len(opened)
-    sums_RR = torch.zeros((count, count), dtype=torch.float64)
-    rows_RS = torch.empty(count, min(n, SPAN))
-    wide_RC = torch.empty((count, min(n, COLUMNS)), dtype=torch.float64)
+    total_P = np.zeros(count * (count + 1) // 2)
+    rows_RS = torch.zeros(count, 0)
     for lo, hi in spans_of(n if count else 0):
-        spans = [codec.read_span(wire, lo, room_S[: hi - lo]) for wire, room_S in zip(opened, rows_RS, strict=True)]
-        for at in range(0, hi - lo, COLUMNS):
-            width = min(COLUMNS, hi - lo - at)
-            for place_C, span_S in zip(wide_RC[:, :width], spans, strict=True):
-                place_C.copy_(span_S[at : at + width])
-            add_products(sums_RR, wide_RC[:, :width])
-    return sums_RR.numpy()
+        if rows_RS.shape[1] != filled(hi - lo):  # the first span, and the last one
+            rows_RS = torch.zeros(count, filled(hi - lo))
+        for wire, row_S in zip(opened, rows_RS, strict=True):
+            room_S = row_S[: hi - lo]
+            span_S = codec.read_span(wire, lo, room_S)
+            if span_S is not room_S:  # it lies somewhere already
+                room_S.copy_(span_S)
+        add_inner_products(total_P, rows_RS.numpy())
+    return total_P
 
 
-def packed(products: Square) -> bytes:
-    return products[np.triu_indices(len(products))].astype("<f8").tobytes()
+def packed(products_P: Products) -> bytes:
+    return products_P.astype("<f8").tobytes()
 
 
 def unpacked(products: bytes, count: int) -> Square:

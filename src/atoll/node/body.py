@@ -45,7 +45,17 @@ from atoll.protocol.reduce.rows import name_of
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Join, Signed, Statement, Weighing
+from atoll.wire.messages.statements import (
+    Amend,
+    Answered,
+    Caught,
+    Commit,
+    Compared,
+    Join,
+    Signed,
+    Statement,
+    Weighing,
+)
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
@@ -122,7 +132,8 @@ class Ground:
         if not self.weighs:
             return 0
         names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)
-        return names + DIGEST_BYTES + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
+        digests = DIGEST_BYTES * (len(self.owners) if self.witnesses else 1)
+        return names + digests + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
 
     @cached_property
     def witnesses(self) -> int:
@@ -590,10 +601,11 @@ def open_report(
             identity = digest(notary.verifier.identity_of(statement.certificate) or b"")
         statement = notary.open(signed, Statement, vote_key)
         if isinstance(statement, Caught):
-            kind = Answered if statement.other is None else Statement
             for said in (statement.answer, statement.other):
                 if said is not None:
-                    notary.open(said, kind, (known_keys or vote_keys).get(statement.answer.signer))
+                    found = notary.open(said, Statement, (known_keys or vote_keys).get(statement.answer.signer))
+                    if statement.other is None and not isinstance(found, Answered | Compared):
+                        return None
     except PeerFault:
         return None
     return Reported(signed.signer, statement, identity)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement

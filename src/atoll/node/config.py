@@ -23,7 +23,7 @@ from atoll.base.units import parse_duration_s
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.pieces import Coded
 from atoll.policy.presets import PRESETS, Preset, Trust, statistic_of
-from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
+from atoll.policy.trust import StatisticName, peers_for_one_liar
 from atoll.policy.validation import VALIDATE_EVERY_MAX
 
 DURATION = {"unit": "duration"}
@@ -313,7 +313,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"trimmed_mean", "meamed": per value, withstanding run.byzantine_tolerance of the members. "robust" (a '
         'covariance filter, and the one to take), "krum", "multi_krum", "geometric_median", "centred_clipping", '
         '"mda": whole updates are weighed by their distances, which owners of parts add up; one more small message '
-        'per part, at most 64 rows, not with run.trust = "open". With all of these every row '
+        "per part, at most 64 rows. With all of these every row "
         "counts once, whatever number of samples it claims. They need rows that reach owners directly, more than "
         "twice as many as there may be liars (Krum three more than twice), and memory for one decoded MiB of every "
         'row. A part with fewer rows counts for nobody in that round, which the round reports. Left out: "robust" '
@@ -540,13 +540,6 @@ def _check_statistic(config: Config) -> None:
             f'sync.statistic = "{name}" cannot work with sync.topology = "{topology}"',
             cause="its rows are combined on the way, and a sum of rows can neither be sorted nor compared",
             fix='write sync.topology = "butterfly" (or "star", or "auto")',
-        )
-    if run.trust == "open" and name in DISTANCES:
-        raise UsageError(
-            "E-CFG-11",
-            f'sync.statistic = "{name}" cannot work with run.trust = "open" yet',
-            cause="owners' comparisons of rows are believed, and one that lies could turn the weights of all parts",
-            fix='write run.trust = "community", or sync.statistic = "trimmed_mean" (or "median", "meamed")',
         )
     _check_enough(run, f'sync.statistic = "{name}"', name)
 

@@ -68,8 +68,8 @@ def _size_bytes(event: Received) -> int:
     match event.message:
         case Propose(body=body):
             said = len(body)
-        case Comparison(statement=statement):
-            said = len(statement.body)
+        case Comparison(statement=statement, products=products):
+            said = len(statement.body) + (len(products) if isinstance(products, bytes) else 0)
         case Answer(weighing=Weighing() as weighing):
             said = len(encode(weighing))  # its statement is short, and this is as long as its sender likes
         case _:

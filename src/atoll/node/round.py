@@ -80,9 +80,9 @@ from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, 
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.reduce.checks import check_answer
 from atoll.protocol.reduce.facts import PartAnswered, Reduced
+from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import Reduce
-from atoll.protocol.reduce.watched import reduce_for
 from atoll.protocol.reduce.witness import Contradicted, Lied, OtherRows
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import Notary
@@ -103,8 +103,9 @@ from atoll.wire.messages.round import (
     Voted,
     WantPart,
     WantRow,
+    WantWords,
 )
-from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Complaint, Signed, Weighing
+from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Compared, Complaint, Signed, Weighing
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
@@ -219,7 +220,7 @@ class Round:
                 if message.attempt != self.attempt:
                     return []
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
-            case Answer() | Handed() | Declined() | WantRow() | Comparison():
+            case Answer() | Handed() | Declined() | WantRow() | Comparison() | WantWords():
                 if message.attempt != self.attempt or self.reduce is None:
                     return []
                 if isinstance(message, Answer) and len(message.statement.body) > self.ground.answer_bytes_max:
@@ -228,8 +229,11 @@ class Round:
                     size = len(encode(message.weighing))
                     if size > self.ground.weighing_bytes_max:
                         raise PeerFault(sender, f"an answer with {size} bytes of weights")
-                if isinstance(message, Comparison) and len(message.statement.body) > self.ground.compared_bytes_max:
-                    raise PeerFault(sender, f"a comparison of {len(message.statement.body)} bytes")
+                if isinstance(message, Comparison):
+                    size = len(message.statement.body)
+                    size += len(message.products) if message.products is not UNSET else 0
+                    if size > self.ground.compared_bytes_max:
+                        raise PeerFault(sender, f"a comparison of {size} bytes")
                 return self.reduce.handle(event, now)
             case WantPart():
                 return self._give_part(sender, message, now)
@@ -561,6 +565,7 @@ class Round:
         # a part given up before may have been settled in the same breath: its own fact comes behind this one
         self.parts.held.update({held.payload.digest: held.payload for held in self.reduce.answers.values()})
         answers, self.weighing = self.reduce.for_body()
+        self.parts.held.update({held.payload.digest: held.payload for held in answers.values()})
         self.view = tuple(answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
         self.patience.sharing_ended(now)
         step = self._my_step()
@@ -657,8 +662,10 @@ class Round:
         trial = self.trials.setdefault(vertex_id(raw), self._trial(raw))
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
         if self.reduce is not None and body.attempt == self.attempt:
+            weighing = None if body.weighing is UNSET else body.weighing
             for signed in body.parts:
-                effects += self.reduce.examine(signed, _opened(signed), now) if signed is not None else []
+                if signed is not None:
+                    effects += self.reduce.examine(signed, _opened(signed), now, weighing)
         return effects + self._try(vertex_id(raw), trial, now)
 
     def _compare_body(self, body: Body, now: Seconds) -> list[Effect]:
@@ -936,16 +943,16 @@ class Round:
 
     def heed(self, caught: Caught, now: Seconds) -> list[Effect]:
         """Somebody calls an answer a lie: whoever was told something else by the same owner can prove it."""
-        answered = decode_statement(caught.answer.body, caught.answer.signer)
-        if isinstance(answered, Commit) and answered.round == self.plan.round:
+        said = decode_statement(caught.answer.body, caught.answer.signer)
+        if isinstance(said, Commit) and said.round == self.plan.round:
             return self._spread(self._await_no_more(caught.answer.signer, now), now)
-        if not isinstance(answered, Answered):
+        if not isinstance(said, Answered | Compared):
             return []
-        if self.reduce is None or self.closed or answered.round != self.plan.round:
+        if self.reduce is None or self.closed or said.round != self.plan.round:
             return []
-        # anybody can sign nonsense and call it its own
-        check_answer(self.reduce.plan, caught.answer.signer, answered)
-        return self._spread(self.reduce.examine(caught.answer, answered, now), now)
+        if isinstance(said, Answered):  # anybody can sign nonsense and call it its own
+            check_answer(self.reduce.plan, caught.answer.signer, said)
+        return self._spread(self.reduce.examine(caught.answer, said, now), now)
 
     def _accuse(self, peer: PeerId, statement: Caught | Complaint) -> list[Effect]:
         return [self._report(Accused(peer=peer, statement=statement))] if self.agreement.votes else []

@@ -10,7 +10,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
-from atoll.policy.trust import DISTANCES, StatisticName
+from atoll.policy.trust import StatisticName
 from atoll.policy.validation import Rule
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
@@ -93,8 +93,6 @@ def decode_settings(data: bytes) -> RunSettings:
         if why := other_rules(data):
             raise PeerFault("", f"{why}; {OTHER_RULES_FIX}")
         settings = msgspec.msgpack.decode(data, type=RunSettings)
-        if settings.witnessed and settings.statistic in DISTANCES:
-            raise PeerFault("", f"genesis asks owners that {settings.statistic} believes to watch each other")
         if (coded := settings.kept_coded) is not None and coded.k >= coded.n:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         return settings

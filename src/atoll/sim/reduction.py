@@ -41,11 +41,11 @@ from atoll.base.machine import (
 from atoll.keys.digest import digest, merkle_root
 from atoll.policy.topology import Links
 from atoll.protocol.reduce.facts import Reduced
+from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.topology import Topology
-from atoll.protocol.reduce.watched import reduce_for
 from atoll.protocol.reduce.work import Combine
 from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import Network, NetworkKnobs

@@ -44,6 +44,7 @@ from atoll.wire.messages.round import (
     Voted,
     WantPart,
     WantRow,
+    WantWords,
 )
 from atoll.wire.messages.statements import AnyStatement, Statement, Weighing
 from atoll.wire.messages.vertex import Body, Vertex
@@ -54,6 +55,7 @@ AnyMessage = (
     | Answer
     | WantPart
     | WantRow
+    | WantWords
     | RowBytes
     | PartBytes
     | Propose

@@ -19,6 +19,7 @@ from atoll.learn.codec.blocks import BLOCK, REFUSE_ABOVE, SCALE_MAX_BITS, SCALE_
 from atoll.learn.codec.int4 import ONE_7TH
 from atoll.learn.codec.int8 import ONE_127TH
 from atoll.learn.codec.two_bit import BORDER, GRID, ONE_255TH
+from atoll.learn.products import CHUNK
 
 HOW: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # division by zero is a value, not an exception
 REFUSED_BITS = int(np.float32(REFUSE_ABOVE).view(np.int32))
@@ -235,6 +236,40 @@ def fp32_add(x, share, total):
 def scatter_add(places, values, lo, share, total):
     for m in range(len(places)):
         total[places[m] - lo] += values[m] * share
+
+
+# ---- inner products: see learn/products ------------------------------------------------------------------------
+
+
+@part
+def _halve_products(x: Any, y: Any, lanes: Any) -> Any:
+    half = len(lanes)
+    low_x, high_x, low_y, high_y = x[:half], x[half:], y[:half], y[half:]
+    for k in range(half):
+        low = np.float64(low_x[k]) * np.float64(low_y[k])
+        lanes[k] = low + np.float64(high_x[k]) * np.float64(high_y[k])
+
+
+@part
+def _halve(low: Any, high: Any) -> Any:
+    for k in range(len(low)):
+        low[k] += high[k]
+
+
+@compiled(types.void(types.float32[:, ::1], types.float64[::1]))
+def add_inner_products(rows, total):
+    count, lanes = len(rows), np.empty(CHUNK // 2)
+    for at in range(0, rows.shape[1], CHUNK):
+        pair = 0
+        for i in range(count):
+            for j in range(i, count):
+                _halve_products(rows[i, at : at + CHUNK], rows[j, at : at + CHUNK], lanes)
+                half = CHUNK // 4
+                while half > 0:
+                    _halve(lanes[:half], lanes[half : 2 * half])
+                    half //= 2
+                total[pair] += lanes[0]
+                pair += 1
 
 
 def _packed(per_byte: int) -> tuple[Any, Any]:

@@ -40,6 +40,11 @@ class ReducePlan:
     def parts(self) -> int:
         return len(self.topology.parts)
 
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """Relative sizes of all parts."""
+        return tuple(tree.share for tree in self.topology.parts)
+
     def enough(self, contributors: Collection[PeerId]) -> bool:
         """Whether an answer made of these rows can be what the statistic promises."""
         return len(self.settled(contributors)) >= self.rows_least

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
@@ -78,6 +79,19 @@ class AnswerHeld:
 def name_of(weighing: Weighing) -> Digest:
     """What answers made with it call it: exactly these rows with these weights."""
     return digest(encode(weighing))
+
+
+def shares_left(weighing: Weighing, names: Sequence[PeerId]) -> tuple[float, ...] | None:
+    """What the rows of these weigh where the others' are lost; None if most of what weighs anything is lost.
+
+    Scaled up to the same sum, but few rows are never blown up to stand for all.
+    """
+    weight_of = dict(zip(weighing.peers, weighing.weights, strict=True))
+    total, left = fsum(weighing.weights), fsum(weight_of[name] for name in names)
+    if not left > total / 2:
+        return None
+    scale = total / left if len(names) < len(weighing.peers) else 1.0
+    return tuple(weight_of[name] * scale for name in names)
 
 
 def rows_of(commits: Iterable[Commit]) -> Digest:

@@ -12,8 +12,8 @@ ones count. Rows combined on the way cannot be held against a commitment, so par
 each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard.
 
 `Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
-distances between whole updates weigh the rows, `weighed.py` does. Whoever wants a reduce asks `watched.reduce_for`,
-which knows from the plan which of the three it takes.
+distances between whole updates weigh the rows, `weighed.py` does; `watched_weighed.py` where both is so. Whoever
+wants a reduce asks `kinds.reduce_for`, which knows from the plan which of the four it takes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from atoll.protocol.reduce.work import Combine, Combined, Products, Row
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Repeat, RowBytes, WantRow
-from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed, Weighing
+from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
 
 Awaits = Callable[[int, Container[PeerId], Iterable[PeerId] | None], bool]
 
@@ -162,8 +162,10 @@ class Reduce:
 
     # ---- what is otherwise where owners are not trusted (watched.py) or weigh rows (weighed.py) --------------
 
-    def examine(self, signed: Signed, answered: Answered, now: Seconds) -> list[Effect]:
-        """An answer of this round that stands in a proposal, or that somebody calls a lie."""
+    def examine(
+        self, signed: Signed, said: Answered | Compared, now: Seconds, weighing: Weighing | None = None
+    ) -> list[Effect]:
+        """What stands in a proposal, with what weighed its rows, or what somebody calls a lie. Of this round."""
         return []
 
     def believes(self, answered: Answered) -> bool | None:
@@ -337,9 +339,8 @@ class Reduce:
             Row(sender, held.weight, held.payload, tuple(sorted(held.names)), held.handed)
             for sender, held in chosen
         )
-        shares = tuple(tree.share for tree in self.plan.topology.parts)
         plan = self.plan
-        work = Combine(plan.round, part, shares, rows, onward, plan.statistic, plan.liars)
+        work = Combine(plan.round, part, plan.shares, rows, onward, plan.statistic, plan.liars)
         return [Ask(self._job(f"{job}/{part}"), work)]
 
     def _cannot(self, part: int, why: str, now: Seconds) -> list[Effect]:

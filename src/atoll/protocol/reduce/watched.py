@@ -4,7 +4,8 @@ What `run.py` does with rows and answers happens here too, with these difference
 part; each closes it in the first owner's window, asks the others for rows that it lacks, and signs what it got. The
 owner in charge shows its bytes when the others have signed, so that nobody can copy them. What is said about a part
 goes to `witness.py`, and its answer is what that settles on. Rows are kept until the attempt ends, and opened to
-whoever doubts. Never passes answers on: who believes nobody needs no messenger.
+whoever doubts. Where rows are weighed besides, `watched_weighed.py` goes on from here.
+Never passes answers on: who believes nobody needs no messenger.
 """
 
 from __future__ import annotations
@@ -16,43 +17,17 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Done, Effect, Event, Failed, Payload, Received, Send
 from atoll.protocol.reduce.checks import committed_row
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import AnswerHeld, Gather, rows_of
+from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, rows_of
 from atoll.protocol.reduce.run import Awaits, Reduce
-from atoll.protocol.reduce.weighed import WeighedReduce
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.protocol.reduce.work import Combined
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Repeat, RowBytes, WantRow
-from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
-
-
-def reduce_for(
-    notary: Notary,
-    plan: ReducePlan,
-    vote_key_of: Callable[[PeerId], bytes | None],
-    commit_of: Callable[[PeerId], Commit | None],
-    awaits: Awaits,
-    gone: Callable[[PeerId], bool],
-    said: Container[str] = (),
-    filled: Callable[[], int | None] = lambda: None,
-    judges: bool = False,
-    two_faced: Container[PeerId] = (),
-) -> Reduce:
-    """What carries out this plan: a plain reduce, one that is watched if it has witnesses, or one that weighs rows.
-
-    `judges`: I vote, so I believe no single owner where there are witnesses. `two_faced`: who committed twice.
-    All else as in `Reduce`.
-    """
-    assert not (plan.weighs and plan.witnesses), "settings that ask for both are refused"
-    if plan.weighs:
-        return WeighedReduce(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled)
-    if not plan.witnesses:
-        return Reduce(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled)
-    return WatchedReduce(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, judges, two_faced)
+from atoll.wire.messages.round import Repeat, RowBytes, WantRow
+from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
 
 
 class WatchedReduce(Reduce):
-    """One peer's side of one attempt whose plan has witnesses. Made by `reduce_for`."""
+    """One peer's side of one attempt whose plan has witnesses. Made by `kinds.reduce_for`."""
 
     def __init__(
         self,
@@ -86,10 +61,12 @@ class WatchedReduce(Reduce):
 
     # ---- what the round asks -------------------------------------------------------------------------------
 
-    def examine(self, signed: Signed, answered: Answered, now: Seconds) -> list[Effect]:
-        if answered.attempt != self.plan.attempt:
+    def examine(
+        self, signed: Signed, said: Answered | Compared, now: Seconds, weighing: Weighing | None = None
+    ) -> list[Effect]:
+        if said.attempt != self.plan.attempt or isinstance(said, Compared):
             return []
-        return self.watch.hear(signed, answered, None) + self._watch_part(answered.part, now)
+        return self.watch.hear(signed, said, None) + self._watch_part(said.part, now)
 
     def believes(self, answered: Answered) -> bool | None:
         return self.watch.believes(answered) if answered.attempt == self.plan.attempt else None
@@ -110,7 +87,7 @@ class WatchedReduce(Reduce):
     def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
         found: dict[PeerId, Lapse] = {}
         if self.started:
-            late = now >= self.plan.answer_until[0]
+            late = now >= self._answers_by
             for part in range(self.plan.parts):
                 held = self.answers.get(part)
                 declined = {who for where, who in self.route.declined if where == part}
@@ -119,6 +96,11 @@ class WatchedReduce(Reduce):
         return found
 
     # ---- what is otherwise than in a plain reduce ----------------------------------------------------------
+
+    @property
+    def _answers_by(self) -> Seconds:
+        """When an owner that has not answered is late."""
+        return self.plan.answer_until[0]
 
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         return super()._look_at(part, now) + self._watch_part(part, now)
@@ -148,6 +130,9 @@ class WatchedReduce(Reduce):
         """Not before the attempt ends: whoever doubts an answer may ask for its rows."""
 
     def _rows_said(self, names: Iterable[PeerId]) -> Digest:
+        return self._committed_by(names)
+
+    def _committed_by(self, names: Iterable[PeerId]) -> Digest:
         return rows_of(commit for commit in map(self.commit_of, sorted(names)) if commit is not None)
 
     def _answer_made(self, held: AnswerHeld, now: Seconds) -> list[Effect]:
@@ -179,7 +164,7 @@ class WatchedReduce(Reduce):
         """Show what I made of a part, doubt what others made of it, settle on what is true."""
         if not self.started:
             return []
-        late = now >= self.plan.answer_until[0]
+        late = now >= self._answers_by
         waiting = not late and bool(self._unheard(part, -1))
         effects = self._reveal_if_due(part, now) + self.watch.look(part, waiting, again)
         if part not in self.answers and (held := self.watch.settled(part, patient=not late)) is not None:
@@ -212,7 +197,7 @@ class WatchedReduce(Reduce):
     def _word_to(self, to: PeerId, held: AnswerHeld) -> Send:
         if held.answered.part in self.revealed:
             return self._answer_to(to, held)
-        return Send(to, Answer(self.plan.round, self.plan.attempt, self.plan.trace, held.statement))
+        return Send(to, self._message_of(held))
 
     def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
         author, part = message.statement.signer, message.part
@@ -224,6 +209,9 @@ class WatchedReduce(Reduce):
         row = committed_row(author, commit, message, payload)
         if row is None:
             raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
+        return self._take_opened_row(part, author, row, now)
+
+    def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
         gather = self.gathers.get(part)
         if (part, author) in self.pulled and gather is not None and not gather.closed:
             return self._take(part, gather, author, row, now)

@@ -40,7 +40,7 @@ from atoll.protocol.reduce.checks import (
 )
 from atoll.protocol.reduce.facts import NoAnswer, RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of
+from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
 from atoll.protocol.reduce.run import Awaits, Reduce
 from atoll.protocol.reduce.work import Combine, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
@@ -65,7 +65,7 @@ WISHES_MAX = 2  # for one row, of everybody who may have it: it may be lost once
 
 
 class WeighedReduce(Reduce):
-    """One peer's side of one attempt whose plan weighs rows. Made by `watched.reduce_for`."""
+    """One peer's side of one attempt whose plan weighs rows. Made by `kinds.reduce_for`."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class WeighedReduce(Reduce):
         if len(self.plan.settled(gather.rows)) > WEIGHED_ROWS_MAX:
             return self._refuse([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")
         self.comparing.add(part)
-        work = Compare(self.plan.round, part, self._shares, _rows(gather, sorted(gather.rows)))
+        work = Compare(self.plan.round, part, self.plan.shares, _rows(gather, sorted(gather.rows)))
         return [Ask(self._job(f"compare/{part}"), work)]
 
     def _compared(self, part: int, result: Products, now: Seconds) -> list[Effect]:
@@ -398,18 +398,15 @@ class WeighedReduce(Reduce):
         if lacking and now < self._rows_until(part, self.plan.gather_until(window, 1)):
             return []
         here = [peer for peer in weighing.peers if peer in gather.rows]
-        weight_of = dict(zip(weighing.peers, weighing.weights, strict=True))
-        total, left = fsum(weighing.weights), fsum(weight_of[peer] for peer in here)
+        weights = shares_left(weighing, here)
         if not self.plan.enough(here):
             return self._refuse([part], self._shortage(len(self.plan.settled(here))))
-        if not left > total / 2:  # nor are few rows blown up to stand for all
+        if weights is None:
             return self._refuse([part], "most of what weighs anything died with its owner")
-        scale = total / left if len(here) < len(weighing.peers) else 1.0
         gather.closed = True
-        weights = tuple(weight_of[peer] * scale for peer in here)
         plan = self.plan
         rows = _rows(gather, here)
-        work = Combine(plan.round, part, self._shares, rows, False, plan.statistic, plan.liars, weights)
+        work = Combine(plan.round, part, self.plan.shares, rows, False, plan.statistic, plan.liars, weights)
         return [Ask(self._job(f"own/{part}"), work)]
 
     def _lacking(self, part: int, weighing: Weighing) -> list[PeerId]:
@@ -452,10 +449,6 @@ class WeighedReduce(Reduce):
     def readers(self) -> tuple[PeerId, ...]:
         """Who may have to weigh: all who own a part, also in another's place."""
         return tuple(sorted({owner for tree in self.plan.topology.parts for owner in tree.owners}))
-
-    @property
-    def _shares(self) -> tuple[int, ...]:
-        return tuple(tree.share for tree in self.plan.topology.parts)
 
     def _refuse(self, parts: Iterable[int], why: str) -> list[Effect]:
         """I cannot answer for these parts; whoever is in the midst of looking looks once more."""

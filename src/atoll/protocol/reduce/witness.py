@@ -7,7 +7,8 @@ or of which one has not spoken in time, is *doubted*: its rows are opened to me,
 was signed for it. Of what proves true the answer with most contributors stands.
 An owner is called a liar only for what it signed: bytes that its contributors' rows do not make, or two answers in
 one slot. It is judged by the rows that it names: an author may have committed to one row before it and to another
-before me. Never believes an answer for who gave it, never asks for a row without end.
+before me. What is asked about the rows, a sum or their products, is a `Question`: all else is the same.
+Never believes an answer for who gave it, never asks for a row without end.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Effect, Fact, Payload, Report, Send
+from atoll.keys.digest import digest
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Held, rows_of
-from atoll.protocol.reduce.work import Combine, Combined, Row
+from atoll.protocol.reduce.work import Combine, Combined, Compare, Row
+from atoll.wire.codec import encode
 from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
 
@@ -73,6 +77,11 @@ class Word:
     statement: Signed
     answered: Answered
 
+    @cached_property
+    def named(self) -> Digest:
+        """What is said, whoever says it."""
+        return digest(encode(replace(self.answered, owner_index=0)))
+
 
 @dataclass
 class Case:
@@ -93,6 +102,16 @@ class Case:
     doubted: bool = False
 
 
+@dataclass(frozen=True)
+class Question:
+    """What owners were asked about their rows, and how I find it out for myself."""
+
+    job: str  # that makes an answer again
+    work: Callable[[Answered, tuple[Row, ...]], Combine | Compare]
+    grounds: Callable[[Answered], bool | None]  # is what the answer stands on true? None while nobody knows
+    same_rows: Callable[[Answered], bool | None]  # was it made of the rows that I know of?
+
+
 class Witnesses:
     """`row_of(part, peer)` is a row that I hold anyway; `judges` is False for those who have no vote."""
 
@@ -105,8 +124,10 @@ class Witnesses:
         gone: Callable[[PeerId], bool],
         judges: bool,
         two_faced: Container[PeerId] = (),
+        question: Question | None = None,
     ) -> None:
         self.plan, self.me, self.row_of = plan, me, row_of
+        self.question = question or Question("judge", self._sum, lambda answered: True, self.same_rows)
         self.commit_of, self.gone, self.judges, self.two_faced = commit_of, gone, judges, two_faced
         self.cases = [Case() for _ in range(plan.parts)]
 
@@ -137,6 +158,9 @@ class Witnesses:
 
     def believes(self, answered: Answered) -> bool | None:
         """True, False, or None while nobody knows."""
+        grounds = self.question.grounds(answered)
+        if grounds is not True:
+            return grounds
         return self._believes(self.cases[answered.part], (_rows(answered), answered.digest))
 
     def _believes(self, case: Case, kind: Kind) -> bool | None:
@@ -145,10 +169,15 @@ class Witnesses:
             return case.makes[rows] == digest
         return True if len(case.said_by.get(kind, ())) > self.plan.witnesses else None
 
-    def settled(self, part: int, patient: bool) -> AnswerHeld | None:
-        """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true."""
+    def settled(self, part: int, patient: bool, of: Digest | None = None) -> AnswerHeld | None:
+        """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true.
+
+        `of`: among those made of this alone.
+        """
         case = self.cases[part]
         for word in self._largest_first(case) if case.bytes_of else ():
+            if of is not None and word.answered.rows != of:
+                continue
             believed = self.believes(word.answered) if self.judges else True
             if believed and (payload := case.bytes_of.get(word.answered.digest)) is not None:
                 return AnswerHeld(word.statement, word.answered, payload)
@@ -156,13 +185,20 @@ class Witnesses:
                 return None
         return None
 
+    def unseen(self, part: int) -> Answered | None:
+        """An answer that is believed, and whose bytes are not here."""
+        case = self.cases[part]
+        words = (w.answered for w in case.words if w.answered.digest not in case.bytes_of)
+        return next((answered for answered in words if self.believes(answered)), None)
+
     def look(self, part: int, waiting: bool, again: bool = False) -> list[Effect]:
         """Doubt what there is to doubt. `waiting`: an owner may still speak. `again`: ask for rows again."""
-        case = self.cases[part]
-        if not self.judges or not case.words:
+        case, words = self.cases[part], self._judged(part)
+        if not self.judges or not words:
             return []
-        differ = len(case.said_by)
-        unknown = any(self._believes(case, kind) is None for kind in case.said_by)
+        kinds = {(_rows(w.answered), w.answered.digest) for w in words}
+        differ = len(kinds)
+        unknown = any(self._believes(case, kind) is None for kind in kinds)
         if not unknown or (differ == 1 and waiting):
             return []
         effects: list[Effect] = []
@@ -191,9 +227,9 @@ class Witnesses:
 
     def _compare_rows(self, part: int) -> list[Effect]:
         case, effects = self.cases[part], list[Effect]()
-        for word in case.words:
+        for word in self._judged(part):
             owner, names = word.statement.signer, word.answered.contributors
-            if owner not in case.compared and self._same_rows(word.answered) is False:
+            if owner not in case.compared and self.question.same_rows(word.answered) is False:
                 case.compared.add(owner)
                 effects.append(self._report(OtherRows(owner=owner, contributors=names)))
         return effects
@@ -210,23 +246,29 @@ class Witnesses:
 
     def _recompute(self, part: int) -> list[Effect]:
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
-        for word in case.words:
+        for word in self._judged(part):
             if _rows(word.answered) in case.checks:
                 continue
             names = word.answered.contributors
-            if not self._same_rows(word.answered):
+            if not self.question.same_rows(word.answered):
                 continue
             held = [self._row(part, name) for name in names]
             rows = [row for row in held if row is not None]
             if len(rows) < len(names):
                 continue
             case.checks.append(_rows(word.answered))
-            shares = tuple(tree.share for tree in plan.topology.parts)
             given = tuple(Row(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
-            work = Combine(plan.round, part, shares, given, False, plan.statistic, plan.liars)
-            job = f"combine/{plan.round}/{plan.attempt}/judge/{len(case.checks) - 1}/{part}"
-            effects.append(Ask(job, work))
+            job = f"combine/{plan.round}/{plan.attempt}/{self.question.job}/{len(case.checks) - 1}/{part}"
+            effects.append(Ask(job, self.question.work(word.answered, given)))
         return effects
+
+    def _sum(self, answered: Answered, rows: tuple[Row, ...]) -> Combine:
+        plan = self.plan
+        return Combine(plan.round, answered.part, plan.shares, rows, False, plan.statistic, plan.liars)
+
+    def _judged(self, part: int) -> list[Word]:
+        """Those that can be true, and false, by themselves."""
+        return [w for w in self.cases[part].words if self.question.grounds(w.answered)]
 
     # ---- opening -------------------------------------------------------------------------------------------
 
@@ -247,10 +289,10 @@ class Witnesses:
 
     def _named(self, part: int) -> set[PeerId]:
         """Whose rows it takes to know what is not known yet."""
-        words = self.cases[part].words
+        words = self._judged(part)
         return {name for w in words if self.believes(w.answered) is None for name in w.answered.contributors}
 
-    def _same_rows(self, answered: Answered) -> bool | None:
+    def same_rows(self, answered: Answered) -> bool | None:
         """Was it made of the rows that its contributors committed to before me? None while I lack a commitment.
 
         The first commitment of an attempt counts, so an answer stays good.

@@ -13,6 +13,8 @@
     liars        a third of the voters lie, at most; nobody honest is harmed
     owners       a third of the owners lie about their parts, at most; each is soon out
     framers      a third call everybody else liars; nobody is believed
+    comparers    a third of the owners lie about distances, weights or sums; each is soon out
+    compared     nobody lies where owners watch each other compare rows, and messages are lost
     watched      nobody lies where owners watch each other, and messages are lost
     audits       a third of the trainers cheat, refuse or audit falsely; cheats are out, nobody honest is
     accusers     a third of the auditors find everybody guilty; nobody leaves
@@ -53,7 +55,7 @@ from atoll.sim.scenarios.churn import (
     weighed,
 )
 from atoll.sim.scenarios.liars import liars
-from atoll.sim.scenarios.owners import framers, owners, watched
+from atoll.sim.scenarios.owners import compared, comparers, framers, owners, watched
 from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.siege import siege
@@ -78,6 +80,8 @@ SCENARIOS: dict[str, Scenario] = {
     "liars": Scenario(liars, peers=7, rounds=15),
     "owners": Scenario(owners, peers=7, rounds=4),
     "framers": Scenario(framers, peers=7, rounds=6),
+    "comparers": Scenario(comparers, peers=7, rounds=4),
+    "compared": Scenario(compared, peers=7, rounds=20),
     "watched": Scenario(watched, peers=7, rounds=20),
     "audits": Scenario(audits, peers=7, rounds=36),
     "accusers": Scenario(accusers, peers=7, rounds=12),

@@ -73,6 +73,9 @@ class Compared(Statement, frozen=True):
     owner_index: int
     contributors: tuple[PeerId, ...]  # whose rows I hold and can decode
     products: bytes  # fp64, little-endian: <x_i, x_j> of those that are no newcomers, i <= j, row by row
+    rows: Digest | msgspec.UnsetType = msgspec.UNSET
+    """Where owners check each other: what the contributors had committed to, as I heard it. `products` is then the
+    digest of the products, which travel beside the statement: who is caught at it is caught at few bytes."""
 
 
 class Weighing(msgspec.Struct, frozen=True, array_like=True):
@@ -80,7 +83,9 @@ class Weighing(msgspec.Struct, frozen=True, array_like=True):
 
     peers: tuple[PeerId, ...]  # whose rows every part has
     weights: tuple[float, ...]  # of each in the sum; 0 for newcomers and for whom the rule leaves out
-    compared: Digest  # of the signed comparisons that it was made of, in the order of parts
+    compared: bytes
+    """Digest of the signed comparisons that it was made of, in the order of parts. Where owners check each other:
+    one digest for each part that was compared, of what was said of it, whoever said so."""
     without: tuple[int, ...] = ()  # parts that nobody compared: they count for nobody
 
 
