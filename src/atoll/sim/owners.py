@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Payload, Send
 from atoll.keys.digest import digest, merkle_path, merkle_root
-from atoll.protocol.reduce.rows import rows_of
 from atoll.protocol.reduce.watched import WatchedReduce
 from atoll.sim.island import whole_of
 from atoll.sim.villains import MISCHIEF, Twist, Villain
@@ -26,6 +25,7 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
 from atoll.wire.messages.statements import Answered, Caught, Commit, Complaint
+from atoll.wire.opening import rows_of
 
 CENSORED = 2  # contributors that a censor leaves out
 

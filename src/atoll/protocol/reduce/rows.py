@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.keys.digest import digest
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Answered, Commit, Signed, Weighing
+from atoll.wire.messages.statements import Answered, Signed, Weighing
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,3 @@ class AnswerHeld:
 def name_of(weighing: Weighing) -> Digest:
     """What answers made with it call it: exactly these rows with these weights."""
     return digest(encode(weighing))
-
-
-def rows_of(commits: Iterable[Commit]) -> Digest:
-    """One name for exactly these rows with these weights: whoever commits twice has two."""
-    return digest(b"".join(c.root + c.weight.to_bytes(8, "big") for c in commits))

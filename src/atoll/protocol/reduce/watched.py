@@ -16,7 +16,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Done, Effect, Event, Failed, Payload, Received, Send
 from atoll.protocol.reduce.checks import committed_row
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import AnswerHeld, Gather, rows_of
+from atoll.protocol.reduce.rows import AnswerHeld, Gather
 from atoll.protocol.reduce.run import Awaits, Reduce
 from atoll.protocol.reduce.weighed import WeighedReduce
 from atoll.protocol.reduce.witness import Witnesses
@@ -24,6 +24,7 @@ from atoll.protocol.reduce.work import Combined
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Repeat, RowBytes, WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
+from atoll.wire.opening import rows_of
 
 
 def reduce_for(

@@ -21,10 +21,11 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Effect, Fact, Payload, Report, Send
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import AnswerHeld, Held, rows_of
+from atoll.protocol.reduce.rows import AnswerHeld, Held
 from atoll.protocol.reduce.work import Combine, Combined, Row
 from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
+from atoll.wire.opening import rows_of
 
 Rows = tuple[tuple[PeerId, ...], Digest]  # contributors, and what they committed to
 
