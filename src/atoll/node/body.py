@@ -43,6 +43,7 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Join, Signed, Statement, Weighing
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
+from atoll.wire.opening import made_of_fits
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
 WEIGHING_BYTES = 32  # the heads of the lists in a weighing
@@ -65,6 +66,7 @@ class Ground:
     parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
     recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
     audited: bool = False  # who gives an update must claim how it trained
+    opened: bool = False  # blocks of answers are opened
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -135,6 +137,7 @@ class Ground:
             frozenset(m.peer for m in plan.members if m.present and not m.trains),
             plan.window_s(attempt),
             plan.has_clock,
+            self.opened,
         )
 
     @cached_property
@@ -180,7 +183,8 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited = bool(settings.audited_share)
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited)
+    opened = settings.opened is not None
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited, opened)
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -376,6 +380,7 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
         and owners[answered.owner_index] == signed.signer
         and len(answered.contributors) > 0
         and list(answered.contributors) == sorted(set(answered.contributors))
+        and made_of_fits(answered.made_of, ground.opened)
     )
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")

@@ -97,7 +97,7 @@ class AuditDrawn(Fact, frozen=True, kw_only=True):
 
 
 class AuditEnded(Fact, frozen=True, kw_only=True):
-    """I took the segment again, or tried to: this is what I tell the members."""
+    """I took the segment again, or added up what was opened, or tried to: this is what I found."""
 
     phase = "audit"
     peer: PeerId
@@ -105,6 +105,7 @@ class AuditEnded(Fact, frozen=True, kw_only=True):
     segment: int
     finding: Finding
     why: str
+    opening: int | None = None  # its number, where it is one
 
 
 class Verdict(Fact, frozen=True, kw_only=True):
@@ -114,6 +115,17 @@ class Verdict(Fact, frozen=True, kw_only=True):
     peer: PeerId
     of: int  # round
     auditor: PeerId
+    finding: Finding
+
+
+class OpeningVerdict(Fact, frozen=True, kw_only=True):
+    """A vertex holds what a checker found in blocks of an answer that were opened to it, or were not."""
+
+    phase = "trust"
+    peer: PeerId  # the owner
+    of: int  # round
+    part: int
+    checker: PeerId
     finding: Finding
 
 

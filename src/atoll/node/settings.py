@@ -8,6 +8,7 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
+from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import DISTANCES, StatisticName
 
@@ -37,6 +38,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
     era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
+    openings: Terms | msgspec.UnsetType = msgspec.UNSET  # of blocks of answers; left out: owners are believed
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -44,6 +46,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def audited_share(self) -> float:
         """Of all rounds of all trainers, those of which a segment is taken again."""
         return 0.0 if self.audit_rate is msgspec.UNSET else self.audit_rate
+
+    @property
+    def opened(self) -> Terms | None:
+        """How much of every answer is opened, where anything is."""
+        return None if self.openings is msgspec.UNSET else self.openings
 
 
 class _Rules(msgspec.Struct, frozen=True):
@@ -75,6 +82,8 @@ def decode_settings(data: bytes) -> RunSettings:
         settings = msgspec.msgpack.decode(data, type=RunSettings)
         if settings.witnessed and settings.statistic in DISTANCES:
             raise PeerFault("", f"genesis asks owners that {settings.statistic} believes to watch each other")
+        if settings.opened is not None and settings.round.quorum != "two-thirds":
+            raise PeerFault("", "genesis asks for openings where nobody may lie")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

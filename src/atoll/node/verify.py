@@ -27,7 +27,7 @@ from atoll.node.amend import agrees, amend_of, goal_of, may_follow
 from atoll.node.body import check_body, ground_after, write_recovery
 from atoll.node.settings import RunSettings, decode_settings
 from atoll.node.verify_eras import EraWalk, FoundEra
-from atoll.policy.audits import Docket
+from atoll.policy.audits import Case, Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
 from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History, genesis_digest
@@ -216,7 +216,7 @@ class _Walk:
         self.genesis = genesis, self.history.head_body
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
-        self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum)
+        self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum, audit.settings.opened)
         self.sound = True
         self.hole = -1 - RECENT  # the newest round whose id or state is not known for sure
         self._account(self.history.head_body, None)
@@ -354,7 +354,7 @@ class _Walk:
         """Go on from this vertex, right or wrong, so that later damage is found too."""
         self.history.restore(vertex)
         self.docket.follow(body.round, self.history.ids, self.history.bodies)
-        self.audit.drawn += sum(round == body.round for round, _ in self.docket.cases)
+        self.audit.drawn += sum(isinstance(c, Case) and c.round == body.round for c in self.docket.cases.values())
         self.sound = True
         certificate = vertex.certificate
         if flaw is not None and certificate is not None and certificate.digest != vertex_id(vertex.body):

@@ -6,7 +6,7 @@ Each check knows the plan and the commitments, nothing of how far the reduce has
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import fsum
 
 from atoll.base.errors import PeerFault
@@ -18,6 +18,7 @@ from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import Held
 from atoll.wire.messages.round import Contribution, Handed, RowBytes
 from atoll.wire.messages.statements import Answered, Commit, Compared, Weighing
+from atoll.wire.opening import made_of_fits
 
 PRODUCT_MAX = 1e60  # of two rows: 2^41 values of at most 2^60 each, the largest that codecs let through
 SUM_SLACK = 1e-9  # by which weights may sum to more than 1: they were rounded
@@ -59,6 +60,8 @@ def check_answer(plan: ReducePlan, owner: PeerId, answered: Answered) -> None:
     rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting what is sorted is quick
     if not names or not rising or not set(plan.listeners).issuperset(names):
         raise PeerFault(owner, f"lists contributors of part {part} that cannot be")
+    if not made_of_fits(answered.made_of, plan.opened):
+        raise PeerFault(owner, f"does not say rightly what part {part} was made of")
     if not plan.enough(names):
         raise PeerFault(owner, f"combined {len(names)} rows of part {part}, {plan.rows_least} are needed")
 
@@ -98,6 +101,14 @@ def weighing_flaw(plan: ReducePlan, weighing: Weighing) -> str | None:
     ):
         return "goes without parts that the plan does not have"
     return None
+
+
+def weights_in(weighing: Weighing, names: Sequence[PeerId]) -> tuple[float, ...]:
+    """What these rows weigh in a part of which they are all that is there: the others' weights are scaled up."""
+    weight_of = dict(zip(weighing.peers, weighing.weights, strict=True))
+    total, left = fsum(weighing.weights), fsum(weight_of[peer] for peer in names)
+    scale = total / left if left and len(names) < len(weighing.peers) else 1.0
+    return tuple(weight_of[peer] * scale for peer in names)
 
 
 def made_with(answered: Answered, weighing: Weighing) -> bool:

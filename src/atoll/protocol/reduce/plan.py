@@ -29,6 +29,7 @@ class ReducePlan:
     rowless: frozenset[PeerId] = frozenset()  # listeners that only listen: no row is theirs
     window_s: Seconds = 6.0  # of one owner
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
+    opened: bool = False  # blocks of answers are opened: owners say which commitments they combined, and keep rows
 
     @cached_property
     def givers(self) -> frozenset[PeerId]:

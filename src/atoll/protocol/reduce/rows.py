@@ -69,6 +69,15 @@ class AnswerHeld:
     payload: Payload
 
 
+@dataclass(frozen=True)
+class Made:
+    """An answer of mine, and the rows that it was made of, in the order of its contributors."""
+
+    answered: Answered
+    payload: Payload
+    rows: tuple[Held, ...]
+
+
 def name_of(weighing: Weighing) -> Digest:
     """What answers made with it call it: exactly these rows with these weights."""
     return digest(encode(weighing))

@@ -30,7 +30,14 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Payload, Received, Send
 from atoll.keys.digest import digest
-from atoll.protocol.reduce.checks import check_answer, check_compared, committed_row, made_with, weighing_flaw
+from atoll.protocol.reduce.checks import (
+    check_answer,
+    check_compared,
+    committed_row,
+    made_with,
+    weighing_flaw,
+    weights_in,
+)
 from atoll.protocol.reduce.facts import NoAnswer, RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of
@@ -396,9 +403,8 @@ class WeighedReduce(Reduce):
             return self._refuse([part], self._shortage(len(self.plan.settled(here))))
         if not left > total / 2:  # nor are few rows blown up to stand for all
             return self._refuse([part], "most of what weighs anything died with its owner")
-        scale = total / left if len(here) < len(weighing.peers) else 1.0
         gather.closed = True
-        weights = tuple(weight_of[peer] * scale for peer in here)
+        weights = weights_in(weighing, here)
         plan = self.plan
         rows = _rows(gather, here)
         work = Combine(plan.round, part, self._shares, rows, False, plan.statistic, plan.liars, weights)

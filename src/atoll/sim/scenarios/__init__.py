@@ -17,6 +17,9 @@
     accusers     a third of the auditors find everybody guilty; nobody leaves
     audited_churn  churn where every round is audited
     audited      nobody cheats where rounds are audited, and messages are lost
+    openings     a third of the owners sum wrongly, and blocks are opened; each is out, nobody honest is
+    slanderers   a third of the checkers find every owner guilty; nobody leaves
+    opened       nobody lies where blocks are opened, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
 
 A failing run ends with one line that replays it.
@@ -32,6 +35,7 @@ import msgspec
 from atoll.sim.scenarios.audits import accusers, audited, audits
 from atoll.sim.scenarios.churn import audited_churn, churn, overlap, real_keys, rollback, weighed
 from atoll.sim.scenarios.liars import liars
+from atoll.sim.scenarios.openings import opened, openings, slanderers
 from atoll.sim.scenarios.owners import framers, owners, watched
 from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
@@ -56,6 +60,9 @@ SCENARIOS: dict[str, Scenario] = {
     "accusers": Scenario(accusers, peers=7, rounds=12),
     "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
     "audited": Scenario(audited, peers=5, rounds=20),
+    "openings": Scenario(openings, peers=7, rounds=30),
+    "slanderers": Scenario(slanderers, peers=7, rounds=12),
+    "opened": Scenario(opened, peers=7, rounds=30),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
 }
 

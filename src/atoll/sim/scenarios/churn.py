@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from atoll.base.ids import PeerId
 from atoll.node.amend import goal_of
-from atoll.policy.audits import REFUTING
+from atoll.policy.inquiry import REFUTING
 from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import Island, IslandKnobs
