@@ -169,6 +169,7 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
     assert {
         "run.rounds": recipe.schedule.rounds,
         "run.byzantine_tolerance": 0.0,
+        "run.openings": 0.0,
         "model.name": recipe.model,
         "train.inner_steps": recipe.schedule.inner_steps,
         "train.batch": recipe.batch,
@@ -366,6 +367,30 @@ def test_a_rule_by_distance_is_refused_where_it_could_not_keep_its_word(sets: tu
 def test_every_rule_by_distance_can_be_asked_for(name: str):
     config = load_config(None, (f"sync.statistic={name}", *COMMUNITY), {})
     assert settings_of(config, recipe_of(config)).statistic == name
+
+
+def test_answers_are_opened_where_members_may_lie_and_owners_are_not_watched():
+    for sets, share in ((COMMUNITY, 0.03), ((*COMMUNITY, "run.openings=0.2"), 0.2)):
+        config = load_config(None, sets, {})
+        opened = settings_of(config, recipe_of(config)).opened
+        assert opened is not None and (opened.share, opened.leaf_bytes) == (share, 4096 + 32)
+    for sets in ((), (*COMMUNITY, "run.openings=0"), ("run.trust=open", *COMMUNITY[1:])):
+        config = load_config(None, sets, {})
+        assert settings_of(config, recipe_of(config)).opened is None
+    for trust in ("private", "open"):
+        refused = trouble(f"run.trust={trust}", "run.openings=0.1", *COMMUNITY[1:])
+        assert refused.code == "E-CFG-11" and "does nothing" in refused.what
+
+
+def test_codecs_whose_answers_cannot_be_opened_are_refused_by_name():
+    """The way out is said: another codec, or owners that are believed."""
+    for codecs in (("sync.up=topk+int8",), ("sync.down=sparse+int8",), ("sync.up=randk",)):
+        config = load_config(None, (*COMMUNITY, *codecs), {})
+        with pytest.raises(UsageError, match="E-RUN-17") as refused:
+            settings_of(config, recipe_of(config))
+        assert "2bit" in refused.value.fix and "run.openings = 0" in refused.value.fix
+        believed = load_config(None, (*COMMUNITY, *codecs, "run.openings=0"), {})
+        assert settings_of(believed, recipe_of(believed)).opened is None
 
 
 def test_open_needs_enough_members_and_then_has_owners_watch_each_other():

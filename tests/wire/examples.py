@@ -56,6 +56,7 @@ from atoll.wire.messages.statements import (
     Weighing,
 )
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
+from atoll.wire.opening import OpenedBlock, Opening
 
 ALICE, BOB = PeerId("12D3KooWAlice"), PeerId("12D3KooWBob")
 A, B = Digest(bytes([0xAA]) * 32), Digest(bytes([0xBB]) * 32)
@@ -137,3 +138,15 @@ MESSAGES = (
 
 ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
+
+OPENED = (  # the same words where blocks of answers are opened
+    Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), made_of=B),
+    Audited(7, BOB, "withheld", 5),
+    WantExhibit(7, 5),
+    ExhibitIs(7, A, 5),
+)
+OPENING = Opening(
+    (OpenedBlock(3, b"sum", (A,), (b"row", b"row2"), ((A, B), ())),),
+    ((A,), (A,)),
+    (Signed(ALICE, b"commit", b"signature"),),
+)

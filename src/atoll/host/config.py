@@ -17,7 +17,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
-from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, decode_config, tolerance_of
+from atoll.host.learning import terms_of
+from atoll.node.config import CHANGE_OF_SCHEDULE, Config, Sync, decode_config, share_opened, tolerance_of
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 
@@ -112,6 +113,7 @@ def settings_of(config: Config, recipe: Recipe) -> RunSettings:
         tolerance=tolerance_of(run),
         witnessed=run.trust == "open",
         audit_rate=run.audit_rate or UNSET,
+        openings=terms_of(recipe, share_opened(run)),
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,

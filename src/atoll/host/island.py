@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from atoll.base.machine import Payload
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
+from atoll.host.opening import Openings
 from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
@@ -62,6 +64,8 @@ from atoll.node.jobs import (
     GoBack,
     Hold,
     Judge,
+    JudgeOpening,
+    LayOpen,
     Restore,
     Train,
     Trained,
@@ -100,6 +104,8 @@ class Island:
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
         self.auditing: Auditing | None = None  # where rounds are audited
+        self.openings: Openings | None = None  # where answers are opened
+        self.needed: frozenset[Digest] = frozenset()  # blobs, for audits and openings under way
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
         self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
@@ -107,8 +113,20 @@ class Island:
     def be_audited(self, run: Digest, me: PeerId) -> None:
         """Rounds of this run are: keep a chain of every one, and be able to take others' again."""
         self.auditing = Auditing(
-            run, me, self._learning, self.store, self.shelf, self.tended, self._arithmetic, self._ready
+            run,
+            me,
+            self._learning,
+            self.store,
+            self.shelf,
+            self.tended,
+            self._arithmetic,
+            self._ready,
+            self._up_name,
         )
+
+    def be_opened(self) -> None:
+        """Blocks of answers of this run are: name wires so that they can be, show mine, judge others'."""
+        self.openings = Openings(self._learning, self.store, self.shelf)
 
     def equip(self, data: str) -> None:
         """The data set is here: from now on there is something to train."""
@@ -154,9 +172,12 @@ class Island:
             case FindState():
                 return await loop.run_in_executor(self._disk, self.shelf.look_for, work.state)
             case Hold(blobs):
-                if self.auditing is not None:
-                    self.auditing.needed = frozenset(blobs)
+                self.needed = frozenset(blobs)
                 return None
+            case LayOpen() if self.openings is not None:
+                return await asyncio.to_thread(self.openings.lay, work)
+            case JudgeOpening() if self.openings is not None:
+                return await loop.run_in_executor(self._arithmetic, self.openings.judge, work)
             case Exhibit() if self.auditing is not None:
                 return await self.auditing.show(work)
             case Judge() if self.auditing is not None:
@@ -170,7 +191,13 @@ class Island:
                 return await loop.run_in_executor(self._disk, stored, self.store, work)
 
     def name_of(self, message: object, payload: Buffer) -> Digest:
-        return digest(payload)
+        return digest(payload) if self.openings is None else self.openings.name_of(message, payload)
+
+    def _up_name(self, wire: Buffer) -> Digest:
+        return digest(wire) if self.openings is None else self.openings.up.name(wire)
+
+    def _down_name(self, wire: Buffer) -> Digest:
+        return digest(wire) if self.openings is None else self.openings.down.name(wire)
 
     async def evaluate(self, samples: int = 512) -> Evaluated:
         """Validation loss of the head."""
@@ -293,7 +320,7 @@ class Island:
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, self.update, self.memory_F, self.up)
-        return Encoded(tuple(_payload(wire) for wire in self.update.wires), claim)
+        return Encoded(tuple(_payload(wire, self._up_name) for wire in self.update.wires), claim)
 
     def _turn(self, before: SharedState) -> tuple[int, int]:
         """[lo, hi) of the vector that the round after this state carries."""
@@ -314,7 +341,10 @@ class Island:
             done = combine(rows, values, up, down, Statistic(work.statistic, work.liars))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)
+        name, payload = self._up_name if work.onward else self._down_name, None
+        if done.wire is not None:
+            payload = _payload(done.wire, name)
+        return Combined(payload, counted, faulty, done.why)
 
     def _compare(self, work: Compare, common: Common) -> Products:
         up, values = self._coded(work, common)
@@ -555,8 +585,7 @@ class Island:
         claim = self.auditing.memory() if self.auditing is not None else b""
         write_private(self.store, vertex, self.memory_F, self.inner, claim)
         assert self.head_name is not None
-        needed = self.auditing.needed if self.auditing is not None else frozenset[Digest]()
-        self.shelf.tidy({self.head_name, self._learning.data_blob, *needed}, self.adopted)
+        self.shelf.tidy({self.head_name, self._learning.data_blob, *self.needed}, self.adopted)
 
     @property
     def _learning(self) -> Learning:
@@ -565,8 +594,8 @@ class Island:
         return self.learning
 
 
-def _payload(wire: Buffer) -> Payload:
-    return Payload(digest(wire), len(wire), wire)
+def _payload(wire: Buffer, name: Callable[[Buffer], Digest]) -> Payload:
+    return Payload(name(wire), len(wire), wire)
 
 
 torch.set_num_threads(1)  # the arithmetic thread; trainers have processes of their own

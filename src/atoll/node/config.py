@@ -21,6 +21,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import parse_duration_s
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
+from atoll.policy.openings import SHARE
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 
 DURATION = {"unit": "duration"}
@@ -58,6 +59,7 @@ class Run(Section, frozen=True):
     open_to_all: bool = False
     era_rounds: EraRounds = ERA_ROUNDS
     audit_rate: Share = 0.0
+    openings: Share | None = None
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -167,7 +169,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.trust": (
         '"private": members may crash but do not lie, and more than half must be present. "community": up '
         "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
-        'for sync.statistic to withstand, and owners of parts are believed. "open": nor are they; several '
+        'for sync.statistic to withstand, and owners of parts are spot-checked (run.openings). "open": several '
         "owners combine every part and sign what they got, doubted parts are opened and recomputed, and proven "
         "liars are expelled. Costs the upload as many times."
     ),
@@ -186,6 +188,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "(specs/audit.md); 0.05 costs 2 to 3 % more work. Whom enough auditors refute is expelled where run.trust "
         'is "community" or "open", and shown by status where it is "private". For gpt and llama models under '
         "recipes without overlap or fragments; 32 bytes per parameter travel for each audit."
+    ),
+    "run.openings": (
+        "Share of every combined part that its owner must open to others after the round, with run.trust = "
+        '"community": drawn blocks of all rows, from which the same blocks of the sum are made again. Proven liars are '
+        "expelled, who shows nothing is sent away. 0.03 there, if left out; what it finds: specs/openings.md. Not with codecs "
+        "that look beyond a block (topk, randk, dct, compressors ...), and 0 otherwise."
     ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "
@@ -320,6 +328,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
 RECIPE: dict[str, Any] = {  # what the recipe "diloco" has where a key is left out
     "run.rounds": 30,
     "run.byzantine_tolerance": 0.0,
+    "run.openings": 0.0,
     "model.name": "gpt-tiny",
     "train.inner_steps": 50,
     "train.batch": 4,
@@ -446,6 +455,28 @@ def tolerance_of(run: Run) -> float:
     return 0.0 if run.trust == "private" else 0.33
 
 
+def share_opened(run: Run) -> float:
+    """Of every answer, that is opened."""
+    if run.openings is not None:
+        return run.openings
+    return SHARE if run.trust == "community" else 0.0
+
+
+def _check_openings(run: Run) -> None:
+    if not run.openings or run.trust == "community":
+        return
+    because = {
+        "private": "members do not lie there, so that nobody would be expelled for what is found",
+        "open": "several owners combine every part there, and open the rows whenever they differ",
+    }
+    raise UsageError(
+        "E-CFG-11",
+        f'run.openings = {run.openings:g} does nothing with run.trust = "{run.trust}"',
+        cause=because[run.trust],
+        fix='write run.trust = "community", or leave run.openings out',
+    )
+
+
 def _check_statistic(config: Config) -> None:
     """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
     run, name, topology = config.run, config.sync.statistic, config.sync.topology
@@ -504,6 +535,7 @@ def _check_sense(config: Config) -> None:
             fix=f'write run.trust = "{"community" if tolerance > 0 else "private"}"',
         )
     _check_statistic(config)
+    _check_openings(run)
     used = f"{config.sync.up or ''}+{config.sync.down or ''}"
     for key, words, like in (
         ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),

@@ -19,7 +19,6 @@ import torch
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Effect, Send
 from atoll.learn.codec import CODECS
 from atoll.learn.opening import Cut
 from atoll.node.jobs import Judged, JudgeOpening, LaidOpen, LayOpen
@@ -64,7 +63,10 @@ class OwnersIsland(TensorIsland):
             left = others[0]
             if self.kind == "forger":
                 kept = [k for k, row in enumerate(work.rows) if row is not left]
-                rows, weights = tuple(work.rows[k] for k in kept), tuple(work.weights[k] for k in kept if work.weights)
+                rows, weights = (
+                    tuple(work.rows[k] for k in kept),
+                    tuple(work.weights[k] for k in kept if work.weights),
+                )
                 fewer = super()._combined(replace(work, rows=rows, weights=weights))
                 return replace(fewer, counted=tuple(row.peer for row in work.rows))
             whole = super()._combined(work)
@@ -96,5 +98,3 @@ def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, IslandKnobs, random.R
 def twist_of(kind: str) -> Twist:
     """What this kind says otherwise than it is."""
     return TWISTS.get(kind, as_it_is)
-
-
