@@ -24,14 +24,28 @@ from torch import Tensor
 from atoll.base.errors import AtollError, PeerFault, RunFailedError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
+from atoll.host.group_trust import Checked, values_of
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import combine
 from atoll.learn.update import part_bounds
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
-from atoll.protocol.reduce.work import Combine, Combined
+from atoll.learn.weighing import weigh
+from atoll.node.jobs import (
+    Adopt,
+    Advance,
+    Advanced,
+    Encode,
+    Encoded,
+    Hold,
+    JudgeOpening,
+    LayOpen,
+    Restore,
+    Train,
+    Trained,
+)
+from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh, Weights
 from atoll.wire.messages.round import Answer, Contribution, PartBytes
 
 PART_VALUES = 2 * 2**20  # of a part: while one is combined the next ones are on their way
@@ -91,6 +105,8 @@ class GroupIsland:
         self._waited_for: asyncio.TimerHandle | None = None
         self._passes = ""  # why the round that is under way goes on without my user
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
+        self.checked: Checked | None = None  # where members may lie
+        self._needed: frozenset[Digest] = frozenset()  # blobs, for openings under way
 
     # ---- what the group's owner does -----------------------------------------------------------------------
 
@@ -159,6 +175,18 @@ class GroupIsland:
                 return await self._off_loop(self._encode, work)
             case Combine():
                 return await self._off_loop(self._combine, work)
+            case Compare() if self.checked is not None:
+                return await self._off_loop(lambda work: self._checked.compare(work, self._values(work)), work)
+            case Weigh():
+                return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
+            case LayOpen():
+                return await asyncio.to_thread(self._checked.lay_open, work)
+            case JudgeOpening():
+                lo, hi = cuts(values_of(work), work.shares, self.pieces)[work.answered.part]
+                return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
+            case Hold(blobs):
+                self._needed = frozenset(blobs)
+                return None
             case Advance():
                 return self._advance(work)
             case Adopt():
@@ -170,6 +198,8 @@ class GroupIsland:
 
     def name_of(self, message: Message, payload: Buffer) -> Digest:
         """Parts are named by a fast hash: members of a group trust each other, and the link authenticates bytes."""
+        if self.checked is not None:
+            return self.checked.name_of(message, payload)
         quick = isinstance(message, Contribution | Answer | PartBytes)
         return _quick_name(payload) if quick else digest(payload)
 
@@ -197,9 +227,10 @@ class GroupIsland:
         call = self.calls[0]
         call.cuts = cuts(len(call.flat_N), work.shares, self.pieces)
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
-        codec = _codec(call.codec)
+        codec = self._codec(call.codec)
         try:
-            payloads = tuple(_payload(codec.encode(call.flat_N[lo:hi])) for lo, hi in call.cuts[:filled])
+            wires = (codec.encode(call.flat_N[lo:hi]) for lo, hi in call.cuts[:filled])
+            payloads = tuple(self._payload(wire, answer=False) for wire in wires)
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
@@ -208,16 +239,25 @@ class GroupIsland:
         return Encoded(payloads)
 
     def _combine(self, work: Combine) -> Combined:
+        values = self._values(work)
+        if self.checked is not None:
+            done = self.checked.combine(work, values)
+        else:
+            assert self.current is not None
+            _, call = self.current
+            rows, up = [(row.weight, row.payload.data) for row in work.rows], self._codec(call.codec)
+            done = combine(rows, values, up, up if work.onward else self._way_back(call))
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        faulty = tuple(work.rows[i].peer for i, _ in done.faults)
+        payload = None if done.wire is None else self._payload(done.wire, answer=not work.onward)
+        return Combined(payload, counted, faulty, done.why)
+
+    def _values(self, work: Combine | Compare) -> int:
         call = self._mine(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
         lo, hi = call.cuts[work.part]
-        rows = [(row.weight, row.payload.data) for row in work.rows]
-        up = _codec(call.codec)
-        done = combine(rows, hi - lo, up, up if work.onward else self._way_back(call))
-        counted = tuple(work.rows[i].peer for i in done.counted)
-        faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)
+        return hi - lo
 
     def _advance(self, work: Advance) -> Advanced:
         """The state is the names of the agreed parts: enough for every member to see that it holds the same."""
@@ -229,7 +269,7 @@ class GroupIsland:
 
     def _adopt(self, work: Adopt) -> None:
         self._parts, self._agreed = self._agreed.get(work.state, ()), {}
-        self.store.drop_blobs({*self._states, work.state})
+        self.store.drop_blobs({*self._states, work.state, *self._needed})
 
     def _deliver(self, delivery: tuple[Call, tuple[Payload | None, ...], Reduced]) -> None:
         call, parts, done = delivery
@@ -246,9 +286,24 @@ class GroupIsland:
             call.future.set_result(done)
 
     def _way_back(self, call: Call) -> Codec:
-        return _codec(self.terms.way_back or call.codec)
+        return self._codec(self.terms.way_back or call.codec)
 
     # ---- small words ---------------------------------------------------------------------------------------
+
+    def _codec(self, name: str) -> Codec:
+        """Where members trust each other nobody looks for numbers that are none."""
+        return TRUSTED_FP32 if name == "fp32" and self.checked is None else codec_named(name)
+
+    def _payload(self, wire: Buffer, answer: bool) -> Payload:
+        if self.checked is not None:
+            return self.checked.payload(wire, answer)
+        return Payload(_quick_name(wire), memoryview(wire).nbytes, wire)
+
+    @property
+    def _checked(self) -> Checked:
+        if self.checked is None:
+            raise RunFailedError("E-AUD-03", "members of this group trust each other")
+        return self.checked
 
     def _mine(self, round: int) -> Call | None:
         return self.current[1] if self.current is not None and self.current[0] == round else None
@@ -278,14 +333,6 @@ def cuts(values: int, shares: Sequence[int], pieces: int = 1) -> Cuts:
         used = min(len(shares), round(used / owners) * owners)
     filled = part_bounds(values, shares[:used])
     return filled + ((values, values),) * (len(shares) - len(filled))
-
-
-def _codec(name: str) -> Codec:
-    return TRUSTED_FP32 if name == "fp32" else codec_named(name)
-
-
-def _payload(wire: Buffer) -> Payload:
-    return Payload(_quick_name(wire), memoryview(wire).nbytes, wire)
 
 
 def _quick_name(data: Buffer) -> Digest:
