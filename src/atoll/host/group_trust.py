@@ -1,4 +1,4 @@
-"""What a group's member does otherwise where members may lie: names that cannot be forged, sums that can be checked.
+"""What a member of a group does otherwise where members may lie: names that hold, sums that can be checked.
 
 A group of `trust = "private"` names bytes by a fast hash and believes its owners. In the others wires are named by
 BLAKE3, rows are combined by the group's statistic, and where answers are opened wires are cut into leaves. Never

@@ -59,7 +59,7 @@ def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
         raise UsageError(
             "E-RUN-17",
             f"owners of parts cannot be checked in this run: {problem}",
-            cause='with run.trust = "community" blocks of their answers are opened (run.openings), and added up again',
+            cause='with run.trust = "community" blocks of their answers are opened and made again (run.openings)',
             fix=f"choose {', '.join(sorted(CODECS))} for sync.up and sync.down; or write run.openings = 0: "
             "owners are then believed",
         )

@@ -1,4 +1,4 @@
-"""An island's side of openings: what wires are called, what is laid out of its own answers, what it finds in others'.
+"""An island's side of openings: what wires are called, what it lays out of its answers, what it finds in others'.
 
 Laying out hashes as many bytes as an update has, off the loop and off the arithmetic thread; judging makes a few
 blocks of one part. Never decides which blocks, and takes no number from the owner that the vertex says.

@@ -1,9 +1,9 @@
 """Opening a few blocks of a part: how wires are cut into leaves, what is shown of them, and whether it adds up.
 
 Where answers are opened, a wire is not named by the digest of its bytes but by the root of a Merkle tree whose
-leaves are stretches of 4096 values, each as the wire of these values alone. So commitments, which hold names of wires,
-and answers, which are one, can be opened value by value; and since every codec that can be cut rounds block by
-block, the rows' leaves alone make the answer's leaf, to the bit, on any machine.
+leaves are stretches of 4096 values, each as the wire of these values alone. So commitments, which are over names of
+wires, and answers, which hold one, can be opened block by block; and since every codec that can be cut rounds block
+by block, the rows' leaves alone make the answer's leaf, to the bit, on any machine.
 Promises: whoever holds the vertex judges alike; what does not lead to what was signed is never held against
 anybody as a lie. Never asks, never sends, never knows who is drawn.
 """
@@ -148,7 +148,7 @@ class Claimed:
 
 
 def judge(claimed: Claimed, shown: Buffer, up: Cut, down: Cut) -> tuple[Finding, tuple[Signed, ...]]:
-    """Does the answer say what its rows make, in the blocks that were drawn? And commitments that are not the vertex's.
+    """Does the answer say what its rows make in the drawn blocks? Beside it commitments that are not the vertex's.
 
     "mismatch": what is shown leads to what the owner and the contributors signed, and makes other bytes: a lie,
     whoever shows it, provided that these other commitments are signed by their authors, which the caller checks.

@@ -2,7 +2,7 @@
 
     every vertex     who is audited, whose answers are opened, and who is asked to look (`policy/audits.py`)
     audited          Ask Exhibit, LayOpen ─► blobs ─► their names to any auditor that was drawn and asks
-    auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge, JudgeOpening ─► a signed report, `Audited`
+    auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge, JudgeOpening ─► `Audited`, signed
 
 Nothing here is waited for by a round: slow work is the island's, which does it while its trainer rests, and an
 auditor that is late is followed by the next one. Bounded by the open cases of the docket; a blob may be as large
@@ -305,7 +305,7 @@ class Audits:
         return self.turns.get(_key(int(round), PeerId(peer), int(number[0]) if number else UNSET))
 
     def _judged(self, turn: Turn, finding: Finding, why: str, others: Sequence[Signed]) -> list[Effect]:
-        """Commitments that the vertex does not hold count if their authors signed them: then these promised twice."""
+        """Commitments that the vertex does not hold count if their authors signed them, who then promised twice."""
         parent, body = self.history.bodies.get(turn.case.round - 1), self.history.bodies.get(turn.case.round)
         keys = {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
         try:

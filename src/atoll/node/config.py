@@ -191,9 +191,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "run.openings": (
         "Share of every combined part that its owner must open to others after the round, with run.trust = "
-        '"community": drawn blocks of all rows, from which the same blocks of the sum are made again. Proven liars are '
-        "expelled, who shows nothing is sent away. 0.03 there, if left out; what it finds: specs/openings.md. Not with codecs "
-        "that look beyond a block (topk, randk, dct, compressors ...), and 0 otherwise."
+        '"community": drawn blocks of all rows, from which the same blocks of the sum are made again. Proven '
+        "liars are expelled, who shows nothing is sent away. Left out it is 0.03 there; what that finds: "
+        "specs/openings.md. Not with codecs that look beyond a block (topk, randk, dct, compressors ...)."
     ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "

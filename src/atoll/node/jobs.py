@@ -189,9 +189,7 @@ class JudgeOpening(msgspec.Struct, frozen=True):
 
 
 Work = (
-    LayOpen
-    | JudgeOpening
-    | Train
+    Train
     | Encode
     | Advance
     | Adopt
@@ -202,4 +200,6 @@ Work = (
     | Hold
     | Exhibit
     | Judge
+    | LayOpen
+    | JudgeOpening
 )

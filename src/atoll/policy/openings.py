@@ -1,9 +1,9 @@
 """Which blocks of which part its owner has to open, and to whom: all from the vertex that closes the round.
 
-Where owners are not watched they are spot-checked: of every answer in a vertex a small share of blocks is drawn, and
-dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. A checker that finds all as it should be
-says nothing. One that was shown a lie, or nothing, says so in a signed report, and then every other one in the order is
-asked for the very same blocks: what more of them say than may lie, counts. Promises: the same at every peer that
+Where owners are not watched they are spot-checked: of every answer in a vertex a small share of blocks is drawn and
+dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. A checker that finds all as it should
+be says nothing. One that was shown a lie, or nothing, says so in a signed report, and then every other one in the
+order is asked for the very same blocks: what more of them say than may lie, counts. Promises: the same at every peer that
 holds the vertex; nobody is asked where nobody doubts. Never asks anybody, never looks at what was shown.
 """
 

@@ -1,8 +1,8 @@
-"""What an owner of a part shows of it when the vertex has drawn blocks of it: these blocks of every row, and of its sum.
+"""What an owner shows of a part when the vertex has drawn blocks of it: these blocks of every row, and of its sum.
 
 A blob, fetched like any other, the same for everybody who asks. Each block comes with the Merkle path that leads
-from it to what its author, or the owner, has signed: a row's block to the root of the row's commitment, the answer's
-to the digest in the answer. So with the vertex at hand anybody can judge it, at any time, and nobody who showed it.
+from it to what was signed: a row's block to the root of its author's commitment, the answer's to the digest in the
+answer. So with the vertex at hand anybody can judge it, at any time, and nobody who showed it.
 Reading believes nothing: forms and numbers are bounded here, all else is judged in `learn/opening.py`.
 """
 
@@ -37,7 +37,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
     part_paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=PEERS_MAX)]
     """Of each contributor, from the digest of its row to the root that it committed to."""
     others: Annotated[tuple[Signed, ...], msgspec.Meta(max_length=PEERS_MAX)] = ()
-    """Commitments that the rows came with, where the vertex holds another one by the same peer: it promised twice."""
+    """Commitments that rows came with, where the vertex holds another one by the same peer: it promised twice."""
 
 
 def opening_bytes(opening: Opening) -> bytes:
