@@ -3,12 +3,14 @@
 `reduce`: the thing itself, `atoll.reduce` among processes over loopback: groups whose members may lie beside one
 that is private and takes the mean, turn by turn in the same run; medians of the slowest member's time. Bytes are
 those of `lo` (a network namespace of our own, if that is allowed), headers and openings included: after every call
-there is a pause in which blocks are opened. `combine`: one part owner's CPU seconds for one part, from encoded rows
-to encoded answer, on real tensors; each statistic turn by turn with the mean in one process, medians; rules by
-distance compare, weigh, combine. `rounds`: whole rounds of the real peers in the simulator (virtual network of 100 Mbit/s, 10 to 80 ms, update of 4 MB), honest
-or with villains; bytes are payloads sent by all, seconds are virtual, both against the same swarm with trust =
-"community". What the simulator does not charge is arithmetic, which is what `combine` is for. `openings`: payload
-bytes of rounds whose answers are opened against the same without, real numbers behind the same virtual peers.
+there is a pause in which blocks are opened.
+`openings`: payload bytes of rounds in the simulator whose answers are opened, against the same rounds without; real
+numbers behind the virtual peers.
+`combine`: one part owner's CPU seconds for one part, from encoded rows to encoded answer, on real tensors; each
+statistic turn by turn with the mean in one process, medians; rules by distance compare, weigh, combine.
+`rounds`: whole rounds of the real peers in the simulator (virtual network of 100 Mbit/s, 10 to 80 ms, update of
+4 MB), honest or with villains where owners watch each other; bytes are payloads sent by all, seconds are virtual,
+both against the same swarm that believes them. What the simulator does not charge is arithmetic.
 
     python bench/robust_reduce.py [--quick] [--json] [--only reduce,openings,combine,rounds]
                                   [--peers 8] [--megabytes 100] [--codec fp32] [--repeat 5]

@@ -15,6 +15,7 @@ from atoll.learn.codec import CODECS
 from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.opening import Claimed, Cut, Shown, judge, lay_out, opening_problem
 from atoll.learn.statistic import Statistic
+from atoll.policy.openings import Opening as Drawn
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Answered, Commit, Signed
 from atoll.wire.opening import Opening, opening_bytes, opening_from_bytes, rows_of
@@ -150,8 +151,17 @@ def test_what_does_not_lead_to_what_was_signed_proves_nothing():
         assert judge(part.claimed(*blocks), data, part.up, part.down)[0][0] == "withheld"
 
 
+@pytest.mark.parametrize("up", sorted(CODECS))
+def test_what_is_shown_is_never_longer_than_a_checker_takes(up: str):
+    """Whoever shows more wastes nobody's link."""
+    part = Part(up, "fp32", 5 * LEAF)
+    answered = part.claimed(0, 2).answered
+    bound = Drawn(7, PeerId("ada"), 0, answered, (0, 2), (), 2).bytes_most
+    assert len(opening_bytes(part.shown(0, 2))) <= bound
+
+
 def test_an_owner_is_judged_by_the_commitments_that_it_named():
-    """Bob promised twice: what the owner shows is the other promise, and it counts, if it is what the answer names."""
+    """Bob promised twice: the owner shows the other promise, and it counts, if it is what the answer names."""
     part = Part("int8", "int8", LEAF)
     claimed, true = part.claimed(0), part.shown(0)
     vertex = replace(part.commits[1], root=ZERO_DIGEST)

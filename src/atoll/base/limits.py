@@ -50,6 +50,7 @@ SEGMENT_STEPS = 10  # that an auditor takes again: noise grows with every step, 
 AUDIT_ROUNDS = 32  # for which an audit is open; older ones were not done in time, and what they need is forgotten
 AUDIT_TURN = 8  # of those, that one auditor has; a show may be megabytes, and is made while the trainer rests
 OPENED_BLOCKS_MAX = 2**14  # of one part, shown to one member: 4096 values each
+LEAF_BYTES_MAX = MIB // 64 + 256  # of one of them in a wire, with its scales: 4096 values in fp32, the longest
 PATH_MAX = 32  # digests between a leaf and its root: more than any tree here has levels
 CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so and owns nothing
 TICKET_CHARACTERS_MAX = 600  # fits a QR code that a phone reads from a terminal

@@ -199,6 +199,8 @@ class Audits:
             return None, []
         turn.blob = told.blob
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
+        if isinstance(turn.case, Opening):
+            most = turn.case.bytes_most
         fetch = Fetch(told.blob, [sender], most)
         self.fetching.add(told.blob)
         return fetch, [*self._hold(), *fetch.handle(Start({}), now)]

@@ -1,7 +1,7 @@
 """What an owner is to show of its answers, and what a checker makes of it: pieces of work, out of agreed vertices.
 
-Everything but the shown bytes follows from the vertex that closes the round and from its plan, so every checker works
-from the same numbers, and none of them comes from the owner. Who is asked is `policy/openings.py`'s business,
+Everything but the shown bytes follows from the vertex that closes the round and from its plan, so every checker
+works from the same numbers, and none of them comes from the owner. Who is asked is `policy/openings.py`'s business,
 the conversation is that of all audits (`node/audits.py`). Never looks into bytes.
 """
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
@@ -384,6 +385,8 @@ class _Walk:
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
                 share.samples += commit.samples
         for _, report in self.docket.news(body):
+            if report.opening is not UNSET:
+                continue
             audit.verdicts[report.finding] = audit.verdicts.get(report.finding, 0) + 1
         self._account_members(body, before)
 

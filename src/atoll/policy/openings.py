@@ -1,10 +1,10 @@
 """Which blocks of which part its owner has to open, and to whom: all from the vertex that closes the round.
 
 Where owners are not watched they are spot-checked: of every answer in a vertex a small share of blocks is drawn and
-dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. A checker that finds all as it should
-be says nothing. One that was shown a lie, or nothing, says so in a signed report, and then every other one in the
-order is asked for the very same blocks: what more of them say than may lie, counts. Promises: the same at every peer that
-holds the vertex; nobody is asked where nobody doubts. Never asks anybody, never looks at what was shown.
+dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. Who finds all as it should be says
+nothing. Who was shown a lie, or nothing, says so in a signed report, and then every other one in the order is asked
+for the very same blocks: what more of them say than may lie, counts. Promises: the same at every peer that holds
+the vertex; no report travels where nobody doubts. Never asks anybody, never looks at what was shown.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Annotated
 import msgspec
 
 from atoll.base.draw import draw_below, shuffled
-from atoll.base.ids import Digest, PeerId
-from atoll.base.limits import AUDIT_TURN, OPENED_BLOCKS_MAX
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
+from atoll.base.limits import AUDIT_TURN, COMMIT_BYTES_MAX, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
 from atoll.policy.inquiry import CHANCES, Inquiry, QuorumRule, voices_needed
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Answered, Finding
@@ -49,6 +49,13 @@ class Opening(Inquiry):
     @property
     def key(self) -> tuple[int, PeerId, int]:
         return self.round, self.peer, self.number
+
+    @property
+    def bytes_most(self) -> int:
+        """Of what is shown: leaves are never longer than in fp32, paths have their bound."""
+        rows = len(self.answered.contributors)
+        leaf = LEAF_BYTES_MAX + PATH_MAX * (DIGEST_BYTES + 2)
+        return len(self.blocks) * (rows + 1) * leaf + rows * (COMMIT_BYTES_MAX + leaf)
 
     def asked(self, head: int) -> tuple[PeerId, ...]:
         if not self.against:
