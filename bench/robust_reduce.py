@@ -1,42 +1,73 @@
-"""What distrust costs a reduce: order statistics instead of a mean, and owners that watch each other.
+"""What distrust costs an all-reduce: robust statistics instead of a mean, owners that are checked or watched.
 
+`reduce`: the thing itself, `atoll.reduce` among processes over loopback: groups whose members may lie beside one
+that is private and takes the mean, turn by turn in the same run; medians of the slowest member's time. Bytes are
+those of `lo` (a network namespace of our own, if that is allowed), headers and openings included: after every call
+there is a pause in which blocks are opened.
+`openings`: payload bytes of rounds in the simulator whose answers are opened, against the same rounds without; real
+numbers behind the virtual peers.
 `combine`: one part owner's CPU seconds for one part, from encoded rows to encoded answer, on real tensors; each
 statistic turn by turn with the mean in one process, medians; rules by distance compare, weigh, combine. `compare`:
 the products alone, by BLAS in whatever order it likes, in one order through numpy, and through kernels. `rounds`:
 whole rounds of the real peers in the simulator (virtual network of 100 Mbit/s, 10 to 80 ms, update of 4 MB), honest
-or with villains; bytes are payloads sent by all, seconds are virtual, both against the same swarm with trust =
-"community". What the simulator does not charge is arithmetic, which is what `combine` is for.
+or with villains; bytes are payloads sent by all, seconds are virtual, both against the same swarm that believes
+them. What the simulator does not charge is arithmetic, which is what `combine` is for.
 
-    python bench/robust_reduce.py [--quick] [--json]
+    python bench/robust_reduce.py [--quick] [--json] [--only reduce,openings,combine,rounds]
+                                  [--peers 8] [--megabytes 100] [--codec fp32] [--repeat 5]
+
+    time_ratio, bytes_ratio   against the plain group (or mean, or swarm) of the same run
 """
 
 from __future__ import annotations
 
+import random
+import sys
 import time
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
 import torch
+from allreduce import enter_own_network
 from form import asking, report, versions
 from msgspec.structs import replace
+from systems import probe
+from systems.crew import Crew
 
+from atoll.base.ids import PeerId
 from atoll.keys.digest import Buffer
 from atoll.learn.aggregate.gram import add_products
 from atoll.learn.codec import CODECS, Codec, native
 from atoll.learn.codec.blocks import spans_of
 from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.opening import LEAF_VALUES, Cut
 from atoll.learn.products import CHUNK, add_inner_products, filled
 from atoll.learn.statistic import STATISTICS, Statistic
 from atoll.learn.weighing import compare, weigh
 from atoll.node.settings import RunSettings
+from atoll.policy.openings import SHARE, Terms
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import DISTANCES, liars_among, rows_needed
 from atoll.sim.island import IslandKnobs
 from atoll.sim.owners import CROOKS
 from atoll.sim.swarm import Swarm, SwarmKnobs
+from atoll.sim.tensors import TensorIsland
 from atoll.sim.villains import villain
 
 SIZES = (4, 7, 16)
+SECTIONS = ("reduce", "openings", "combine", "compare", "rounds")
+RULES = (  # statistic and trust of groups; the first is what the others are compared with
+    "",
+    "+mean+community",
+    "+median+community",
+    "+trimmed_mean+community",
+    "+robust+community",
+    "+trimmed_mean+open",
+)
+LEAD_S = 0.02  # from saying when to start until then
+OPENING_S = 1.0  # after a call: blocks are opened and fetched
+OPENED_BLOCKS = 32  # of a part, in the simulator
 VALUES, QUICK_VALUES = 4_000_000, 1_000_000
 UPDATE_BYTES = 4_000_000
 CASES: dict[str, dict[int, str]] = {  # which founders are villains, in a swarm of seven
@@ -45,6 +76,78 @@ CASES: dict[str, dict[int, str]] = {  # which founders are villains, in a swarm 
     "two miscounters": {2: "miscounter", 5: "miscounter"},
     "one mute": {2: "mute"},
 }
+
+
+class Group:
+    """One group of processes, and what was measured of it."""
+
+    def __init__(self, rules: str, peers: int, megabytes: float, codec: str) -> None:
+        self.rules, self.seconds, self.wire_bytes = rules, list[float](), list[int]()
+        self.crew = Crew("atoll" + rules, peers, round(megabytes * 1e6 / 4), codec, "auto")
+
+    def repeat(self, turn: int) -> None:
+        """One call; turn 0 warms up."""
+        self.crew.all("fill", round=turn)
+        before, at = probe.loopback_bytes(), time.monotonic() + LEAD_S
+        ended = max(answer["ended"] for answer in self.crew.all("average", at=at))
+        time.sleep(OPENING_S)
+        if turn > 0:
+            self.seconds.append(ended - at)
+            self.wire_bytes.append(probe.loopback_bytes() - before)
+
+
+def reduce_figures(peers: int, megabytes: float, codec: str, repeats: int) -> list[dict]:
+    """Groups beside each other, a call of each in turn."""
+    groups = list[Group]()
+    try:
+        for rules in RULES:
+            groups.append(Group(rules, peers, megabytes, codec))
+            groups[-1].crew.gather()
+        for turn in range(repeats + 1):
+            for group in groups:
+                group.repeat(turn)
+    finally:
+        for group in groups:
+            group.crew.end()
+    plain_s, plain_bytes = median(groups[0].seconds), median(groups[0].wire_bytes)
+    return [
+        {
+            "rules": group.rules.lstrip("+") or "mean+private",
+            "peers": peers,
+            "megabytes": megabytes,
+            "codec": codec,
+            "seconds_median": round(median(group.seconds), 3),
+            "wire_mb": round(median(group.wire_bytes) / 1e6, 1),
+            "time_ratio": round(median(group.seconds) / plain_s, 2),
+            "bytes_ratio": round(median(group.wire_bytes) / plain_bytes, 3),
+        }
+        for group in groups
+    ]
+
+
+def opened_bytes(peers: int, rounds: int, values: int, opened: bool) -> float:
+    """Payload bytes of a round."""
+    cut = Cut(CODECS["fp32"])
+    plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
+    run = RunSettings(open_to_all=True, round=plan, tolerance=0.33)
+    if opened:
+        run = replace(run, openings=Terms(SHARE, cut.leaf_bytes))
+
+    def island(me: PeerId, knobs: IslandKnobs, draw: random.Random) -> TensorIsland:
+        return TensorIsland(me, knobs, draw, cut=cut if opened else None, values=values)
+
+    swarm = Swarm(1, SwarmKnobs(peers, run=run), island=island)
+    swarm.world.run(3600.0 * rounds, stop=lambda: min(swarm.heads()) >= rounds - 1)
+    return swarm.world.network.bytes / rounds
+
+
+def openings_figures(rounds: int) -> list[dict]:
+    found = []
+    for peers in (4, 7):
+        values = peers * OPENED_BLOCKS * LEAF_VALUES
+        plain, opened = (opened_bytes(peers, rounds, values, opened) for opened in (False, True))
+        found.append({"peers": peers, "update_bytes": 4 * values, "bytes_ratio": round(opened / plain, 3)})
+    return found
 
 
 def combine_figures(members: int, values: int, repeats: int) -> list[dict]:
@@ -130,9 +233,7 @@ def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed:
     return swarm.world.network.bytes / rounds, swarm.world.now / rounds, voting
 
 
-def measure(values: int, repeats: int, rounds: int) -> dict[str, list[dict[str, object]]]:
-    combined = [figure for members in SIZES for figure in combine_figures(members, values, repeats)]
-    compared = [figure for members in SIZES for figure in compare_figures(members, values, repeats)]
+def played_figures(rounds: int) -> list[dict]:
     played = []
     for peers in (4, 7):
         plain = rounds_figures(peers, rounds, {}, witnessed=False)
@@ -149,20 +250,42 @@ def measure(values: int, repeats: int, rounds: int) -> dict[str, list[dict[str, 
                     "voting_at_the_end": voting,
                 }
             )
-    return {"combine": combined, "compare": compared, "rounds": played}
+    return played
 
 
 def main() -> None:
-    options = asking(__doc__, "fewer values and rounds", json="one object instead of lines").parse_args()
+    asked = asking(__doc__, "smaller, at most 90 s on two idle cores", json="one object instead of lines")
+    asked.add_argument("--only", default=",".join(SECTIONS), help="comma between several")
+    asked.add_argument("--peers", type=int, default=8, help="of `reduce`; 5 with --quick")
+    asked.add_argument("--megabytes", type=float, help="10^6 bytes of fp32; 100, with --quick 10")
+    asked.add_argument("--codec", default="fp32", help="of `reduce`")
+    asked.add_argument("--repeat", type=int, help="counted calls; 5, with --quick 3")
+    options = asked.parse_args()
     torch.set_num_threads(1)
-    values, repeats, rounds = (QUICK_VALUES, 3, 6) if options.quick else (VALUES, 7, 20)
-    figures = measure(values, repeats, rounds)
+    network = enter_own_network(sys.argv)
+    quick = options.quick
+    values, repeats, rounds = (QUICK_VALUES, 3, 6) if quick else (VALUES, 7, 20)
+    size, calls = options.megabytes or (10.0 if quick else 100.0), options.repeat or (3 if quick else 5)
+    peers = min(options.peers, 5) if quick else options.peers
+    work: dict[str, Callable[[], list[dict]]] = {
+        "reduce": lambda: reduce_figures(peers, size, options.codec, calls),
+        "openings": lambda: openings_figures(3 if quick else 10),
+        "combine": lambda: [f for members in SIZES for f in combine_figures(members, values, repeats)],
+        "compare": lambda: [f for members in SIZES for f in compare_figures(members, values, repeats)],
+        "rounds": lambda: played_figures(rounds),
+    }
+    figures = {name: work[name]() if name in options.only.split(",") else [] for name in SECTIONS}
     if options.json:
-        sizes = {"values": values, "rounds": rounds, "update_bytes": UPDATE_BYTES}
-        print(
-            report("robust_reduce", {"quick": options.quick, **sizes, "codec": "int8"}, figures, versions("torch"))
-        )
+        sizes = {"values": values, "rounds": rounds, "update_bytes": UPDATE_BYTES, "network": network}
+        print(report("robust_reduce", {"quick": quick, **sizes, "codec": "int8"}, figures, versions("torch")))
         return
+    for f in figures["reduce"]:
+        costs = f"{f['seconds_median']:.3f} s  x{f['time_ratio']}  {f['wire_mb']} MB  x{f['bytes_ratio']}"
+        print(f"{f['peers']:>3} peers  {f['megabytes']:g} MB {f['codec']}  {f['rules']:<24} {costs}")
+    for f in figures["openings"]:
+        print(
+            f"{f['peers']:>3} peers  update of {f['update_bytes'] / 1e6:.1f} MB, opened  bytes x{f['bytes_ratio']}"
+        )
     for f in figures["combine"]:
         who = f"{f['members']:>3} members, {f['liars']} liars  {f['statistic']:<13}"
         print(f"{who} {f['cpu_s_per_million']:.4f} s per million values  x{f['time_ratio']}")

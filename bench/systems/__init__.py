@@ -21,7 +21,7 @@ OWN_PYTHON = BENCH / ".venv" / "bin" / "python"  # what is compared with, but no
 class Task:
     """What one peer is told about the group it will be in."""
 
-    system: str
+    system: str  # of atoll also with a statistic and a trust: "atoll+median+community"
     rank: int  # 0 is the one that invites
     peers: int
     values: int  # of fp32 in the vector
@@ -88,6 +88,6 @@ def vector(task: Task) -> torch.Tensor:
 def made(task: Task) -> System:
     from importlib import import_module
 
-    module, name = CLASSES[task.system]
+    module, name = CLASSES[task.system.partition("+")[0]]
     system: Any = getattr(import_module(module), name)
     return system(task)

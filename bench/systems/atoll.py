@@ -16,8 +16,15 @@ class Atoll:
 
     def invite(self) -> str:
         if self.group is None:
+            _, *rules = self.task.system.split("+")
+            statistic, trust = rules or ("mean", "private")
             self.group = atoll.reduce.found(
-                peers=self.task.peers, codec=self.task.codec, topology=self.task.topology, timeout_s=PATIENCE_S
+                peers=self.task.peers,
+                codec=self.task.codec,
+                topology=self.task.topology,
+                timeout_s=PATIENCE_S,
+                statistic=statistic,
+                trust=trust,
             )
         return self.group.ticket
 

@@ -180,6 +180,7 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
         "run.audit_rate": PRESETS["private"].audit_rate,
         "run.reputation": PRESETS["private"].reputation,
         "sync.statistic": chosen_statistic(Config()),
+        "run.openings": 0.0,
         "model.name": recipe.model,
         "train.inner_steps": recipe.schedule.inner_steps,
         "train.batch": recipe.batch,
@@ -309,7 +310,7 @@ def test_a_recipe_whose_owners_must_be_believed_is_founded_only_where_they_are(c
     assert (settings.topology, settings.min_peers, settings.start_peers) == ("butterfly", 3, 3)
     with pytest.raises(UsageError, match=why) as refused:
         found(beginning, RunSettings(**change))
-    assert refused.value.code == "E-RUN-17"
+    assert refused.value.code == "E-RUN-18"
     forged = replace(settings, **change)
     with pytest.raises(PeerFault, match=why):
         decode_learning(forged)
@@ -426,6 +427,33 @@ def test_every_rule_by_distance_can_be_asked_for(name: str, trust: str):
     config = load_config(None, asked, {})
     settings = settings_of(config, recipe_of(config))
     assert (settings.statistic, settings.witnessed) == (name, trust == "open")
+
+
+def test_answers_are_opened_where_members_may_lie_and_owners_are_not_watched():
+    for sets, share in ((COMMUNITY, 0.03), ((*COMMUNITY, "run.openings=0.2"), 0.2)):
+        config = load_config(None, sets, {})
+        opened = settings_of(config, recipe_of(config)).opened
+        assert opened is not None and (opened.share, opened.leaf_bytes) == (share, 4096 + 32)
+    for sets in ((), (*COMMUNITY, "run.openings=0"), ("run.trust=open", *COMMUNITY[1:])):
+        config = load_config(None, sets, {})
+        assert settings_of(config, recipe_of(config)).opened is None
+    for trust in ("private", "open"):
+        refused = trouble(f"run.trust={trust}", "run.openings=0.1", *COMMUNITY[1:])
+        assert refused.code == "E-CFG-11" and "does nothing" in refused.what
+
+
+def test_codecs_whose_answers_cannot_be_opened_are_refused_by_name():
+    """The way out is said: another codec, or owners that are believed."""
+    for codecs in (("sync.up=topk+int8",), ("sync.down=sparse+int8",), ("sync.up=randk",)):
+        asked = load_config(None, (*COMMUNITY, *codecs, "run.openings=0.05"), {})
+        with pytest.raises(UsageError, match="E-RUN-17") as refused:
+            settings_of(asked, recipe_of(asked))
+        assert "2bit" in refused.value.fix and "run.openings = 0" in refused.value.fix
+        config = load_config(None, (*COMMUNITY, *codecs), {})  # nobody asked: the run has none, with a word
+        assert settings_of(config, recipe_of(config)).opened is None
+        assert any("run.openings = 0" in text for text in forgone(config, recipe_of(config), 0))
+        believed = load_config(None, (*COMMUNITY, *codecs, "run.openings=0"), {})
+        assert settings_of(believed, recipe_of(believed)).opened is None
 
 
 def test_open_needs_enough_members_and_then_has_owners_watch_each_other():

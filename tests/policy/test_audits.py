@@ -110,7 +110,7 @@ def case_of(*said: tuple[int, Finding], needed: int = 2) -> Case:
 )
 def test_another_auditor_is_asked_only_where_one_was_against_or_silent(said, head, turn, outcome):
     case = case_of(*said)
-    assert case.turns(head) == (() if turn is None else (case.order[turn],))
+    assert case.asked(head) == (() if turn is None else (case.order[turn],))
     assert case.outcome == outcome
 
 
@@ -119,8 +119,8 @@ def test_with_more_possible_liars_more_auditors_are_asked():
     assert [voices_needed(n, "two-thirds") for n in (1, 3, 4, 6, 7, 10)] == [2, 2, 2, 2, 3, 4]
     assert voices_needed(30, "majority") == 2
     case = case_of((8, "mismatch"), (9, "accepted"), (10, "mismatch"), needed=3)
-    assert case.turns(11) == (case.order[3],)
-    assert case_of((8, "mismatch"), (9, "mismatch"), needed=3).turns(10)
+    assert case.asked(11) == (case.order[3],)
+    assert case_of((8, "mismatch"), (9, "mismatch"), needed=3).asked(10)
 
 
 # ---- what may stand in a vertex, and what it does ----------------------------------------------------------
@@ -138,7 +138,7 @@ def test_among_a_hundred_voters_a_cheat_is_refuted_before_its_audit_ends(answers
     case = Case(7, EVE, 0, commit_of(bytes(32)), order, voices_needed(100, "two-thirds"))
     due: dict[PeerId, int] = {}
     for head in range(7, 7 + AUDIT_ROUNDS):
-        for auditor in case.turns(head):
+        for auditor in case.asked(head):
             due.setdefault(auditor, head + answers_after)
         case.said |= {auditor: (head + 1, "mismatch") for auditor, at in due.items() if at == head + 1}
     assert case.outcome == "refuted" and case.needed == 34
@@ -150,11 +150,11 @@ def test_one_false_accuser_in_three_costs_few_more_replays():
     order = tuple(PeerId(f"p{k:03}") for k in range(67))
     case = Case(7, EVE, 0, commit_of(bytes(32)), order, needed=34)
     case.said = {auditor: (8, "mismatch") for auditor in order[:4]}
-    assert case.turns(9) == order[4:8]
+    assert case.asked(9) == order[4:8]
     case.said |= {auditor: (9, "accepted") for auditor in order[4:8]}
-    assert case.turns(10) == order[8:12]
+    assert case.asked(10) == order[8:12]
     case.said |= {auditor: (10, "accepted") for auditor in order[8:11]}  # the last one of four is not waited for
-    assert case.turns(11) == () and case.outcome == "accepted"
+    assert case.asked(11) == () and case.outcome == "accepted"
 
 
 def test_only_those_who_were_drawn_may_speak_and_agreement_is_said_once():

@@ -20,7 +20,7 @@ from atoll.keys.digest import digest, merkle_root
 from atoll.protocol.reduce.facts import PartAnswered, PartMissing, Reduced
 from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import Update, rows_of
+from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.topology import Topology, butterfly, hierarchical, ring, star, tree
 from atoll.protocol.reduce.work import Combine, Combined
@@ -28,6 +28,7 @@ from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, PartBytes, Repeat, WantPart
 from atoll.wire.messages.statements import Answered, Commit
+from atoll.wire.opening import rows_of
 
 RUN = Digest(bytes(32))
 ANSWER_UNTIL = (6.0, 12.0, 18.0, 18.0, 18.0, 18.0)  # as plans have it: owners behind the third have its end

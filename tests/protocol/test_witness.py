@@ -8,12 +8,13 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Effect, Payload, Report, Send
 from atoll.keys.digest import digest
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import Held, rows_of
+from atoll.protocol.reduce.rows import Held
 from atoll.protocol.reduce.topology import Part, Topology
 from atoll.protocol.reduce.witness import ASKS_MAX, Contradicted, Doubted, Lied, OtherRows, Witnesses
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Signed
+from atoll.wire.opening import rows_of
 
 A, B, C, D, E = (PeerId(p) for p in "abcde")
 OWNERS, ALL = (A, B, C), (A, B, C, D, E)

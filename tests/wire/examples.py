@@ -59,6 +59,7 @@ from atoll.wire.messages.statements import (
     Weighing,
 )
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
+from atoll.wire.opening import OpenedBlock, Opening
 
 ALICE, BOB = PeerId("12D3KooWAlice"), PeerId("12D3KooWBob")
 A, B = Digest(bytes([0xAA]) * 32), Digest(bytes([0xBB]) * 32)
@@ -148,3 +149,15 @@ COMPARED_CHECKED = Compared(7, 1, 0, 2, (ALICE, BOB), A, B)
 COMPARISON_CHECKED = Comparison(7, 1, "abcd", SIGNED, bytes(24))
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
 BODY_REPUTED = replace(BODY, reputation=(7750,))
+
+OPENED = (  # the same words where blocks of answers are opened
+    Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), made_of=B),
+    Audited(7, BOB, "withheld", 5),
+    WantExhibit(7, 5),
+    ExhibitIs(7, A, 5),
+)
+OPENING = Opening(
+    (OpenedBlock(3, b"sum", (A,), (b"row", b"row2"), ((A, B), ())),),
+    ((A,), (A,)),
+    (Signed(ALICE, b"commit", b"signature"),),
+)

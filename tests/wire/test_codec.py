@@ -23,6 +23,8 @@ from examples import (
     COMPARED_CHECKED,
     COMPARISON_CHECKED,
     MESSAGES,
+    OPENED,
+    OPENING,
     STATEMENTS,
     VERTEX,
     WEIGHING,
@@ -30,10 +32,11 @@ from examples import (
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.limits import CONTROL_FRAME_MAX
+from atoll.base.limits import CONTROL_FRAME_MAX, OPENED_BLOCKS_MAX
 from atoll.base.machine import Message
 from atoll.wire.codec import AnyMessage, decode_body, decode_message, decode_statement, decode_vertex, encode
 from atoll.wire.messages.statements import AnyStatement, Weighing
+from atoll.wire.opening import opening_bytes, opening_from_bytes
 
 GOLDEN = Path(__file__).parent / "golden"
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "3000"))
@@ -119,6 +122,31 @@ def test_owners_that_are_checked_say_one_field_more_and_others_what_they_always_
     assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {more}
 
 
+@pytest.mark.parametrize("value", OPENED, ids=lambda v: type(v).__name__)
+def test_what_opens_answers_is_one_more_field_and_nothing_where_nothing_is_opened(value):
+    path = GOLDEN / f"{type(value).__name__}.opened.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(encode(value).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert encode(value) == golden and decode(value, golden) == value
+    field = "made_of" if type(value).__name__ == "Answered" else "opening"
+    bare = encode(msgspec.structs.replace(value, **{field: msgspec.UNSET}))
+    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {field}
+
+
+def test_the_bytes_of_an_opening_are_frozen():
+    path = GOLDEN / "Opening.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(opening_bytes(OPENING).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert opening_bytes(OPENING) == golden and opening_from_bytes(golden) == OPENING
+    with pytest.raises(PeerFault):
+        opening_from_bytes(golden[:-1])
+    many = msgspec.structs.replace(OPENING, blocks=OPENING.blocks * (OPENED_BLOCKS_MAX + 1))
+    with pytest.raises(PeerFault):
+        opening_from_bytes(opening_bytes(many))
+
+
 def test_there_is_an_example_of_every_message_and_statement():
     """A new word on the wire without golden bytes is noticed here."""
     assert {type(m) for m in MESSAGES} == set(AnyMessage.__args__)
@@ -148,7 +176,8 @@ def test_deep_nesting_is_a_fault_and_no_crash():
 @pytest.mark.parametrize("kind", ["message", "statement", "body"])
 def test_nonsense_is_a_fault_and_nothing_else(kind: str):
     """Bytes flipped, cut, doubled, swapped between words, and lengths that lie: a value or a PeerFault."""
-    examples = {"message": MESSAGES, "statement": STATEMENTS, "body": (BODY,)}[kind]
+    words = {"message": (*MESSAGES, *OPENED[2:]), "statement": (*STATEMENTS, *OPENED[:2]), "body": (BODY,)}
+    examples = words[kind]
     read = {"message": decode_message, "statement": decode_statement, "body": decode_body}[kind]
     draw = random.Random(f"fuzz/{kind}")
     wires = [encode(value) for value in examples]

@@ -47,6 +47,7 @@ from atoll.learn.state import SharedState, state_bytes
 from atoll.node.facts import RoundClosed
 from atoll.node.peer import GenesisKnown, Refused, RunOver
 from atoll.node.settings import ERA_ROUNDS, RunSettings
+from atoll.policy.openings import SHARE
 from atoll.policy.plan import RoundSettings
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ async def _main(fd: int, memory: int) -> None:
 
 def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
     """The run that this loop founds: its model as it is now, its own data, the recipe it asked for."""
-    from atoll.host.learning import ATTACHED, Beginning
+    from atoll.host.learning import ATTACHED, Beginning, terms_of
 
     assert wish.recipe is not None
     layout = wish.layout
@@ -302,6 +303,7 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         tolerance=0.0 if wish.trust == "private" else 0.33,
         witnessed=wish.trust == "open",
         era_rounds=ERA_ROUNDS,
+        openings=terms_of(wish.recipe, SHARE if wish.trust == "community" else 0.0),
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
             quorum=quorum,

@@ -26,7 +26,7 @@ from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
 from atoll.host.trainer.words import GoOn, JudgeSegment, Progressed, ShowSegment
 from atoll.host.trainer.words import Trained as TakenSteps
-from atoll.keys.digest import digest, merkle_root
+from atoll.keys.digest import Buffer, merkle_root
 from atoll.learn.audit import (
     Accepted,
     Assignment,
@@ -81,6 +81,7 @@ class Auditing:
     tended: Tended
     arithmetic: Executor
     ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
+    name: Callable[[Buffer], Digest]  # what commitments call a wire
     last: Claim | None = None  # of my last round that a vertex counts, as far as I remember
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     told: Assignment | None = None  # to my trainer, in the round under way
@@ -104,7 +105,7 @@ class Auditing:
             return None
         assert self.told.round == round
         wires = tuple(bytes(wire) for wire in update.wires)
-        root = merkle_root(tuple(digest(wire) for wire in wires))
+        root = merkle_root(tuple(self.name(wire) for wire in wires))
         claim = Claim(
             chain_head(self.told, taken.steps, taken.links),
             taken.steps,
@@ -224,6 +225,7 @@ class Auditing:
             part_codecs(learning.recipe.coding.up, common, bounds),
             learning.layout,
             shown.wires,
+            self.name,
         )
 
     # ---- small words ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
@@ -29,6 +29,7 @@ from atoll.node.config import (
     tolerance_of,
 )
 from atoll.node.settings import RunSettings
+from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS
 from atoll.policy.trust import peers_for_one_liar
@@ -134,6 +135,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         reputation=reputed or UNSET,
         validation=_rule(config) if run.validate_every else UNSET,
         coded=coded or UNSET,
+        openings=_openings(config, recipe),
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,
@@ -163,6 +165,23 @@ def _unauditable(recipe: Recipe, floats: int) -> str:
     return recipe_problem(recipe, floats)
 
 
+def _openings(config: Config, recipe: Recipe) -> Terms | UnsetType:
+    """As the config says, or else as its trust has it where codecs have blocks. UsageError if what was asked for
+    cannot be."""
+    from atoll.host.learning import terms_of
+
+    if config.run.openings is not None:
+        return terms_of(recipe, config.run.openings)
+    share = PRESETS[config.run.trust].openings
+    return UNSET if not share or _unopened(recipe) else terms_of(recipe, share)
+
+
+def _unopened(recipe: Recipe) -> str:
+    from atoll.learn.opening import opening_problem
+
+    return opening_problem(recipe.coding.up, recipe.coding.down)
+
+
 def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
     """What this run lacks of what its trust stands for, though nobody said that it should; for people."""
     preset, said = PRESETS[config.run.trust], list[str]()
@@ -174,6 +193,8 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
         )
     if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(recipe, floats)):
         said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
+    if preset.openings and config.run.openings is None and (why := _unopened(recipe)):
+        said.append(f"sums of owners are believed: {why}; write run.openings = 0 to say that this is meant")
     return said
 
 

@@ -44,6 +44,7 @@ from atoll.host.group_island import (
     fused,
     unfused,
 )
+from atoll.host.group_trust import Checked, distrusting
 from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.store import in_use
@@ -54,6 +55,7 @@ from atoll.node.settings import RunSettings
 from atoll.node.topology import TOPOLOGIES
 from atoll.node.trial import Commits
 from atoll.policy.plan import RoundSettings
+from atoll.policy.trust import StatisticName
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed
@@ -134,6 +136,8 @@ class Group:
         if weight < 1:
             raise UsageError("E-RED-02", f"a weight of {weight}", fix="give a positive whole number of samples")
         codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
+        if codec_name != self._host.island.terms.codec and self._host.island.checked is not None:
+            raise UsageError("E-RED-14", "another codec for one call, where members may lie", fix="leave it out")
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         for tensor in given:
             if not tensor.is_floating_point():
@@ -206,6 +210,8 @@ def found(
     codec: str = "fp32",
     way_back: str = "",
     topology: str = "auto",
+    statistic: StatisticName = "mean",
+    trust: str = "private",
     timeout_s: Seconds = 60.0,
     silence_s: Seconds = 6.0,
     name: str = "",
@@ -220,6 +226,8 @@ def found(
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone; one
     that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`.
+    `trust` "community" or "open" is for members of whom up to a third may lie: rows are combined by `statistic`
+    (docs/config.md), owners are spot-checked or watch each other (specs/trust.md, specs/openings.md).
     Raises UsageError for settings that cannot be.
     """
     for named in (codec, way_back or codec):
@@ -244,6 +252,7 @@ def found(
         update_bytes=SLICE_BYTES,
         learning=msgspec.msgpack.encode(terms),
     )
+    settings = distrusting(settings, trust, statistic, codec, way_back or codec, peers)
     with_room(settings)
 
     async def opening() -> tuple[GroupHost, str]:
@@ -399,7 +408,14 @@ class GroupHost(driver.Driver):
                 cause="it belongs to a run that learns a model",
                 fix="atoll join TICKET, or atoll.join(ticket) in your own loop",
             )
+            return
         self.island.pieces = settings.pieces
+        if settings.tolerance:
+            terms, opened = self.island.terms, settings.opened is not None
+            self.island.checked = Checked(self.store, terms.codec, terms.way_back or terms.codec, opened)
+            self.hash_on_loop_bytes = (
+                driver.Driver.hash_on_loop_bytes
+            )  # these names take longer than a thread's start
 
     def _other_size(self, fact: OtherSize) -> AtollError:
         assert self.machine.history is not None

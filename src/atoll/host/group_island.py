@@ -24,6 +24,7 @@ from torch import Tensor
 from atoll.base.errors import AtollError, PeerFault, RunFailedError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
+from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
@@ -31,8 +32,21 @@ from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import combine
 from atoll.learn.update import part_bounds
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Restore, Train, Trained
-from atoll.protocol.reduce.work import Combine, Combined
+from atoll.learn.weighing import weigh
+from atoll.node.jobs import (
+    Adopt,
+    Advance,
+    Advanced,
+    Encode,
+    Encoded,
+    Hold,
+    JudgeOpening,
+    LayOpen,
+    Restore,
+    Train,
+    Trained,
+)
+from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh, Weights
 from atoll.wire.messages.round import Answer, Contribution, PartBytes
 
 PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
@@ -95,6 +109,8 @@ class GroupIsland:
         self._passes = ""  # why the round that is under way goes on without my user
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self.room: Callable[[int], Buffer] = Reused()  # for wires; better the one that arriving parts lie in
+        self.checked: Checked | None = None  # where members may lie
+        self._needed: frozenset[Digest] = frozenset()  # blobs, for openings under way
 
     # ---- what the group's owner does -----------------------------------------------------------------------
 
@@ -163,6 +179,18 @@ class GroupIsland:
                 return await self._off_loop(self._encode, work)
             case Combine():
                 return await self._off_loop(self._combine, work)
+            case Compare() if self.checked is not None:
+                return await self._off_loop(lambda work: self._checked.compare(work, self._values(work)), work)
+            case Weigh():
+                return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
+            case LayOpen():
+                return await asyncio.to_thread(self._checked.lay_open, work)
+            case JudgeOpening():
+                lo, hi = cuts(values_of(work), work.shares, self.pieces)[work.answered.part]
+                return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
+            case Hold(blobs):
+                self._needed = frozenset(blobs)
+                return None
             case Advance():
                 return self._advance(work)
             case Adopt():
@@ -174,6 +202,8 @@ class GroupIsland:
 
     def name_of(self, message: Message, payload: Buffer) -> Digest:
         """Parts are named by a fast hash: members of a group trust each other, and the link authenticates bytes."""
+        if self.checked is not None:
+            return self.checked.name_of(message, payload)
         quick = isinstance(message, Contribution | Answer | PartBytes)
         return _quick_name(payload) if quick else digest(payload)
 
@@ -199,11 +229,12 @@ class GroupIsland:
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
-        codec = _codec(call.codec)
+        codec = self._codec(call.codec)
         call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, part_values(codec))
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
-            payloads = tuple(_payload(codec.encode(call.flat_N[lo:hi])) for lo, hi in call.cuts[:filled])
+            wires = (codec.encode(call.flat_N[lo:hi]) for lo, hi in call.cuts[:filled])
+            payloads = tuple(self._payload(wire, answer=False) for wire in wires)
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
@@ -212,17 +243,25 @@ class GroupIsland:
         return Encoded(payloads)
 
     def _combine(self, work: Combine) -> Combined:
+        values = self._values(work)
+        if self.checked is not None:
+            done = self.checked.combine(work, values)
+        else:
+            assert self.current is not None
+            _, call = self.current
+            rows, up = [(row.weight, row.payload.data) for row in work.rows], self._codec(call.codec)
+            done = combine(rows, values, up, up if work.onward else self._way_back(call))
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        faulty = tuple(work.rows[i].peer for i, _ in done.faults)
+        payload = None if done.wire is None else self._payload(done.wire, answer=not work.onward)
+        return Combined(payload, counted, faulty, done.why)
+
+    def _values(self, work: Combine | Compare) -> int:
         call = self._mine(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
         lo, hi = call.cuts[work.part]
-        rows = [(row.weight, row.payload.data) for row in work.rows]
-        up, down = _codec(call.codec), self._way_back(call)
-        codecs = [down if row.handed else up for row in work.rows]
-        done = combine(rows, hi - lo, codecs, down, room=self.room)
-        counted = tuple(work.rows[i].peer for i in done.counted)
-        faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)
+        return hi - lo
 
     def _advance(self, work: Advance) -> Advanced:
         """The state is the names of the agreed parts: enough for every member to see that it holds the same."""
@@ -234,7 +273,7 @@ class GroupIsland:
 
     def _adopt(self, work: Adopt) -> None:
         self._parts, self._agreed = self._agreed.get(work.state, ()), {}
-        self.store.drop_blobs({*self._states, work.state})
+        self.store.drop_blobs({*self._states, work.state, *self._needed})
 
     def _deliver(self, delivery: tuple[Call, tuple[Payload | None, ...], Reduced]) -> None:
         call, parts, done = delivery
@@ -251,9 +290,24 @@ class GroupIsland:
             call.future.set_result(done)
 
     def _way_back(self, call: Call) -> Codec:
-        return _codec(self.terms.way_back or call.codec)
+        return self._codec(self.terms.way_back or call.codec)
 
     # ---- small words ---------------------------------------------------------------------------------------
+
+    def _codec(self, name: str) -> Codec:
+        """Where members trust each other nobody looks for numbers that are none."""
+        return TRUSTED_FP32 if name == "fp32" and self.checked is None else codec_named(name)
+
+    def _payload(self, wire: Buffer, answer: bool) -> Payload:
+        if self.checked is not None:
+            return self.checked.payload(wire, answer)
+        return Payload(_quick_name(wire), memoryview(wire).nbytes, wire)
+
+    @property
+    def _checked(self) -> Checked:
+        if self.checked is None:
+            raise RunFailedError("E-AUD-03", "members of this group trust each other")
+        return self.checked
 
     def _mine(self, round: int) -> Call | None:
         return self.current[1] if self.current is not None and self.current[0] == round else None
@@ -290,14 +344,6 @@ def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_V
     used = turns * owners if turns > 1 else min(owners, max(1, round(values / PART_VALUES_LEAST)))
     filled = part_bounds(values, shares[:used])
     return filled + ((values, values),) * (len(shares) - len(filled))
-
-
-def _codec(name: str) -> Codec:
-    return TRUSTED_FP32 if name == "fp32" else codec_named(name)
-
-
-def _payload(wire: Buffer) -> Payload:
-    return Payload(_quick_name(wire), memoryview(wire).nbytes, wire)
 
 
 def _quick_name(data: Buffer) -> Digest:

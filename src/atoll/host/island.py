@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,6 +28,7 @@ from atoll.base.machine import Payload
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
+from atoll.host.opening import Openings
 from atoll.host.pieces import cut_state, rebuild_blob
 from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
@@ -69,6 +71,8 @@ from atoll.node.jobs import (
     Hold,
     HoldPieces,
     Judge,
+    JudgeOpening,
+    LayOpen,
     Rebuild,
     Restore,
     Train,
@@ -110,6 +114,7 @@ class Island:
         self.loss_since = 0.0
         self.auditing: Auditing | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
+        self.openings: Openings | None = None  # where answers are opened
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
@@ -118,8 +123,20 @@ class Island:
     def be_audited(self, run: Digest, me: PeerId) -> None:
         """Rounds of this run are: keep a chain of every one, and be able to take others' again."""
         self.auditing = Auditing(
-            run, me, self._learning, self.store, self.shelf, self.tended, self._arithmetic, self._ready
+            run,
+            me,
+            self._learning,
+            self.store,
+            self.shelf,
+            self.tended,
+            self._arithmetic,
+            self._ready,
+            self._up_name,
         )
+
+    def be_opened(self) -> None:
+        """Blocks of answers of this run are: name wires so that they can be, show mine, judge others'."""
+        self.openings = Openings(self._learning, self.store, self.shelf)
 
     def equip(self, data: str) -> None:
         """The data set is here: from now on there is something to train."""
@@ -182,6 +199,10 @@ class Island:
                 looked_at = await loop.run_in_executor(self._arithmetic, self._find, work.state)
                 canary = canary_in(self.store, self._learning.canary)
                 return await validated(self.tended, self._ready, looked_at, canary)
+            case LayOpen() if self.openings is not None:
+                return await asyncio.to_thread(self.openings.lay, work)
+            case JudgeOpening() if self.openings is not None:
+                return await loop.run_in_executor(self._arithmetic, self.openings.judge, work)
             case Exhibit() if self.auditing is not None:
                 return await self.auditing.show(work)
             case Judge() if self.auditing is not None:
@@ -195,7 +216,13 @@ class Island:
                 return await loop.run_in_executor(self._disk, stored, self.store, work)
 
     def name_of(self, message: object, payload: Buffer) -> Digest:
-        return digest(payload)
+        return digest(payload) if self.openings is None else self.openings.name_of(message, payload)
+
+    def _up_name(self, wire: Buffer) -> Digest:
+        return digest(wire) if self.openings is None else self.openings.up.name(wire)
+
+    def _down_name(self, wire: Buffer) -> Digest:
+        return digest(wire) if self.openings is None else self.openings.down.name(wire)
 
     async def evaluate(self, samples: int = 512) -> Evaluated:
         """Validation loss of the head."""
@@ -318,7 +345,7 @@ class Island:
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, self.update, self.memory_F, self.up)
-        return Encoded(tuple(_payload(wire) for wire in self.update.wires), claim)
+        return Encoded(tuple(_payload(wire, self._up_name) for wire in self.update.wires), claim)
 
     def _turn(self, before: SharedState) -> tuple[int, int]:
         """[lo, hi) of the vector that the round after this state carries."""
@@ -343,7 +370,10 @@ class Island:
             done = combine(rows, values, up, down, Statistic(work.statistic, work.liars))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        return Combined(None if done.wire is None else _payload(done.wire), counted, faulty, done.why)
+        name, payload = self._up_name if work.onward else self._down_name, None
+        if done.wire is not None:
+            payload = _payload(done.wire, name)
+        return Combined(payload, counted, faulty, done.why)
 
     def _compare(self, work: Compare, common: Common) -> Products:
         up, values = self._coded(work, common)
@@ -610,8 +640,8 @@ class Island:
         return self.learning
 
 
-def _payload(wire: Buffer) -> Payload:
-    return Payload(digest(wire), len(wire), wire)
+def _payload(wire: Buffer, name: Callable[[Buffer], Digest]) -> Payload:
+    return Payload(name(wire), len(wire), wire)
 
 
 torch.set_num_threads(1)  # the arithmetic thread; trainers have processes of their own

@@ -11,15 +11,18 @@ from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
 from atoll.learn.answers import says_more
 from atoll.learn.audit import recipe_problem
+from atoll.learn.codec import CODECS, codec_named
 from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import all_held_out, data_blob, load_data, validation
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model, misfit
+from atoll.learn.opening import Cut, opening_problem
 from atoll.learn.recipes import Recipe, swarm_problem
 from atoll.learn.schedule import fragments_of
 from atoll.learn.state import initial_state, state_bytes, state_hash
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_planned
+from atoll.policy.openings import Terms
 from atoll.policy.room import members_most
 
 
@@ -46,7 +49,28 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
         raise PeerFault("", "this run validates on other sets of data than it names")
+    if (terms := settings.opened) is not None:
+        coding = learning.recipe.coding
+        if problem := opening_problem(coding.up, coding.down):
+            raise PeerFault("", f"this run's answers cannot be opened: {problem}")
+        if terms.leaf_bytes != Cut(codec_named(coding.down)).leaf_bytes:
+            raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
+
+
+def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
+    """How answers of this recipe are opened. UsageError if its codecs have no blocks."""
+    if not share:
+        return msgspec.UNSET
+    if problem := opening_problem(recipe.coding.up, recipe.coding.down):
+        raise UsageError(
+            "E-RUN-17",
+            f"owners of parts cannot be checked in this run: {problem}",
+            cause='with run.trust = "community" blocks of their answers are opened and made again (run.openings)',
+            fix=f"choose {', '.join(sorted(CODECS))} for sync.up and sync.down; or write run.openings = 0: "
+            "owners are then believed",
+        )
+    return Terms(share, Cut(codec_named(recipe.coding.down)).leaf_bytes)
 
 
 def size_problem(recipe: Recipe, layout: Layout) -> str:
@@ -112,7 +136,7 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     """The same, as this recipe's reducer and answers want it. UsageError where settings stand against them."""
     if problem := answers_problem(recipe, settings):
         why, fix = problem
-        raise UsageError("E-RUN-17", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
+        raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
     return msgspec.structs.replace(
         settings,
         min_peers=max(recipe.reducer.peers_min, settings.min_peers),

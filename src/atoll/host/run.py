@@ -94,6 +94,8 @@ class PeerHost(Driver):
                 "pip install 'atoll[coded]'",
             )
             return
+        if genesis.settings.opened is not None:
+            self.island.be_opened()
         if genesis.settings.audited_share:
             self.island.be_audited(self.run_id, self.me)
         self._tell_learning()

@@ -7,6 +7,8 @@ so that an inner node can never pass for a leaf.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from blake3 import blake3
 
@@ -55,40 +57,56 @@ def blob_id(manifest: Manifest) -> Digest:
 
 def merkle_root(leaves: tuple[Digest, ...]) -> Digest:
     """Root over the leaves in order; an odd node moves up unchanged. The number of leaves is part of the root."""
-    assert leaves
-    level = [blake3(leaf, key=_LEAF).digest() for leaf in leaves]
-    while len(level) > 1:
-        level = _up(level)
-    return _sealed(level[0], len(leaves))
+    return MerkleTree(leaves).root
 
 
 def merkle_path(leaves: tuple[Digest, ...], index: int) -> tuple[Digest, ...]:
     """The siblings that lead from leaf `index` to the root; at most log2(len(leaves)) rounded up."""
-    assert 0 <= index < len(leaves)
-    level = [blake3(leaf, key=_LEAF).digest() for leaf in leaves]
-    path: list[Digest] = []
-    while len(level) > 1:
-        sibling = index ^ 1
-        if sibling < len(level):
-            path.append(Digest(level[sibling]))
-        level, index = _up(level), index // 2
-    return tuple(path)
+    return MerkleTree(leaves).path(index)
 
 
-def merkle_holds(root: Digest, leaf: Digest, index: int, count: int, path: tuple[Digest, ...]) -> bool:
-    """True if `leaf` stands at `index` of the `count` leaves under `root`. Never raises on a stranger's path."""
+class MerkleTree:
+    """All levels over these leaves, for whoever shows more than one of them."""
+
+    def __init__(self, leaves: Sequence[Digest]) -> None:
+        assert leaves
+        self.levels = [[blake3(leaf, key=_LEAF).digest() for leaf in leaves]]
+        while len(self.levels[-1]) > 1:
+            self.levels.append(_up(self.levels[-1]))
+        self.root = _sealed(self.levels[-1][0], len(leaves))
+
+    def path(self, index: int) -> tuple[Digest, ...]:
+        assert 0 <= index < len(self.levels[0])
+        path: list[Digest] = []
+        for level in self.levels[:-1]:
+            if index ^ 1 < len(level):
+                path.append(Digest(level[index ^ 1]))
+            index //= 2
+        return tuple(path)
+
+
+def merkle_top(leaf: Digest, index: int, count: int, path: tuple[Digest, ...]) -> Digest | None:
+    """The root over which `leaf` stands at `index` of `count` leaves; None if no path of this length leads there.
+
+    Never raises on a stranger's path.
+    """
     if not 0 <= index < count:
-        return False
+        return None
     node, width, rest = blake3(leaf, key=_LEAF).digest(), count, list(path)
     while width > 1:
         if index ^ 1 < width:
             if not rest:
-                return False
+                return None
             sibling = rest.pop(0)
             pair = sibling + node if index & 1 else node + sibling
             node = blake3(pair, key=_NODE).digest()
         index, width = index // 2, (width + 1) // 2
-    return not rest and _sealed(node, count) == root
+    return None if rest else _sealed(node, count)
+
+
+def merkle_holds(root: Digest, leaf: Digest, index: int, count: int, path: tuple[Digest, ...]) -> bool:
+    """True if `leaf` stands at `index` of the `count` leaves under `root`. Never raises on a stranger's path."""
+    return merkle_top(leaf, index, count, path) == root
 
 
 def _up(level: list[bytes]) -> list[bytes]:

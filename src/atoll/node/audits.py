@@ -1,8 +1,8 @@
-"""One peer's side of all audits: it shows what it was drawn for, and takes again what it was drawn to.
+"""One peer's side of all audits and openings: it shows what it was drawn for, and judges what it was drawn to.
 
-    every vertex     who is audited, and whose turn it is to take the segment again (`policy/audits.py`)
-    audited          Ask Exhibit ─► a blob ─► its name to any auditor that was drawn and asks
-    auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge ─► a signed report, `Audited`
+    every vertex     who is audited, whose answers are opened, and who is asked to look (`policy/audits.py`)
+    audited          Ask Exhibit, LayOpen ─► blobs ─► their names to any auditor that was drawn and asks
+    auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge, JudgeOpening ─► `Audited`, signed
 
 Nothing here is waited for by a round: slow work is the island's, which does it while its trainer rests, and an
 auditor that is late is followed by the next one. Bounded by the open cases of the docket; a blob may be as large
@@ -11,30 +11,37 @@ as this run's states are and no larger. Never judges, never acts on a verdict: a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import AUDIT_TURN, MIB
 from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send, Start
 from atoll.node.body import ground_after
-from atoll.node.facts import AuditDrawn, AuditEnded, Verdict
-from atoll.node.jobs import Exhibit, Exhibited, Hold, Judge, Judged
+from atoll.node.facts import Accused, AuditDrawn, AuditEnded, OpeningVerdict, Verdict
+from atoll.node.jobs import Exhibit, Exhibited, Hold, Judge, Judged, JudgeOpening, LaidOpen
+from atoll.node.openings import judge_opening, lay_open
 from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
-from atoll.policy.audits import Case, Key
+from atoll.policy.audits import Case, Key, key_of
+from atoll.policy.inquiry import AGAINST
+from atoll.policy.openings import Opening
 from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History
+from atoll.protocol.reduce.rows import Made
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
 from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
-from atoll.wire.messages.statements import Answered, Commit, Finding
+from atoll.wire.messages.statements import Answered, Audited, Caught, Commit, Finding, Signed
 from atoll.wire.messages.vertex import Body
 
 GIVE_UP = AUDIT_TURN - 2  # rounds of my turn after which nothing was shown: the next one's turn comes two later
+OPENING_GIVE_UP = 2  # of an opening, which is small and made at once
 TRIES_MAX = 3  # downloads of one exhibit that failed: who sends wrong bytes shall not waste more of my link
 GIVE_UP_S = 10.0  # and so many seconds, since rounds may take milliseconds and links may stall
 EXHIBIT_UPDATES = 10  # an exhibit is at most so many updates in fp32 long: two states, x, feedback, parts
@@ -42,15 +49,20 @@ EXHIBIT_UPDATES = 10  # an exhibit is at most so many updates in fp32 long: two 
 
 @dataclass
 class Turn:
-    """An audit that is mine to do."""
+    """An audit, or an opening, that is mine to look at."""
 
-    case: Case
+    case: Case | Opening
     since: int  # the head when my turn began
     since_s: Seconds
     blob: Digest | None = None  # what I was pointed at; asked again while it is None
     tries: int = 0
     judging: bool = False
     said: Finding | None = None
+    told: bool = False  # nobody is told of an opening that is as it should be, while nobody doubts it
+
+    @property
+    def give_up(self) -> int:
+        return OPENING_GIVE_UP if isinstance(self.case, Opening) else GIVE_UP
 
 
 class Audits:
@@ -60,7 +72,7 @@ class Audits:
         self.me, self.settings, self.history, self.pool = me, settings, history, pool
         self.docket = pool.docket
         self.turns: dict[Key, Turn] = {}
-        self.exhibits: dict[int, Digest | None] = {}  # by round; None while it is being made, or if it cannot be
+        self.exhibits: dict[Key, Digest | None] = {}  # None while it is being made, or if it cannot be
         self.held: tuple[Digest, ...] = ()
         self.fetching: set[Digest] = set()
 
@@ -76,33 +88,53 @@ class Audits:
         self._follow()
         effects: list[Effect] = []
         for by, said in self.docket.news(body):
-            effects.append(
-                _fact(Verdict(peer=said.peer, of=said.round, auditor=by, finding=said.finding), body.round)
-            )
+            effects.append(_fact(self._verdict(by, said), body.round))
         for case in (case for case in self.docket.cases.values() if case.round == body.round):
+            if case.peer == self.me:
+                self.exhibits[case.key] = None
+            if isinstance(case, Opening):
+                continue  # its rows are still in the round, which hands them over when it closes
             effects.append(_fact(AuditDrawn(peer=case.peer, segment=case.segment, auditors=case.order), case.round))
             if case.peer == self.me:
-                self.exhibits[case.round] = None
                 effects.append(Ask(f"audit/show/{case.round}", Exhibit(case.round, case.segment)))
         return effects + self._work(now)
+
+    def lay_open(self, body: Body, made: Mapping[Digest, Made]) -> list[Effect]:
+        """My round is closed: show what its vertex drew of my answers. Their rows are needed no longer."""
+        work = lay_open(self._mine(body.round), body, made)
+        return [Ask(f"audit/open/{body.round}/{part}", one) for part, one in work]
+
+    def _mine(self, round: int) -> list[Opening]:
+        cases = (c for c in self.docket.cases.values() if isinstance(c, Opening))
+        return sorted((c for c in cases if c.peer == self.me and c.round == round), key=lambda c: c.number)
+
+    def _verdict(self, by: PeerId, said: Audited) -> Fact:
+        case = self.docket.cases.get(key_of(said))
+        if isinstance(case, Opening):
+            part = case.answered.part
+            return OpeningVerdict(peer=said.peer, of=said.round, part=part, checker=by, finding=said.finding)
+        return Verdict(peer=said.peer, of=said.round, auditor=by, finding=said.finding)
 
     def _follow(self) -> None:
         history = self.history
         self.docket.follow(history.head, history.ids, history.bodies)
         self.turns = {key: turn for key, turn in self.turns.items() if key in self.docket.cases}
-        live = {round for round, peer in self.docket.cases if peer == self.me}
-        self.exhibits = {round: blob for round, blob in self.exhibits.items() if round in live}
+        self.exhibits = {key: blob for key, blob in self.exhibits.items() if key in self.docket.cases}
 
     def _work(self, now: Seconds) -> list[Effect]:
         """My turns that begin with this head, and those that lasted too long."""
         effects, head = self._hold(), self.history.head
         here = {m.peer for m in self.history.head_body.members if m.present}
         for key, case in self.docket.cases.items():
-            if key not in self.turns and case.peer in here and self.me in case.turns(head):
+            if case.peer not in here or self.me not in case.asked(head):
+                continue
+            if (turn := self.turns.get(key)) is None:
                 self.turns[key] = Turn(case, head, now)
                 effects += self._ask(self.turns[key])
+            elif turn.said == "accepted" and not turn.told and case.against:
+                effects += self._end(turn, turn.said, "as seen before others doubted it")
         for turn in self.turns.values():
-            waited = head - turn.since >= GIVE_UP and now - turn.since_s >= GIVE_UP_S
+            waited = head - turn.since >= turn.give_up and now - turn.since_s >= GIVE_UP_S
             if waited and turn.said is None and not turn.judging and turn.case.peer in here:
                 effects += self._end(turn, "withheld", "nothing was shown in time")
         return effects
@@ -110,11 +142,11 @@ class Audits:
     def _hold(self) -> list[Effect]:
         """I keep what I show, what I am shown, and the states that audited rounds began with."""
         bodies, head = self.history.bodies, self.history.head
-        undone = [case for case in self.docket.cases.values() if case.turns(head)]
-        mine = {case.round for case in undone if case.peer == self.me}
-        rounds = {case.round - 1 for case in undone if self.me in case.order}
+        undone = [case for case in self.docket.cases.values() if case.asked(head)]
+        mine = {case.key for case in undone if case.peer == self.me}
+        rounds = {case.round - 1 for case in undone if self.me in case.order and isinstance(case, Case)}
         names = {bodies[round].state for round in rounds if round in bodies}
-        names |= {blob for round, blob in self.exhibits.items() if blob is not None and round in mine}
+        names |= {blob for key, blob in self.exhibits.items() if blob is not None and key in mine}
         names |= {turn.blob for turn in self.turns.values() if turn.blob is not None and turn.said is None}
         needed = tuple(sorted(names))
         if needed == self.held:
@@ -126,17 +158,25 @@ class Audits:
 
     def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
         """Only those who were drawn are told where it lies."""
-        case = self.docket.cases.get((wish.round, self.me))
+        key = _key(wish.round, self.me, wish.opening)
+        case = self.docket.cases.get(key)
         if case is None or sender not in case.order:
             return []
-        return [Send(sender, ExhibitIs(wish.round, self.exhibits.get(wish.round)))]
+        return [Send(sender, ExhibitIs(wish.round, self.exhibits.get(key), wish.opening))]
 
-    def _shown(self, round: int, blob: Digest) -> list[Effect]:
-        case = self.docket.cases.get((round, self.me))
+    def _shown(self, key: Key, blob: Digest) -> list[Effect]:
+        case = self.docket.cases.get(key)
         if case is None:
             return []
-        self.exhibits[round] = blob
-        return [*self._hold(), *(Send(asker, ExhibitIs(round, blob)) for asker in case.turns(self.history.head))]
+        self.exhibits[key] = blob
+        told = [Send(asker, ExhibitIs(case.round, blob, _number(case))) for asker in case.asked(self.history.head)]
+        return [*self._hold(), *told]
+
+    def _laid_open(self, job: str, blobs: Sequence[Digest]) -> list[Effect]:
+        round, part = (int(word) for word in job.split("/")[2:])
+        mine = [case for case in self._mine(round) if case.answered.part == part]
+        # the docket may have forgotten them meanwhile: then all, since they are of one round
+        return [e for case, blob in zip(mine, blobs, strict=bool(mine)) for e in self._shown(case.key, blob)]
 
     # ---- taking again --------------------------------------------------------------------------------------
 
@@ -147,17 +187,20 @@ class Audits:
         ]
 
     def _ask(self, turn: Turn) -> list[Effect]:
-        return [Send(turn.case.peer, WantExhibit(turn.case.round))] if turn.blob is None else []
+        wish = WantExhibit(turn.case.round, _number(turn.case))
+        return [Send(turn.case.peer, wish)] if turn.blob is None else []
 
     def point(
         self, sender: PeerId, told: ExhibitIs, busy: set[Digest], now: Seconds
     ) -> tuple[Fetch | None, list[Effect]]:
         """The audited peer says where to look; what is on its way for other reasons is no exhibit."""
-        turn = self.turns.get((told.round, sender))
+        turn = self.turns.get(_key(told.round, sender, told.opening))
         if turn is None or turn.blob is not None or turn.said is not None or told.blob is None or told.blob in busy:
             return None, []
         turn.blob = told.blob
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
+        if isinstance(turn.case, Opening):
+            most = turn.case.bytes_most
         fetch = Fetch(told.blob, [sender], most)
         self.fetching.add(told.blob)
         return fetch, [*self._hold(), *fetch.handle(Start({}), now)]
@@ -188,16 +231,22 @@ class Audits:
         if work is None:
             return self._end(turn, "unauditable", "the vertices before this round are not in memory")
         turn.judging = True
-        return [Ask(f"audit/judge/{turn.case.round}/{turn.case.peer}", work)]
+        return [Ask(f"audit/judge/{'/'.join(map(str, turn.case.key))}", work)]
 
-    def _judge(self, case: Case, blob: Digest) -> Judge | None:
-        """What the peer was told to do, out of the vertices: the same at every auditor."""
-        history, commit = self.history, case.commit
+    def _judge(self, case: Case | Opening, blob: Digest) -> Judge | JudgeOpening | None:
+        """What the peer was to do, out of the vertices: the same at every auditor."""
+        history = self.history
         parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
-        if parent is None or head is None or commit.claim is UNSET:
+        if parent is None or head is None:
             return None
         plan = plan_round(head, parent, self.settings.round)
         ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
+        if isinstance(case, Opening):
+            body = history.bodies.get(case.round)
+            return None if body is None else judge_opening(case, blob, body, ground)
+        commit = case.commit
+        if commit.claim is UNSET:
+            return None
         shard, shards = plan.shard(case.peer)
         last = self._last_claim(case)
         if last is None:
@@ -241,9 +290,11 @@ class Audits:
     def done(self, event: Done | Failed) -> list[Effect]:
         match event:
             case Done(job, Exhibited(blob)) if job.startswith("audit/show/"):
-                return self._shown(int(job.rsplit("/", 1)[1]), blob)
-            case Done(job, Judged(finding, why)) if (turn := self._turn_of(job)) is not None:
-                return self._end(turn, finding, why)
+                return self._shown((int(job.rsplit("/", 1)[1]), self.me), blob)
+            case Done(job, LaidOpen(blobs)) if job.startswith("audit/open/"):
+                return self._laid_open(job, blobs)
+            case Done(job, Judged(finding, why, others)) if (turn := self._turn_of(job)) is not None:
+                return self._judged(turn, finding, why, others)
             case Failed(job, why) if (turn := self._turn_of(job)) is not None:
                 return self._end(turn, "unauditable", why)
             case _:
@@ -252,18 +303,44 @@ class Audits:
     def _turn_of(self, job: str) -> Turn | None:
         if not job.startswith("audit/judge/"):
             return None
-        _, _, round, peer = job.split("/", 3)
-        return self.turns.get((int(round), PeerId(peer)))
+        _, _, round, peer, *number = job.split("/")
+        return self.turns.get(_key(int(round), PeerId(peer), int(number[0]) if number else UNSET))
+
+    def _judged(self, turn: Turn, finding: Finding, why: str, others: Sequence[Signed]) -> list[Effect]:
+        """Commitments that the vertex does not hold count if their authors signed them, who then promised twice."""
+        parent, body = self.history.bodies.get(turn.case.round - 1), self.history.bodies.get(turn.case.round)
+        keys = {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
+        try:
+            for signed in others:
+                self.history.notary.open(signed, Commit, keys.get(signed.signer))
+        except PeerFault as fault:
+            return self._end(turn, "withheld", fault.what)
+        held = {signed.signer: signed for signed in body.commits} if body is not None else {}
+        twice = [(held[s.signer], s) for s in others if s.signer in held and held[s.signer].body != s.body]
+        accused = [Accused(peer=s.signer, statement=Caught(first, s)) for first, s in twice]
+        return [*(_fact(fact, self.history.head) for fact in accused), *self._end(turn, finding, why)]
 
     def _end(self, turn: Turn, finding: Finding, why: str) -> list[Effect]:
         turn.judging, turn.said = False, finding
-        case = turn.case
-        ended = AuditEnded(peer=case.peer, of=case.round, segment=case.segment, finding=finding, why=why)
+        case, opening = turn.case, turn.case.number if isinstance(turn.case, Opening) else None
+        turn.told = opening is None or finding in AGAINST or bool(case.against)
+        segment = case.segment if isinstance(case, Case) else -1
+        ended = AuditEnded(
+            peer=case.peer, of=case.round, segment=segment, finding=finding, why=why, opening=opening
+        )
         return [_fact(ended, self.history.head)]
 
 
 def _fact(fact: Fact, round: int) -> Report:
     return Report(replace(fact, round=round))
+
+
+def _number(case: Case | Opening) -> int | UnsetType:
+    return case.number if isinstance(case, Opening) else UNSET
+
+
+def _key(round: int, peer: PeerId, opening: int | UnsetType) -> Key:
+    return (round, peer) if opening is UNSET else (round, peer, opening)
 
 
 def _in_all_parts(body: Body, peer: PeerId) -> bool:

@@ -57,6 +57,7 @@ from atoll.wire.messages.statements import (
     Weighing,
 )
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
+from atoll.wire.opening import made_of_fits
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
 WEIGHING_BYTES = 32  # the heads of the lists in a weighing
@@ -81,6 +82,7 @@ class Ground:
     audited: bool = False  # who gives an update must claim how it trained
     reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
     demanded: Amend | None = None  # validators found the state bad: where this round is to go back to
+    opened: bool = False  # blocks of answers are opened
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -162,6 +164,7 @@ class Ground:
             plan.window_s(attempt),
             plan.has_clock,
             self.influence if self.weighs else {},
+            self.opened,
         )
 
     @cached_property
@@ -218,8 +221,9 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
         )
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
-    audited, reputed = bool(settings.audited_share), settings.reputed
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, audited, reputed, demanded)
+    audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
+    more = audited, reputed, demanded, opened
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more)
 
 
 def _answered_bytes(parent: Body) -> int:
@@ -443,6 +447,7 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
         and owners[answered.owner_index] == signed.signer
         and len(answered.contributors) > 0
         and list(answered.contributors) == sorted(set(answered.contributors))
+        and made_of_fits(answered.made_of, ground.opened)
     )
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")

@@ -67,6 +67,7 @@ class Run(Section, frozen=True):
     reputation: bool | None = None
     validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
     validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
+    openings: Share | None = None
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -180,7 +181,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.trust": (
         '"private": members may crash but do not lie, and more than half must be present. "community": up '
         "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
-        'for sync.statistic to withstand, and owners of parts are believed. "open": nor are they; several '
+        'for sync.statistic to withstand, and owners of parts are spot-checked (run.openings). "open": several '
         "owners combine every part and sign what they got, doubted parts are opened and recomputed, and proven "
         "liars are expelled. Costs the upload as many times. What it stands for where other keys are left out: "
         "docs/config.md, at the end."
@@ -219,6 +220,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.validate_margin": (
         "How far above the least loss of the newest 128 rounds a loss is bad, as a share of it, and 0.1 nats at "
         "least. Wide enough for the worst round that you would keep; harm below it is not seen."
+    ),
+    "run.openings": (
+        "Share of every combined part that its owner must open to others after the round, with run.trust = "
+        '"community": drawn blocks of all rows, from which the same blocks of the sum are made again. Proven '
+        "liars are expelled, who shows nothing is sent away. Left out it is 0.03 there; what that finds: "
+        "specs/openings.md. Not with codecs that look beyond a block (topk, randk, dct, compressors ...)."
     ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "
@@ -386,6 +393,7 @@ RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" h
     "run.byzantine_tolerance": 0.0,
     "run.audit_rate": 0.0,
     "run.reputation": False,
+    "run.openings": 0.0,
     "model.name": "gpt-tiny",
     "train.inner_steps": 50,
     "train.batch": 4,
@@ -521,6 +529,21 @@ def chosen_statistic(config: Config) -> StatisticName:
     return statistic_of(PRESETS[run.trust], tolerance_of(run), run.min_peers, max(run.start_peers, run.min_peers))
 
 
+def _check_openings(run: Run) -> None:
+    if not run.openings or run.trust == "community":
+        return
+    because = {
+        "private": "members do not lie there, so that nobody would be expelled for what is found",
+        "open": "several owners combine every part there, and open the rows whenever they differ",
+    }
+    raise UsageError(
+        "E-CFG-11",
+        f'run.openings = {run.openings:g} does nothing with run.trust = "{run.trust}"',
+        cause=because[run.trust],
+        fix='write run.trust = "community", or leave run.openings out',
+    )
+
+
 def _check_statistic(config: Config) -> None:
     """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
     run, name, topology = config.run, config.sync.statistic, config.sync.topology
@@ -592,6 +615,7 @@ def _check_sense(config: Config) -> None:
             fix=f'write run.trust = "{"community" if tolerance > 0 else "private"}"',
         )
     _check_statistic(config)
+    _check_openings(run)
     used = f"{config.sync.up or ''}+{config.sync.down or ''}"
     for key, words, like in (
         ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),
@@ -734,6 +758,7 @@ def _presets() -> list[str]:
         "`sync.statistic`": [_statistics(preset) for preset in PRESETS.values()],
         "`run.audit_rate`": [f"{preset.audit_rate:g}" for preset in PRESETS.values()],
         "`run.reputation`": [toml_text(preset.reputation) for preset in PRESETS.values()],
+        "`run.openings`": [f"{preset.openings:g}" for preset in PRESETS.values()],
         "owners watch each other": ["yes" if preset.witnessed else "no" for preset in PRESETS.values()],
         "withstands": [preset.withstands for preset in PRESETS.values()],
         "does not withstand": [preset.does_not for preset in PRESETS.values()],

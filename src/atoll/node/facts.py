@@ -99,7 +99,7 @@ class AuditDrawn(Fact, frozen=True, kw_only=True):
 
 
 class AuditEnded(Fact, frozen=True, kw_only=True):
-    """I took the segment again, or tried to: this is what I tell the members."""
+    """I took the segment again, or added up what was opened, or tried to: this is what I found."""
 
     phase = "audit"
     peer: PeerId
@@ -107,6 +107,7 @@ class AuditEnded(Fact, frozen=True, kw_only=True):
     segment: int
     finding: Finding
     why: str
+    opening: int | None = None  # its number, where it is one
 
 
 class Verdict(Fact, frozen=True, kw_only=True):
@@ -145,6 +146,17 @@ class WentBack(Fact, frozen=True, kw_only=True):
     back_to: int  # round
     refused: tuple[int, ...]  # rounds that trained in between
     contributors: tuple[PeerId, ...]  # to any of them: no verdict on any of these
+
+
+class OpeningVerdict(Fact, frozen=True, kw_only=True):
+    """A vertex holds what a checker found in blocks of an answer that were opened to it, or were not."""
+
+    phase = "trust"
+    peer: PeerId  # the owner
+    of: int  # round
+    part: int
+    checker: PeerId
+    finding: Finding
 
 
 class StateMissing(Fact, frozen=True, kw_only=True):

@@ -12,7 +12,8 @@ import msgspec
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
-from atoll.wire.messages.statements import Finding
+from atoll.protocol.reduce.work import Row
+from atoll.wire.messages.statements import Answered, Finding, Signed
 
 
 class Train(msgspec.Struct, frozen=True):
@@ -196,6 +197,37 @@ class Judge(msgspec.Struct, frozen=True):
 class Judged(msgspec.Struct, frozen=True):
     finding: Finding
     why: str = ""
+    others: tuple[Signed, ...] = ()  # of an opening: commitments that it rests on and that the vertex does not hold
+
+
+class LayOpen(msgspec.Struct, frozen=True):
+    """Lay out, as a blob for each draw, these blocks of my answer and of the rows that I made it of -> LaidOpen."""
+
+    round: int
+    answer: Payload
+    rows: tuple[Row, ...]  # in the order of its contributors
+    paths: tuple[tuple[Digest, ...], ...]  # of each, to the root that its author committed to
+    others: tuple[Signed, ...]  # commitments of theirs that are not those in the vertex
+    draws: tuple[tuple[int, ...], ...]
+
+
+class LaidOpen(msgspec.Struct, frozen=True):
+    blobs: tuple[Digest, ...]
+
+
+class JudgeOpening(msgspec.Struct, frozen=True):
+    """Make the drawn blocks of an answer again, of the rows that this blob shows -> Judged."""
+
+    blob: Digest
+    round: int
+    trained: int  # training rounds before it: which stretch of the model the round carried
+    shares: tuple[int, ...]  # relative sizes of the parts
+    answered: Answered
+    commits: tuple[Signed, ...]  # of its contributors, as the vertex holds them
+    blocks: tuple[int, ...]
+    statistic: str
+    liars: int
+    weights: tuple[float, ...]  # of the contributors, where distances made them
 
 
 Work = (
@@ -214,4 +246,6 @@ Work = (
     | Exhibit
     | Judge
     | Validate
+    | LayOpen
+    | JudgeOpening
 )

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.draw import draw_below
@@ -365,7 +366,7 @@ class Peer:
         self.pool = ReportPool(self.notary, self.history, self.settings)
         if every := self.settings.era_rounds:
             self.eras = Eras(self.history, every, self.settings.rounds, self.notary.verifier, self.vouch)
-        if self.settings.audited_share:
+        if self.pool.docket.looks:
             self.audits = Audits(self.me, self.settings, self.history, self.pool)
         if self.settings.validated is not None:
             self.validators = Validators(self.me, self.history, self.pool)
@@ -496,6 +497,8 @@ class Peer:
 
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._learn_vertex(closed.vertex, self.me, now)
+        if self.audits is not None and self.round is not None:
+            effects += self.audits.lay_open(closed.body, self.round.combined)
         self.at, self.round = closed.body.round, None
         # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
         old = [name for name in self.said if int(name.split("/")[1]) < self.at]
@@ -831,9 +834,19 @@ class Peer:
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
-            if isinstance(effect, Report) and isinstance(effect.fact, AuditEnded) and not self.leaving:
-                found = effect.fact
-                out += self._tell_members(self.notary.sign(Audited(found.of, found.peer, found.finding)), now)
+            if not isinstance(effect, Report) or self.leaving:
+                continue
+            match effect.fact:
+                case Accused(statement=statement):
+                    out += self._tell_members(self.notary.sign(statement), now)
+                case AuditEnded(of=of, peer=peer, finding=finding, opening=None):
+                    out += self._tell_members(self.notary.sign(Audited(of, peer, finding)), now)
+                case AuditEnded(of=of, peer=peer, finding=finding, opening=number):
+                    said = Audited(of, peer, finding, UNSET if number is None else number)
+                    if self.audits is not None and self.audits.docket.why_not(self.me, said) is None:
+                        out += self._tell_members(self.notary.sign(said), now)
+                case _:
+                    pass
         for blob in self.audits.given_up() if self.audits is not None else ():
             if self.wanted.pop(blob, None) is not None:
                 out += [

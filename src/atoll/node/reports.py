@@ -17,7 +17,8 @@ from atoll.node.amend import Goal, agrees, amend_holds, amends_in, goal_of, may_
 from atoll.node.body import known_keys, open_report
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
-from atoll.policy.audits import AGAINST, Docket
+from atoll.policy.audits import Docket
+from atoll.policy.inquiry import AGAINST
 from atoll.policy.members import RECENT, Earlier, Recent, Reported, admissible, target_of
 from atoll.policy.pieces import Ledger
 from atoll.policy.room import SIGNED_BYTES, name_bytes
@@ -47,7 +48,7 @@ class ReportPool:
         self.notary, self.history, self.settings = notary, history, settings
         self.pool: dict[Key, Signed] = {}
         self.goals: dict[Digest, Goal] = {}  # vertices older than memory holds, read from disk
-        self.docket = Docket(settings.audited_share, settings.round.quorum)
+        self.docket = Docket(settings.audited_share, settings.round.quorum, settings.opened)
         self.validations = Validations(settings.validated, settings.round.quorum)
         self.ledger = Ledger(settings.kept_coded, settings.round.quorum)
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
@@ -120,7 +121,7 @@ class ReportPool:
             done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
                 del self.pool[key]
-        for signed in body.reports if self.docket.share else ():
+        for signed in body.reports if self.docket.looks else ():
             self._repeat(signed, body, recent)
 
     def _repeat(self, signed: Signed, body: Body, recent: Recent) -> None:

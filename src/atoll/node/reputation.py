@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from msgspec import UNSET
+
 from atoll.base.ids import PeerId
 from atoll.policy.members import Reported, convicted
 from atoll.policy.plan import RoundPlan
@@ -30,7 +32,8 @@ def next_scores(
     shown = conduct_in(plan, owners, answers, commits, reports)
     liars, failing = convicted(reports, plan.members, plan.settings.quorum)
     said, settled = [r.statement for r in reports], set(_settled(plan))
-    vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted"} & settled
+    vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted" and s.opening is UNSET}
+    vouched &= settled  # work of its own: that a sum was right says nothing of it
     return tuple(
         moved(
             plan.scores.get(m.peer, FLOOR),

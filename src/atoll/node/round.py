@@ -81,7 +81,7 @@ from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.reduce.checks import check_answer
 from atoll.protocol.reduce.facts import PartAnswered, Reduced
 from atoll.protocol.reduce.kinds import reduce_for
-from atoll.protocol.reduce.rows import Update
+from atoll.protocol.reduce.rows import Made, Update
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.witness import Contradicted, Lied, OtherRows
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
@@ -149,6 +149,7 @@ class Round:
         self.passes: str | None = None
         self.commits: dict[int, Commits] = {}
         self.reduce: Reduce | None = None
+        self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
         self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
@@ -830,6 +831,8 @@ class Round:
         self.trials = {digest: trial for digest, trial in self.trials.items() if digest in live or trial.final}
         needed = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
         self.parts.keep_only(needed)
+        self.combined = {name: made for name, made in self.combined.items() if name in needed}
+        self.combined |= self.reduce.made if self.reduce is not None else {}  # its body may be on its way
         self.advances = {s: state for s, state in self.advances.items() if state is None or needed & {*s.parts}}
 
     def _last_view(self, attempt: int) -> int:
@@ -1013,6 +1016,9 @@ class Round:
             missing=() if self.assembling else tuple(sorted(trainers - counted)),
             parts_missing=sum(s is None for s in body.parts),
         )
+        self.combined |= self.reduce.made if self.reduce is not None else {}
+        agreed = {a.digest for a in answers}
+        self.combined = {name: made for name, made in self.combined.items() if name in agreed}
         self.reduce, self.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
         timers = ("nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}")
         cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]

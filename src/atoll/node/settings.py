@@ -8,6 +8,7 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
+from atoll.policy.openings import Terms
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import StatisticName
@@ -42,6 +43,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     reputation: bool | msgspec.UnsetType = msgspec.UNSET  # members' records decide influence; left out: no
     validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
     coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
+    openings: Terms | msgspec.UnsetType = msgspec.UNSET  # of blocks of answers; left out: owners are believed
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -64,6 +66,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def kept_coded(self) -> Coded | None:
         """In how many pieces older states lie at the members."""
         return None if self.coded is msgspec.UNSET else self.coded
+
+    @property
+    def opened(self) -> Terms | None:
+        """How much of every answer is opened, where anything is."""
+        return None if self.openings is msgspec.UNSET else self.openings
 
 
 class _Rules(msgspec.Struct, frozen=True):
@@ -95,6 +102,8 @@ def decode_settings(data: bytes) -> RunSettings:
         settings = msgspec.msgpack.decode(data, type=RunSettings)
         if (coded := settings.kept_coded) is not None and coded.k >= coded.n:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
+        if settings.opened is not None and settings.round.quorum != "two-thirds":
+            raise PeerFault("", "genesis asks for openings where nobody may lie")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
@@ -29,7 +30,7 @@ from atoll.node.amend import agrees, amend_of, goal_of, may_follow
 from atoll.node.body import check_body, ground_after, write_recovery
 from atoll.node.settings import RunSettings, decode_settings
 from atoll.node.verify_eras import EraWalk, FoundEra
-from atoll.policy.audits import Docket
+from atoll.policy.audits import Case, Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
 from atoll.policy.pieces import Ledger
 from atoll.policy.plan import plan_round
@@ -224,7 +225,7 @@ class _Walk:
         self.genesis = genesis, self.history.head_body
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
-        self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum)
+        self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum, audit.settings.opened)
         self.validations = Validations(audit.settings.validated, audit.settings.round.quorum)
         self.validations.follow(-1, self.history.ids, self.history.bodies)
         self.ledger = Ledger(audit.settings.kept_coded, audit.settings.round.quorum)
@@ -379,7 +380,7 @@ class _Walk:
         self.history.restore(vertex)
         self.docket.follow(body.round, self.history.ids, self.history.bodies)
         self.validations.follow(body.round, self.history.ids, self.history.bodies)
-        self.audit.drawn += sum(round == body.round for round, _ in self.docket.cases)
+        self.audit.drawn += sum(isinstance(c, Case) and c.round == body.round for c in self.docket.cases.values())
         self.sound = True
         certificate = vertex.certificate
         if flaw is not None and certificate is not None and certificate.digest != vertex_id(vertex.body):
@@ -410,6 +411,8 @@ class _Walk:
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
                 share.samples += commit.samples
         for _, report in self.docket.news(body):
+            if report.opening is not UNSET:
+                continue
             audit.verdicts[report.finding] = audit.verdicts.get(report.finding, 0) + 1
         self._account_members(body, before)
 

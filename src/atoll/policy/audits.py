@@ -20,22 +20,14 @@ import msgspec
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
-from atoll.policy.plan import QuorumRule
+from atoll.policy.inquiry import AGAINST, CHANCES, Inquiry, QuorumRule, voices_needed
+from atoll.policy.openings import Opening, Terms, openings_of
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Audited, Commit, Finding
 from atoll.wire.messages.vertex import Body
 
-CHANCES = 2**32
-AGAINST: frozenset[Finding] = frozenset({"mismatch", "wrong", "withheld"})
-REFUTING: frozenset[Finding] = frozenset({"mismatch", "wrong"})  # silence proves less: a crash loses the record
-
-Key: TypeAlias = tuple[int, PeerId]  # the round and whose it is
-
-
-def voices_needed(voters: int, rule: QuorumRule) -> int:
-    """Auditors that refute a trainer: more than may lie, and two at least, since it is a replica itself."""
-    return max(2, (voters - 1) // 3 + 1 if rule == "two-thirds" else 0)
+Key: TypeAlias = tuple[int, PeerId] | tuple[int, PeerId, int]  # the round, whose it is, of an opening its number
 
 
 def drawn_segment(vertex: Digest, peer: PeerId, steps: int, share: float) -> int | None:
@@ -49,7 +41,7 @@ def drawn_segment(vertex: Digest, peer: PeerId, steps: int, share: float) -> int
 
 
 @dataclass
-class Case:
+class Case(Inquiry):
     """One audit: what was drawn, what the trainer had committed to, and who has said what since."""
 
     round: int
@@ -61,17 +53,17 @@ class Case:
     said: dict[PeerId, tuple[int, Finding]] = field(default_factory=dict[PeerId, tuple[int, Finding]])
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[int, PeerId]:
         return self.round, self.peer
 
-    def turns(self, head: int) -> tuple[PeerId, ...]:
+    def asked(self, head: int) -> tuple[PeerId, ...]:
         """Who is to take the segment again, as of this round's vertex; nobody once it is settled.
 
         A turn of several is over when three of four have spoken; who speaks later counts all the same.
         """
-        began, against, agreeing, asked = self.round, 0, 0, 0
-        while asked < len(self.order) and against < self.needed and agreeing <= against:
-            together = self.order[asked : asked + max(1, min(against, self.needed - against))]
+        began, against, agreeing, heard = self.round, 0, 0, 0
+        while heard < len(self.order) and against < self.needed and agreeing <= against:
+            together = self.order[heard : heard + max(1, min(against, self.needed - against))]
             told = [self.said[auditor] for auditor in together if auditor in self.said]
             silent = len(together) - len(told)
             if silent * 4 > len(together) and head - began < AUDIT_TURN:
@@ -79,40 +71,35 @@ class Case:
             began = began + AUDIT_TURN if silent * 4 > len(together) else max([began, *(at for at, _ in told)])
             against += sum(finding in AGAINST for _, finding in told)
             agreeing += sum(finding == "accepted" for _, finding in told)
-            asked += len(together)
+            heard += len(together)
         return ()
 
-    @property
-    def against(self) -> int:
-        return sum(finding in AGAINST for _, finding in self.said.values())
 
-    @property
-    def outcome(self) -> str:
-        """In one word for people: accepted, refuted, withheld, disputed, open."""
-        findings = [finding for _, finding in self.said.values()]
-        against = self.against
-        if sum(f in REFUTING for f in findings) >= self.needed:
-            return "refuted"
-        if against >= self.needed:
-            return "withheld"
-        if findings.count("accepted") > against:
-            return "accepted"
-        return "disputed" if against else "open"
+def key_of(report: Audited) -> Key:
+    """What it is about."""
+    if report.opening is msgspec.UNSET:
+        return report.round, report.peer
+    return report.round, report.peer, report.opening
 
 
 class Docket:
     """The audits of recent rounds. Tell it of vertices with `follow`; it forgets those older than AUDIT_ROUNDS."""
 
-    def __init__(self, share: float, rule: QuorumRule) -> None:
-        self.share = share
+    def __init__(self, share: float, rule: QuorumRule, terms: Terms | None = None) -> None:
+        self.share, self.terms = share, terms
         self.rule: QuorumRule = rule
-        self.cases: dict[Key, Case] = {}
+        self.cases: dict[Key, Case | Opening] = {}
         self.head = -2
         self.lacks = False  # some vertices of the last rounds: what they drew is taken at its word
 
+    @property
+    def looks(self) -> bool:
+        """Anything is looked at in this run."""
+        return bool(self.share) or self.terms is not None
+
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
         """Take in all vertices up to the head that are at hand."""
-        if not self.share or head <= self.head:
+        if not self.looks or head <= self.head:
             return
         for round in range(max(self.head + 1, head - AUDIT_ROUNDS), head + 1):
             if round in bodies:
@@ -125,6 +112,12 @@ class Docket:
         self.cases = {key: case for key, case in live.items() if case.peer not in gone}
 
     def _open(self, vertex: Digest, body: Body) -> None:
+        if self.terms is not None:
+            self.cases.update((o.key, o) for o in openings_of(vertex, body, self.terms, self.rule))
+        if self.share:
+            self._audit(vertex, body)
+
+    def _audit(self, vertex: Digest, body: Body) -> None:
         voters = sum(m.votes for m in body.members)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         needed, scores = voices_needed(voters, self.rule), scores_of(body)
@@ -143,7 +136,7 @@ class Docket:
     def _hear(self, round: int, body: Body) -> None:
         for signed in body.reports:
             report = decode_statement(signed.body, signed.signer)
-            if isinstance(report, Audited) and (case := self.cases.get((report.round, report.peer))) is not None:
+            if isinstance(report, Audited) and (case := self.cases.get(key_of(report))) is not None:
                 case.said.setdefault(signed.signer, (round, report.finding))
 
     def news(self, body: Body) -> list[tuple[PeerId, Audited]]:
@@ -151,7 +144,7 @@ class Docket:
         found: list[tuple[PeerId, Audited]] = []
         for signed in body.reports:
             report = decode_statement(signed.body, signed.signer)
-            if not isinstance(report, Audited) or (case := self.cases.get((report.round, report.peer))) is None:
+            if not isinstance(report, Audited) or (case := self.cases.get(key_of(report))) is None:
                 continue
             if case.said.get(signed.signer, (-1, ""))[0] == body.round:
                 found.append((signed.signer, report))
@@ -160,13 +153,15 @@ class Docket:
     def why_not(self, by: PeerId, report: Audited) -> str | None:
         """None if this may stand in the next vertex. Words against somebody may be said again until they count, or
         the audit is over: accusers must not fill vertices."""
-        case = self.cases.get((report.round, report.peer))
+        case = self.cases.get(key_of(report))
         if case is None:
             return None if self.lacks else "is of no audit that is open"
         if by not in case.order:
             return "is not by one who was drawn"
-        if not case.turns(self.head) and case.against < case.needed:
+        if not case.asked(self.head) and case.against < case.needed:
             return "is of an audit that is over"
+        if isinstance(case, Opening) and report.finding not in AGAINST and not case.against:
+            return "says that nothing is wrong, which nobody doubts"
         before = case.said.get(by)
         again = before is None or (before[1] == report.finding in AGAINST and self.rule == "two-thirds")
         return None if again else "was said already"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
@@ -25,7 +26,8 @@ from atoll.base.limits import (
     VOTE_KEY_BYTES_MAX,
     WORDS_MAX,
 )
-from atoll.policy.audits import AGAINST, NO_DOCKET, REFUTING, Docket, voices_needed
+from atoll.policy.audits import NO_DOCKET, Docket
+from atoll.policy.inquiry import AGAINST, REFUTING, voices_needed
 from atoll.policy.links import rearranged
 from atoll.policy.pieces import NO_LEDGER, Ledger
 from atoll.policy.plan import QuorumRule
@@ -458,8 +460,8 @@ def target_of(statement: AnyStatement) -> str:
             return peer
         case Caught(answer=answer, other=other):
             return f"{answer.signer}/{other is not None}"
-        case Audited(round=round, peer=peer):
-            return f"{round}/{peer}"
+        case Audited(round=round, peer=peer, opening=opening):
+            return f"{round}/{peer}" if opening is UNSET else f"{round}/{peer}/{opening}"
         case Validated(round=round) | Placed(round=round):
             return str(round)
         case Invite(ticket=ticket):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from atoll.base.limits import WEIGHED_ROWS_MAX
+from atoll.policy.openings import SHARE
 from atoll.policy.plan import QuorumRule
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 
@@ -26,6 +27,7 @@ class Preset:
     statistics: tuple[StatisticName, ...]  # the first of these that enough members wait for; else a mean
     audit_rate: float  # of rounds of trainers
     reputation: bool
+    openings: float  # of every answer, that its owner opens to others afterwards
     withstands: str
     does_not: str
 
@@ -39,11 +41,13 @@ PRESETS: dict[Trust, Preset] = {
         statistics=(),
         audit_rate=0.0,
         reputation=False,
+        openings=0.0,
         withstands="members that crash, freeze or lose their links, as long as more than half are there",
         does_not="a single liar",
     ),
     # people who invited each other, so names are dear: half of those who cheat are drawn within 34 rounds, or 9 if
-    # they are new; owners are believed, so whole updates can be weighed, which finds liars in the spread of values
+    # they are new; owners' comparisons are believed, so whole updates can be weighed, which finds liars in the
+    # spread of values; of their sums a few blocks are made again afterwards, which costs hardly any bytes
     "community": Preset(
         quorum="two-thirds",
         tolerance=0.33,
@@ -51,8 +55,11 @@ PRESETS: dict[Trust, Preset] = {
         statistics=("robust", "trimmed_mean"),
         audit_rate=0.02,
         reputation=True,
-        withstands="a third that lies about what was agreed, poisoned updates, work that nobody did",
-        does_not="owners of parts that lie about sums or distances, or leave rows out; strangers with many names",
+        openings=SHARE,
+        withstands="a third that lies about what was agreed, poisoned updates, work that nobody did; owners "
+        "that sum wrongly are found within a few rounds",
+        does_not="what a false sum did until then; owners that lie about distances, or leave rows out; strangers "
+        "with many names",
     ),
     # strangers: half of those who cheat are drawn within 14 rounds even if they are trusted, within 4 if they are
     # new; owners are not believed, so rows are sorted value by value, which every other owner can do again
@@ -63,6 +70,7 @@ PRESETS: dict[Trust, Preset] = {
         statistics=("trimmed_mean",),
         audit_rate=0.05,
         reputation=True,
+        openings=0.0,  # every part is made again by others in the same round
         withstands="all of that, and owners that lie: sums are made again, and whoever is proven a liar is out",
         does_not="a third of all members under one hand, however it came by its names",
     ),

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Payload, Send
 from atoll.keys.digest import digest, merkle_path, merkle_root
-from atoll.protocol.reduce.rows import name_of, rows_of
+from atoll.protocol.reduce.rows import name_of
 from atoll.protocol.reduce.watched import WatchedReduce
 from atoll.sim.island import whole_of
 from atoll.sim.villains import MISCHIEF, Twist, Villain
@@ -37,6 +37,7 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Answer, Committed, Comparison, Contribution, RowBytes
 from atoll.wire.messages.statements import Answered, Caught, Commit, Compared, Complaint
+from atoll.wire.opening import rows_of
 
 CENSORED = 2  # contributors that a censor leaves out
 

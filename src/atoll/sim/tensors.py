@@ -20,12 +20,14 @@ from atoll.base.machine import Payload
 from atoll.keys.digest import blob_id, digest, manifest_of
 from atoll.learn.codec import CODECS
 from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.opening import Claimed, Cut, Shown, judge, lay_out
 from atoll.learn.statistic import Statistic
 from atoll.learn.update import part_bounds
 from atoll.learn.weighing import compare, weigh
-from atoll.node.jobs import Advance, Advanced, Encode, Encoded, GoBack
+from atoll.node.jobs import Advance, Advanced, Encode, Encoded, GoBack, Judged, JudgeOpening, LaidOpen, LayOpen
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.sim.island import GENESIS_STATE, Island, IslandKnobs
+from atoll.wire.opening import opening_bytes
 
 VALUES = 16 * 256  # so that each of up to 16 parts has a block of its own
 STEP = 0.5  # of the way to the point, per round
@@ -52,7 +54,7 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
 
 class TensorIsland(Island):
     """The state is the anchor itself; `poison` twists what this peer encodes in these rounds (None: in all), `says`
-    the loss that it tells as a validator."""
+    the loss that it tells as a validator. With `cut` answers can be opened."""
 
     def __init__(
         self,
@@ -62,10 +64,13 @@ class TensorIsland(Island):
         poison: Poison | None = None,
         rounds: Container[int] | None = None,
         says: Callable[[float], float] | None = None,
+        cut: Cut | None = None,
+        values: int = VALUES,
     ) -> None:
         super().__init__(me, knobs, draw)
         self.poison, self.rounds, self.says = poison, rounds, says
-        self.point_V = torch.ones(VALUES)
+        self.cut, self.values = cut, values
+        self.point_V = torch.ones(values)
         self.generator = torch.Generator().manual_seed(draw.getrandbits(62))
 
     def distance(self, state: Digest | None = None) -> float:
@@ -74,7 +79,7 @@ class TensorIsland(Island):
 
     def losses(self, state: bytes) -> tuple[float, ...]:
         """Squared distance to the point, per value."""
-        loss = float((_values(state) - self.point_V).square().mean())
+        loss = float((self._values(state) - self.point_V).square().mean())
         return (loss if self.says is None else self.says(loss),)
 
     def do(self, work: object) -> object:
@@ -91,19 +96,23 @@ class TensorIsland(Island):
                 return self._advanced(work)
             case GoBack():
                 return self._put_values(work.round, self._anchor(work.back_to))
+            case LayOpen() if self.cut is not None:
+                return self._lay_open(work, self.cut)
+            case JudgeOpening() if self.cut is not None:
+                return self._judge_opening(work, self.cut)
             case _:
                 return super().do(work)
 
     def _encode(self, work: Encode) -> Encoded:
-        noise_V = torch.randn(VALUES, generator=self.generator) * NOISE
+        noise_V = torch.randn(self.values, generator=self.generator) * NOISE
         delta_V = (self._anchor(self.head) - self.point_V) * STEP + noise_V
         if self.poison is not None and (self.rounds is None or work.round in self.rounds):
             delta_V = self.poison(delta_V)
-        bounds = part_bounds(VALUES, work.shares)
-        return Encoded(tuple(_payload(delta_V[lo:hi].numpy().tobytes()) for lo, hi in bounds))
+        bounds = part_bounds(self.values, work.shares)
+        return Encoded(tuple(self._payload(delta_V[lo:hi].numpy().tobytes()) for lo, hi in bounds))
 
     def _combined(self, work: Combine) -> Combined:
-        lo, hi = part_bounds(VALUES, work.shares)[work.part]
+        lo, hi = part_bounds(self.values, work.shares)[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
         if work.weights:
             done = combine_weighed(rows, work.weights, hi - lo, FP32, FP32)
@@ -111,17 +120,17 @@ class TensorIsland(Island):
             done = combine(rows, hi - lo, FP32, FP32, Statistic(work.statistic, work.liars))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        return Combined(None if done.wire is None else _payload(bytes(done.wire)), counted, faulty, done.why)
+        return Combined(None if done.wire is None else self._payload(bytes(done.wire)), counted, faulty, done.why)
 
     def _compared(self, work: Compare) -> Products:
-        lo, hi = part_bounds(VALUES, work.shares)[work.part]
+        lo, hi = part_bounds(self.values, work.shares)[work.part]
         done = compare([(row.weight, row.payload.data) for row in work.rows], hi - lo, FP32)
         counted = tuple(work.rows[i].peer for i in done.counted)
         return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
     def _advanced(self, work: Advance) -> Advanced:
         anchor_V = self._anchor(work.before).clone()
-        bounds = part_bounds(VALUES, work.shares)
+        bounds = part_bounds(self.values, work.shares)
         for (lo, hi), payload in zip(bounds, work.parts, strict=True):
             if payload is not None:
                 anchor_V[lo:hi] -= FP32.decode(payload.data, hi - lo)
@@ -134,15 +143,26 @@ class TensorIsland(Island):
         return Advanced(name)
 
     def _anchor(self, state: Digest | None) -> Tensor:
-        return _values(self.blobs[state] if state is not None else GENESIS_STATE)
+        return self._values(self.blobs[state] if state is not None else GENESIS_STATE)
 
+    def _values(self, state: bytes) -> Tensor:
+        if state == GENESIS_STATE:
+            return torch.zeros(self.values)
+        values = msgspec.msgpack.decode(state, type=Learned).values
+        return torch.frombuffer(bytearray(values), dtype=torch.float32)
 
-def _values(state: bytes) -> Tensor:
-    if state == GENESIS_STATE:
-        return torch.zeros(VALUES)
-    values = msgspec.msgpack.decode(state, type=Learned).values
-    return torch.frombuffer(bytearray(values), dtype=torch.float32)
+    def _lay_open(self, work: LayOpen, cut: Cut) -> LaidOpen:
+        each = zip(work.rows, work.paths, strict=True)
+        rows = [Shown(row.payload.data, path) for row, path in each]
+        laid = lay_out(rows, work.answer.data, work.others, work.draws, cut, cut)
+        return LaidOpen(tuple(self._put(opening_bytes(opening)) for opening in laid))
 
+    def _judge_opening(self, work: JudgeOpening, cut: Cut) -> Judged:
+        lo, hi = part_bounds(self.values, work.shares)[work.answered.part]
+        statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)
+        claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic, work.weights)
+        (finding, why), others = judge(claimed, self.blobs[work.blob], cut, cut)
+        return Judged(finding, why, others)
 
-def _payload(wire: bytes) -> Payload:
-    return Payload(digest(wire), len(wire), wire)
+    def _payload(self, wire: bytes) -> Payload:
+        return Payload(digest(wire) if self.cut is None else self.cut.name(wire), len(wire), wire)

@@ -8,7 +8,7 @@ the *auditor* computed, never to what was claimed, and are written so that what 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import msgspec
 import torch
@@ -176,11 +176,13 @@ def judge_update(
     codec: Codec | Sequence[Codec],
     layout: Layout,
     wires: Sequence[Buffer] = (),
+    named: Callable[[Buffer], Digest] = digest,
 ) -> Verdict:
     """Is the payload exactly what comes of the committed fp32 delta, anchor − x at the chain's end?
 
     Nothing is trained again and nothing is tolerated: int8 alone is as far from its delta as a cheat is. Where
     bytes differ between machines (compressors), the `wires` themselves are needed, and what they hold is compared.
+    `named` is what commitments of this run call a wire.
     """
     if why := _why_wrong(assignment, claim, links, layout):
         return WrongChain(why)
@@ -201,8 +203,8 @@ def judge_update(
         return Mismatch(float("inf"), 0.0, "error feedback")
     codecs = [codec] * len(bounds) if isinstance(codec, Codec) else list(codec)
     if all(one.same_everywhere for one in codecs):
-        same = _root(update.wires) == claim.root
-    elif len(wires) != len(bounds) or _root(wires) != claim.root:
+        same = _root(update.wires, named) == claim.root
+    elif len(wires) != len(bounds) or _root(wires, named) != claim.root:
         return WrongChain("the parts shown are not those committed to")
     else:
         each = zip(codecs, bounds, update.wires, wires, strict=True)
@@ -210,5 +212,5 @@ def judge_update(
     return Accepted(0.0, 0.0) if same else Mismatch(float("inf"), 0.0, "update")
 
 
-def _root(wires: Sequence[Buffer]) -> Digest:
-    return merkle_root(tuple(digest(wire) for wire in wires))
+def _root(wires: Sequence[Buffer], name: Callable[[Buffer], Digest]) -> Digest:
+    return merkle_root(tuple(name(wire) for wire in wires))

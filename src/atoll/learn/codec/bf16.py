@@ -63,4 +63,12 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
     return Opened(torch.empty(0), tensor_over(wire, torch.bfloat16))
 
 
-BF16 = Codec("bf16", _wire_bytes, whole(_encode_spans), _open_wire, copy_span, spanwise=_encode_spans)
+BF16 = Codec(
+    "bf16",
+    _wire_bytes,
+    whole(_encode_spans),
+    _open_wire,
+    copy_span,
+    spanwise=_encode_spans,
+    sections=((1, 2),),
+)

@@ -39,6 +39,10 @@ class Codec:
     add_span: Callable[[Any, int, float, Tensor], bool] | None = None
     """What `add` does, to the same bits but without room; False, and nothing done, while there is no kernel."""
 
+    sections: tuple[tuple[int, int], ...] = ()
+    """(values, bytes) of the units of each section of a wire, in order, where a stretch of values that begins at a
+    multiple of 4096 can be cut out of all sections and is a wire of its own; empty where it cannot."""
+
     def encode_spans(self, n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
         """The wire of n values that come span by span, in order, each good until the next is asked for.
 

@@ -54,4 +54,12 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
     return Opened(torch.empty(0), values)
 
 
-FP16 = Codec("fp16", _wire_bytes, whole(_encode_spans), _open_wire, copy_span, spanwise=_encode_spans)
+FP16 = Codec(
+    "fp16",
+    _wire_bytes,
+    whole(_encode_spans),
+    _open_wire,
+    copy_span,
+    spanwise=_encode_spans,
+    sections=((1, 2),),
+)

@@ -89,6 +89,7 @@ FP32 = Codec(
     spanwise=_encode_spans,
     at_hand=_at_hand,
     add_span=_add_span,
+    sections=((1, 4),),
 )
 
 

@@ -108,4 +108,5 @@ INT8 = Codec(
     _decode_span,
     spanwise=_encode_spans,
     add_span=_add_span,
+    sections=((BLOCK, SCALE_BYTES), (1, 1)),
 )

@@ -81,6 +81,7 @@ def packed_codec(name: str, rule: Rule) -> Codec:
         partial(_decode_span, rule.per_byte, table),
         spanwise=spanwise,
         add_span=partial(_add_span, rule.per_byte, table),
+        sections=((BLOCK, SCALE_BYTES), (rule.per_byte, 1)),
     )
 
 

@@ -101,4 +101,12 @@ def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:
     return tensor_over(view[:cut], torch.int16).view(-1, 2), tensor_over(view[cut:], torch.uint8)
 
 
-TWO_MEANS = Codec("2means", _wire_bytes, whole(_encode_spans), _open_wire, _decode_span, spanwise=_encode_spans)
+TWO_MEANS = Codec(
+    "2means",
+    _wire_bytes,
+    whole(_encode_spans),
+    _open_wire,
+    _decode_span,
+    spanwise=_encode_spans,
+    sections=((GROUP, PAIR_BYTES), (PER_BYTE, 1)),
+)

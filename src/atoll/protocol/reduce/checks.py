@@ -20,6 +20,7 @@ from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import Held
 from atoll.wire.messages.round import Contribution, Handed, RowBytes
 from atoll.wire.messages.statements import Answered, Commit, Compared, Weighing
+from atoll.wire.opening import made_of_fits
 
 PRODUCT_MAX = 1e60  # of two rows: 2^41 values of at most 2^60 each, the largest that codecs let through
 SUM_SLACK = 1e-9  # by which weights may sum to more than 1: they were rounded
@@ -61,6 +62,8 @@ def check_answer(plan: ReducePlan, owner: PeerId, answered: Answered) -> None:
     rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting what is sorted is quick
     if not names or not rising or not set(plan.listeners).issuperset(names):
         raise PeerFault(owner, f"lists contributors of part {part} that cannot be")
+    if not made_of_fits(answered.made_of, plan.opened):
+        raise PeerFault(owner, f"does not say rightly what part {part} was made of")
     if not plan.enough(names):
         raise PeerFault(owner, f"combined {len(names)} rows of part {part}, {plan.rows_least} are needed")
 

@@ -30,6 +30,7 @@ class ReducePlan:
     window_s: Seconds = 6.0  # of one owner
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
     influence: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # on rows, after distances
+    opened: bool = False  # blocks of answers are opened: owners say which commitments they combined, and keep rows
 
     @cached_property
     def givers(self) -> frozenset[PeerId]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum
 
@@ -10,7 +10,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.keys.digest import digest
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Answered, Commit, Signed, Weighing
+from atoll.wire.messages.statements import Answered, Signed, Weighing
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,15 @@ class AnswerHeld:
     payload: Payload
 
 
+@dataclass(frozen=True)
+class Made:
+    """An answer of mine, and the rows that it was made of, in the order of its contributors."""
+
+    answered: Answered
+    payload: Payload
+    rows: tuple[Held, ...]
+
+
 def name_of(weighing: Weighing) -> Digest:
     """What answers made with it call it: exactly these rows with these weights."""
     return digest(encode(weighing))
@@ -84,16 +93,16 @@ def name_of(weighing: Weighing) -> Digest:
 def shares_left(weighing: Weighing, names: Sequence[PeerId]) -> tuple[float, ...] | None:
     """What the rows of these weigh where the others' are lost; None if most of what weighs anything is lost.
 
-    Scaled up to the same sum, but few rows are never blown up to stand for all.
+    Few rows are never blown up to stand for all.
     """
+    weights = dict(zip(weighing.peers, weighing.weights, strict=True))
+    left = fsum(weights[name] for name in names)
+    return weights_in(weighing, names) if left > fsum(weighing.weights) / 2 else None
+
+
+def weights_in(weighing: Weighing, names: Sequence[PeerId]) -> tuple[float, ...]:
+    """What the rows of these weigh in a part that has no others: scaled up to the same sum."""
     weight_of = dict(zip(weighing.peers, weighing.weights, strict=True))
     total, left = fsum(weighing.weights), fsum(weight_of[name] for name in names)
-    if not left > total / 2:
-        return None
-    scale = total / left if len(names) < len(weighing.peers) else 1.0
+    scale = total / left if left and len(names) < len(weighing.peers) else 1.0
     return tuple(weight_of[name] * scale for name in names)
-
-
-def rows_of(commits: Iterable[Commit]) -> Digest:
-    """One name for exactly these rows with these weights: whoever commits twice has two."""
-    return digest(b"".join(c.root + c.weight.to_bytes(8, "big") for c in commits))

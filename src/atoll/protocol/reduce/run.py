@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
@@ -48,12 +49,13 @@ from atoll.protocol.reduce.facts import Garbage, NoAnswer, PartAnswered, PartMis
 from atoll.protocol.reduce.hearsay import Hearsay
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.route import Route
-from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, Update
+from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, Made, Update
 from atoll.protocol.reduce.work import Combine, Combined, Products, Row
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Repeat, RowBytes, WantRow
 from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
+from atoll.wire.opening import rows_of
 
 Awaits = Callable[[int, Container[PeerId], Iterable[PeerId] | None], bool]
 
@@ -98,6 +100,7 @@ class Reduce:
         self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
         self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
         self.answers: dict[int, AnswerHeld] = {}
+        self.made: dict[Digest, Made] = {}  # what I answered, by its digest, where the vertex may draw blocks of it
         self.missing: set[int] = set()
         self.started = self.finished = False
         self.opened: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, whose row, to whom): how often
@@ -441,8 +444,13 @@ class Reduce:
             payload.size_bytes,
             tuple(sorted(names)),
             self._rows_said(names),
+            rows_of(c for c in map(self.commit_of, sorted(names)) if c is not None) if plan.opened else UNSET,
         )
         held = AnswerHeld(self.notary.sign(answered), answered, payload)
+        if plan.opened:
+            self.made[answered.digest] = Made(
+                answered, payload, tuple(rows[name] for name in answered.contributors)
+            )
         # durable before it is sent: a restarted owner must never give a second, different answer
         effects.append(Keep(self._said_name(part), encode(answered)))
         return effects + self._answer_made(held, now)

@@ -17,13 +17,14 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Done, Effect, Event, Failed, Payload, Received, Send
 from atoll.protocol.reduce.checks import committed_row
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, rows_of
+from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held
 from atoll.protocol.reduce.run import Awaits, Reduce
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.protocol.reduce.work import Combined
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Repeat, RowBytes, WantRow
 from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
+from atoll.wire.opening import rows_of
 
 
 class WatchedReduce(Reduce):

@@ -82,7 +82,7 @@ class WatchedWeighedReduce(WatchedReduce):
         self.complete: dict[int, Seconds] = {}  # parts whose rows are here but for those who are gone, since when
         self.asked_for: Choice | None = None  # what I weigh by
         self.weighing: Weighing | None = None  # what came of it, and what I combine with
-        self.made: dict[Choice, Weighing | None] = {}  # what the rule said, or is just asked; None: nothing
+        self.chosen: dict[Choice, Weighing | None] = {}  # what the rule said, or is just asked; None: nothing
         self.pending: set[Choice] = set()  # it is asked
         self.choices: list[Choice] = []  # in the order in which it was asked
         self.weighings: dict[Digest, Weighing] = {}  # mine, and those that answers name
@@ -397,7 +397,7 @@ class WatchedWeighedReduce(WatchedReduce):
             return []
         self.asked_for = choice
         effects = self._pass_on(choice)
-        if choice not in self.made:
+        if choice not in self.chosen:
             return effects + self._ask_rule(choice)
         return effects if choice in self.pending else effects + self._weigh_with(choice, now)
 
@@ -438,7 +438,7 @@ class WatchedWeighedReduce(WatchedReduce):
         """What do these comparisons make the rows weigh?"""
         plan, held = self.plan, self._held(choice)
         settled = tuple(plan.settled(self._common(choice)))
-        self.made[choice] = None
+        self.chosen[choice] = None
         self.choices.append(choice)
         if not settled or not plan.enough(settled):
             why = self._shortage(len(settled), "in all parts")
@@ -458,7 +458,7 @@ class WatchedWeighedReduce(WatchedReduce):
         weighing = Weighing(peers, weighed, b"".join(name for name in choice if name is not None), without)
         flaw = weighing_flaw(self.plan, weighing)
         if flaw is None:
-            self.made[choice] = weighing
+            self.chosen[choice] = weighing
         if choice != self.asked_for:
             return self.look_again(now)
         if flaw is not None:
@@ -466,7 +466,7 @@ class WatchedWeighedReduce(WatchedReduce):
         return self._weigh_with(choice, now) + self.look_again(now)
 
     def _weigh_with(self, choice: Choice, now: Seconds) -> list[Effect]:
-        weighing = self.weighing = self.made[choice]
+        weighing = self.weighing = self.chosen[choice]
         if weighing is None:
             return self._refuse(self.gathers, self._shortage(len(self._common(choice)), "in all parts"))
         # whoever compared has another window to combine, and then it is the next one's turn
@@ -518,11 +518,11 @@ class WatchedWeighedReduce(WatchedReduce):
                 self.verdicts[name] = False  # the lie is another's
             if not all(beliefs.values()):
                 continue  # what is not true of the rows might keep the rule busy for long
-            if choice not in self.made:
+            if choice not in self.chosen:
                 effects += self._ask_rule(choice)
             if choice in self.pending:
                 continue
-            if self.made[choice] != weighing:
+            if self.chosen[choice] != weighing:
                 self.verdicts[name] = False
                 self.made_up.add(name)
                 effects += self._call_lies(name)

@@ -24,11 +24,12 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Effect, Fact, Payload, Report, Send
 from atoll.keys.digest import digest
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import AnswerHeld, Held, rows_of
+from atoll.protocol.reduce.rows import AnswerHeld, Held
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Row
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
+from atoll.wire.opening import rows_of
 
 Rows = tuple[tuple[PeerId, ...], Digest]  # contributors, and what they committed to
 Kind = tuple[Rows, Digest]  # of answer: all that say the same of the same rows are of one kind

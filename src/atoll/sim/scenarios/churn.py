@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from atoll.base.ids import PeerId
 from atoll.node.amend import goal_of
-from atoll.policy.audits import REFUTING
+from atoll.policy.inquiry import REFUTING
 from atoll.policy.pieces import Coded
 from atoll.policy.validation import Rule
 from atoll.sim.audits import islands

@@ -16,7 +16,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed, Verdict
-from atoll.policy.audits import REFUTING
+from atoll.policy.inquiry import REFUTING
 from atoll.policy.plan import plan_round
 from atoll.policy.trust import liars_among
 from atoll.sim.audits import SHIRKERS, TRAINERS, as_it_is

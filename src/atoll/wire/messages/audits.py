@@ -1,4 +1,4 @@
-"""Messages of an audit: how an auditor learns where the audited peer laid out what it has to show.
+"""Messages of an audit or an opening: how one learns where the other laid out what it has to show.
 
 What is shown is a blob, fetched like any other. Who says what in these words proves nothing; what an auditor
 found is a signed report.
@@ -6,14 +6,17 @@ found is a signed report.
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from atoll.base.ids import Digest
 from atoll.base.machine import Message
 
 
 class WantExhibit(Message, frozen=True):
-    """I was drawn to audit your segment of this round: where is what you have to show?"""
+    """I was drawn to audit your segment of this round, or your answer: where is what you have to show?"""
 
     round: int
+    opening: int | UnsetType = UNSET  # the number of the opening, where it is one
 
 
 class ExhibitIs(Message, frozen=True):
@@ -21,3 +24,4 @@ class ExhibitIs(Message, frozen=True):
 
     round: int
     blob: Digest | None
+    opening: int | UnsetType = UNSET

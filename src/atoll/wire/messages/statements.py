@@ -62,6 +62,8 @@ class Answered(Statement, frozen=True):
     rows: Digest = ZERO_DIGEST
     """Where owners check each other: what the contributors had committed to, as I heard it. Where distances weigh
     rows: the name of the Weighing."""
+    made_of: Digest | msgspec.UnsetType = msgspec.UNSET
+    """Where blocks of answers are opened: what the contributors had committed to, as I combined it."""
 
 
 class Compared(Statement, frozen=True):
@@ -186,11 +188,12 @@ class Complaint(Statement, frozen=True):
 
 
 class Audited(Statement, frozen=True):
-    """As an auditor drawn for this peer's round I took its segment again, or tried to, and found this."""
+    """As an auditor drawn for this peer's round I took its segment again, or added its rows up, and found this."""
 
     round: int
     peer: PeerId
     finding: Finding
+    opening: int | msgspec.UnsetType = msgspec.UNSET  # the opened blocks, by their number; left out: a segment
 
 
 class Validated(Statement, frozen=True):

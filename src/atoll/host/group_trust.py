@@ -1,0 +1,137 @@
+"""What a member of a group does otherwise where members may lie: names that hold, sums that can be checked.
+
+A group of `trust = "private"` names bytes by a fast hash and believes its owners. In the others wires are named by
+BLAKE3, rows are combined by the group's statistic, and where answers are opened wires are cut into leaves. Never
+decides anything: who is believed is said by the vertices.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.ids import Digest
+from atoll.base.machine import Payload
+from atoll.host.store import Store
+from atoll.keys.digest import Buffer, digest
+from atoll.learn.codec import codec_named
+from atoll.learn.combine import Combined as Made
+from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.opening import Claimed, Cut, Shown, judge, lay_out, opening_problem
+from atoll.learn.statistic import Statistic
+from atoll.learn.weighing import compare
+from atoll.node.jobs import Judged, JudgeOpening, LaidOpen, LayOpen
+from atoll.node.settings import RunSettings
+from atoll.policy.openings import SHARE, Terms
+from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
+from atoll.protocol.reduce.work import Combine, Compare, Products
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
+from atoll.wire.messages.statements import Commit
+from atoll.wire.opening import opening_bytes
+
+TOLERANCE = 0.33
+TRUSTS = ("private", "community", "open")
+
+
+def distrusting(
+    settings: RunSettings, trust: str, statistic: StatisticName, up: str, down: str, peers: int
+) -> RunSettings:
+    """A group's settings for members that trust each other so much. UsageError for what would withstand nobody."""
+    if trust not in TRUSTS:
+        raise UsageError("E-RED-14", f"no trust {trust!r}", fix=f"choose one of {', '.join(TRUSTS)}")
+    if trust == "private":
+        if statistic != "mean":
+            raise UsageError(
+                "E-RED-14",
+                f'statistic = "{statistic}" withstands liars, and trust = "private" says that there are none',
+                fix='say trust = "community", or statistic = "mean"',
+            )
+        return settings
+    if trust == "open" and statistic in DISTANCES:
+        raise UsageError(
+            "E-RED-14",
+            f'statistic = "{statistic}" cannot work with trust = "open" yet',
+            cause="groups have not been tried with owners that check each other's comparisons",
+            fix='say trust = "community", or statistic = "trimmed_mean"',
+        )
+    least = peers_for_one_liar(TOLERANCE, statistic)
+    if peers < least:
+        raise UsageError(
+            "E-RED-14",
+            f'trust = "{trust}" with statistic = "{statistic}" withstands nobody among {peers} peers',
+            fix=f"say peers = {least} or more",
+        )
+    rounds = replace(settings.round, quorum="two-thirds")
+    more: dict[str, object] = {"round": rounds, "statistic": statistic, "tolerance": TOLERANCE}
+    if trust == "open":
+        return replace(settings, witnessed=True, **more)
+    if problem := opening_problem(up, down):
+        words = problem.replace("sync.up", "codec").replace("sync.down", "way_back")
+        raise UsageError("E-RED-14", f"owners could not be checked: {words}", fix='say codec = "int8" or "fp32"')
+    return replace(settings, openings=Terms(SHARE, Cut(codec_named(down)).leaf_bytes), **more)
+
+
+class Checked:
+    """The arithmetic and the names of one member of such a group."""
+
+    def __init__(self, store: Store, up: str, down: str, opened: bool) -> None:
+        self.store, self.up, self.down = store, codec_named(up), codec_named(down)
+        self.cut_up, self.cut_down = (Cut(self.up), Cut(self.down)) if opened else (None, None)
+
+    def payload(self, wire: Buffer, answer: bool) -> Payload:
+        return Payload(self._name(wire, answer), memoryview(wire).nbytes, wire)
+
+    def name_of(self, message: object, payload: Buffer) -> Digest:
+        match message:
+            case Contribution() | RowBytes():
+                return self._name(payload, answer=False)
+            case Answer():
+                return self._name(payload, answer=True)
+            case PartBytes(digest=wanted):
+                plain = digest(payload)
+                return plain if plain == wanted else self._name(payload, answer=True)
+            case _:
+                return digest(payload)
+
+    def _name(self, wire: Buffer, answer: bool) -> Digest:
+        cut = self.cut_down if answer else self.cut_up
+        return digest(wire) if cut is None else cut.name(wire)
+
+    def combine(self, work: Combine, values: int) -> Made:
+        rows = [(row.weight, row.payload.data) for row in work.rows]
+        if work.weights:
+            return combine_weighed(rows, work.weights, values, self.up, self.down)
+        return combine(rows, values, self.up, self.down, Statistic(work.statistic, work.liars))
+
+    def compare(self, work: Compare, values: int) -> Products:
+        done = compare([(row.weight, row.payload.data) for row in work.rows], values, self.up)
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+
+    def lay_open(self, work: LayOpen) -> LaidOpen:
+        up, down = self._cuts()
+        rows = [Shown(row.payload.data, path) for row, path in zip(work.rows, work.paths, strict=True)]
+        laid = lay_out(rows, work.answer.data, work.others, work.draws, up, down)
+        return LaidOpen(tuple(self.store.put_blob(opening_bytes(one)) for one in laid))
+
+    def judge(self, work: JudgeOpening, values: int) -> Judged:
+        up, down = self._cuts()
+        shown = self.store.read_blob(work.blob)
+        if shown is None:
+            raise RunFailedError("E-AUD-03", "what this opening needs is not here any more")
+        statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)
+        claimed = Claimed(work.answered, work.commits, values, work.blocks, statistic, work.weights)
+        (finding, why), others = judge(claimed, shown, up, down)
+        return Judged(finding, why, others)
+
+    def _cuts(self) -> tuple[Cut, Cut]:
+        if self.cut_up is None or self.cut_down is None:
+            raise RunFailedError("E-AUD-03", "answers of this group are not opened")
+        return self.cut_up, self.cut_down
+
+
+def values_of(work: JudgeOpening) -> int:
+    """Of the whole call, as its contributors committed to it."""
+    commits = (decode_statement(signed.body, signed.signer) for signed in work.commits)
+    return next(commit.values for commit in commits if isinstance(commit, Commit))

@@ -1,0 +1,72 @@
+"""What an owner is to show of its answers, and what a checker makes of it: pieces of work, out of agreed vertices.
+
+Everything but the shown bytes follows from the vertex that closes the round and from its plan, so every checker
+works from the same numbers, and none of them comes from the owner. Who is asked is `policy/openings.py`'s business,
+the conversation is that of all audits (`node/audits.py`). Never looks into bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import UNSET
+
+from atoll.base.ids import Digest, PeerId
+from atoll.node.body import Ground
+from atoll.node.jobs import JudgeOpening, LayOpen
+from atoll.policy.openings import Opening
+from atoll.protocol.reduce.rows import Made, weights_in
+from atoll.protocol.reduce.work import Row
+from atoll.wire.messages.statements import Signed
+from atoll.wire.messages.vertex import Body
+
+
+def lay_open(openings: Sequence[Opening], body: Body, made: Mapping[Digest, Made]) -> list[tuple[int, LayOpen]]:
+    """(part, work) for each part of mine of which something was drawn, with the openings in their order."""
+    by_part: dict[int, list[Opening]] = {}
+    for opening in openings:
+        if opening.answered.digest in made:
+            by_part.setdefault(opening.answered.part, []).append(opening)
+    held = {signed.signer: signed for signed in body.commits}
+    return [(part, _work(made[drawn[0].answered.digest], drawn, held)) for part, drawn in sorted(by_part.items())]
+
+
+def _work(mine: Made, drawn: Sequence[Opening], held: Mapping[PeerId, Signed]) -> LayOpen:
+    answered = mine.answered
+    each = list(zip(answered.contributors, mine.rows, strict=True))
+    others = [
+        row.statement
+        for peer, row in each
+        if row.statement is not None and (peer not in held or row.statement.body != held[peer].body)
+    ]
+    return LayOpen(
+        answered.round,
+        mine.payload,
+        tuple(Row(peer, row.weight, row.payload, (peer,)) for peer, row in each),
+        tuple(row.path for _, row in each),
+        tuple(others),
+        tuple(opening.blocks for opening in drawn),
+    )
+
+
+def judge_opening(opening: Opening, blob: Digest, body: Body, ground: Ground) -> JudgeOpening | None:
+    """None if the vertex does not say what the answer was made of."""
+    answered = opening.answered
+    weights: tuple[float, ...] = ()
+    if ground.weighs:
+        if body.weighing is UNSET or not set(body.weighing.peers).issuperset(answered.contributors):
+            return None
+        weights = weights_in(body.weighing, answered.contributors)
+    named = set(answered.contributors)
+    return JudgeOpening(
+        blob=blob,
+        round=opening.round,
+        trained=ground.parent.trained,
+        shares=ground.shares,
+        answered=answered,
+        commits=tuple(signed for signed in body.commits if signed.signer in named),
+        blocks=opening.blocks,
+        statistic=ground.statistic,
+        liars=ground.liars,
+        weights=weights,
+    )

@@ -1,0 +1,52 @@
+"""What all audits have in common: one member is looked at, others say in signed reports what they found.
+
+A finding counts when so many members have it that one of them is honest. Never asks anybody.
+"""
+
+from __future__ import annotations
+
+from atoll.base.ids import PeerId
+from atoll.policy.plan import QuorumRule
+from atoll.wire.messages.statements import Finding
+
+__all__ = ["AGAINST", "CHANCES", "REFUTING", "Inquiry", "QuorumRule", "voices_needed"]
+
+CHANCES = 2**32
+AGAINST: frozenset[Finding] = frozenset({"mismatch", "wrong", "withheld"})
+REFUTING: frozenset[Finding] = frozenset({"mismatch", "wrong"})  # silence proves less: a crash loses the record
+
+
+def voices_needed(voters: int, rule: QuorumRule) -> int:
+    """Auditors that refute a member: more than may lie, and two at least, since one may be wrong."""
+    return max(2, (voters - 1) // 3 + 1 if rule == "two-thirds" else 0)
+
+
+class Inquiry:
+    """One of them. Subclasses say whose turn it is."""
+
+    round: int
+    peer: PeerId  # who is looked at
+    order: tuple[PeerId, ...]  # of those who may be asked, as drawn
+    needed: int  # against it, to refute it
+    said: dict[PeerId, tuple[int, Finding]]  # in the vertex of which round, what
+
+    def asked(self, head: int) -> tuple[PeerId, ...]:
+        """Who is to look, as of this round's vertex."""
+        raise NotImplementedError
+
+    @property
+    def against(self) -> int:
+        return sum(finding in AGAINST for _, finding in self.said.values())
+
+    @property
+    def outcome(self) -> str:
+        """In one word for people: accepted, refuted, withheld, disputed, open."""
+        findings = [finding for _, finding in self.said.values()]
+        against = self.against
+        if sum(f in REFUTING for f in findings) >= self.needed:
+            return "refuted"
+        if against >= self.needed:
+            return "withheld"
+        if findings.count("accepted") > against:
+            return "accepted"
+        return "disputed" if against else "open"

@@ -1,0 +1,61 @@
+"""Openings among real processes: an owner that answers with one other byte per block is expelled by a vertex."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from processes import Peer, answer_of, peers
+
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
+
+CHECKED = [
+    *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
+    *("--set", "train.inner_steps=4", "--set", "run.rounds=0", "--set", "run.trust=community"),
+    *("--set", "run.openings=0.5", "--set", "run.start_peers=4", "--set", "run.min_peers=3"),
+]
+LIAR = """
+from atoll.host.island import Island
+honest = Island._combine
+def spoilt(self, work, common):
+    from atoll.host.island import _payload
+    from msgspec.structs import replace
+    done = honest(self, work, common)
+    if done.payload is None:
+        return done
+    wire = bytearray(done.payload.data)
+    for at in range(900, len(wire), 1000):  # a level or two of every block
+        wire[at] = wire[at] == 0
+    return replace(done, payload=_payload(bytes(wire), self._down_name))
+Island._combine = spoilt
+"""
+
+
+def test_an_owner_that_answers_with_other_bytes_is_expelled_and_nobody_else_is_named(tmp_path: Path):
+    """What it shows are true rows: that they do not make what it signed is the proof."""
+    lies = tmp_path / "lies"
+    lies.mkdir()
+    (lies / "sitecustomize.py").write_text(LIAR)
+    env = {"PYTHONPATH": os.pathsep.join([str(lies), os.environ.get("PYTHONPATH", "")])}
+    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *CHECKED)) as running:
+        ada = running[0]
+        ticket = ada.until_fact("Opened")["ticket"]
+        running += [Peer("join", ticket, "--dir", tmp_path / name, "--name", name) for name in ("bob", "cid")]
+        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=env)
+        running.append(eve)
+        villain = eve.until_fact("Opened")["peer"]
+        ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
+        ada.until(lambda f: f["fact"] == "OpeningVerdict" and f["peer"] == villain and f["finding"] == "mismatch")
+        ada.until(
+            lambda f: (
+                f["fact"] == "MembershipChanged"
+                and any(m["peer"] == villain and m["standing"] == "expelled" for m in f["members"])
+            )
+        )
+        at = max(f["trained"] for f in ada.facts if f["fact"] == "RoundClosed")
+        ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > at + 3)
+        told = [f for f in ada.facts if f["fact"] == "OpeningVerdict"]
+        assert {f["peer"] for f in told} == {villain} and {f["finding"] for f in told} == {"mismatch"}
+        verified = answer_of("verify", tmp_path / "ada")
+    assert verified["problems"] == []

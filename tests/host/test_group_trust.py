@@ -1,0 +1,37 @@
+"""All-reduce among members of whom some may lie: what such a group fixes, and what it refuses to promise."""
+
+from __future__ import annotations
+
+import pytest
+
+import atoll.reduce
+from atoll.base.errors import UsageError
+from atoll.host.group_trust import distrusting
+from atoll.node.settings import RunSettings
+from atoll.policy.openings import SHARE, Terms
+
+
+def test_a_group_whose_members_may_lie_checks_its_owners_or_has_them_watched():
+    checked = distrusting(RunSettings(), "community", "robust", "int8", "fp32", 5)
+    assert checked.opened == Terms(SHARE, 4 * 4096) and not checked.witnessed
+    assert (checked.statistic, checked.tolerance, checked.round.quorum) == ("robust", 0.33, "two-thirds")
+    watched = distrusting(RunSettings(), "open", "median", "topk:0.1+int8", "int8", 4)
+    assert watched.witnessed and watched.opened is None
+    assert distrusting(RunSettings(), "private", "mean", "int8", "int8", 2) == RunSettings()
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"trust": "everybody"}, "choose one of private, community, open"),
+        ({"statistic": "median"}, 'say trust = "community"'),
+        ({"trust": "open", "statistic": "robust", "peers": 7}, 'say trust = "community"'),
+        ({"trust": "community", "statistic": "median", "peers": 3}, "peers = 4"),
+        ({"trust": "community", "peers": 4, "codec": "topk:0.1+int8"}, 'say codec = "int8"'),
+    ],
+)
+def test_a_group_that_would_withstand_nobody_is_not_founded(asked: dict[str, object], says: str):
+    """Told before anything listens, with the way out."""
+    with pytest.raises(UsageError) as refused:
+        atoll.reduce.found(**asked)
+    assert refused.value.code == "E-RED-14" and says in refused.value.fix

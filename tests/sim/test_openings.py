@@ -1,0 +1,171 @@
+"""Swarms whose answers are opened: owners that sum wrongly are out, the honest stay, whoever lies about them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.machine import Effect, Fact, Send
+from atoll.node import openings as work
+from atoll.node.facts import Fault, RoundClosed
+from atoll.node.settings import RunSettings, decode_settings, encode_settings
+from atoll.policy import audits, inquiry, members
+from atoll.policy import openings as draws
+from atoll.policy.openings import Terms
+from atoll.sim.network import NetworkKnobs
+from atoll.sim.openings import CUT, PROVEN, UNSHOWN, islands
+from atoll.sim.scenarios import ScenarioFailed, run_scenario
+from atoll.sim.scenarios.openings import Told, play_openings
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.swarm import SwarmKnobs, peer_name
+from atoll.sim.villains import Villain, villain
+from atoll.sim.world import Node
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.round import Answer, Committed, Contribution
+from atoll.wire.messages.statements import Answered, Commit
+
+
+def played(kinds: dict[int, str], peers: int = 4, rounds: int = 9, seed: int = 1, **more) -> Told:
+    return play_openings(Stage("openings", seed, peers, rounds, "two-thirds"), kinds, **more)
+
+
+def test_where_nobody_lies_nothing_is_said():
+    """No report travels, none stands in a vertex."""
+    told = played({})
+    assert not told.said and not told.left
+
+
+@pytest.mark.parametrize("kind", sorted({*PROVEN} - {"one_block"}))
+def test_an_owner_whose_sum_is_another_than_its_rows_make_is_expelled_at_once(kind: str):
+    told = played({2: kind})
+    assert told.left == {peer_name(2): (told.left[peer_name(2)][0], "expelled")}
+    assert told.left[peer_name(2)][0] <= 3 and set(told.findings) == {"mismatch"}
+
+
+def test_a_lie_in_one_value_is_found_in_time():
+    """One block of 112, eleven of which are drawn in every round."""
+    told = played({1: "one_block"}, rounds=45, share=0.1)
+    assert told.left[peer_name(1)][1] == "expelled" and set(told.findings) == {"mismatch"}
+
+
+@pytest.mark.parametrize("kind", UNSHOWN)
+def test_who_shows_nothing_that_it_committed_to_loses_its_place_and_is_never_expelled(kind: str):
+    told = played({1: kind}, rounds=26)
+    assert {how for _, how in told.left.values()} == {"away"} and set(told.findings) == {"withheld"}
+
+
+@pytest.mark.parametrize("statistic", ["trimmed_mean", "robust"])
+def test_sorted_and_weighed_answers_are_opened_too(statistic: str):
+    told = played({2: "all_blocks", 5: "forger"}, peers=7, rounds=8, statistic=statistic)
+    assert {told.left[peer_name(place)][1] for place in (2, 5)} == {"expelled"}
+    assert not played({}, peers=7, rounds=4, statistic=statistic).said
+
+
+def test_false_checkers_harm_nobody_and_hide_nobody():
+    """One of two accuses everybody; the other lies about its sums."""
+    told = played({2: "accuser", 5: "smuggler"}, peers=7, rounds=8)
+    assert told.left == {peer_name(5): (told.left[peer_name(5)][0], "expelled")}
+    assert told.findings["accepted"] > 0
+
+
+def test_nobody_is_accused_where_messages_are_lost_and_links_are_slow():
+    told = played({}, peers=5, rounds=30, network=NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
+    assert not told.left and not told.findings.keys() - {"withheld", "accepted"}
+
+
+def test_drawn_villains_of_all_kinds():
+    assert run_scenario("openings", 3, rounds=26).rounds >= 26
+    assert run_scenario("slanderers", 4, rounds=8).members == 7
+
+
+def test_who_promises_twice_harms_no_owner_and_is_expelled():
+    """It commits to one update before every second peer and to another before the rest."""
+
+    def twice(villain: Villain, send: Send) -> list[Effect]:
+        message, others = send.message, villain.others
+        mine = isinstance(message, Committed | Contribution) and message.statement.signer == villain.peer.me
+        if not mine or send.to not in others or others.index(send.to) % 2:
+            return [send]
+        commit = decode_statement(message.statement.body, villain.peer.me)
+        assert isinstance(commit, Commit)
+        signed = villain.notary.sign(replace(commit, loss=commit.loss + 1))
+        return [replace(send, message=replace(message, statement=signed))]
+
+    stage = Stage("openings", 1, 4, 8, "two-thirds")
+    settings = replace(stage.settings(), tolerance=0.33, openings=Terms(0.1, CUT.leaf_bytes))
+    swarm = stage.gather(SwarmKnobs(4, run=settings), villains={2: villain(twice)}, island=islands({}))
+    told = Told(stage)
+    stage.world.watchers.append(told.watch)
+    stage.until_round(7, 1200.0)
+    assert {name: how for name, (_, how) in told.left.items()} == {swarm.founders[2]: "expelled"}
+
+
+def test_an_answer_says_what_it_is_made_of_where_answers_are_opened_and_nowhere_else():
+    """Whoever signs one that does not is at fault, and no vertex holds it."""
+
+    def bare(villain: Villain, send: Send) -> list[Effect]:
+        message = send.message
+        if not isinstance(message, Answer) or message.statement.signer != villain.peer.me:
+            return [send]
+        answered = decode_statement(message.statement.body, villain.peer.me)
+        assert isinstance(answered, Answered)
+        signed = villain.notary.sign(replace(answered, made_of=b"short"))
+        return [replace(send, message=replace(message, statement=signed))]
+
+    stage = Stage("openings", 1, 4, 3, "two-thirds")
+    settings = replace(stage.settings(), tolerance=0.33, openings=Terms(0.1, CUT.leaf_bytes))
+    swarm = stage.gather(SwarmKnobs(4, run=settings), villains={2: villain(bare)}, island=islands({}))
+    faults: set[str] = set()
+    said: set[int] = set()
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if node.name != swarm.founders[2] and isinstance(fact, Fault):
+            faults.add(fact.what)
+        if node.name != swarm.founders[2] and isinstance(fact, RoundClosed):
+            answers = [decode_statement(s.body, s.signer) for s in fact.body.parts if s is not None]
+            said.update(len(a.made_of) for a in answers if isinstance(a, Answered) and a.made_of is not UNSET)
+
+    stage.world.watchers.append(watch)
+    stage.until_round(1, 900.0)
+    assert any("what part" in what and "was made of" in what for what in faults)
+    assert said == {32}
+
+
+def test_runs_without_openings_are_encoded_as_they_always_were():
+    plain = encode_settings(RunSettings())
+    assert b"openings" not in plain and decode_settings(plain).opened is None
+    asked = RunSettings(openings=Terms(0.03, 4128))
+    with pytest.raises(Exception, match="nobody may lie"):
+        decode_settings(encode_settings(asked))
+    fitting = replace(asked, round=replace(asked.round, quorum="two-thirds"))
+    assert decode_settings(encode_settings(fitting)) == fitting
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3000, 3030))
+def test_many_swarms_whose_answers_are_opened(seed: int):
+    run_scenario("openings", seed, peers=[4, 7, 7, 10][seed % 4])
+    run_scenario("slanderers", seed, peers=[4, 7, 7, 10][seed % 4])
+    run_scenario("opened", seed)
+
+
+# ---- a rule is deleted, and the scenarios notice -----------------------------------------------------------
+
+
+def test_if_one_checker_were_enough_anybody_could_be_framed(monkeypatch: pytest.MonkeyPatch):
+    for room in (audits, draws, members, inquiry):
+        monkeypatch.setattr(room, "voices_needed", lambda voters, rule: 1)
+    with pytest.raises(ScenarioFailed, match="lost their place"):
+        run_scenario("slanderers", 1, rounds=6)
+
+
+def test_if_owners_were_not_asked_for_all_rows_a_lie_would_pass(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: checkers take the owner's word for what is drawn, and look at no block."""
+    judge = work.judge_opening
+    monkeypatch.setattr(
+        "atoll.node.audits.judge_opening",
+        lambda *args: None if (found := judge(*args)) is None else replace(found, blocks=()),
+    )
+    with pytest.raises(Exception, match="the all_blocks"):
+        played({2: "all_blocks"}, rounds=8)
