@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from atoll.base.machine import Fact
 from atoll.node.facts import Accused, RoundClosed, Verdict
-from atoll.policy.audits import REFUTING
+from atoll.policy.inquiry import REFUTING
 from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.network import NetworkKnobs
