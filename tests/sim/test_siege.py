@@ -49,7 +49,7 @@ def test_every_kind_of_villain_that_the_simulator_knows_takes_part():
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3000, 3200))
 def test_two_hundred_sieges(seed: int):
-    """Small ones. The wanted size, a hundred peers and rounds: `atoll simulate siege --seed N`."""
+    """Small ones; the wanted size, a hundred peers and rounds, is `atoll simulate siege` (bench/RESULTS.md)."""
     run_scenario("siege", seed, peers=[10, 13, 16, 20][seed % 4], rounds=8)
 
 
