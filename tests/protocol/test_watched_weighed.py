@@ -25,7 +25,7 @@ from atoll.base.machine import Payload, Received, Send, Start, TimerFired
 from atoll.keys.digest import digest, merkle_path, merkle_root
 from atoll.protocol.reduce.facts import NoAnswer, Reduced, RowsWeighed
 from atoll.protocol.reduce.kinds import reduce_for
-from atoll.protocol.reduce.rows import Update, name_of, rows_of, shares_left
+from atoll.protocol.reduce.rows import Update, name_of, shares_left
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.watched_weighed import WatchedWeighedReduce
 from atoll.protocol.reduce.witness import Contradicted, Doubted, Lied, OtherRows
@@ -33,6 +33,7 @@ from atoll.sim.signatures import VirtualSigner
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Comparison, Contribution, PartBytes, WantPart, WantWords
 from atoll.wire.messages.statements import Answered, Compared, Weighing
+from atoll.wire.opening import rows_of
 
 Twist = Callable[[PeerId, Send], "Send | None"]
 
