@@ -34,6 +34,8 @@ DEVICE_FLOPS = 1e13
 """Operations per second where nobody says how fast a step is: what a consumer GPU sustains, give or take three
 times. A step is 6 of them per parameter and token (Kaplan et al. 2020, section 2.1)."""
 STEP_TOKENS = 32_768  # of one peer, where only a number of parameters is given
+COMPARED = ("diloco", "local_sgd", "opendiloco", "eager")
+"""Recommended from: AdamW inside and means of all, so that they learn alike in rounds of the same length."""
 STEPS_TRIED = 500  # per round: the most that a run of others was published with (DiLoCo, OpenDiLoCo)
 
 
@@ -77,13 +79,12 @@ def plan(
 def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> dict[str, Any]:
     """Every recipe on these links, those that real runs can do first, and the recommendation."""
     from atoll.learn.methods import METHODS
-    from atoll.learn.recipes import diloco, in_swarm, swarm_problem
+    from atoll.learn.recipes import diloco, in_swarm
 
     recipes = {name: in_swarm(make()) for name, make in METHODS.items()}
     rows = [_row(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
     rows.sort(key=lambda row: bool(row["not_yet"]))
-    waiting = {name: recipe for name, recipe in recipes.items() if not recipe.schedule.overlap}
-    choices = {name: ("", recipe) for name, recipe in waiting.items() if not swarm_problem(recipe)}
+    choices = {name: ("", recipes[name]) for name in COMPARED}
     choices["diloco, 2 bits up"] = ("2bit", diloco(up="2bit"))
     return {
         "peers": links.peers,
