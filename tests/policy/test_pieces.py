@@ -186,10 +186,13 @@ def test_a_book_that_was_written_down_goes_on_where_it_was():
     chain.grow(rounds=30)
     later = Ledger(CODED, book=book)
     later.follow(max(chain.bodies), chain.ids, {r: b for r, b in chain.bodies.items() if r >= 4})
-    assert later.book == chain.ledger.book and not later.lacks
+    assert later.book == chain.ledger.book and not later.book.lacks
     blank = Ledger(CODED)
     blank.follow(max(chain.bodies), chain.ids, {r: b for r, b in chain.bodies.items() if r >= 9})
-    assert blank.lacks and blank.why_not(*chain.words()[0]) is None  # no judge of what it cannot know
+    assert blank.book.lacks and blank.why_not(*chain.words()[0]) is None  # no judge of what it cannot know
+    assert blank.unknown(*chain.words()[0]), "and nobody who would propose it"
+    again = Ledger(CODED, book=msgspec.msgpack.decode(msgspec.msgpack.encode(blank.book), type=Book))
+    assert again.why_not(*chain.words()[0]) is None, "nor after a restart"
 
 
 def test_only_the_newest_64_states_are_followed():

@@ -86,11 +86,12 @@ class Pieces:
         self.me, self.coded, self.history, self.ledger, self.gone = me, coded, history, ledger, gone
         self.mine: dict[int, Mine] = {}  # by round
         self.making: Making | None = None
-        self.sought: list[Digest] = []  # states that somebody waits for, in the order of asking
+        self.sought: dict[Digest, int] = {}  # states that somebody waits for, and their rounds, in the order of asking
         self.again_at: dict[int, Seconds] = {}  # by round: not before
         self.wait_s: dict[int, Seconds] = {}  # and after the next time in vain
         self.said_at: dict[int, Seconds] = {}
         self.held: tuple[tuple[Digest, ...], tuple[Digest, ...]] | None = None
+        self.written = False  # the book, ever: without it a restart lacks the vertices that memory does not hold
 
     def restore(self, kept: dict[str, bytes]) -> None:
         """From the life before. A book that cannot be read costs work, no agreement: reports are then believed."""
@@ -98,7 +99,7 @@ class Pieces:
             before = msgspec.msgpack.decode(kept.get("pieces", b""), type=Kept)
         except msgspec.DecodeError:
             return
-        self.ledger.book = before.book
+        self.ledger.book, self.written = before.book, True
         self.mine = {mine.round: mine for mine in before.mine}
 
     def begin(self) -> list[Effect]:
@@ -116,7 +117,7 @@ class Pieces:
             for round in [r for r in told if self.ledger.entry(r) is None]:
                 del told[round]
         stopped = self._stop() if self._is_replaced() else []
-        return [*stopped, *self._write_down()]
+        return [*stopped, *self._write_down(force=not self.written)]
 
     def words(self, now: Seconds) -> list[Placed]:
         """What I have to say to the members and no vertex holds yet."""
@@ -151,8 +152,7 @@ class Pieces:
         entry = self.ledger.entry_of(state)
         if entry is None or not entry.placed:
             return None
-        if state not in self.sought:
-            self.sought.append(state)
+        self.sought.setdefault(state, entry.round)
         return self._seek_next(now)
 
     def serves(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
@@ -180,6 +180,8 @@ class Pieces:
         if making is None:
             return []
         if kind == "cut" and name == f"{making.entry.round}/{making.index}" and making.index is not None:
+            if isinstance(event, Failed):  # by this disk or this library: what others have would not help
+                return self._fail(making, event.why, now)
             return self._was_cut(making, making.index, result, reach, now)
         if kind == "make" and name == making.goal.hex():
             return self._was_made(making, bool(result), event.why if isinstance(event, Failed) else "", now)
@@ -250,7 +252,7 @@ class Pieces:
         if index is not None and names is not None:
             return self._keep(making, index, names, repaired=True, now=now)
         sources = tuple(sorted(making.gather.gave)) if making.gather is not None else ()
-        self.sought.remove(entry.state)
+        del self.sought[entry.state]
         told = Report(StateRebuilt(of=entry.round, state=entry.state, sources=sources, round=self.history.head))
         return [*self._end(), told, *self._seek_next(now)]
 
@@ -265,7 +267,7 @@ class Pieces:
     def _fail(self, making: Making, why: str, now: Seconds) -> list[Effect]:
         entry = making.entry
         if making.index is None:
-            self.sought.remove(entry.state)
+            del self.sought[entry.state]
         else:
             wait_s = self.wait_s.get(entry.round, AGAIN_S)
             self.again_at[entry.round], self.wait_s[entry.round] = now + wait_s, min(AGAIN_MAX_S, 2 * wait_s)
@@ -276,10 +278,13 @@ class Pieces:
         """A state that somebody waits for comes before my own pieces."""
         if not self.sought or (self.making is not None and self.making.index is None):
             return []
-        stopped, entry = self._stop(), self.ledger.entry_of(self.sought[0])
+        state, round = next(iter(self.sought.items()))
+        stopped, entry = self._stop(), self.ledger.entry_of(state)
         if entry is None or entry.names is None:
-            del self.sought[0]  # too old by now
-            return [*stopped, *self._seek_next(now)]
+            del self.sought[state]
+            why = "it is too old by now: nobody keeps its pieces"
+            told = Report(StateLost(of=round, state=state, why=why, round=self.history.head))
+            return [*stopped, told, *self._seek_next(now)]
         self.making = Making(entry, None)
         return [*stopped, *self._gather(self.making, entry.names, now)]
 
@@ -316,6 +321,6 @@ class Pieces:
     def _write_down(self, force: bool = False) -> list[Effect]:
         if not (self.ledger.changed or force):
             return []
-        self.ledger.changed = False
+        self.ledger.changed, self.written = False, True
         kept = Kept(self.ledger.book, tuple(self.mine.values()))
         return [Keep("pieces", msgspec.msgpack.encode(kept)), *self._hold()]

@@ -26,7 +26,7 @@ from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Audited, Invite, Signed
+from atoll.wire.messages.statements import Amend, Audited, Invite, Placed, Signed
 from atoll.wire.messages.vertex import Body
 
 AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
@@ -135,7 +135,10 @@ class ReportPool:
 
     def judge(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
         open_to_all, parts = self.settings.open_to_all, parts_most(self.settings, parent)
-        return admissible(reported, parent, recent, self.notary.run, open_to_all, wall_s, parts)
+        wrong = admissible(reported, parent, recent, self.notary.run, open_to_all, wall_s, parts)
+        if wrong is None and isinstance(reported.statement, Placed):  # if vertices are lacking, others must judge it
+            return recent.ledger.unknown(reported.by, reported.statement)
+        return wrong
 
     def recent(self) -> Recent:
         head = self.history.head

@@ -229,6 +229,7 @@ class _Walk:
         self.validations = Validations(audit.settings.validated, audit.settings.round.quorum)
         self.validations.follow(-1, self.history.ids, self.history.bodies)
         self.ledger = Ledger(audit.settings.kept_coded, audit.settings.round.quorum)
+        self.ledger.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True
         # the newest round whose id or state is not known for sure; before all that anything looks back to
         self.hole = -1 - VALIDATION_ROUNDS
@@ -311,8 +312,7 @@ class _Walk:
         self.docket.lacks = self.hole > history.head - AUDIT_ROUNDS
         validated = self.audit.settings.validated is not None
         self.validations.lacks = validated and self.hole > history.head - VALIDATION_ROUNDS
-        self.ledger.lacks = self.hole >= 0
-        self.ledger.follow(history.head, history.ids, history.bodies)
+        self.ledger.book.lacks = self.hole >= 0
         known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger
         recent = Recent(self._recent_states(body), *known)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
@@ -380,6 +380,7 @@ class _Walk:
         self.history.restore(vertex)
         self.docket.follow(body.round, self.history.ids, self.history.bodies)
         self.validations.follow(body.round, self.history.ids, self.history.bodies)
+        self.ledger.follow(body.round, self.history.ids, self.history.bodies)
         self.audit.drawn += sum(isinstance(c, Case) and c.round == body.round for c in self.docket.cases.values())
         self.sound = True
         certificate = vertex.certificate

@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.base.draw import shuffled
+from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX
 from atoll.keys.digest import digest
@@ -89,6 +90,7 @@ class Book(msgspec.Struct):
     head: int = -2
     entries: list[Entry] = []
     away_since_s: dict[PeerId, Seconds] = {}
+    lacks: bool = False  # vertices that entries might have come from: others' words are taken as others judged them
 
 
 class Ledger:
@@ -98,7 +100,6 @@ class Ledger:
         self.coded, self.book = coded, book or Book()
         self.rule: QuorumRule = rule
         self.changed = False  # since somebody last wrote the book down
-        self.lacks = False  # vertices that entries might have come from: those reports are taken at their word
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -115,13 +116,17 @@ class Ledger:
         if self.coded is None or head <= self.book.head:
             return
         fresh = sorted(r for r in bodies if self.book.head < r <= head)
-        self.lacks |= self.book.head == -2 and fresh != list(range(-1, head + 1))
+        self.book.lacks |= self.book.head == -2 and fresh != list(range(-1, head + 1))
         for round in fresh:
             self._take_in(self.coded, ids[round], bodies[round])
         self.book.head = head
 
     def why_not(self, by: PeerId, word: Placed) -> str | None:
-        """None if this may stand in the next vertex."""
+        """None if this may stand in the next vertex, as far as I can know."""
+        flaw = self._malformed(word)
+        return flaw if flaw is not None or self.book.lacks else self.unknown(by, word)
+
+    def _malformed(self, word: Placed) -> str | None:
         if self.coded is None:
             return "is about pieces, which this run does not have"
         if (
@@ -131,9 +136,11 @@ class Ledger:
             or not 0 <= word.size_bytes <= BLOB_MAX
         ):
             return "names pieces that no state of this run has"
+        return None
+
+    def unknown(self, by: PeerId, word: Placed) -> str | None:
+        """None if this well-formed word follows from the vertices that I have: I may propose it."""
         entry = self.entry(word.round)
-        if self.lacks:
-            return None
         if entry is None:
             return "is about a state that is not kept in pieces"
         if entry.holders[word.index] != by:
@@ -148,7 +155,12 @@ class Ledger:
 
     def _take_in(self, coded: Coded, vertex: Digest, body: Body) -> None:
         for signed in body.reports:
-            word = decode_statement(signed.body, signed.signer)
+            if b"Placed" not in signed.body:  # its tag: most reports are not opened
+                continue
+            try:
+                word = decode_statement(signed.body, signed.signer)
+            except PeerFault:
+                continue  # of a damaged history: `atoll verify` says so
             if isinstance(word, Placed):
                 self._hear(signed.signer, word)
         self._watch_members(body)
@@ -168,7 +180,7 @@ class Ledger:
 
     def _hear(self, by: PeerId, word: Placed) -> None:
         entry = self.entry(word.round)
-        if entry is None or self.why_not(by, word) is not None or entry.holders[word.index] != by:
+        if entry is None or (self._malformed(word) or self.unknown(by, word)) is not None:
             return
         self.changed = True
         names = Names(word.size_bytes, word.pieces)
