@@ -115,3 +115,13 @@ def test_whatever_an_owner_sends_is_read_or_is_its_fault(data: st.DataObject):
 def test_an_answer_of_another_recipe_is_refused(how: Answering, wire: bytes):
     with pytest.raises(PeerFault):
         how.read(wire)
+
+
+def test_an_owner_refuses_to_answer_with_what_nobody_would_read():
+    """A member that diverged: its row is as long as no fp32 number can say. No answer, rather than one that every
+    member would choke on in the same way, attempt after attempt."""
+    how = answering("bf16", statistic="radial")
+    rows = [(1, bytes(how.up.encode(torch.ones(N) * size))) for size in (1e-3, 1e-3, 1e18)]
+    rows += [(1, wire) for _, wire in rows]
+    with pytest.raises(ValueError, match="diverged"):
+        how.answer(rows)

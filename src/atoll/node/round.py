@@ -934,11 +934,15 @@ class Round:
 
     def _note_lapses(self, now: Seconds) -> list[Effect]:
         """Who owed us something that did not come: noted, and told when it is not the first time."""
+        if self.reduce is None:
+            return []
         effects: list[Effect] = []
-        late_at, window_s = self.timing.times(self.attempt).answer_until[0], self.timing.window_s(self.attempt)
-        shown = patience_shown(self.patience.had(late_at), window_s, self.plan.settings.owner_s)
-        weight = shown if now >= late_at else 1.0  # what is seen before is none of patience
-        for peer, why in (self.reduce.lapses(now) if self.reduce is not None else {}).items():
+        plan = self.reduce.plan
+        # what is seen before owners stop gathering is none of patience
+        over = [moment for moment in (plan.gather_until(0, 1), plan.answer_until[0]) if now >= moment]
+        had_s = self.patience.had(over[-1]) if over else 0.0
+        weight = patience_shown(had_s, plan.window_s, self.plan.settings.owner_s) if over else 1.0
+        for peer, why in self.reduce.lapses(now).items():
             effects.append(self._report(Lapsed(peer=peer, why=why)))
             if self.strikes.note(peer, self.plan.round, weight):
                 effects += self._accuse(peer, Complaint(self.plan.round, peer, why))
