@@ -25,7 +25,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX
 from atoll.keys.digest import digest
 from atoll.policy.plan import QuorumRule
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Placed
 from atoll.wire.messages.vertex import Body
 
@@ -148,7 +148,7 @@ class Ledger:
 
     def _take_in(self, coded: Coded, vertex: Digest, body: Body) -> None:
         for signed in body.reports:
-            word = decode_statement(signed.body, signed.signer)
+            word = statement_in(signed)
             if isinstance(word, Placed):
                 self._hear(signed.signer, word)
         self._watch_members(body)

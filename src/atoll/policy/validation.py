@@ -18,11 +18,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from atoll.base.draw import shuffled
-from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.policy.plan import QuorumRule
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Amend, Validated
 from atoll.wire.messages.vertex import Body
 
@@ -100,7 +99,7 @@ class Validations:
         self.candidates: dict[int, Candidate] = {}  # by round, oldest first
         self.returns: list[int] = []  # rounds that validators sent back
         self.head, self.head_id = -2, ZERO_DIGEST
-        self.lacks = False  # some vertices of the window: what they drew is taken at its word
+        self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
 
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
         """Take in all vertices up to the head that are at hand."""
@@ -115,6 +114,12 @@ class Validations:
         self.candidates = {round: c for round, c in self.candidates.items() if round > oldest}
         self.returns = [round for round in self.returns if round > oldest]
         self._judge(self.rule)
+
+    def lose(self, round: int) -> None:
+        """The vertex of this round is lost, or is not the one that was agreed on: nothing is known of whom it and
+        those before it drew, and of what was said of them."""
+        self.lost = round
+        self.candidates = {r: c for r, c in self.candidates.items() if r > round}
 
     def _take_in(self, round: int, vertex: Digest, body: Body, rule: Rule) -> None:
         back: Amend | None = None
@@ -147,8 +152,10 @@ class Validations:
     def why_not(self, by: PeerId, report: Validated) -> str | None:
         """None if this may stand in the next vertex."""
         candidate = self.candidates.get(report.round)
+        if self.head - VALIDATION_OPEN < report.round <= self.lost:
+            return None
         if candidate is None:
-            return None if self.lacks else "is of no state that is validated"
+            return "is of no state that is validated"
         if by not in candidate.validators:
             return "is not by one who was drawn"
         if report.state != candidate.state:
@@ -203,10 +210,7 @@ def _words(body: Body) -> Iterator[tuple[PeerId, Amend | Validated]]:
     for signed in body.reports:
         if b"Validated" not in signed.body and b"Amend" not in signed.body:  # tags: most reports are not opened
             continue
-        try:
-            statement = decode_statement(signed.body, signed.signer)
-        except PeerFault:
-            continue  # of a damaged history: `atoll verify` says so
+        statement = statement_in(signed)
         if isinstance(statement, Amend | Validated):
             yield signed.signer, statement
 
