@@ -69,6 +69,7 @@ class Candidate:
     validators: tuple[PeerId, ...]
     needed: int
     said: dict[PeerId, Losses] = field(default_factory=dict[PeerId, Losses])
+    heard: int = -2  # the round whose vertex held the last word of it
     bounds: Losses | None = None  # None: there is nothing to compare with
     opinion: Opinion = "open"
 
@@ -127,7 +128,8 @@ class Validations:
             if isinstance(said, Amend):
                 back = said
             elif self.why_not(by, said) is None and said.round in self.candidates:
-                self.candidates[said.round].said.setdefault(by, said.losses)
+                candidate = self.candidates[said.round]
+                candidate.said[by], candidate.heard = said.losses, round
         if back is not None:  # what came after belongs to a past that was left
             self.candidates = {r: c for r, c in self.candidates.items() if r <= back.round}
             self.returns += [round] * (not back.signature)
@@ -180,7 +182,7 @@ class Validations:
         target = self.good
         if target is None:
             return None
-        refused = [c.round for c in self.candidates.values() if c.round > target.round and c.opinion == "bad"]
+        refused = [c.heard for c in self.candidates.values() if c.round > target.round and c.opinion == "bad"]
         if not refused:
             return None
         since = max(refused[0], self.cool_until)
