@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.node.blame import blame_by_loss
+from atoll.node.blame import blame_by_loss, refusals
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.statements import Amend, Commit
 from atoll.wire.messages.vertex import Body, Metrics
 
 RUN = Digest(bytes(32))
@@ -45,3 +46,18 @@ def test_one_alone_is_compared_with_nobody():
     assert only.excess is only.worst is only.rise is only.rise_without is None
     assert jumps[0].round == 1 and jumps[0].by == 0.5 and jumps[0].counted == ("a",)
     assert blame_by_loss([body(0, {})]) == ([], [])
+
+
+def went_back(body: Body, to: int) -> Body:
+    """This vertex goes back, as validators demand."""
+    amend = Amend(ZERO_DIGEST, to, ZERO_DIGEST, ZERO_DIGEST, to + 1, b"")
+    return replace(body, reports=(Notary(RUN, VirtualSigner(PeerId("a")), VirtualVerifier()).sign(amend),))
+
+
+def test_who_counted_in_what_was_left_before_is_not_named_again():
+    """Round 3 left 2 behind, and its own updates moved nothing. Round 6 leaves 4 and 5, which came of round 1."""
+    trained = [replace(body(round, {"a": 1.0, who: 1.0}), parts=(None,)) for round, who in enumerate("abcdefg")]
+    bodies = [*trained[:3], went_back(trained[3], 1), *trained[4:6], went_back(trained[6], 1)]
+    first, second = refusals(bodies)
+    assert (first.round, first.refused, first.contributors) == (3, (2,), ("a", "c"))
+    assert (second.round, second.refused, second.contributors) == (6, (4, 5), ("a", "e", "f"))

@@ -78,7 +78,7 @@ def test_one_damaged_word_is_one_problem():
 
 
 def test_who_starts_again_before_the_first_state_is_cut_lacks_nothing():
-    """Rounds whose state is cut are far apart, and its memory holds the newest vertices only: still it may judge."""
+    """Rounds whose state is cut are far apart, its memory holds the newest vertices only: still it may judge."""
     swarm = swarm_of(4, Coded(2, 4, every_rounds=500, lost_s=1e6))
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 20)
     node = swarm.world.nodes[peer_name(1)]

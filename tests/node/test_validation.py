@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import msgspec
 import pytest
@@ -17,9 +18,11 @@ from atoll.node.facts import AttemptFailed, Disagreed, WentBack
 from atoll.node.jobs import Hold, Losses, Validate
 from atoll.node.peer import Fault
 from atoll.node.verify import Kept, Return, verify_history
+from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
 from atoll.policy.validation import Rule
 from atoll.protocol.transfer.work import ReadManifest
+from atoll.sim.audits import islands as audited_islands
 from atoll.sim.island import Shared
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
@@ -28,7 +31,7 @@ from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encod
 from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Propose
-from atoll.wire.messages.statements import Amend, Certificate, Signed, Vote
+from atoll.wire.messages.statements import Amend, Certificate, Signed, Validated, Vote
 from atoll.wire.messages.vertex import Body, Vertex
 
 ADA, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
@@ -355,3 +358,61 @@ def test_losses_are_answers_to_a_job_and_to_no_other():
     assert validators.done(Done("validate/hold", None)) == [] and validators.looking == before
     assert validators.done(Done("validate/999", Losses((1.0,)))) == []
     assert not any(isinstance(e, Ask) for e in validators.done(Done("validate/999", None)))
+
+
+@cache
+def mixed() -> tuple[Swarm, dict[int, bytes]]:
+    """Audits, records, pieces, paced windows and validators whose words come two rounds late; one return."""
+    knobs = SwarmKnobs(peers=5)
+    plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds", window_min_s=1.0)
+    mix = {"audit_rate": 0.6, "reputation": True, "coded": Coded(2, 3, 2), "witnessed": True}
+    knobs.run = replace(knobs.run, round=plan, validation=Rule(), **mix)
+    swarm = Swarm(5, knobs, island=audited_islands({}))
+    for node in swarm.world.nodes.values():
+        island = node.island
+        island.losses = lambda state: (
+            9.0 if msgspec.msgpack.decode(state, type=Shared).round in range(8, 12) else 1.0,
+        )
+        island.takes_s = lambda work, takes=island.takes_s: 3.0 if isinstance(work, Validate) else takes(work)
+    reach(swarm, 22, within_s=900)
+    rows = rows_of(swarm)
+    assert len(returns(swarm)) == 1 and verified(swarm, rows).intact
+    return swarm, rows
+
+
+JUNK = Signed(BOB, b"\xc1 Validated Amend", b"")
+DAMAGE = {
+    "a number": lambda body: replace(body, time_s=body.time_s + 0.001),
+    "the state": lambda body: replace(body, state=body.parent),
+    "members": lambda body: replace(body, members=body.members[:1]),
+    "a report": lambda body: replace(body, reports=(JUNK, *body.reports)),
+    "a commitment": lambda body: replace(body, commits=(JUNK, *body.commits)),
+}
+
+
+@pytest.mark.parametrize("what", [*DAMAGE, "all of it"])
+def test_one_damaged_vertex_is_one_problem_wherever_it_lies(what: str):
+    """Whom it drew, what it said and that it was gone back to is held against no later vertex; bytes that nobody
+    can read end no walk."""
+    swarm, rows = mixed()
+    for round in range(max(rows)):
+        vertex = decode_vertex(rows[round])
+        if what == "all of it":
+            damaged = {r: row for r, row in rows.items() if r != round}
+        else:
+            body = DAMAGE[what](decode_body(vertex.body))
+            damaged = rows | {round: encode(replace(vertex, body=encode(body)))}
+        found = [(p.code, p.round) for p in verified(swarm, damaged).problems]
+        assert found == [("E-VER-03" if what == "all of it" else "E-VER-05", round)]
+
+
+def test_words_after_a_lost_vertex_are_judged_by_those_that_are_here():
+    """Only what was drawn up to it is taken at its word."""
+    swarm, rows = mixed()
+    liar = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    here = {r: row for r, row in rows.items() if r < 10 and r != 7}
+    body = decode_body(decode_vertex(rows[10]).body)
+    for of, codes in ((6, ["E-VER-03"]), (9, ["E-VER-03", "E-VER-08"])):
+        word = liar.sign(Validated(of, body.state, (1, 2, 3)))
+        forged = agreed_by_all(swarm, replace(body, reports=(word, *body.reports)))
+        assert [p.code for p in verified(swarm, here | {10: forged}).problems] == codes

@@ -220,6 +220,19 @@ def test_returns_come_ever_more_rarely_and_a_demand_that_nobody_follows_ends():
     assert 0 < demanded <= LASTING
 
 
+@pytest.mark.parametrize("late", [1, 8, VALIDATION_OPEN])
+def test_a_demand_lasts_as_long_however_late_the_words_came(late: int):
+    """Validators that are slower than rounds: what they say last is in time, and so is what follows."""
+    story = Story()
+    story.plays(5)
+    bad = story.round - 1
+    words, demanded = story.words(bad, *[9 * NAT] * 5), 0
+    for vertex in range(1, 4 * LASTING):
+        story.goes_on(*(words if vertex == late else ()))
+        demanded += story.demands() == bad - 1
+    assert demanded == LASTING
+
+
 def test_a_model_that_recovered_is_not_left():
     """A bad round during the cooling, and a good one after it."""
     story = Story()

@@ -59,11 +59,21 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def refusal_in(body: Body, before: Iterable[Body]) -> Refusal | None:
-    """What this vertex refuses of those `before` it; None unless validators sent it back."""
+    """What this vertex refuses of those `before` it, oldest first; None unless validators sent it back.
+
+    A round that went back moved nothing itself, and what it left behind is refused no second time.
+    """
     back = amend_of(body)
     if back is None or back.signature:
         return None
-    refused = [b for b in before if back.round < b.round < body.round and b.parts]
+    refused: list[Body] = []
+    for b in before:
+        if not back.round < b.round < body.round:
+            continue
+        if (left := amend_of(b)) is not None:
+            refused = [r for r in refused if r.round <= left.round]
+        elif b.parts:
+            refused.append(b)
     who = {signed.signer for b in refused for signed in b.commits}
     return Refusal(body.round, back.round, tuple(b.round for b in refused), tuple(sorted(who)))
 

@@ -86,7 +86,9 @@ class Pieces:
         self.me, self.coded, self.history, self.ledger, self.gone = me, coded, history, ledger, gone
         self.mine: dict[int, Mine] = {}  # by round
         self.making: Making | None = None
-        self.sought: dict[Digest, int] = {}  # states that somebody waits for, and their rounds, in the order of asking
+        self.sought: dict[
+            Digest, int
+        ] = {}  # states that somebody waits for, and their rounds, in the order of asking
         self.again_at: dict[int, Seconds] = {}  # by round: not before
         self.wait_s: dict[int, Seconds] = {}  # and after the next time in vain
         self.said_at: dict[int, Seconds] = {}

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
-from atoll.base.limits import AUDIT_ROUNDS, VALIDATION_ROUNDS
+from atoll.base.limits import VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
 from atoll.node.amend import agrees, amend_of, goal_of, may_follow
 from atoll.node.body import check_body, ground_after, write_recovery
@@ -37,9 +37,9 @@ from atoll.policy.plan import plan_round
 from atoll.policy.reputation import scores_of
 from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History, genesis_digest
-from atoll.wire.codec import decode_body, decode_statement, decode_vertex, vertex_id
+from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Commit, Join, Ready, Signed, Statement
+from atoll.wire.messages.statements import Amend, Commit, Join, Ready
 from atoll.wire.messages.vertex import Body, Vertex
 
 FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
@@ -208,12 +208,9 @@ def _read(kept: Kept, round: int) -> tuple[tuple[Vertex, Body] | None, str]:
         return None, fault.what
 
 
-def _opened(signed: Signed) -> Statement | None:
-    """What this says, whether or not its signature holds: a vertex that cannot be judged may hold anything."""
-    try:
-        return decode_statement(signed.body, signed.signer)
-    except PeerFault:
-        return None
+def _names_another(vertex: Vertex) -> bool:
+    """Its certificate is of another body: one of the two was damaged."""
+    return vertex.certificate is not None and vertex.certificate.digest != vertex_id(vertex.body)
 
 
 class _Walk:
@@ -239,7 +236,7 @@ class _Walk:
         found = self._fetch(round)
         if found is None:
             self.audit.missing.append(round)
-            self.sound, self.hole = False, round
+            self._lose(round)
             self.eras.lost()
             return
         vertex, body = found
@@ -297,10 +294,7 @@ class _Walk:
 
     def _look_alone(self, vertex: Vertex, body: Body) -> tuple[str, str] | None:
         """What can be said without the parent: is the body at least the one that its certificate names?"""
-        certificate = vertex.certificate
-        if certificate is not None and certificate.digest != vertex_id(vertex.body):
-            return "body", "its body is not the one that its certificate names"
-        return None
+        return ("body", "its body is not the one that its certificate names") if _names_another(vertex) else None
 
     def _content_flaw(self, vertex: Vertex, body: Body) -> str | None:
         history, parent = self.history, self.history.head_body
@@ -309,14 +303,11 @@ class _Walk:
             expected = write_recovery(parent, history.head_id, self.notary.run, body.proposer, here, body.time_s)
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = plan_round(history.head_id, parent, self.audit.settings.round)
-        self.docket.lacks = self.hole > history.head - AUDIT_ROUNDS
-        validated = self.audit.settings.validated is not None
-        self.validations.lacks = validated and self.hole > history.head - VALIDATION_ROUNDS
         self.ledger.book.lacks = self.hole >= 0
         known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger
         recent = Recent(self._recent_states(body), *known)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
-        if self.validations.lacks:
+        if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
             ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
@@ -325,7 +316,7 @@ class _Walk:
         """Joins and readiness name recent vertices; one that is lost or damaged here is taken at their word."""
         states = self.history.recent_states(RECENT)
         for signed in body.reports if self.hole > self.history.head - RECENT else ():
-            match _opened(signed):
+            match statement_in(signed):
                 case Ready(vertex, state):
                     states.setdefault(vertex, state)
                 case Join(after=after):
@@ -344,9 +335,12 @@ class _Walk:
         return may_follow(self.history, after) or self.hole > self.history.head - AMEND_ROUNDS
 
     def _earlier(self, amend: Amend) -> Earlier:
-        """The vertex that it names, from this folder; one that is lost is named elsewhere, once."""
+        """The vertex that it names, from this folder; one that is lost or damaged is named elsewhere, once."""
         kept, _ = _read(self.kept, amend.round) if amend.round >= 0 else (self.genesis, "")
-        if kept is None:
+        if kept is None or kept[1].round != amend.round:
+            return "same"
+        certificate = kept[0].certificate
+        if certificate is not None and certificate.digest == amend.back_to != vertex_id(kept[0].body):
             return "same"
         return agrees(amend, goal_of(kept[1], vertex_id(kept[0].body)))
 
@@ -383,12 +377,13 @@ class _Walk:
         self.ledger.follow(body.round, self.history.ids, self.history.bodies)
         self.audit.drawn += sum(isinstance(c, Case) and c.round == body.round for c in self.docket.cases.values())
         self.sound = True
-        certificate = vertex.certificate
-        if flaw is not None and certificate is not None and certificate.digest != vertex_id(vertex.body):
-            self.sound, self.hole = (
-                False,
-                body.round,
-            )  # its children follow another body: they would all be blamed for it
+        if flaw is not None and _names_another(vertex):
+            self._lose(body.round)  # its children follow another body: they would all be blamed for it
+
+    def _lose(self, round: int) -> None:
+        self.sound, self.hole = False, round
+        self.docket.lost = round
+        self.validations.lose(round)
 
     def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
         plan = plan_round(head, body, self.audit.settings.round)
@@ -406,7 +401,7 @@ class _Walk:
         for m in body.members:
             audit.shares.setdefault(m.peer, Share()).name = m.name
         for signed in body.commits:
-            commit = _opened(signed)
+            commit = statement_in(signed)
             if isinstance(commit, Commit):
                 share = audit.shares.setdefault(signed.signer, Share())
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps

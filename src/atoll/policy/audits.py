@@ -23,7 +23,7 @@ from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
 from atoll.policy.inquiry import AGAINST, CHANCES, Inquiry, QuorumRule, voices_needed
 from atoll.policy.openings import Opening, Terms, openings_of
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Audited, Commit, Finding
 from atoll.wire.messages.vertex import Body
 
@@ -90,7 +90,7 @@ class Docket:
         self.rule: QuorumRule = rule
         self.cases: dict[Key, Case | Opening] = {}
         self.head = -2
-        self.lacks = False  # some vertices of the last rounds: what they drew is taken at its word
+        self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
 
     @property
     def looks(self) -> bool:
@@ -122,7 +122,7 @@ class Docket:
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         needed, scores = voices_needed(voters, self.rule), scores_of(body)
         for signed in body.commits:
-            commit, peer = decode_statement(signed.body, signed.signer), signed.signer
+            commit, peer = statement_in(signed), signed.signer
             if not isinstance(commit, Commit) or commit.claim is msgspec.UNSET:
                 continue
             share = self.share * audit_factor(scores, peer)  # above 1: always
@@ -135,7 +135,7 @@ class Docket:
 
     def _hear(self, round: int, body: Body) -> None:
         for signed in body.reports:
-            report = decode_statement(signed.body, signed.signer)
+            report = statement_in(signed)
             if isinstance(report, Audited) and (case := self.cases.get(key_of(report))) is not None:
                 case.said.setdefault(signed.signer, (round, report.finding))
 
@@ -143,7 +143,7 @@ class Docket:
         """Who found what, as this vertex holds it for the first time. Tell it of the vertex before."""
         found: list[tuple[PeerId, Audited]] = []
         for signed in body.reports:
-            report = decode_statement(signed.body, signed.signer)
+            report = statement_in(signed)
             if not isinstance(report, Audited) or (case := self.cases.get(key_of(report))) is None:
                 continue
             if case.said.get(signed.signer, (-1, ""))[0] == body.round:
@@ -154,8 +154,10 @@ class Docket:
         """None if this may stand in the next vertex. Words against somebody may be said again until they count, or
         the audit is over: accusers must not fill vertices."""
         case = self.cases.get(key_of(report))
+        if self.head - AUDIT_ROUNDS < report.round <= self.lost:
+            return None
         if case is None:
-            return None if self.lacks else "is of no audit that is open"
+            return "is of no audit that is open"
         if by not in case.order:
             return "is not by one who was drawn"
         if not case.asked(self.head) and case.against < case.needed:

@@ -21,12 +21,11 @@ from typing import Annotated
 import msgspec
 
 from atoll.base.draw import shuffled
-from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX
 from atoll.keys.digest import digest
 from atoll.policy.plan import QuorumRule
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Placed
 from atoll.wire.messages.vertex import Body
 
@@ -157,10 +156,7 @@ class Ledger:
         for signed in body.reports:
             if b"Placed" not in signed.body:  # its tag: most reports are not opened
                 continue
-            try:
-                word = decode_statement(signed.body, signed.signer)
-            except PeerFault:
-                continue  # of a damaged history: `atoll verify` says so
+            word = statement_in(signed)
             if isinstance(word, Placed):
                 self._hear(signed.signer, word)
         self._watch_members(body)

@@ -18,11 +18,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from atoll.base.draw import shuffled
-from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.policy.plan import QuorumRule
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Amend, Validated
 from atoll.wire.messages.vertex import Body
 
@@ -70,6 +69,7 @@ class Candidate:
     validators: tuple[PeerId, ...]
     needed: int
     said: dict[PeerId, Losses] = field(default_factory=dict[PeerId, Losses])
+    heard: int = -2  # the round whose vertex held the last word of it
     bounds: Losses | None = None  # None: there is nothing to compare with
     opinion: Opinion = "open"
 
@@ -100,7 +100,7 @@ class Validations:
         self.candidates: dict[int, Candidate] = {}  # by round, oldest first
         self.returns: list[int] = []  # rounds that validators sent back
         self.head, self.head_id = -2, ZERO_DIGEST
-        self.lacks = False  # some vertices of the window: what they drew is taken at its word
+        self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
 
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
         """Take in all vertices up to the head that are at hand."""
@@ -116,13 +116,20 @@ class Validations:
         self.returns = [round for round in self.returns if round > oldest]
         self._judge(self.rule)
 
+    def lose(self, round: int) -> None:
+        """The vertex of this round is lost, or is not the one that was agreed on: nothing is known of whom it and
+        those before it drew, and of what was said of them."""
+        self.lost = round
+        self.candidates = {r: c for r, c in self.candidates.items() if r > round}
+
     def _take_in(self, round: int, vertex: Digest, body: Body, rule: Rule) -> None:
         back: Amend | None = None
         for by, said in _words(body):
             if isinstance(said, Amend):
                 back = said
             elif self.why_not(by, said) is None and said.round in self.candidates:
-                self.candidates[said.round].said.setdefault(by, said.losses)
+                candidate = self.candidates[said.round]
+                candidate.said[by], candidate.heard = said.losses, round
         if back is not None:  # what came after belongs to a past that was left
             self.candidates = {r: c for r, c in self.candidates.items() if r <= back.round}
             self.returns += [round] * (not back.signature)
@@ -147,8 +154,10 @@ class Validations:
     def why_not(self, by: PeerId, report: Validated) -> str | None:
         """None if this may stand in the next vertex."""
         candidate = self.candidates.get(report.round)
+        if self.head - VALIDATION_OPEN < report.round <= self.lost:
+            return None
         if candidate is None:
-            return None if self.lacks else "is of no state that is validated"
+            return "is of no state that is validated"
         if by not in candidate.validators:
             return "is not by one who was drawn"
         if report.state != candidate.state:
@@ -173,7 +182,7 @@ class Validations:
         target = self.good
         if target is None:
             return None
-        refused = [c.round for c in self.candidates.values() if c.round > target.round and c.opinion == "bad"]
+        refused = [c.heard for c in self.candidates.values() if c.round > target.round and c.opinion == "bad"]
         if not refused:
             return None
         since = max(refused[0], self.cool_until)
@@ -203,10 +212,7 @@ def _words(body: Body) -> Iterator[tuple[PeerId, Amend | Validated]]:
     for signed in body.reports:
         if b"Validated" not in signed.body and b"Amend" not in signed.body:  # tags: most reports are not opened
             continue
-        try:
-            statement = decode_statement(signed.body, signed.signer)
-        except PeerFault:
-            continue  # of a damaged history: `atoll verify` says so
+        statement = statement_in(signed)
         if isinstance(statement, Amend | Validated):
             yield signed.signer, statement
 

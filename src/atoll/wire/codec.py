@@ -46,7 +46,7 @@ from atoll.wire.messages.round import (
     WantRow,
     WantWords,
 )
-from atoll.wire.messages.statements import AnyStatement, Statement, Weighing
+from atoll.wire.messages.statements import AnyStatement, Signed, Statement, Weighing
 from atoll.wire.messages.vertex import Body, Vertex
 
 AnyMessage = (
@@ -101,6 +101,17 @@ def decode_message(data: bytes | memoryview, who: PeerId) -> Message:
 
 def decode_statement(data: bytes, who: PeerId) -> Statement:
     return _decode(_STATEMENT, data, who, "statement")
+
+
+def statement_in(signed: Signed) -> Statement | None:
+    """What this says, whether or not its signature holds; None for what cannot be read.
+
+    Only a damaged history holds such bytes: whoever walks over one goes on, and `atoll verify` names the vertex.
+    """
+    try:
+        return decode_statement(signed.body, signed.signer)
+    except PeerFault:
+        return None
 
 
 @lru_cache(maxsize=16)  # of bytes and who brought them: the last few bodies are opened again and again
