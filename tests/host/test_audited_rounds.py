@@ -211,7 +211,7 @@ def test_honest_rounds_are_accepted_in_every_segment_round_after_round(tmp_path:
 
 
 def test_a_busy_auditor_can_still_show_its_own_round_and_does_so_first(tmp_path: Path, book: str):
-    """Else whoever was drawn twice as an auditor is sent away for withholding what it was never given time to show."""
+    """Else who was drawn twice as an auditor is sent away for withholding what it was given no time to show."""
 
     async def story(swarm: Swarm) -> None:
         await swarm.play()
