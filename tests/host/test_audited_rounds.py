@@ -22,7 +22,7 @@ from atoll.host.learning import built_in, decode_learning, found
 from atoll.host.store import Store
 from atoll.host.trainer import TrainerFailed, TrainerSpec
 from atoll.host.trainer.child import Child
-from atoll.host.trainer.words import LoadInner, SaveInner, Train
+from atoll.host.trainer.words import GoOn, LoadInner, Progressed, SaveInner, Train
 from atoll.keys.digest import digest, merkle_root
 from atoll.learn.audit import claim_name
 from atoll.learn.recipes import diloco, overlapping
@@ -48,6 +48,7 @@ class Near(Inside):
         super().__init__()
         self.cheat = cheat
         self.audited = 0  # commands about audits
+        self.lingers = False  # whatever it takes again comes to no end
 
     async def start(self, spec: TrainerSpec):
         layout = await super().start(spec)
@@ -58,7 +59,8 @@ class Near(Inside):
 
     async def audit(self, work):
         self.audited += 1
-        return self.ask(work)
+        await asyncio.sleep(0)
+        return Progressed(False) if self.lingers and isinstance(work, GoOn) else self.ask(work)
 
     async def inner_state(self) -> bytes:
         return self.child.mailbox.take(self.ask(SaveInner()).size_bytes)
@@ -206,6 +208,32 @@ def test_honest_rounds_are_accepted_in_every_segment_round_after_round(tmp_path:
         assert swarm.trainers[0].audited > 2 * 10  # ten steps are ten commands, between which a round may begin
 
     play(tmp_path, book, story, up=up)
+
+
+def test_a_busy_auditor_can_still_show_its_own_round_and_does_so_first(tmp_path: Path, book: str):
+    """Else who was drawn twice as an auditor is sent away for withholding what it was given no time to show."""
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        bob, done = swarm.trainers[1], list[str]()
+        bob.lingers = True
+        judging = asyncio.create_task(swarm.audited(0, 0, by=1))
+        while not bob.audited:
+            await asyncio.sleep(0)
+        waiting = asyncio.create_task(swarm.audited(2, 0, by=1))
+        await swarm.islands[1].do(Hold((swarm.before,)))
+        showing = asyncio.create_task(swarm.islands[1].do(Exhibit(0, 1)))
+        for name, task in (("judged", judging), ("judged the next", waiting), ("shown", showing)):
+            task.add_done_callback(lambda _, name=name: done.append(name))
+        for _ in range(4):
+            await swarm.play()
+        bob.lingers = False
+        assert (await judging).finding == "accepted"
+        assert swarm.stores[1].read_blob((await showing).blob) is not None
+        await asyncio.wait([waiting])
+        assert done == ["judged", "shown", "judged the next"]
+
+    play(tmp_path, book, story)
 
 
 def test_a_skipped_step_is_found_in_its_segment_and_the_others_are_accepted(tmp_path: Path, book: str):

@@ -58,10 +58,10 @@ class Inside:
         return answer
 
     async def train(
-        self, steps, *, cursor, shard, shards, global_step, until=None, ahead=0, assignment=None
+        self, steps, *, cursor, shard, shards, global_step, until=None, ahead=0, assignment=None, held=()
     ) -> Trained:
         self.jobs += 1
-        return self.ask(Train(self.jobs, steps, until, cursor, shard, shards, global_step, ahead, assignment))
+        return self.ask(Train(self.jobs, steps, until, cursor, shard, shards, global_step, ahead, assignment, held))
 
     def cancel(self) -> None:
         self.cancelled = self.jobs

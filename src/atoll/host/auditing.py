@@ -9,8 +9,9 @@ Never decides who is audited, and never takes a number from the audited peer tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +59,7 @@ from atoll.learn.update import Common, Update, part_bounds, part_codecs
 from atoll.node.jobs import Adopt, Exhibit, Exhibited, Judge, Judged, Train
 
 MADE_HELD = 2  # rounds whose update can still be shown; they hold one vector more each
+SHOWING_MAX = 2  # rounds that wait to be shown: the trainer keeps the states of each
 
 
 @dataclass
@@ -87,7 +89,9 @@ class Auditing:
     told: Assignment | None = None  # to my trainer, in the round under way
     taken: TakenSteps | None = None  # by it
     life: int = 0  # in which it took them
-    _chore: asyncio.Lock = field(default_factory=asyncio.Lock)
+    showing: set[int] = field(default_factory=set[int])  # rounds of mine that are to be shown
+    _chore: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _busy: bool = False
 
     # ---- my own rounds -------------------------------------------------------------------------------------
 
@@ -150,10 +154,18 @@ class Auditing:
         made = self.made.get(wish.round)
         if made is None:
             raise RunFailedError("E-AUD-02", f"nothing is left of round {wish.round} that could be shown")
+        if len(self.showing) >= SHOWING_MAX:
+            raise RunFailedError("E-AUD-02", f"round {wish.round} is one too many of those that wait to be shown")
         path = self.store.folder / "exhibit.part"
-        async with self._chore:
-            await self._chores(ShowSegment(wish.round, wish.segment, made.claim, made.last, str(path)))
-            return Exhibited(await asyncio.to_thread(self._lay_out, path, made))
+        self.showing.add(wish.round)
+        try:
+            async with self._alone(first=True):
+                await self._chores(ShowSegment(wish.round, wish.segment, made.claim, made.last, str(path)))
+                return Exhibited(await asyncio.to_thread(self._lay_out, path, made))
+        finally:
+            self.showing.discard(wish.round)
+            async with self._chore:
+                self._chore.notify_all()
 
     def _lay_out(self, path: Path, made: Made) -> Digest:
         states = shown_from_bytes(path.read_bytes())
@@ -194,7 +206,7 @@ class Auditing:
             return wrong
         assignment = await loop.run_in_executor(self.arithmetic, self._assignment_of, work, shown, before)
         path = str(self.store.blob_path(work.blob))
-        async with self._chore:
+        async with self._alone():
             verdict = await self._chores(JudgeSegment(assignment, work.segment, path))
         if not isinstance(verdict, Accepted):
             assert verdict is not None
@@ -229,6 +241,19 @@ class Auditing:
         )
 
     # ---- small words ---------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _alone(self, first: bool = False) -> AsyncIterator[None]:
+        """One chore at a time. Who shows goes before who judges: a show that is late is taken for none."""
+        async with self._chore:
+            await self._chore.wait_for(lambda: not self._busy and (first or not self.showing))
+            self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+            async with self._chore:
+                self._chore.notify_all()
 
     async def _chores(self, work: ShowSegment | JudgeSegment) -> Verdict | None:
         """Step by step, and between two steps whoever wants the trainer for a round comes first."""

@@ -274,7 +274,8 @@ class Island:
                 schedule, self.members = self._learning.recipe.schedule, work.shards
                 chain = {}
                 if self.auditing is not None:
-                    chain = {"assignment": self.auditing.assignment(work, self.head)}
+                    held = tuple(sorted(self.auditing.showing))
+                    chain = {"assignment": self.auditing.assignment(work, self.head), "held": held}
                 done = await self.trainer.train(
                     work.steps,
                     cursor=cursor_after(self.head.samples, work.shards),

@@ -26,7 +26,7 @@ from atoll.learn.audit.chain import KEEP_EVERY
 from atoll.learn.audit.shown import Shown, shown_bytes, shown_from_bytes, states_of, vector_bytes
 from atoll.learn.data import Data
 
-RECORDS_HELD = 2  # rounds: the one that was agreed last and the one under way
+RECORDS_HELD = 2  # rounds: the one that was agreed last and the one under way, beside those still to be shown
 KEEP_ALL_BYTES = 256 * 2**20  # of a round's states, up to which every one is kept, so that showing takes no steps
 
 Chore = Generator[None, None, Verdict | None]
@@ -42,13 +42,14 @@ class Auditing:
 
     # ---- keeping the chain ---------------------------------------------------------------------------------
 
-    def begin(self, assignment: Assignment, live: Live) -> None:
+    def begin(self, assignment: Assignment, live: Live, held: tuple[int, ...] = ()) -> None:
         state_bytes = 4 * (len(live.x_F) + 2 * len(live.inner.first_P))
         all_bytes = state_bytes * (assignment.steps // assignment.segment_steps + 2)
         keep_every = 1 if all_bytes <= KEEP_ALL_BYTES else KEEP_EVERY
         self.record = self.records[assignment.round] = Record(assignment, live, keep_every)
-        while len(self.records) > RECORDS_HELD:
-            del self.records[min(self.records)]
+        over = sorted(round for round in self.records if round not in held)
+        for round in over[:-RECORDS_HELD]:
+            del self.records[round]
 
     def end(self, live: Callable[[], Live], steps: int) -> Record | None:
         """The record of the round, complete; None if there is none, or nothing was done."""

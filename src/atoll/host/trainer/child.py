@@ -162,7 +162,7 @@ class Child:
         step_s = 0.0
         if job.assignment is not None:
             assert self.span.steps == 0, "a chain begins with a round"
-            self.auditing.begin(job.assignment, self._live())
+            self.auditing.begin(job.assignment, self._live(), job.held)
         while self.span.steps < job.steps and self.commands.cancelled != job.job:
             stepped = time.monotonic()
             if job.until is not None and stepped + step_s > job.until:

@@ -49,6 +49,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     global_step: int
     ahead: int = 0  # steps that it goes on afterwards, until something is merged; those of the next round count
     assignment: Assignment | None = None  # keep a chain of these steps: the round may be audited
+    held: tuple[int, ...] = ()  # rounds whose chain is still to be shown
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
