@@ -165,7 +165,7 @@ def test_one_member_whose_link_becomes_slow_is_given_its_time(witnessed: bool):
 
 
 def test_an_owner_to_which_rows_come_late_is_not_complained_of_for_leaving_them_out():
-    """Its downlink falls to 0.12 MB/s: its answer lacks rows that came to others, twice, in a short window first."""
+    """Its downlink falls to 0.12 MB/s: its answer lacks rows that came to others, in a short window first."""
     story = Story(PACED, witnessed=True)
     story.run(10)
     story.swarm.world.network.downlink_bytes_s[peer_name(3)] = 0.12e6
