@@ -15,7 +15,7 @@ from atoll.node.amend import amend_of, amends_in, goal_of
 from atoll.node.blame import refusals
 from atoll.node.body import amend_among, check_body, write_body
 from atoll.node.facts import AttemptFailed, Disagreed, WentBack
-from atoll.node.jobs import Hold, Losses, Validate
+from atoll.node.jobs import FindState, Hold, Losses, Validate
 from atoll.node.peer import Fault
 from atoll.node.verify import Kept, Return, verify_history
 from atoll.policy.pieces import Coded
@@ -214,6 +214,19 @@ def test_who_lacks_the_good_state_fetches_it_and_no_attempt_fails():
         swarm.world.nodes[name].island.blobs.pop(old)
     reach(swarm, 14)
     assert [back for _, back in returns(swarm)] == [5] and not failed
+
+
+def test_a_visitor_fetches_no_state_that_others_go_back_to():
+    """It reads along while a return is demanded. What stands behind it looks for nothing: host/visitor.py."""
+    swarm = swarm_of()
+    reach(swarm, 4)
+    swarm.join(4, via=BOB, role="visitor")
+    sought: list[object] = []
+    island = swarm.world.nodes[EVE].island
+    island.do = lambda work, does=island.do: sought.append(work) if isinstance(work, FindState) else does(work)
+    reach(swarm, 14)
+    swarm.world.run(swarm.world.now + 5)
+    assert returns(swarm) == returns(swarm, EVE) and len(returns(swarm)) == 1 and not sought
 
 
 def test_a_validator_looks_at_one_state_at_a_time_and_then_at_the_newest():

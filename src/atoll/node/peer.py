@@ -865,7 +865,9 @@ class Peer:
                 saw = effect.fact
                 out += self._tell_members(self.notary.sign(Validated(saw.of, saw.state, saw.losses)), now)
         demanded = self.pool.recent().validations.demanded()
-        return out + (self.earlier.find(demanded.state) if demanded is not None else [])
+        if demanded is None or self.wish.role == "visitor":  # who only reads along goes nowhere
+            return out
+        return out + self.earlier.find(demanded.state)
 
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
         if self.audits is None:
