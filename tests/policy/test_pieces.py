@@ -198,3 +198,39 @@ def test_a_book_that_was_written_down_goes_on_where_it_was():
 def test_only_the_newest_64_states_are_followed():
     chain = Chain().grow(rounds=5 * 70)
     assert len(chain.ledger.entries) == 64 and chain.entry.round == 4 + 5 * 6
+
+
+def test_who_comes_back_to_a_run_without_spare_members_gets_its_piece_again():
+    """Four members for four pieces: nobody took its place, and what it holds is what is lacking."""
+    chain = Chain(PEERS[:4]).placed()
+    holder = chain.entry.holders[2]
+    chain.stands(holder, "away").grow(rounds=11)
+    assert chain.entry.holders[2] == NOBODY and chain.entry.sources(2) == (holder,)
+    chain.stands(holder, "member").grow()
+    assert chain.entry.holders[2] == holder
+    chain.grow(*(w for w in chain.words() if w[0] == holder))
+    assert chain.entry.here == 4 and chain.entry.former[2] == []
+
+
+def test_who_came_back_without_its_piece_gives_way_to_somebody_else():
+    """It keeps silent: it is not drawn again and again while others are free."""
+    chain = Chain(PEERS[:4]).placed()
+    holder = chain.entry.holders[2]
+    chain.stands(holder, "away").grow(rounds=11).stands(holder, "member").grow()
+    chain.members[PEERS[7]] = replace(chain.members[PEERS[0]], peer=PEERS[7])
+    chain.grow(rounds=11)
+    assert chain.entry.holders[2] == PEERS[7] and chain.entry.keeps(holder, 2)
+
+
+def test_a_large_piece_may_take_as_long_as_a_polite_repair_takes():
+    """A state of 10 GB that has to be made of others' pieces: its new holder is silent for hours, and stays."""
+    chain = Chain().grow(rounds=5)
+    large = replace(TRUE, size_bytes=10 * 2**30)
+    chain.grow(*chain.words(large))
+    assert chain.entry.placed
+    chain.stands(chain.entry.holders[0], "expelled").grow()
+    new = chain.entry.holders[0]
+    held = {chain.grow(rounds=5).entry.holders[0] for _ in range(40)}  # twenty times lost_s
+    assert held == {new}
+    held = {chain.grow(rounds=5).entry.holders[0] for _ in range(200)}
+    assert len(held) > 1, "three hours are enough"

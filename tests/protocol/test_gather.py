@@ -10,7 +10,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Ask, Done, Effect, Payload, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import Manifest, blob_id, digest
-from atoll.protocol.transfer.fetch import BadSource
+from atoll.protocol.transfer.fetch import REQUESTS_MAX, BadSource
 from atoll.protocol.transfer.gather import GIVE_UP_S, PACED_CHUNKS, TICK_S, Gather, Gathered, GatherFailed
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, DropBlob, OpenBlob, StoreChunk
 from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
@@ -182,3 +182,53 @@ def test_a_piece_that_is_longer_than_it_can_be_is_refused():
     holders.gather = Gather(GOAL, K, PIECES, [(p,) for p in HOLDERS], SIZE - 1, lambda p: False)
     holders.run()
     assert len(holders.told(BadSource)) == N and holders.told(GatherFailed)
+
+
+def test_strangers_who_talk_do_not_keep_alive_what_nobody_gives():
+    """None of the holders answers; somebody who was never asked sends a manifest and chunks, again and again."""
+    holders = Holders(*["silent"] * N)
+    holders.do(holders.gather.handle(Start({}), 0.0))
+    stranger = PeerId("mallory")
+    while not holders.gather.over and holders.now < 5 * GIVE_UP_S:
+        holders.step()
+        for message in (ManifestIs(PIECES[0], MANIFESTS[0]), Chunk(PIECES[0], 0)):
+            payload = Payload(digest(b"lie"), BLOB_CHUNK, b"") if isinstance(message, Chunk) else None
+            holders.do(holders.gather.handle(Received(stranger, message, payload), holders.now))
+    assert holders.told(GatherFailed) and holders.now <= GIVE_UP_S + 10
+
+
+def test_what_was_begun_and_failed_leaves_nothing_on_the_disk():
+    """A holder gives two chunks and then says that it has none: no part of that piece stays."""
+    holders = Holders(*["good"] * N)
+    holders.gather.handle(Start({}), 0.0)
+    holders.do([Send(HOLDERS[0], WantManifest(PIECES[0]))])
+    gather = holders.gather
+    holders.do(gather.handle(Received(HOLDERS[0], ManifestIs(PIECES[0], MANIFESTS[0])), 0.0))
+    for index in range(2):
+        holders.answer(HOLDERS[0], PIECES[0], index)
+    holders.do(gather.handle(Received(HOLDERS[0], Chunk(PIECES[0], 2)), 0.0))
+    assert PIECES[0] not in gather.fetches
+    holders.do(gather.stop())
+    assert PIECES[0] in holders.dropped
+
+
+def test_all_pieces_together_have_no_more_on_their_way_than_one_blob():
+    """Thirty-one pieces of forty chunks each, all at once: what waits for the disk fits in memory."""
+    many = 31
+    manifests = [Manifest(40 * BLOB_CHUNK, tuple(digest(bytes([i, j])) for j in range(40))) for i in range(many)]
+    names, peers = [blob_id(m) for m in manifests], [PeerId(f"p{i}") for i in range(many)]
+    gather = Gather(GOAL, many, names, [(p,) for p in peers], 40 * BLOB_CHUNK, lambda p: False)
+    gather.handle(Start({}), 0.0)
+    asked: list[Effect] = []
+    for peer, name, manifest in zip(peers, names, manifests, strict=True):
+        asked += gather.handle(Received(peer, ManifestIs(name, manifest)), 0.0)
+        asked += gather.handle(Done(f"fetch/{name.hex()}/open", BlobOpened(frozenset())), 0.0)
+    for _ in range(20):  # everybody answers, and the disk writes nothing
+        wants = [e for e in asked if isinstance(e, Send) and isinstance(e.message, WantChunk)]
+        asked = []
+        for want in wants:
+            blob, index = want.message.blob, want.message.index
+            right = manifests[names.index(blob)].chunks[index]
+            asked += gather.handle(Received(want.to, Chunk(blob, index), Payload(right, BLOB_CHUNK, b"")), 0.0)
+    storing = sum(len(fetch.storing) for fetch in gather.fetches.values())
+    assert 0 < storing <= 2 * REQUESTS_MAX

@@ -22,7 +22,7 @@ import msgspec
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
-from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX
+from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX, MIB
 from atoll.keys.digest import digest
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
@@ -31,6 +31,7 @@ from atoll.wire.messages.vertex import Body
 
 NOBODY = PeerId("")
 FORMER_MAX = 2  # former holders of one piece that may still come back with it
+REPAIR_BYTES_S = MIB  # of the state, at the least, where a piece is made of others: a polite repair takes up to 8 MiB/s
 
 
 class Coded(msgspec.Struct, frozen=True):
@@ -209,13 +210,15 @@ class Ledger:
     ) -> None:
         """Find a holder for every piece that has none, or whose holder must be replaced."""
         usual = _usual(entry.said, liars)
+        patience_s = coded.lost_s + (entry.names.size_bytes / REPAIR_BYTES_S if entry.names is not None else 0.0)
         for index, holder in enumerate(entry.holders):
             said = entry.said[index]
-            silent = said is None and now - entry.since_s[index] >= coded.lost_s
+            silent = said is None and now - entry.since_s[index] >= patience_s
             if holder == NOBODY or holder in gone or silent or (usual is not None and said not in (None, usual)):
                 taken = {*entry.holders, *(p for former in entry.former for p in former)}
                 free = [p for p in able if p not in taken]
-                drawn = shuffled(vertex, f"holder of piece {index} of round {entry.round}", free)[:1]
+                back = [p for p in able if p in entry.former[index] and p != holder]  # with what is lacking
+                drawn = (back or shuffled(vertex, f"holder of piece {index} of round {entry.round}", free))[:1]
                 if drawn or holder in gone or said is not None:
                     if said is not None and (usual is None or said == usual):
                         entry.former[index] = [*entry.former[index], holder][-FORMER_MAX:]

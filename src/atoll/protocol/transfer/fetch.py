@@ -107,11 +107,17 @@ class Fetch:
     """One blob on its way here."""
 
     def __init__(
-        self, blob: Digest, sources: Sequence[PeerId], bytes_max: int = BLOB_MAX, allowance: int | None = None
+        self,
+        blob: Digest,
+        sources: Sequence[PeerId],
+        bytes_max: int = BLOB_MAX,
+        allowance: int | None = None,
+        requests_max: int = REQUESTS_MAX,
     ) -> None:
         """`bytes_max`: a longer one is refused, where its name is nobody's but the source's. `allowance`:
-        chunks that may be asked for until `allow` is called again; None: as fast as it goes."""
-        self.allowance = allowance
+        chunks that may be asked for until `allow` is called again; None: as fast as it goes. `requests_max`:
+        fewer on their way, where several blobs are fetched at once."""
+        self.allowance, self.requests_max = allowance, requests_max
         self.blob, self.bytes_max = blob, bytes_max
         self.sources = {peer: Source() for peer in sources}
         self.bad: set[PeerId] = set()
@@ -212,7 +218,7 @@ class Fetch:
             return [*self._leave(sender), *self._ask_chunks(now)]
         if payload.digest != self.manifest.chunks[index]:
             return [*self._blame(sender), *self._ask_chunks(now)]
-        if len(self.storing) >= REQUESTS_MAX:  # so many at once are late ones: asked again when the disk is ready
+        if len(self.storing) >= self.requests_max:  # so many at once are late ones: asked again when the disk is ready
             if sender in self.sources:
                 self.sources[sender].asked.pop(index, None)
             del self.waiting[index][sender]
@@ -253,7 +259,7 @@ class Fetch:
 
     def _room(self) -> int:
         """How many more chunks may be on their way."""
-        room = REQUESTS_MAX - len(self.storing) - sum(len(s.asked) for s in self.sources.values())
+        room = self.requests_max - len(self.storing) - sum(len(s.asked) for s in self.sources.values())
         return room if self.allowance is None else min(room, self.allowance)
 
     def _ask_chunk(self, peer: PeerId, index: int, now: Seconds) -> Send:

@@ -18,19 +18,18 @@ from atoll.base.machine import (
     Effect,
     Event,
     Fact,
-    Received,
     Report,
     SetTimer,
     Start,
     TimerFired,
 )
-from atoll.protocol.transfer.fetch import Fetch, Fetched
+from atoll.protocol.transfer.fetch import REQUESTS_MAX, Fetch, Fetched
 from atoll.protocol.transfer.work import DropBlob
-from atoll.wire.messages.history import Chunk, ManifestIs
 
 TICK_S = 0.25
 SPARE_S = 2.0  # without a manifest: a spare piece is begun beside it
-GIVE_UP_S = 30.0  # in which no holder gave anything, though the line was free
+GIVE_UP_S = 30.0  # in which no holder gave anything, though the line was free and the disk waited
+REQUESTS_MIN = 4  # of one piece on their way, however many are fetched at once; together they are about one blob's
 PACED_CHUNKS = 2  # a tick, of all pieces together: 8 MiB/s
 
 
@@ -73,6 +72,7 @@ class Gather:
         self.begun: dict[Digest, Seconds] = {}
         self.gave: set[PeerId] = set()
         self.paced, self.quiet = paced, not paced
+        self.requests_max = max(REQUESTS_MIN, REQUESTS_MAX // k)
         self.silent_ticks = 0  # in a row, while the line was free
         self.over = False
 
@@ -88,13 +88,13 @@ class Gather:
             case Start():
                 return [*self._go_on(now), *([] if self.over else [self._tick(now)])]
             case TimerFired(name) if name == self._name():
-                self.silent_ticks += self.quiet
+                self.silent_ticks += self.quiet and not self._disk_works()
                 return [*self._pace(now), *self._go_on(now), *([] if self.over else [self._tick(now)])]
-            case Received(_, ManifestIs() | Chunk() as message) if message.blob in self.fetches:
-                self.silent_ticks = 0
             case _:
                 pass
         effects = [e for fetch in list(self.fetches.values()) for e in fetch.handle(event, now)]
+        if any(isinstance(effect, Ask) for effect in effects):  # something came; whoever only talks gives nothing
+            self.silent_ticks = 0
         return effects + self._go_on(now, effects)
 
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
@@ -104,7 +104,7 @@ class Gather:
         """Nobody wants it any more."""
         self.over = True
         effects: list[Effect] = [SetTimer(self._name(), None)]
-        for name in self.fetches:
+        for name in [name for name in self.begun if name not in self.whole]:  # also what failed half way
             effects += [
                 SetTimer(f"fetch/{name.hex()}/stall", None),
                 Ask(f"gather/drop/{name.hex()}", DropBlob(name)),
@@ -125,7 +125,7 @@ class Gather:
         while not self._enough(now) and self.todo:
             name = min(self.todo, key=self._wait)
             self.todo.remove(name)
-            fetch = Fetch(name, self.sources[name], self.bytes_max, 0 if self.paced else None)
+            fetch = Fetch(name, self.sources[name], self.bytes_max, 0 if self.paced else None, self.requests_max)
             self.fetches[name], self.begun[name] = fetch, now
             effects += fetch.handle(Start({}), now)
         here = self.here
@@ -151,6 +151,11 @@ class Gather:
         if fetch.manifest is None:
             return now - self.begun[name] < SPARE_S
         return any(source.stalls == 0 for source in fetch.sources.values())
+
+    def _disk_works(self) -> bool:
+        """On what came: no holder has to give anything meanwhile."""
+        opening = any(fetch.manifest is not None and not fetch.opened for fetch in self.fetches.values())
+        return opening or any(fetch.storing or fetch.closing for fetch in self.fetches.values())
 
     def _wait(self, name: Digest) -> tuple[bool, int]:
         """Those whose holder is heard first, and among them the data itself, which needs no arithmetic."""
