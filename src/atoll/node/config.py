@@ -608,6 +608,13 @@ def _check_sense(config: Config) -> None:
             cause="no agreement survives more than a third of liars (Pease, Shostak, Lamport 1980)",
             fix="write 0 (trust = private) or 0.33 (trust = community or open)",
         )
+    if tolerance and tolerance * PEERS_MAX < 1:
+        raise UsageError(
+            "E-CFG-05",
+            f"run.byzantine_tolerance = {tolerance:g} withstands nobody: not one of {PEERS_MAX} members, the most "
+            "that a run has",
+            fix="write 0.33, or leave it out",
+        )
     if tolerance is not None and (tolerance > 0) == (run.trust == "private"):
         raise UsageError(
             "E-CFG-05",
