@@ -9,6 +9,7 @@ from atoll.protocol.dag.history import recovery_bytes
 from atoll.sim.signatures import sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, encode
+from atoll.wire.messages.statements import Leave, Signed
 from atoll.wire.messages.vertex import Vertex
 
 CREATOR = peer_name(0)
@@ -97,5 +98,20 @@ def test_an_epoch_forgets_links_or_keeps_them_and_measures_nothing(links: bytes,
     if believed:
         assert history.append(vertex, CREATOR) is not None
     else:
+        with pytest.raises(PeerFault, match="neither a quorum nor the recovery key"):
+            history.append(vertex, CREATOR)
+
+
+def test_an_epoch_may_not_slip_in_words_that_nobody_said():
+    """Signed by the right key, with a report and a commitment in a member's name: no voter ever looked at these."""
+    swarm = paused_swarm()
+    recover(swarm)
+    history = swarm.world.nodes[peer_name(1)].machine.history
+    mine = swarm.world.nodes[CREATOR].machine.history
+    body = decode_body(mine.vertices[mine.head].body)
+    words = (Signed(peer_name(3), encode(Leave(body.round, "gone")), b"never signed"),)
+    for slipped in ({"reports": words}, {"commits": words}):
+        raw = encode(msgspec.structs.replace(body, **slipped))
+        vertex = Vertex(raw, None, sign_as_identity(CREATOR.encode(), recovery_bytes(swarm.run_id, raw)))
         with pytest.raises(PeerFault, match="neither a quorum nor the recovery key"):
             history.append(vertex, CREATOR)

@@ -23,6 +23,7 @@ from atoll.host.member import identity_of, session_of
 from atoll.host.pieces import rebuild_blob
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
+from atoll.keys.erasure import demand_ready
 from atoll.node.facts import StateLost, StateRebuilt
 from atoll.node.jobs import HoldPieces, Rebuild, Restore
 from atoll.node.peer import Wish
@@ -69,6 +70,7 @@ class _Visitor(Driver):
         self.shelf, self.wanted = _Shelf(me.store, round is None), round
         self.signed, self.ended = asyncio.Event(), asyncio.Event()
         self.state, self.refused = ZERO_DIGEST, False  # an earlier one that it came for; nobody has it
+        self.why = "its members have little to give, or went away"  # it is not here yet
         super().__init__(me, self.shelf)
 
     async def take(self, until: Seconds) -> Taken:
@@ -90,7 +92,7 @@ class _Visitor(Driver):
             raise RunFailedError(
                 "E-CHK-08",
                 "the state was not here in time",
-                cause="its members have little to give, or went away",
+                cause=self.why,
                 fix="the same command goes on where this one was; --timeout 12h waits for longer",
             ) from None
         await self._signatures(taken.round)
@@ -111,6 +113,7 @@ class _Visitor(Driver):
                     fix="atoll checkpoint list at a member says which are there; without --round it is the newest",
                 )
             if not self.store.has_blob(state):
+                demand_ready()  # the pieces that are the state itself need no arithmetic, but not all of them came
                 await asyncio.sleep(AGAIN_S)
         return Taken(round, state)
 
@@ -141,7 +144,10 @@ class _Visitor(Driver):
         match fact:
             case EraSealed():
                 self.signed.set()
-            case Fetched(blob=state) | StateRebuilt(state=state) | StateLost(state=state) if state == self.state:
+            case Fetched(blob=state) | StateRebuilt(state=state) if state == self.state:
+                self.ended.set()
+            case StateLost(state=state, why=why) if state == self.state:
+                self.why = why
                 self.ended.set()
             case FetchFailed(blob=state) if state == self.state:
                 self.refused = True

@@ -118,16 +118,17 @@ class History:
         """A new epoch: the same state, fewer members, signed by the identity that genesis named for this."""
         parent = self.head_body
         signed = recovery_bytes(self.notary.run, vertex.body)
-        stays = (body.epoch, body.state, body.parts, body.trained, body.tickets) == (
-            *(parent.epoch + 1, parent.state, (), parent.trained),
+        stays = (body.epoch, body.state, body.trained, body.tickets) == (
+            *(parent.epoch + 1, parent.state, parent.trained),
             parent.tickets,
         )
+        silent = not (body.parts or body.commits or body.reports)  # nobody judged whose words these are
         before = {m.peer: m for m in parent.members}
         only_fewer = [m.peer for m in body.members] == list(before) and all(
             _same_or_away(m, before[m.peer]) for m in body.members
         )
         believed = self.recovery and self.notary.verifier.identity_holds(self.recovery, signed, vertex.recovery)
-        if not (believed and stays and only_fewer and any(m.votes for m in body.members)):
+        if not (believed and stays and silent and only_fewer and any(m.votes for m in body.members)):
             raise PeerFault(
                 who, f"a vertex for round {body.round} that neither a quorum nor the recovery key signed"
             )

@@ -1,0 +1,64 @@
+"""Who comes for an earlier state and does not get it is told why, not left to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.ids import ZERO_DIGEST, Digest
+from atoll.host import visitor
+from atoll.host.driver import Seat
+from atoll.host.member import identity_of, session_of
+from atoll.host.store import Store
+from atoll.keys import erasure
+from atoll.keys.digest import digest
+from atoll.node.facts import StateLost
+from atoll.node.peer import Wish
+
+STATE = digest(b"an earlier state")
+
+
+class Machine:
+    """Of a run in which too few holders are there."""
+
+    history, eras = None, None
+
+    def __init__(self, visitor: visitor._Visitor) -> None:
+        self.visitor, self.sought = visitor, 0
+
+    def seek(self, state: Digest, now: float) -> list[object]:
+        self.sought += 1
+        self.visitor._react_to_fact(StateLost(of=4, state=state, why="2 of 3 pieces could be had"))
+        return []
+
+
+async def taken(folder: Path, timeout_s: float) -> None:
+    store = Store(folder)
+    identity = identity_of(store)
+    seat = Seat(store, identity, session_of(store, identity, ZERO_DIGEST), ZERO_DIGEST, Wish("visitor"), None, ())
+    guest = visitor._Visitor(seat, 4)
+    guest.machine = Machine(guest)  # pyright: ignore[reportAttributeAccessIssue]
+    guest._agreed = lambda round: STATE
+    guest.shelf.asked.set()
+    await guest.listen([])
+    try:
+        await guest.take(time.monotonic() + timeout_s)
+    finally:
+        await guest.stop(farewell=False)
+
+
+def test_without_the_library_it_is_said_at_once_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(erasure, "ready", lambda: False)
+    with pytest.raises(UsageError, match=r"E-PCS-01.*\n.*\n.*pip install 'atoll\[coded\]'"):
+        asyncio.run(asyncio.wait_for(taken(tmp_path, 30.0), 10.0))
+
+
+def test_whoever_waited_in_vain_is_told_what_was_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(visitor, "AGAIN_S", 0.01)
+    monkeypatch.setattr(erasure, "ready", lambda: True)
+    with pytest.raises(RunFailedError, match=r"E-CHK-08.*\n.*2 of 3 pieces could be had"):
+        asyncio.run(taken(tmp_path, 0.2))
