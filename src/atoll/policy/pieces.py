@@ -31,7 +31,9 @@ from atoll.wire.messages.vertex import Body
 
 NOBODY = PeerId("")
 FORMER_MAX = 2  # former holders of one piece that may still come back with it
-REPAIR_BYTES_S = MIB  # of the state, at the least, where a piece is made of others: a polite repair takes up to 8 MiB/s
+REPAIR_BYTES_S = (
+    MIB  # of the state, at the least, where a piece is made of others: a polite repair takes up to 8 MiB/s
+)
 
 
 class Coded(msgspec.Struct, frozen=True):

@@ -218,7 +218,9 @@ class Fetch:
             return [*self._leave(sender), *self._ask_chunks(now)]
         if payload.digest != self.manifest.chunks[index]:
             return [*self._blame(sender), *self._ask_chunks(now)]
-        if len(self.storing) >= self.requests_max:  # so many at once are late ones: asked again when the disk is ready
+        if (
+            len(self.storing) >= self.requests_max
+        ):  # so many at once are late ones: asked again when the disk is ready
             if sender in self.sources:
                 self.sources[sender].asked.pop(index, None)
             del self.waiting[index][sender]
