@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
 from atoll.learn.codec import codec_named, native
-from atoll.learn.codec.blocks import SPAN
+from atoll.learn.codec.blocks import SPAN, largest_of
 from atoll.learn.combine import combine
 
 pytest.importorskip("numba", reason="kernels are compiled by numba: pip install atoll[fast]")
@@ -166,3 +166,13 @@ def test_a_process_that_is_ending_codes_with_torch(monkeypatch):
     monkeypatch.setattr(native.threading, "Thread", NoMore)
     native.load_for(native.PAYS_FROM)
     assert native.kernels is None
+
+
+@pytest.mark.parametrize("last", [-7.0, float("nan"), float("-inf")])
+def test_the_largest_magnitude_is_found_in_any_shape(last: float):
+    """Vectors, matrices, turned matrices with gaps, a matrix that is somebody's gradient, nothing at all."""
+    x_RC = torch.arange(12, dtype=torch.float32).view(3, 4) / 4
+    x_RC[2, 3] = last
+    shapes = [x_RC, x_RC.view(-1), x_RC.T, x_RC[:, 3], x_RC.clone().requires_grad_().detach(), torch.empty(0)]
+    by_torch, by_kernels = both_ways(lambda: [np.float32(largest_of(x)).tobytes() for x in shapes])
+    assert by_torch == by_kernels

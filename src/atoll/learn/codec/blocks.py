@@ -56,9 +56,9 @@ def check_input(x: Tensor) -> Tensor:
 
 
 def largest_of(x: Tensor) -> float:
-    """The largest magnitude of (n,) fp32 without gaps; NaN if there is one. A maximum has no order to differ in."""
-    if native.kernels is not None:
-        return native.kernels.largest(x.numpy())
+    """The largest magnitude of fp32 of any shape; NaN if there is one. A maximum has no order to differ in."""
+    if native.kernels is not None and x.is_contiguous():
+        return native.kernels.largest(x.detach().view(-1).numpy())
     return max(float(x.amax()), -float(x.amin())) if x.numel() else 0.0
 
 
