@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import time
 from itertools import combinations
 from pathlib import Path
 
@@ -127,3 +129,32 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.Monk
     erasure._driver.cache_clear()
     with pytest.raises(UsageError, match=r"E-PCS-01.*\n.*\n.*pip install 'atoll\[coded\]'"):
         erasure.cut_stripe(b"abc", 2, 3)
+
+
+def test_what_takes_long_to_make_is_held_from_the_moment_it_is_there(tmp_path: Path):
+    """A hold lasts a minute, and a large state takes longer: it begins when all of it is written, not before."""
+    store = Store(tmp_path)
+    state, names = cut_all(store, noise(5 * MIB))
+    store.drop_blobs(set(names.pieces))
+    written: list[int] = []
+
+    def hold(name: bytes) -> None:
+        assert not store.has_blob(state)
+        written.append((tmp_path / "blobs" / "being-written.new").stat().st_size)
+
+    of = tuple((i, names.pieces[i]) for i in (0, 3))
+    assert rebuild_blob(store, Rebuild(state, 5 * MIB, K, N, of), hold)
+    assert written and written[-1] >= 4 * MIB  # but for what the file holds back
+
+
+def test_what_a_crash_left_half_fetched_does_not_stay_for_ever(tmp_path: Path):
+    """A part of today may be gone on with; one that nobody wrote to for two days is nobody's any more."""
+    store = Store(tmp_path)
+    manifest = manifest_of(noise(3 * MIB))
+    fresh, old = blob_id(manifest), blob_id(manifest_of(b"old"))
+    for name in (fresh, old):
+        store.open_blob(name, manifest)
+    part = tmp_path / "blobs" / f"{old.hex()}.part"
+    os.utime(part, (time.time() - 2 * 86400,) * 2)
+    store.drop_blobs(set())
+    assert not part.exists() and (tmp_path / "blobs" / f"{fresh.hex()}.part").exists()

@@ -54,13 +54,13 @@ def cut_state(store: Store, work: CutState, hold: Callable[[Digest], None]) -> N
 
 
 def rebuild_blob(store: Store, work: Rebuild, hold: Callable[[Digest], None]) -> bool:
-    """Write the state, or the piece; False if a piece is not here or what they make is not what it should be."""
+    """Write the state, or the piece; False if a piece is not here or what they make is not what it should be.
+    `hold` as above."""
     if store.has_blob(work.goal):
         return True
     paths = {index: store.blob_path(name) for index, name in work.pieces}
     if not all(path.exists() for path in paths.values()):
         return False
-    hold(work.goal)
     made = store.new_blob()
     try:
         with ExitStack() as stack:
@@ -68,6 +68,7 @@ def rebuild_blob(store: Store, work: Rebuild, hold: Callable[[Digest], None]) ->
             read: Callable[[int, int, int], bytes] = lambda i, at, count: _at(files[i], at, count)  # noqa: E731
             for data in rebuild(read, list(paths), work.size_bytes, work.k, work.n, work.index):
                 made.write(data)
+        hold(work.goal)
         if made.finish(work.goal) is not None:
             return True
     except BaseException:

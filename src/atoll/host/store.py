@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
@@ -43,6 +44,7 @@ from atoll.protocol.transfer.work import (
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
+PARTS_KEPT_S = 86400.0  # of a blob that is not whole, since somebody last wrote to it: an interrupted download goes on
 TAIL_BYTES = 4 * 2**20  # of the record read at start: about a thousand rounds
 
 
@@ -238,8 +240,12 @@ class Store:
         self._part(name).unlink(missing_ok=True)
 
     def drop_blobs(self, keep: set[Digest]) -> None:
-        """Forget finished blobs that nobody needs any more."""
+        """Forget finished blobs that nobody needs any more, and what a crash left unfinished long ago."""
         for path in (self.folder / "blobs").iterdir():
+            if path.suffix == ".part":
+                with suppress(FileNotFoundError):  # finished meanwhile
+                    if path.stat().st_mtime < time.time() - PARTS_KEPT_S:
+                        path.unlink()
             if path.suffix == "" and Digest(bytes.fromhex(path.name)) not in keep:
                 path.unlink(missing_ok=True)
                 path.with_suffix(".manifest").unlink(missing_ok=True)
