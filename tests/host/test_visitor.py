@@ -18,6 +18,7 @@ from atoll.keys import erasure
 from atoll.keys.digest import digest
 from atoll.node.facts import StateLost
 from atoll.node.peer import Wish
+from atoll.protocol.transfer.fetch import FetchFailed
 
 STATE = digest(b"an earlier state")
 
@@ -27,21 +28,24 @@ class Machine:
 
     history, eras = None, None
 
-    def __init__(self, visitor: visitor._Visitor) -> None:
-        self.visitor, self.sought = visitor, 0
+    def __init__(self, visitor: visitor._Visitor, lies: bool) -> None:
+        self.visitor, self.pieces, self.lies = visitor, self, lies
+
+    def is_placed(self, state: Digest) -> bool:
+        return self.lies
 
     def seek(self, state: Digest, now: float) -> list[object]:
-        self.sought += 1
+        self.visitor._react_to_fact(FetchFailed(blob=state, why="nobody who was asked holds it"))
         self.visitor._react_to_fact(StateLost(of=4, state=state, why="2 of 3 pieces could be had"))
         return []
 
 
-async def taken(folder: Path, timeout_s: float) -> None:
+async def taken(folder: Path, timeout_s: float, lies: bool = True) -> None:
     store = Store(folder)
     identity = identity_of(store)
     seat = Seat(store, identity, session_of(store, identity, ZERO_DIGEST), ZERO_DIGEST, Wish("visitor"), None, ())
     guest = visitor._Visitor(seat, 4)
-    guest.machine = Machine(guest)  # pyright: ignore[reportAttributeAccessIssue]
+    guest.machine = Machine(guest, lies)  # pyright: ignore[reportAttributeAccessIssue]
     guest._agreed = lambda round: STATE
     guest.shelf.asked.set()
     await guest.listen([])
@@ -62,3 +66,8 @@ def test_whoever_waited_in_vain_is_told_what_was_lacking(tmp_path: Path, monkeyp
     monkeypatch.setattr(erasure, "ready", lambda: True)
     with pytest.raises(RunFailedError, match=r"E-CHK-08.*\n.*2 of 3 pieces could be had"):
         asyncio.run(taken(tmp_path, 0.2))
+
+
+def test_a_state_that_lies_in_no_pieces_and_that_nobody_holds_is_refused_at_once(tmp_path: Path):
+    with pytest.raises(RunFailedError, match="E-CHK-12"):
+        asyncio.run(taken(tmp_path, 30.0, lies=False))

@@ -51,9 +51,7 @@ class PeerHost(Driver):
         return path
 
     def lies_in_pieces(self, state: Digest) -> bool:
-        pieces = self.machine.pieces
-        entry = pieces.ledger.entry_of(state) if pieces is not None else None
-        return entry is not None and entry.placed
+        return self.machine.pieces is not None and self.machine.pieces.is_placed(state)
 
     async def restore_state(self, state: Digest, wait_s: Seconds) -> bool:
         """Make an earlier state from its holders' pieces; False if that failed or took longer."""

@@ -117,6 +117,10 @@ class _Visitor(Driver):
                 await asyncio.sleep(AGAIN_S)
         return Taken(round, state)
 
+    def _lies_in_pieces(self) -> bool:
+        """Then a holder that has nothing is no refusal: where one piece is enough, the first is the state itself."""
+        return self.machine.pieces is not None and self.machine.pieces.is_placed(self.state)
+
     def _agreed(self, round: int) -> Digest:
         data = self.store.value("genesis" if round == -1 else f"vertex/{round}")
         if data is None:
@@ -149,7 +153,7 @@ class _Visitor(Driver):
             case StateLost(state=state, why=why) if state == self.state:
                 self.why = why
                 self.ended.set()
-            case FetchFailed(blob=state) if state == self.state:
+            case FetchFailed(blob=state) if state == self.state and not self._lies_in_pieces():
                 self.refused = True
                 self.ended.set()
             case _:

@@ -152,10 +152,15 @@ class Pieces:
         `StateRebuilt` or `StateLost` says how it ended.
         """
         entry = self.ledger.entry_of(state)
-        if entry is None or not entry.placed:
+        if entry is None or not self.is_placed(state):
             return None
         self.sought.setdefault(state, entry.round)
         return self._seek_next(now)
+
+    def is_placed(self, state: Digest) -> bool:
+        """It can be made of pieces, if enough of their holders are heard."""
+        entry = self.ledger.entry_of(state)
+        return entry is not None and entry.placed
 
     def serves(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
         """What came from holders. `quiet`: no round needs the line."""
