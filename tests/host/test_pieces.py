@@ -158,3 +158,13 @@ def test_what_a_crash_left_half_fetched_does_not_stay_for_ever(tmp_path: Path):
     os.utime(part, (time.time() - 2 * 86400,) * 2)
     store.drop_blobs(set())
     assert not part.exists() and (tmp_path / "blobs" / f"{fresh.hex()}.part").exists()
+
+
+def test_what_a_full_disk_broke_off_is_not_left_on_it(tmp_path: Path):
+    """What was written last is still in memory, and closing the file writes it once more, in vain."""
+    blob = Store(tmp_path).new_blob()
+    blob._file.close()
+    blob._file = open("/dev/full", "wb")  # noqa: SIM115  # `drop` closes it
+    blob.write(b"some bytes")
+    blob.drop()
+    assert blob._file.closed and not list((tmp_path / "blobs").glob("*.new"))

@@ -350,7 +350,8 @@ class NewBlob:
         return name
 
     def drop(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what a full disk refused before, it refuses again
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
 

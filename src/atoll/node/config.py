@@ -375,11 +375,13 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "10 pieces, one per member that the vertex draws, and any 6 make it again, so 4 members may vanish; "
         "nobody holds it whole, all of them together hold 10/6 of it (specs/pieces.md). Fixed when the run is "
         "founded, together with keep.every_rounds and keep.repair_after; needs as many voting members as pieces, "
-        "and pip install 'atoll[coded]' at each."
+        "with fewer states stay whole, and pip install 'atoll[coded]' at each. Where members may lie take more to "
+        'spare: "3/10".'
     ),
     "keep.repair_after": (
         "Run time for which a holder of pieces may be away before other members make its pieces anew, each out of "
-        "as many bytes as the state has. Longer than a night's sleep saves traffic, shorter loses fewer at a time."
+        "as many bytes as the state has. Longer than a night's sleep saves traffic, shorter loses fewer at a time. Those "
+        "get a second more for each MiB of a large state."
     ),
     "node.name": "What others call this peer. Empty: the computer's name.",
     "node.threads": (
