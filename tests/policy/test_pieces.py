@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
@@ -19,6 +20,10 @@ PEERS = tuple(PeerId(f"p{i}") for i in range(8))
 CODED = Coded(2, 4, every_rounds=5, lost_s=100.0)
 TRUE = Names(1000, tuple(digest(bytes([i])) for i in range(4)))
 FALSE = replace(TRUE, size_bytes=999)
+
+
+def placed_by(round: int, index: int, names: Names, drawn: int) -> Placed:
+    return Placed(round, index, names.size_bytes, names.pieces, UNSET if drawn == round else drawn)
 
 
 class Chain:
@@ -58,7 +63,8 @@ class Chain:
 
     def words(self, names: Names = TRUE) -> list[tuple[PeerId, Placed]]:
         holders = enumerate(self.entry.holders)
-        return [(p, Placed(4, i, names.size_bytes, names.pieces)) for i, p in holders if p != NOBODY]
+        drawn = self.entry.drawn
+        return [(p, placed_by(4, i, names, drawn[i])) for i, p in holders if p != NOBODY]
 
     def placed(self) -> Chain:
         return self.grow(rounds=5).grow(*self.words())
@@ -234,3 +240,20 @@ def test_a_large_piece_may_take_as_long_as_a_polite_repair_takes():
     assert held == {new}
     held = {chain.grow(rounds=5).entry.holders[0] for _ in range(200)}
     assert len(held) > 1, "three hours are enough"
+
+
+def test_a_word_of_an_earlier_time_as_its_holder_is_worth_nothing():
+    """A holder was away, another one took over, then that one went for good and the first was drawn again. Who kept
+    its old word says it in its name, before it has the piece."""
+    chain = Chain(PEERS[:5]).placed()
+    holder, old = chain.words()[2]
+    chain.stands(holder, "away").grow(rounds=11)
+    (other, word) = chain.words()[2]
+    assert other != holder
+    chain.grow((other, word)).stands(holder, "member").stands(other, "expelled").grow()
+    assert chain.entry.holders[2] == holder and chain.entry.keeps(other, 2)
+    assert chain.ledger.why_not(holder, old) == "is of an earlier time that it held this piece"
+    chain.grow((holder, old))
+    assert chain.entry.said[2] is None and chain.entry.keeps(other, 2)
+    chain.grow(chain.words()[2])
+    assert chain.entry.here == 4 and not chain.entry.keeps(other, 2)

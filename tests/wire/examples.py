@@ -143,6 +143,7 @@ MESSAGES = (
     Hello(A, 7),
 )
 
+PLACED_AGAIN = Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2"), since=57)
 ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)
 # where owners check each other while they weigh rows
 COMPARED_CHECKED = Compared(7, 1, 0, 2, (ALICE, BOB), A, B)

@@ -25,6 +25,7 @@ from examples import (
     MESSAGES,
     OPENED,
     OPENING,
+    PLACED_AGAIN,
     STATEMENTS,
     VERTEX,
     WEIGHING,
@@ -77,11 +78,12 @@ def test_the_bytes_of_every_word_are_frozen(value):
         (ANSWER_WEIGHED, "weighing", "weighed"),
         (BODY_WEIGHED, "weighing", "weighed"),
         (BODY_REPUTED, "reputation", "reputed"),
+        (PLACED_AGAIN, "since", "again"),
     ],
-    ids=["Answer.weighed", "Body.weighed", "Body.reputed"],
+    ids=["Answer.weighed", "Body.weighed", "Body.reputed", "Placed.again"],
 )
 def test_what_only_some_runs_have_is_one_more_field_and_nothing_elsewhere(value, field: str, kind: str):
-    """Weights and scores: where there are none, bytes are what they were before there were any."""
+    """Weights, scores, holders that were drawn later: where there are none, bytes are what they were before there were any."""
     path = GOLDEN / f"{type(value).__name__}.{kind}.hex"
     if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
         path.write_text(encode(value).hex() + "\n")

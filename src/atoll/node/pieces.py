@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import msgspec
+from msgspec import UNSET
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
@@ -126,10 +127,13 @@ class Pieces:
         out: list[Placed] = []
         for round, mine in self.mine.items():
             entry = self.ledger.entry(round)
-            unsaid = entry is not None and entry.holders[mine.index] == self.me and entry.said[mine.index] is None
-            if unsaid and now >= self.said_at.get(round, -1e9) + AGAIN_S:
+            if entry is None or entry.holders[mine.index] != self.me or entry.said[mine.index] is not None:
+                continue
+            if now >= self.said_at.get(round, -1e9) + AGAIN_S:
                 self.said_at[round] = now
-                out.append(Placed(round, mine.index, mine.names.size_bytes, mine.names.pieces))
+                since = entry.drawn[mine.index]
+                later = UNSET if since == round else since
+                out.append(Placed(round, mine.index, mine.names.size_bytes, mine.names.pieces, later))
         return out
 
     def work(self, at: int, now: Seconds) -> list[Effect]:

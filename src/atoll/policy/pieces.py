@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
+from msgspec import UnsetType
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
@@ -59,6 +60,7 @@ class Entry(msgspec.Struct):
     state: Digest
     holders: list[PeerId]  # of each piece; NOBODY: there were not members enough
     since_s: list[Seconds]  # when each was drawn
+    drawn: list[int]  # by the vertex of which round
     said: list[Digest | None]  # by the holder of now: the digest of its Names
     former: list[list[PeerId]]  # who had each piece and was replaced, until the next one says that it has it
     names: Names | None = None  # once all holders named the same: for good
@@ -149,6 +151,8 @@ class Ledger:
             return "is not by the holder of that piece"
         if entry.said[word.index] is not None:
             return "was said already"
+        if (entry.round if isinstance(word.since, UnsetType) else word.since) != entry.drawn[word.index]:
+            return "is of an earlier time that it held this piece"
         if entry.names is not None and entry.names != Names(word.size_bytes, word.pieces):
             return "names other pieces than those agreed on"
         return None
@@ -165,17 +169,16 @@ class Ledger:
         self._watch_members(body)
         newest = self.book.entries[-1].state if self.book.entries else None
         if body.trained and (body.round + 1) % coded.every_rounds == 0 and body.state != newest:
-            nobody = [NOBODY] * coded.n
-            entry = Entry(
-                body.round, body.state, nobody, [body.time_s] * coded.n, [None] * coded.n, [[] for _ in nobody]
-            )
+            round, n = body.round, coded.n
+            times = [body.time_s] * n, [round] * n
+            entry = Entry(round, body.state, [NOBODY] * n, *times, [None] * n, [[] for _ in range(n)])
             self.book.entries = [*self.book.entries[-CODED_STATES_MAX + 1 :], entry]
             self.changed = True
         able = [m.peer for m in body.members if m.votes]
         gone = self._gone(coded, body)
         liars = (len(able) - 1) // 3 if self.rule == "two-thirds" else 0
         for entry in self.book.entries:
-            self._draw(coded, entry, vertex, body.time_s, able, gone, liars)
+            self._draw(coded, entry, vertex, body, able, gone, liars)
 
     def _hear(self, by: PeerId, word: Placed) -> None:
         entry = self.entry(word.round)
@@ -205,7 +208,7 @@ class Ledger:
         coded: Coded,
         entry: Entry,
         vertex: Digest,
-        now: Seconds,
+        body: Body,
         able: Sequence[PeerId],
         gone: set[PeerId],
         liars: int,
@@ -215,7 +218,7 @@ class Ledger:
         patience_s = coded.lost_s + (entry.names.size_bytes / REPAIR_BYTES_S if entry.names is not None else 0.0)
         for index, holder in enumerate(entry.holders):
             said = entry.said[index]
-            silent = said is None and now - entry.since_s[index] >= patience_s
+            silent = said is None and body.time_s - entry.since_s[index] >= patience_s
             if holder == NOBODY or holder in gone or silent or (usual is not None and said not in (None, usual)):
                 taken = {*entry.holders, *(p for former in entry.former for p in former)}
                 free = [p for p in able if p not in taken]
@@ -225,7 +228,7 @@ class Ledger:
                     if said is not None and (usual is None or said == usual):
                         entry.former[index] = [*entry.former[index], holder][-FORMER_MAX:]
                     entry.holders[index] = drawn[0] if drawn else NOBODY
-                    entry.since_s[index], entry.said[index] = now, None
+                    entry.since_s[index], entry.drawn[index], entry.said[index] = body.time_s, body.round, None
                     self.changed = True
 
 
