@@ -184,3 +184,19 @@ def test_parts_that_shrink_and_grow_a_little_lie_in_the_same_memory():
     memory = Reused()
     addresses = {np.frombuffer(memory(size), np.uint8).ctypes.data for size in (9 * MIB, 12 * MIB, 7 * MIB + 1)}
     assert len(addresses) == 1
+
+
+@story
+async def test_a_frame_that_waits_gives_its_turn_to_a_newer_one_of_its_place():
+    """Nothing has left yet: of three words about one part only the last is said, in the turn of the first."""
+    ada, bob = await pair()
+    send = ada.links.send
+    for word, place in ((b"old", 7), (b"other", 8), (b"newer", 7), (b"no place", None), (b"newest", 7)):
+        send(bob.name, word, Lane.BULK, word * 1000, place)
+    send(bob.name, b"no place", Lane.BULK, b"a", None)
+    await bob.until(lambda: len(bob.heard) == 4)
+    assert [word for _, word, _ in bob.heard] == [b"newest", b"other", b"no place", b"no place"]
+    assert ada.links.stats()[bob.name].bulk_dropped == 0
+    send(bob.name, b"after", Lane.BULK, b"a", 7)  # what has left is replaced by nothing
+    await bob.until(lambda: len(bob.heard) == 5)
+    await closed(ada, bob)

@@ -164,6 +164,15 @@ def test_one_member_whose_link_becomes_slow_is_given_its_time(witnessed: bool):
     assert all(counted), counted
 
 
+def test_rows_of_a_failed_attempt_do_not_stand_in_front_of_those_of_the_next():
+    """Its uplink falls to 0.2 MB/s where owners watch each other: what every attempt says again waits only once."""
+    story = Story(PACED, witnessed=True)
+    story.run(8)
+    story.swarm.world.network.uplink_bytes_s[peer_name(3)] = 0.2e6
+    story.run(11)
+    assert story.length(8) + story.length(9) < 60.0  # 280 s where every attempt queues its rows behind the others'
+
+
 def test_an_owner_to_which_rows_come_late_is_not_complained_of_for_leaving_them_out():
     """Its downlink falls to 0.12 MB/s: its answer lacks rows that others got, twice, in a short window first."""
     story = Story(PACED, witnessed=True)

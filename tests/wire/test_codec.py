@@ -83,7 +83,7 @@ def test_the_bytes_of_every_word_are_frozen(value):
     ids=["Answer.weighed", "Body.weighed", "Body.reputed", "Placed.again"],
 )
 def test_what_only_some_runs_have_is_one_more_field_and_nothing_elsewhere(value, field: str, kind: str):
-    """Weights, scores, holders that were drawn later: where there are none, bytes are what they were before there were any."""
+    """Weights, scores, holders drawn later: where there are none, bytes are what they were before."""
     path = GOLDEN / f"{type(value).__name__}.{kind}.hex"
     if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
         path.write_text(encode(value).hex() + "\n")

@@ -4,7 +4,8 @@ A machine never reads a clock, opens a socket, draws from a global generator or 
 (`host/run.py` over real sockets, `sim/world.py` over a virtual network) supplies the time and carries out
 the effects. The contract between the two:
 
-- Sends may be lost, delayed, duplicated and reordered. Nothing may depend on one arriving.
+- Sends may be lost, delayed, duplicated and reordered. Nothing may depend on one arriving. One with a payload that
+  still waits to leave gives its turn to a newer one of the same `place`.
 - The effects of one call are carried out in order, and a `Keep` is durable before any later `Send` leaves or
   `Ask` begins.
 - An `Ask` runs off the loop and is answered exactly once, by `Done` or by `Failed`.
@@ -15,6 +16,7 @@ the effects. The contract between the two:
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from enum import IntEnum
 from typing import Any, ClassVar, Protocol
 
@@ -32,6 +34,15 @@ class Lane(IntEnum):
 
 class Message(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Anything that crosses the wire. Subclasses live in wire/messages and are the whole vocabulary."""
+
+    @property
+    def place(self) -> Hashable:
+        """What a newer message to the same peer replaces while it still waits to leave; None: nothing.
+
+        Only asked of messages with a payload: through a thin uplink these wait for long, and words that nobody
+        needs any more must not stand in front of those that somebody waits for.
+        """
+        return None
 
 
 class Payload(msgspec.Struct, frozen=True):

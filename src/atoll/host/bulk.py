@@ -7,7 +7,8 @@ A frame travels as records: its message, then slabs of its payload, each with a 
 so that the slabs of one frame may take different connections and are decrypted where they finally belong.
 Promises: a length is judged before memory is taken; every byte of a delivered payload was written exactly once;
 a connection lost in the middle of a frame starts that frame anew, three times at most.
-Never blocks: what does not fit is dropped and counted. Sends may be lost by contract.
+Never blocks: what does not fit is dropped and counted. Sends may be lost by contract. A frame that still waits
+gives its turn to a newer one of the same place.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +45,8 @@ STALLED_S = 30.0  # a frame without a byte for so long gives its memory back
 class _Outgoing:
     """A frame on its way out: which records are still to be made."""
 
-    def __init__(self, number: int, message: bytes, payload: memoryview | None) -> None:
-        self.number, self.message, self.payload = number, message, payload
+    def __init__(self, number: int, message: bytes, payload: memoryview | None, place: Hashable = None) -> None:
+        self.number, self.message, self.payload, self.place = number, message, payload, place
         self.size_bytes = len(message) + (len(payload) if payload is not None else 0)
         self.slabs = _slabs(len(payload)) if payload is not None else 0
         self.next = -1  # the message's record stands before slab 0
@@ -140,6 +141,7 @@ class BulkLane:
         self._deliver, self._detached = deliver, detached
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Outgoing] = deque()
+        self._places: dict[Hashable, _Outgoing] = {}  # frames that wait, by what a newer one would replace
         self._shared: _Outgoing | None = None  # long frame that every connection takes slabs from
         self._numbers = 0
         self._incoming: dict[int, _Incoming] = {}
@@ -149,13 +151,20 @@ class BulkLane:
 
     # ---- out ----
 
-    def send(self, message: bytes, payload: memoryview | None) -> None:
-        frame = _Outgoing(self._number(), message, payload)
-        self._queue.append(frame)
+    def send(self, message: bytes, payload: memoryview | None, place: Hashable = None) -> None:
+        frame = _Outgoing(self._number(), message, payload, place)
         self.queued_bytes += frame.size_bytes
+        older = self._places.pop(place, None)
+        if older is not None:
+            self._queue[self._queue.index(older)] = frame
+            self.queued_bytes -= older.size_bytes
+        else:
+            self._queue.append(frame)
+        if place is not None:
+            self._places[place] = frame
         # the oldest goes first: what is queued longest is the least useful by the time it would leave
         while self.queued_bytes > self._limits.queue_bytes and self._queue:
-            self._drop(self._queue.popleft())
+            self._drop(self._taken())
         if not self._kick_scheduled:
             self._kick_scheduled = True
             self._loop.call_soon(self._kick)
@@ -166,7 +175,7 @@ class BulkLane:
         if frame is None:
             if not self._queue:
                 return None
-            frame = self._queue.popleft()
+            frame = self._taken()
             if frame.slabs > PINNED_SLABS:
                 self._shared = frame
             else:
@@ -207,6 +216,7 @@ class BulkLane:
         for frame in {*self._queue, self._shared, *(channel.frame for channel in self.channels)} - {None}:
             self._drop(frame)
         self._queue.clear()
+        self._places.clear()
         self._shared = None
         for channel in self.channels:
             channel.frame = None
@@ -221,6 +231,13 @@ class BulkLane:
     @property
     def received_bytes(self) -> int:
         return self._closed_received_bytes + sum(channel.wire.received_bytes for channel in self.channels)
+
+    def _taken(self) -> _Outgoing:
+        """The frame whose turn it is; nothing replaces it any more."""
+        frame = self._queue.popleft()
+        if self._places.get(frame.place) is frame:
+            del self._places[frame.place]
+        return frame
 
     def _number(self) -> int:
         self._numbers += 1

@@ -271,8 +271,10 @@ class Driver:
         if self._last is None or self._last[0] is not send.message:
             self._last = (send.message, encode(send.message))
         data = self._last[1]
-        payload = send.payload.data if send.payload is not None else None
-        self.links.send(send.to, data, send.lane, payload)
+        if send.payload is None:
+            self.links.send(send.to, data, send.lane)
+        else:
+            self.links.send(send.to, data, send.lane, send.payload.data, send.message.place)
 
     def _set_timer(self, name: str, at: Seconds | None) -> None:
         old = self._timers.pop(name, None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from socket import socket
 
 import msgspec
@@ -158,8 +158,18 @@ class Links:
                 channel.wire.abort()
             link.control.wire.abort(TimeoutError("no heartbeat"))
 
-    def send(self, peer: PeerId, message: bytes, lane: Lane = Lane.CONTROL, payload: Buffer | None = None) -> bool:
-        """Queue a message; a payload always takes the bulk lane. False: no link, or too large for any frame."""
+    def send(
+        self,
+        peer: PeerId,
+        message: bytes,
+        lane: Lane = Lane.CONTROL,
+        payload: Buffer | None = None,
+        place: Hashable = None,
+    ) -> bool:
+        """Queue a message; a payload always takes the bulk lane. False: no link, or too large for any frame.
+
+        A message that still waits there gives its turn to a newer one of the same `place` (`base.machine.Message`).
+        """
         link = self._links.get(peer)
         if link is None or link.control is None or self._closing:
             return False
@@ -170,7 +180,7 @@ class Links:
         if lane is Lane.CONTROL and view is None:
             link.control.send(message)
         else:
-            link.bulk.send(message, view)
+            link.bulk.send(message, view, place)
             if not link.bulk_wanted:
                 link.bulk_wanted = self._bulk_connections(link.control)
                 self._open_bulk(link)

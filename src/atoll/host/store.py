@@ -44,7 +44,9 @@ from atoll.protocol.transfer.work import (
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
-PARTS_KEPT_S = 86400.0  # of a blob that is not whole, since somebody last wrote to it: an interrupted download goes on
+PARTS_KEPT_S = (
+    86400.0  # of a blob that is not whole, since somebody last wrote to it: an interrupted download goes on
+)
 TAIL_BYTES = 4 * 2**20  # of the record read at start: about a thousand rounds
 
 

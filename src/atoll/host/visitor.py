@@ -118,7 +118,7 @@ class _Visitor(Driver):
         return Taken(round, state)
 
     def _lies_in_pieces(self) -> bool:
-        """Then a holder that has nothing is no refusal: where one piece is enough, the first is the state itself."""
+        """Then a holder that has nothing is no refusal: where one piece is enough, the first is the state."""
         return self.machine.pieces is not None and self.machine.pieces.is_placed(self.state)
 
     def _agreed(self, round: int) -> Digest:

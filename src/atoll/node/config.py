@@ -380,8 +380,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "keep.repair_after": (
         "Run time for which a holder of pieces may be away before other members make its pieces anew, each out of "
-        "as many bytes as the state has. Longer than a night's sleep saves traffic, shorter loses fewer at a time. Those "
-        "get a second more for each MiB of a large state."
+        "as many bytes as the state has. Longer than a night's sleep saves traffic, shorter loses fewer at a time. "
+        "Those get a second more for each MiB of a large state."
     ),
     "node.name": "What others call this peer. Empty: the computer's name.",
     "node.threads": (

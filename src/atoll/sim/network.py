@@ -1,16 +1,18 @@
 """Links of the virtual world: latency, jitter, loss, duplicates, bandwidth, partitions. Named knobs, one seed.
 
 Latency is drawn once per pair, jitter per message, so that messages overtake each other as on real paths. Bulk
-payloads queue at the sender's uplink and the receiver's downlink; control messages only pay latency.
+payloads queue at the sender's uplink, where one that waits gives its turn to a newer one of its place, and at the
+receiver's downlink; control messages only pay latency.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Lane, Payload
+from atoll.base.machine import Received
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,14 @@ class NetworkKnobs:
     duplicate_rate: float = 0.0
     uplink_bytes_s: float = 12.5e6  # 100 Mbit/s
     downlink_bytes_s: float = 12.5e6
+
+
+class Waiting:
+    """A payload's message until it leaves: what arrives is what was said last."""
+
+    def __init__(self, event: Received, begins: Seconds) -> None:
+        self.event, self.begins = event, begins
+        self.size_bytes = event.payload.size_bytes if event.payload is not None else 0
 
 
 @dataclass
@@ -36,21 +46,29 @@ class Network:
     latency: dict[tuple[PeerId, PeerId], Seconds] = field(default_factory=dict)
     uplink_bytes_s: dict[PeerId, float] = field(default_factory=dict)  # of peers whose link is unlike the others'
     downlink_bytes_s: dict[PeerId, float] = field(default_factory=dict)
+    waiting: dict[tuple[PeerId, PeerId, Hashable], Waiting] = field(default_factory=dict)
     sent: int = 0
     lost: int = 0
     bytes: int = 0
 
-    def arrivals(
-        self, now: Seconds, sender: PeerId, to: PeerId, lane: Lane, payload: Payload | None
-    ) -> list[Seconds]:
-        """World times at which copies of this message arrive: none, one or two."""
+    def arrivals(self, now: Seconds, to: PeerId, event: Received) -> tuple[Waiting, list[Seconds]]:
+        """World times at which copies of this message arrive: none, one or two; and what says it then."""
+        sender, payload = event.sender, event.payload
+        said = Waiting(event, now)
+        if payload is not None and (place := event.message.place) is not None:
+            older = self.waiting.get((sender, to, place))
+            if older is not None and older.begins > now and older.size_bytes == payload.size_bytes:
+                older.event = event
+                return older, []
+            self.waiting[sender, to, place] = said
         self.sent += 1
         if (sender, to) in self.blocked or self.draw.random() < self.knobs.loss_rate:
             self.lost += 1
-            return []
+            return said, []
         leave = now
         if payload is not None:
             self.bytes += payload.size_bytes
+            said.begins = max(now, self.uplink_free.get(sender, 0.0))
             leave = self._queue(self.uplink_free, sender, now, payload.size_bytes / self.uplink_of(sender))
         arrive = leave + self.one_way_s(sender, to)
         if payload is not None:
@@ -58,7 +76,7 @@ class Network:
         copies = [arrive]
         if self.knobs.duplicate_rate and self.draw.random() < self.knobs.duplicate_rate:
             copies.append(arrive + self.draw.uniform(0, 10 * self.knobs.jitter_s))
-        return copies
+        return said, copies
 
     def uplink_of(self, peer: PeerId) -> float:
         return self.uplink_bytes_s.get(peer, self.knobs.uplink_bytes_s)

@@ -241,11 +241,12 @@ class World:
         """When everything that this peer has kept so far is on its disk."""
         return max(self.now, node.disk_free)
 
-    def _depart(self, node: Node, own: int, send: Send, other: Node, life: int, event: Event) -> None:
+    def _depart(self, node: Node, own: int, send: Send, other: Node, life: int, event: Received) -> None:
         if node.life != own:
             return  # it crashed before its disk was done: these words were never said
-        for when in self.network.arrivals(self.now, node.name, send.to, send.lane, send.payload):
-            self.at(when, lambda: self._deliver(other, life, event))
+        said, arrivals = self.network.arrivals(self.now, send.to, event)
+        for when in arrivals:
+            self.at(when, lambda: self._deliver(other, life, said.event))
 
     def _deliver(self, node: Node, life: int, event: Event) -> None:
         if node.machine is None or node.life != life:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import ClassVar
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import Digest, PeerId
@@ -18,6 +20,11 @@ class RoundMessage(Message, frozen=True):
     round: int
     attempt: int
     trace: str
+
+    @property
+    def place(self) -> Hashable:
+        """A later attempt says the same again."""
+        return msgspec.structs.replace(self, attempt=0)
 
 
 class Committed(RoundMessage, frozen=True):
@@ -35,6 +42,11 @@ class Contribution(RoundMessage, frozen=True):
     path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
     statement: Signed  # the Commit, for owners that the broadcast did not reach
 
+    @property
+    def place(self) -> Hashable:
+        """Of a part, whatever the round: who shares in the next one has closed this one."""
+        return type(self), self.part
+
 
 class Handed(RoundMessage, frozen=True):
     """Rows of several peers, combined on the way to the owner; the encoded mean is the payload."""
@@ -44,6 +56,10 @@ class Handed(RoundMessage, frozen=True):
     owner_index: int  # -1: for a peer that hands it on
     weight: int  # of all of them
     contributors: tuple[PeerId, ...]
+
+    @property
+    def place(self) -> Hashable:
+        return type(self), self.part
 
 
 class Declined(RoundMessage, frozen=True):

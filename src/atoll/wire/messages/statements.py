@@ -211,7 +211,9 @@ class Placed(Statement, frozen=True):
     index: int
     size_bytes: int  # of the state
     pieces: tuple[Digest, ...]  # blob ids, in order: whoever holds the state can compute them
-    since: int | msgspec.UnsetType = msgspec.UNSET  # the round whose vertex drew me for it, where that is a later one
+    since: int | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # the round whose vertex drew me for it, where that is a later one
 
 
 class Invite(Statement, frozen=True):
