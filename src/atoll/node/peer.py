@@ -430,9 +430,18 @@ class Peer:
         agreement = Agreement(self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, proposers, kept)
         self._drop_old_parts(plan.round)
         held = self.held.setdefault(plan.round, {})
-        gone = self.heartbeat.gone
+        gone, unheard = self.heartbeat.gone, self.heartbeat.unheard
         self.round = Round(
-            ground, self.notary, agreement, gone, pool.chosen, held, self.said, self._measured, self.strikes
+            ground,
+            self.notary,
+            agreement,
+            gone,
+            unheard,
+            pool.chosen,
+            held,
+            self.said,
+            self._measured,
+            self.strikes,
         )
         looks = self._from_validators(self.validators.holds(self.at), now) if self.validators is not None else []
         effects = looks + self._to_round(Start({}), now)

@@ -122,6 +122,7 @@ class Round:
         notary: Notary,
         agreement: Agreement,
         gone: Callable[[PeerId], bool],
+        unheard: Callable[[PeerId], bool],
         reports: Callable[[], Sequence[Signed]],
         held: dict[Digest, Payload],
         said: dict[str, bytes],
@@ -130,7 +131,7 @@ class Round:
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.timing = ground.plan  # the same plan, with the windows that I go by
-        self.agreement, self.gone, self.reports = agreement, gone, reports
+        self.agreement, self.gone, self.unheard, self.reports = agreement, gone, unheard, reports
         self.patience = Patience()
         self.parts = Parts(self.plan, self.patience, held)
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
@@ -330,6 +331,7 @@ class Round:
             self.gone,
             self.said,
             self._filled,
+            self.unheard,
             judges=self.agreement.votes,
             two_faced=self.two_faced,
         )

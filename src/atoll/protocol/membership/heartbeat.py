@@ -75,6 +75,10 @@ class Heartbeat:
             return True
         return peer not in self.chosen and len(self.accused.get(peer, ())) >= self.accusers_needed
 
+    def unheard(self, peer: PeerId) -> bool:
+        """Gone, but only for its silence: it may be the link between us that is broken."""
+        return peer in self.silent and peer not in self.refused
+
     def watch(self, members: tuple[PeerId, ...], now: Seconds) -> None:
         """Follow the agreed membership: watch the next ones on a ring that everybody draws alike."""
         if len(members) <= WATCH_ALL_UP_TO:

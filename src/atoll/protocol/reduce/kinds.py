@@ -23,6 +23,7 @@ def reduce_for(
     gone: Callable[[PeerId], bool],
     said: Container[str] = (),
     filled: Callable[[], int | None] = lambda: None,
+    unheard: Callable[[PeerId], bool] = lambda peer: False,
     judges: bool = False,
     two_faced: Container[PeerId] = (),
 ) -> Reduce:
@@ -30,7 +31,7 @@ def reduce_for(
 
     All else as in `Reduce`.
     """
-    common = notary, plan, vote_key_of, commit_of, awaits, gone, said, filled
+    common = notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, unheard
     if plan.witnesses:
         kind = WatchedWeighedReduce if plan.weighs else WatchedReduce
         return kind(*common, judges, two_faced)

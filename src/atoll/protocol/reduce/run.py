@@ -76,14 +76,16 @@ class Reduce:
         gone: Callable[[PeerId], bool],
         said: Container[str] = (),
         filled: Callable[[], int | None] = lambda: None,
+        unheard: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         """`awaits(part, names, among)`: may somebody of `among` (None: anybody) still come who is not in `names`?
 
         `filled()`: how many parts, the first ones, the longest update has; None while that cannot be known.
+        `unheard(peer)`: gone for its silence alone; others may hear it.
         """
         self.notary, self.plan, self.me = notary, plan, notary.me
         self.vote_key_of, self.commit_of = vote_key_of, commit_of
-        self.awaits, self.gone, self.filled = awaits, gone, filled
+        self.awaits, self.gone, self.filled, self.unheard = awaits, gone, filled, unheard
         self.route, self.hearsay = Route(plan, self.me, gone), Hearsay(plan, gone)
         self.update: Update | None = None
         self.my_rows: dict[int, Held] = {}  # of it, for those who ask again and again
@@ -104,6 +106,9 @@ class Reduce:
         self.missing: set[int] = set()
         self.started = self.finished = False
         self.opened: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, whose row, to whom): how often
+        self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
+        self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
+        self.wanted: dict[tuple[int, PeerId], list[PeerId]] = {}  # owners that asked me for a row before I had it
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -121,6 +126,8 @@ class Reduce:
                 return self._hear(sender, message, payload, now)
             case Received(sender, WantRow() as message):
                 return self._open_row(sender, message)
+            case Received(sender, RowBytes() as message, Payload() as payload):
+                return self._take_opened(sender, message, payload, now)
             case TimerFired(name) if name == self._timer():
                 return self.look_again(now)
             case Done(job, Combined() as result) if job.startswith(self._job("own/")):
@@ -193,11 +200,47 @@ class Reduce:
 
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         """Who gets my own row now, if it has not had it."""
-        return (self.route.target(part),)
+        to, owners = self.route.target(part), self.plan.owners(part)
+        if to != self.me or not any(map(self.unheard, owners[: owners.index(to)])):
+            return (to,)
+        # it is my turn only as I see it: whoever is next has my row for others, and their answer for me
+        return (to, *[owner for owner in owners[owners.index(to) + 1 :] if not self.gone(owner)][:1])
 
     def _late_rows(self, part: int, now: Seconds) -> list[Effect]:
         """Ask others for rows that have not come to me."""
         return []
+
+    def _beyond_broken_links(self, part: int, gather: Gather) -> list[PeerId]:
+        """Whose rows I lack because we do not hear each other: the next owner has them, since I am gone for them.
+
+        Perhaps I do not know their commitments either; these come with the rows. Rows that parents hand on have no
+        author whom others could ask.
+        """
+        silent = [peer for peer in self.plan.listeners if peer not in gather.names and self.unheard(peer)]
+        giving = [p for p in silent if p in self.plan.givers and self.route.above(part, p) is None]
+        return [p for p in giving if (commit := self.commit_of(p)) is None or commit.parts > part]
+
+    def _await_others_rows(self, part: int, gather: Gather, now: Seconds) -> list[Effect] | None:
+        """All rows are here but those behind broken links: ask for these, and wait a little. None: no longer."""
+        behind = self._beyond_broken_links(part, gather)
+        if not behind or now >= self._without_the_gone_at(part, now):
+            return None
+        return [*self._pull(part, behind), *self._set_timer(now)]
+
+    def _without_the_gone_at(self, part: int, now: Seconds) -> Seconds:
+        """When I go on without the rows of those who are gone: other owners may have them, where links broke."""
+        return self.complete.setdefault(part, now) + self.plan.window_s / 12
+
+    def _pull(self, part: int, authors: Iterable[PeerId]) -> list[Effect]:
+        """Ask the other owners of a part for rows, once each."""
+        plan, effects = self.plan, list[Effect]()
+        others = [owner for owner in plan.owners(part) if owner != self.me and not self.gone(owner)]
+        for author in authors:
+            if (part, author) not in self.pulled:
+                self.pulled.add((part, author))
+                wish = WantRow(plan.round, plan.attempt, plan.trace, part, author)
+                effects += [Send(owner, wish) for owner in others]
+        return effects
 
     def _window(self, part: int, gather: Gather) -> int | None:
         """The owner index by whose window I gather as an owner of this part; None: it is not my turn."""
@@ -238,7 +281,13 @@ class Reduce:
     def _moments(self) -> list[Seconds]:
         """At which time alone can change something."""
         until, gather_until = self.plan.answer_until, self.plan.gather_until
-        return [*until, *(gather_until(i, 1) for i in range(len(until))), gather_until(0, 2)]
+        thirds = (gather_until(i, 1) for i in range(len(until)))
+        return [
+            *until,
+            *thirds,
+            gather_until(0, 2),
+            *(self._without_the_gone_at(part, 0.0) for part in self.complete),
+        ]
 
     # ---- sending my parts ----------------------------------------------------------------------------------
 
@@ -408,7 +457,8 @@ class Reduce:
         self.route.senders.setdefault(part, set()).add(sender)
         if not self.started:
             return []
-        return self._hand_on_if_due(part, now) + self._close_if_due(part, now)
+        told = [e for owner in self.wanted.pop((part, sender), ()) for e in self._open_row_to(owner, part, sender)]
+        return told + self._hand_on_if_due(part, now) + self._close_if_due(part, now)
 
     def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:
         gather = self.gathers.get(part)
@@ -420,6 +470,8 @@ class Reduce:
         early = now < self.plan.gather_until(window, 1)
         if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, gather.below)):
             return []
+        if early and (asked := self._await_others_rows(part, gather, now)) is not None:
+            return asked
         gather.closed = True
         return self._combine(part, gather, "own")
 
@@ -485,15 +537,41 @@ class Reduce:
     # ---- opening rows that I hold --------------------------------------------------------------------------
 
     def _open_row(self, sender: PeerId, wish: WantRow) -> list[Effect]:
-        slot = (wish.part, wish.peer, sender)
-        if not self.started or sender not in self.plan.listeners or self.opened[slot] >= OPENED_MAX:
+        part, author = wish.part, wish.peer
+        if not self.started or sender not in self.plan.listeners or self.opened[part, author, sender] >= OPENED_MAX:
             return []
-        row = self._row_held(wish.part, wish.peer)
+        if self._row_held(part, author) is not None:
+            return self._open_row_to(sender, part, author)
+        if part in self.gathers and author in self.plan.listeners and sender in self.plan.owners(part):
+            askers = self.wanted.setdefault((part, author), [])
+            askers += [sender] if sender not in askers else []
+        return []
+
+    def _open_row_to(self, to: PeerId, part: int, author: PeerId) -> list[Effect]:
+        row = self._row_held(part, author)
         if row is None or row.statement is None:
             return []
-        self.opened[slot] += 1
-        message = RowBytes(self.plan.round, self.plan.attempt, self.plan.trace, wish.part, row.path, row.statement)
-        return [Send(sender, message, Lane.BULK, row.payload)]
+        self.opened[part, author, to] += 1
+        message = RowBytes(self.plan.round, self.plan.attempt, self.plan.trace, part, row.path, row.statement)
+        return [Send(to, message, Lane.BULK, row.payload)]
+
+    def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
+        author, part = message.statement.signer, message.part
+        commit = self.commit_of(author)
+        if commit is None or not 0 <= part < self.plan.parts:
+            return []
+        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) != commit:
+            return []  # it committed twice, and the one who opens its row heard the other word
+        row = committed_row(author, commit, message, payload)
+        if row is None:
+            raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
+        return self._take_opened_row(part, author, row, now)
+
+    def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
+        gather = self.gathers.get(part)
+        if (part, author) not in self.pulled or gather is None or gather.closed:
+            return []
+        return self._take(part, gather, author, row, now)
 
     def _row_held(self, part: int, peer: PeerId) -> Held | None:
         if peer == self.me:

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 
-from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Done, Effect, Event, Failed, Payload, Received, Send
-from atoll.protocol.reduce.checks import committed_row
+from atoll.base.machine import Done, Effect, Event, Failed, Payload, Send
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held
 from atoll.protocol.reduce.run import Awaits, Reduce
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.protocol.reduce.work import Combined
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Repeat, RowBytes, WantRow
+from atoll.wire.messages.round import Repeat
 from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
@@ -40,19 +38,17 @@ class WatchedReduce(Reduce):
         gone: Callable[[PeerId], bool],
         said: Container[str],
         filled: Callable[[], int | None],
+        unheard: Callable[[PeerId], bool],
         judges: bool,
         two_faced: Container[PeerId],
     ) -> None:
-        super().__init__(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled)
+        super().__init__(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, unheard)
         self.watch = Witnesses(plan, self.me, self._row_held, commit_of, gone, judges, two_faced)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody
-        self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked the other owners for)
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
-            case Received(sender, RowBytes() as message, Payload() as payload):
-                return self._take_opened(sender, message, payload, now)
             case Done(job, Combined() as result) if job.startswith(self._job("judge/")):
                 return self._recomputed(job, result, now)
             case Failed(job) if job.startswith(self._job("judge/")):
@@ -111,18 +107,13 @@ class WatchedReduce(Reduce):
 
     def _late_rows(self, part: int, now: Seconds) -> list[Effect]:
         """Rows that have not come after a third of my window: the other owners of this part may have them."""
-        gather, watchers = self.gathers.get(part), self.plan.watchers(part)
-        if gather is None or gather.closed or self.me not in watchers or now < self.plan.gather_until(0, 2):
+        gather = self.gathers.get(part)
+        if gather is None or gather.closed or self.me not in self.plan.watchers(part):
             return []
-        effects: list[Effect] = []
-        for peer in self.plan.listeners:
-            commit = self.commit_of(peer)
-            if commit is None or commit.parts <= part or peer in gather.names or (part, peer) in self.pulled:
-                continue
-            self.pulled.add((part, peer))
-            wish = WantRow(self.plan.round, self.plan.attempt, self.plan.trace, part, peer)
-            effects += [Send(owner, wish) for owner in watchers if owner != self.me and not self.gone(owner)]
-        return effects
+        if now < self.plan.gather_until(0, 2):
+            return []
+        giving = [(peer, self.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names]
+        return self._pull(part, [peer for peer, commit in giving if commit is not None and commit.parts > part])
 
     def _window(self, part: int, gather: Gather) -> int | None:
         return 0 if gather.owner_index <= self.plan.witnesses else super()._window(part, gather)
@@ -200,23 +191,9 @@ class WatchedReduce(Reduce):
             return self._answer_to(to, held)
         return Send(to, self._message_of(held))
 
-    def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
-        author, part = message.statement.signer, message.part
-        commit = self.commit_of(author)
-        if commit is None or not 0 <= part < self.plan.parts:
-            return []
-        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) != commit:
-            return []  # it committed twice, and the one who opens its row heard the other word
-        row = committed_row(author, commit, message, payload)
-        if row is None:
-            raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
-        return self._take_opened_row(part, author, row, now)
-
     def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
-        gather = self.gathers.get(part)
-        if (part, author) in self.pulled and gather is not None and not gather.closed:
-            return self._take(part, gather, author, row, now)
-        return self.watch.take(part, author, row) if self.watch.wants(part, author) else []
+        taken = super()._take_opened_row(part, author, row, now)
+        return taken or (self.watch.take(part, author, row) if self.watch.wants(part, author) else [])
 
     def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])

@@ -66,10 +66,13 @@ class WatchedWeighedReduce(WatchedReduce):
         gone: Callable[[PeerId], bool],
         said: Container[str],
         filled: Callable[[], int | None],
+        unheard: Callable[[PeerId], bool],
         judges: bool,
         two_faced: Container[PeerId],
     ) -> None:
-        super().__init__(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, judges, two_faced)
+        super().__init__(
+            notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, unheard, judges, two_faced
+        )
         own = plan, self.me, self._row_held, commit_of, gone
         sums = Question("judge", self._sum_again, lambda said: self.verdicts.get(said.rows), self._same_rows)
         self.watch = Witnesses(*own, judges, two_faced, sums)
@@ -79,7 +82,6 @@ class WatchedWeighedReduce(WatchedReduce):
         self.comparing: set[int] = set()  # parts whose rows I compare, or compared
         # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
         self.lost = {part for part in self.gathers if self._compared_name(part) in said}
-        self.complete: dict[int, Seconds] = {}  # parts whose rows are here but for those who are gone, since when
         self.asked_for: Choice | None = None  # what I weigh by
         self.weighing: Weighing | None = None  # what came of it, and what I combine with
         self.chosen: dict[Choice, Weighing | None] = {}  # what the rule said, or is just asked; None: nothing
@@ -303,7 +305,6 @@ class WatchedWeighedReduce(WatchedReduce):
 
     def _moments(self) -> list[Seconds]:
         moments = [*super()._moments(), self.patient_until, self._given_up_at, self._rows_known_by]
-        moments += [self._without_the_gone_at(part, at) for part, at in self.complete.items()]
         return moments + [self._rows_until(part) for part in self.since]
 
     # ---- comparing -----------------------------------------------------------------------------------------
@@ -327,10 +328,6 @@ class WatchedWeighedReduce(WatchedReduce):
         """Whose rows there must be that I lack, though their authors are gone for me."""
         known = ((peer, self.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names)
         return [peer for peer, commit in known if commit is not None and commit.parts > part]
-
-    def _without_the_gone_at(self, part: int, now: Seconds) -> Seconds:
-        """When I compare without the rows of those who are gone: other owners may have them, where links broke."""
-        return self.complete.setdefault(part, now) + self.plan.window_s / 12
 
     def _compare_done(self, part: int, result: Products, now: Seconds) -> list[Effect]:
         plan, gather = self.plan, self.gathers[part]

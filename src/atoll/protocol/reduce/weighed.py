@@ -34,7 +34,6 @@ from atoll.protocol.reduce.checks import (
     SUM_SLACK,
     check_answer,
     check_compared,
-    committed_row,
     made_with,
     weighing_flaw,
 )
@@ -45,7 +44,7 @@ from atoll.protocol.reduce.run import Awaits, Reduce
 from atoll.protocol.reduce.work import Combine, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Comparison, Declined, Repeat, RowBytes, WantRow
+from atoll.wire.messages.round import Answer, Comparison, Declined, Repeat, WantRow
 from atoll.wire.messages.statements import Answered, Commit, Compared, Signed, Weighing
 
 Word = tuple[Signed, Compared]
@@ -77,8 +76,9 @@ class WeighedReduce(Reduce):
         gone: Callable[[PeerId], bool],
         said: Container[str] = (),
         filled: Callable[[], int | None] = lambda: None,
+        unheard: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        super().__init__(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled)
+        super().__init__(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, unheard)
         self.words: list[dict[int, Word]] = [{} for _ in range(plan.parts)]  # by owner index
         self.comparing: set[int] = set()  # parts whose rows I compare, or compared
         # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
@@ -99,8 +99,6 @@ class WeighedReduce(Reduce):
         match event:
             case Received(sender, Comparison(statement=signed)):
                 return self._hear_comparison(sender, signed, now)
-            case Received(sender, RowBytes() as message, Payload() as payload):
-                return self._take_opened(sender, message, payload, now)
             case Received(sender, Answer() as message):
                 return self._hear_answer(sender, message, event, now)
             case Done(job, Products() as result) if job.startswith(self._job("compare/")):
@@ -226,6 +224,8 @@ class WeighedReduce(Reduce):
         early = now < self.plan.gather_until(window, 1)
         if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, gather.below)):
             return []
+        if early and (asked := self._await_others_rows(part, gather, now)) is not None:
+            return asked
         if len(self.plan.settled(gather.rows)) > WEIGHED_ROWS_MAX:
             return self._refuse([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")
         self.comparing.add(part)
@@ -431,16 +431,10 @@ class WeighedReduce(Reduce):
             effects += [Send(holder, wish) for holder in sorted(holders) if not self.gone(holder)]
         return effects
 
-    def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
-        author, part = message.statement.signer, message.part
-        commit, gather = self.commit_of(author), self.gathers.get(part)
-        if commit is None or gather is None or gather.closed or (part, author) not in self.wished:
+    def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
+        gather = self.gathers.get(part)
+        if gather is None or gather.closed or (part, author) not in self.pulled | self.wished.keys():
             return []
-        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) != commit:
-            return []  # it committed twice, and the one who opens its row heard the other word
-        row = committed_row(author, commit, message, payload)
-        if row is None:
-            raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
         return self._take(part, gather, author, row, now)
 
     # ---- small words ---------------------------------------------------------------------------------------

@@ -1,0 +1,57 @@
+"""Two members that do not hear each other, while all others hear both: nobody's row is lost for long."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.base.machine import Fact
+from atoll.node.facts import RoundClosed
+from atoll.node.settings import RunSettings
+from atoll.policy.plan import RoundSettings
+from atoll.sim.island import IslandKnobs
+from atoll.sim.network import NetworkKnobs
+from atoll.sim.scenarios.stage import WINDOW_MIN_S
+from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.sim.world import Node
+
+BEFORE, AFTER = 3, 14  # the first rounds are whole; the last ones, too, once the silence has been noticed
+PACED = RoundSettings(inner_steps=20, first_train_s=10, window_min_s=WINDOW_MIN_S)
+KINDS = {
+    "private": {},
+    "community": {"tolerance": 0.33, "round": replace(PACED, quorum="two-thirds")},
+    "weighed": {"tolerance": 0.33, "round": replace(PACED, quorum="two-thirds"), "statistic": "robust"},
+    "open": {"tolerance": 0.33, "round": replace(PACED, quorum="two-thirds"), "witnessed": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("far", [2, 4])
+def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, far: int):
+    """All of their updates count, in all parts, and rounds are about as long as before."""
+    run = replace(RunSettings(round=PACED), **KINDS[kind])
+    swarm = Swarm(
+        1, SwarmKnobs(7, NetworkKnobs(0.005, 0.02, jitter_s=0.005), IslandKnobs(update_bytes=400_000), run=run)
+    )
+    closed: dict[int, tuple[float, RoundClosed]] = {}
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if isinstance(fact, RoundClosed):
+            closed.setdefault(fact.body.round, (now, fact))
+
+    swarm.world.watchers.append(watch)
+
+    def until(round: int) -> None:
+        swarm.world.run(swarm.world.now + 600.0, stop=lambda: min(swarm.heads()) >= round)
+        assert min(swarm.heads()) >= round
+
+    until(BEFORE)
+    one, other = peer_name(1), peer_name(far)
+    swarm.world.network.split({one}, {other})
+    until(AFTER)
+    for round in range(BEFORE + 3, AFTER + 1):
+        fact = closed[round][1]
+        assert {one, other} <= set(fact.counted) and not fact.partly and not fact.parts_missing, round
+    assert {m.standing for m in closed[AFTER][1].body.members} == {"member"} and not swarm.checkers.complaints
+    took = closed[AFTER][0] - closed[BEFORE + 3][0]
+    assert took < 2.5 * (AFTER - BEFORE - 3) * (closed[BEFORE][0] - closed[BEFORE - 1][0])
