@@ -1,4 +1,4 @@
-"""Bytes on the sockets of a real run, beside what `atoll plan` says of its tensors: handshakes, votes, headers, all.
+"""Bytes on the sockets of a real run, beside what `atoll plan` says of its tensors: votes, headers, all of it.
 
     python bench/wire.py [--recipes auto muloco] [--model gpt-10m] [--peers 2] [--rounds 4] [--quick] [--json]
 
