@@ -22,6 +22,10 @@ def simulate(
         Literal["", "majority", "two-thirds"],
         Parameter(help="Whose votes make a certificate. Default: the scenario's."),
     ] = "",
+    protocol: Annotated[
+        Literal["bft", "raft"],
+        Parameter(help="By which members agree. Raft plays the stories in which nobody lies."),
+    ] = "bft",
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
@@ -38,7 +42,7 @@ def simulate(
     for story in SCENARIOS if name == "all" else [name]:
         for number in range(seed, seed + seeds):
             try:
-                report = run_scenario(story, number, peers, rounds, quorum)
+                report = run_scenario(story, number, peers, rounds, quorum, protocol)
             except ScenarioFailed as failure:
                 failures.append(str(failure))
                 continue

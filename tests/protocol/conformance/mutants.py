@@ -147,19 +147,19 @@ MUTANTS = [
     Mutant(
         "a quorum of timeouts is shown",
         GROUNDS,
-        "if len(timeouts) < self.quorum:",
-        "if len(timeouts) < self.quorum - 1:",
+        "if len(timeouts) < quorum:",
+        "if len(timeouts) < quorum - 1:",
         2,
     ),
     Mutant(
         "of distinct voters",
         GROUNDS,
-        "if len(timeouts) < self.quorum:",
-        "if len(message.timeouts) < self.quorum:",
+        "if len(timeouts) < quorum:",
+        "if len(message.timeouts) < quorum:",
         21,
     ),
     Mutant(
-        "of the view before", GROUNDS, "if (timeout.round, timeout.view) != (self.round, view - 1):", "if False:", 2
+        "of the view before", GROUNDS, "if (timeout.round, timeout.view) != (round, view - 1):", "if False:", 2
     ),
     Mutant(
         "the proposer waits for a quorum of timeouts",
