@@ -74,6 +74,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 "min_peers": settings.min_peers,
                 "inner_steps": settings.round.inner_steps,
                 "quorum": settings.round.quorum,
+                "protocol": "raft" if settings.by_raft else "bft",
             }
         case _:
             pass
