@@ -29,7 +29,7 @@ def simulate(
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
-    from atoll.sim.scenarios import SCENARIOS, ScenarioFailed, run_scenario
+    from atoll.sim.scenarios import SCENARIOS, NotForRaft, ScenarioFailed, run_scenario
 
     if not name:
         say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
@@ -43,6 +43,10 @@ def simulate(
         for number in range(seed, seed + seeds):
             try:
                 report = run_scenario(story, number, peers, rounds, quorum, protocol)
+            except NotForRaft as why:
+                if name != "all":
+                    raise UsageError("E-ARG-09", str(why), fix=f"atoll simulate {name}") from None
+                continue
             except ScenarioFailed as failure:
                 failures.append(str(failure))
                 continue

@@ -64,11 +64,11 @@ from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.siege import siege
 from atoll.sim.scenarios.slow import slow
-from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
+from atoll.sim.scenarios.stage import NotForRaft, Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
 from atoll.sim.scenarios.validation import validated, wolves
 
-__all__ = ["SCENARIOS", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
+__all__ = ["SCENARIOS", "NotForRaft", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
 
 SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario(calm, peers=8, rounds=20),
@@ -115,7 +115,10 @@ def run_scenario(
     quorum: str = "",
     protocol: str = "bft",
 ) -> ScenarioReport:
-    """Play one scenario. Raises ScenarioFailed, whose last line replays it, if what should never happen did."""
+    """Play one scenario. Raises ScenarioFailed, whose last line replays it, if what should never happen did.
+
+    Raises NotForRaft where members of the story may lie and are to agree by Raft.
+    """
     scenario = SCENARIOS[name]
     return play(name, scenario, seed, peers or scenario.peers, rounds or scenario.rounds, quorum, protocol)
 
@@ -138,6 +141,10 @@ def main(argv: list[str] | None = None) -> int:
         for seed in range(options.seed, options.seed + options.seeds):
             try:
                 report = run_scenario(name, seed, options.peers, options.rounds, options.quorum, options.protocol)
+            except NotForRaft as why:
+                if options.name != "all":
+                    parser.error(str(why))
+                continue
             except ScenarioFailed as failure:
                 failures += 1
                 print(failure, file=sys.stderr, flush=True)

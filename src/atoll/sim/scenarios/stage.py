@@ -36,6 +36,10 @@ class ScenarioFailed(AssertionError):
     """Says what happened, and in its last line how to see it again."""
 
 
+class NotForRaft(ValueError):
+    """This story has liars, or asks for a quorum that expects some."""
+
+
 class ScenarioReport(msgspec.Struct, kw_only=True):
     scenario: str
     seed: int
@@ -107,7 +111,7 @@ class Stage:
         rule = "two-thirds" if self.quorum == "two-thirds" else "majority"
         raft = self.protocol == "raft"
         if raft and rule != "majority":
-            raise ValueError("this story has liars, or a quorum for them; Raft is for members who trust each other")
+            raise NotForRaft(f"members of {self.name!r} may lie, and Raft is for those who trust each other")
         plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)
         return msgspec.structs.replace(
             RunSettings(open_to_all=open_to_all, era_rounds=ERA_ROUNDS, round=plan),
@@ -221,6 +225,8 @@ def play(
     wall, cpu = time.perf_counter(), time.process_time()
     try:
         scenario.tell(stage)
+    except NotForRaft:
+        raise
     except Exception as why:
         kind = "" if isinstance(why, InvariantBroken) else f"{type(why).__name__}: "
         replay = f"atoll simulate {name} --seed {seed} --peers {peers} --rounds {rounds} --quorum {stage.quorum}"
