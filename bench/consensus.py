@@ -1,13 +1,13 @@
 """What one decision costs by each engine, over the same virtual links: time, messages, bytes.
 
 Every pair of members has a one-way latency drawn once from 50 to 100 ms; nothing is lost, computing takes no time,
-bandwidth is not limited. Agreement and Raft decide on the same body of 4096 bytes. `agreement` (two phases) and
-`raft` (one phase, behind the same door) with real signatures (`vote`: Ed25519, or ML-DSA-65), `quorum` two-thirds or
-majority; `raft log` is the log machine with a leader that is there already, unsigned, as a yardstick. Snowball compares two digests that three quarters and one
-quarter of the members saw first (k = 10, alpha = 8, beta = 150), and needs more than ten members. `first_s` is when
-the first member knows the decision, `virtual_s` when the last one does, both since it was proposed; medians of
-several networks. `decisions_per_s` are those of one network, one after the other. `cpu_ms_per_decision` is what one
-member computes, the mean: every word signed, checked and encoded; not the links.
+bandwidth is not limited. Agreement and Raft decide on the same body of 4096 bytes: `agreement` (two phases) and
+`raft` (one phase, in its place) with real signatures (`vote`: Ed25519, or ML-DSA-65) and the `quorum` named;
+`raft log`, a yardstick, is the log machine, unsigned, whose leader is there already. Snowball compares two digests
+that three quarters and one quarter of the members saw first (k = 10, alpha = 8, beta = 150), and needs more than
+ten members. `first_s` is when the first member knows the decision, `virtual_s` when the last one does, both since it
+was proposed; medians of several networks. `decisions_per_s` are those of one network, one after the other.
+`cpu_ms_per_decision` is what one member computes, the mean: every word signed, checked and encoded; not the links.
 
     python bench/consensus.py [--quick] [--json]
 """
@@ -245,7 +245,8 @@ def main() -> None:
         if not asked.json:
             r = rows[-1]
             print(
-                f"{r['engine']:<10} {r['vote']:<10} {r['quorum']:<10} {members:>5} members  first {r['first_s']:>7} s  "
+                f"{r['engine']:<10} {r['vote']:<10} {r['quorum']:<10} {members:>5} members  "
+                f"first {r['first_s']:>7} s  "
                 f"all {r['virtual_s']:>7} s  {r['messages']:>9,} messages  {r['bytes_per_decision']:>12,} bytes  "
                 f"{r['cpu_ms_per_decision']:>7} ms of CPU per member  ({r['wall_s']} s to compute)",
                 flush=True,

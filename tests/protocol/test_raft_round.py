@@ -115,7 +115,7 @@ def test_raft_is_one_hop_faster_for_everybody(machine: type[Any], hops: int):
 
 
 def test_who_is_cut_off_changes_nothing_and_votes_when_it_is_back():
-    """p2 gives its leader up alone; nobody follows, its own view stands, and its vote is the one that was needed."""
+    """p2 gives its leader up alone; nobody follows, its view stands, and its vote is the one that was needed."""
     table = Table(3, deaf={P1})
     table.do(P2, table.at[P2].close_view(0))
     assert table.at[P2].close_view(0) == [] and table.at[P2].view == 0
@@ -242,7 +242,7 @@ def test_words_that_do_not_belong_here():
 
 
 def test_a_restarted_voter_returns_to_the_view_in_which_it_accepted():
-    """It closed view 4, accepted in view 7, and dies: it comes back in view 7 with the body, and its ballot names it."""
+    """It closed view 4, accepted in view 7, and dies: it is back in view 7, and its ballot names that body."""
     table = Table(5)
     table.do(P4, table.at[P4].close_view(4))  # the attempt is over
     table.mail.clear()

@@ -1,4 +1,4 @@
-"""Runs that agree by Raft: a leader that stays, deaths of leaders, everything at once; the history is like any other.
+"""Runs that agree by Raft: a leader that stays, deaths of leaders, bad weather; a history like any other.
 
 The checkers of every scenario watch; what is asserted here is what Raft does otherwise.
 """
@@ -68,7 +68,7 @@ def test_a_leader_stays_while_it_lives():
 
 
 def test_a_leader_killed_in_the_middle_of_its_round_costs_patience_and_no_round():
-    """It dies once it has its parts, in round 6; the round closes in its first attempt, and the next leader stays."""
+    """It dies once it has its parts, in round 6; the round closes in its first attempt, the next leader stays."""
     story = Story(5)
     leader = story.swarm.founders[0]
     story.kills = {6: leader}

@@ -93,7 +93,8 @@ class Patience:
             self._view = view, now + max(VIEW_S, 2 * self.took(now)) * 2 ** min(self._views_given_up, VIEWS_GROWING)
         over = self._view[0] == view and now >= self._view[1]
         if over and view != self._given_up:
-            self._views_given_up, self._given_up = self._views_given_up + 1, view
+            self._views_given_up += 1
+            self._given_up = view
         return over
 
     def gives_up(self, now: Seconds) -> bool:

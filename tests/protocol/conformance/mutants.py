@@ -1,4 +1,4 @@
-"""Mutants of the agreement and of Raft for a round: each lacks one rule of voting, locking or remembering, and a seed catches it.
+"""Mutants of the agreement and of Raft: each lacks one rule of voting, locking or remembering; a seed catches it.
 
 A mutant is a change of the source text, so that the code needs no seams for it; if a rule moves, its mutant says
 that it cannot find it any more. `seed` was found by `python tests/protocol/conformance/run.py --mutants`; the
@@ -164,9 +164,7 @@ MUTANTS = [
         "if len(message.timeouts) < quorum:",
         21,
     ),
-    Mutant(
-        "of the view before", GROUNDS, "if (timeout.round, timeout.view) != (round, view - 1):", "if False:", 2
-    ),
+    Mutant("of the view before", GROUNDS, "if (timeout.round, timeout.view) != (round, view - 1):", "if False:", 2),
     Mutant(
         "the proposer waits for a quorum of timeouts",
         GROUNDS,
@@ -264,7 +262,9 @@ MUTANTS = [
         0,
     ),
     # Raft: voting
-    Mutant("raft: who left a view accepts nothing in it", RAFT, "view == self.view and (self", "(self", 295, **CRASH),
+    Mutant(
+        "raft: who left a view accepts nothing in it", RAFT, "view == self.view and (self", "(self", 295, **CRASH
+    ),
     Mutant(
         "raft: a quorum of votes is needed",
         RAFT,
@@ -283,7 +283,12 @@ MUTANTS = [
         **CRASH,
     ),
     Mutant(
-        "raft: the newest entry binds", RAFT, "return best if best[0] >= 0 else NOTHING", "return NOTHING", 3, **CRASH
+        "raft: the newest entry binds",
+        RAFT,
+        "return best if best[0] >= 0 else NOTHING",
+        "return NOTHING",
+        3,
+        **CRASH,
     ),
     Mutant(
         "raft: the newest one, not any",

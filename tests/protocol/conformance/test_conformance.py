@@ -1,4 +1,6 @@
-"""The agreement, Raft behind its door, Raft's log and Snowball held to what they promise: many small worlds, twins, mutants that must die.
+"""The agreement, Raft in its place, Raft's log and Snowball held to what they promise.
+
+Many small worlds, twins, mutants that must die.
 
 `python tests/protocol/conformance/run.py --minutes 10` goes on for as long as you like; a failure names its seed.
 """

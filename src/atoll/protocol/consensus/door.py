@@ -25,6 +25,7 @@ class Door(Protocol):
     votes: bool  # I have a vote in this round
     view: int
     bodies: dict[Digest, bytes]
+    asked: set[Digest]  # bodies that the round was asked to judge
     decided: Decided | None
 
     @property

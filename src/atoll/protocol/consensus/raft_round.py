@@ -11,8 +11,8 @@ Promises: no two bodies are decided for one round while voters only crash and fo
 newest entry and the newest ballot are durable before they are said, and never said differently. Nothing is promised
 where somebody lies: there `agreement.py` decides. Never reads a clock: patience ends when the round says so.
 
-Source: D. Ongaro, Consensus: Bridging Theory and Practice, Stanford 2014, restricted to one entry per instance, with
-candidates in turn as in Liskov & Cowling, Viewstamped Replication Revisited, MIT 2012; rules and reasons in
+Source: D. Ongaro, Consensus: Bridging Theory and Practice, Stanford 2014, restricted to one entry per instance,
+with candidates in turn as in Liskov & Cowling, Viewstamped Replication Revisited, MIT 2012; rules and reasons in
 specs/raft.md.
 """
 
@@ -52,7 +52,7 @@ class Kept(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True)
 class Election:
-    """A quorum of ballots for the leader of a view, and the newest entry that they name: it must propose that one."""
+    """A quorum of ballots for the leader of a view, and the newest entry they name: it must propose that one."""
 
     ballots: tuple[Signed, ...]
     newest: Entry
@@ -186,8 +186,8 @@ class RaftRound:
     def close_view(self, view: int) -> list[Effect]:
         """This view and all before it are over for me.
 
-        The end of an attempt is known to all and comes at once. Of any other view I ask whether a quorum would leave
-        it, too, and go on to vote in it until it does; asking again is for `remind`.
+        The end of an attempt is known to all and comes at once. Of any other view I ask whether a quorum would
+        leave it, too, and go on to vote in it until it does; asking again is for `remind`.
         """
         if self.over or view < self.view:
             return []
@@ -391,7 +391,8 @@ class RaftRound:
         heard = self._tally(view - 1).ballots
         if tally.election is None and len(heard) >= self.quorum:
             chosen = [heard[p] for p in sorted(heard)[: self.quorum]]
-            tally.election = Election(tuple(signed for _, signed in chosen), _newest(ballot for ballot, _ in chosen))
+            newest = _newest(ballot for ballot, _ in chosen)
+            tally.election = Election(tuple(signed for _, signed in chosen), newest)
         return tally.election
 
     def _say_ballot(self, peers: Iterable[PeerId]) -> list[Effect]:
