@@ -157,19 +157,25 @@ def test_bodies_are_judged_before_they_are_accepted():
 
 
 def test_too_few_left_in_a_view_leave_it():
-    """n = 5: two may be gone, so two ballots move nobody, the third moves all (check-quorum)."""
-    table = Table(5)
-    for count, name in enumerate((P1, P2, P3), 1):
+    """n = 4: one may be gone, so one ballot moves nobody, the second moves all, though no quorum asked."""
+    table = Table(4)
+    for count, name in enumerate((P1, P2), 1):
         ballot = TimedOut(ROUND, 0, "t", table.sign(name, Timeout(ROUND, 0, -1, ZERO_DIGEST)), None)
-        table.do(P4, table.at[P4].receive(name, ballot))
-        assert table.at[P4].view == (1 if count == 3 else 0)
-    assert any(isinstance(message, TimedOut) for sender, _, message in table.mail if sender == P4)
+        table.do(P3, table.at[P3].receive(name, ballot))
+        assert table.at[P3].view == (1 if count == 2 else 0)
+    assert any(isinstance(message, TimedOut) for sender, _, message in table.mail if sender == P3)
 
 
 def test_the_end_of_an_attempt_closes_all_its_views_without_asking():
+    """p1 is in its first view; p2, which a quorum of ballots brought there, in the last."""
     table = Table(3)
     table.do(P1, table.at[P1].close_view(2))
-    assert table.at[P1].view == 3
+    for name in (P0, P1):
+        ballot = TimedOut(ROUND, 0, "t", table.sign(name, Timeout(ROUND, 1, -1, ZERO_DIGEST)), None)
+        table.do(P2, table.at[P2].receive(name, ballot))
+    assert table.at[P2].view == 2
+    table.do(P2, table.at[P2].close_view(2))
+    assert table.at[P1].view == table.at[P2].view == 3
     assert {type(message) for _, _, message in table.mail} == {TimedOut}
 
 
@@ -229,6 +235,10 @@ def test_words_that_do_not_belong_here():
 
     with pytest.raises(PeerFault, match="two phases"):
         machine.receive(P1, voted("p1", ROUND, 0, "prepare", digest))
+    for leader, body, says in ((P1, b"body", "out of turn"), (P0, b"other", "other bytes")):
+        said = table.sign(leader, Proposed(ROUND, 0, digest))
+        with pytest.raises(PeerFault, match=says):
+            machine.receive(leader, Propose(ROUND, 0, "t", said, body, (), None))
     with pytest.raises(PeerFault, match="no vote"):
         machine.receive(PeerId("p9"), PreVote(ROUND, 0, "t", 0))
     with pytest.raises(PeerFault, match="after the one it closes"):
@@ -249,13 +259,29 @@ def test_a_restarted_voter_returns_to_the_view_in_which_it_accepted():
     ballots = tuple(table.sign(p, Timeout(ROUND, 6, -1, ZERO_DIGEST)) for p in (P0, P1, P2))
     leader = table.at[P4].proposer(7)
     said = table.sign(leader, Proposed(ROUND, 7, vertex_id(b"body")))
-    table.do(P4, table.at[P4].receive(leader, Propose(ROUND, 1, "t", said, b"body", ballots, None)))
+    proposal = Propose(ROUND, 1, "t", said, b"body", ballots, None)
+    table.do(P4, table.at[P4].receive(leader, proposal))
     again = table.start(P4)
     assert again.view == 7 and again.bodies == {vertex_id(b"body"): b"body"}
+    table.mail.clear()
+    table.do(P4, again.receive(leader, proposal))
+    assert len(table.mail) == 4 and len(table.told(Judge, P4)) == 1, "its vote again, and no second look"
     table.do(P4, again.close_view(9))
     ballot = next(message for _, _, message in table.mail if isinstance(message, TimedOut))
     claim = Notary(RUN, VirtualSigner(P0), VirtualVerifier()).open(ballot.statement, Timeout, table.keys[P4])
     assert (claim.view, claim.high_view, claim.high_digest) == (9, 7, vertex_id(b"body"))
+
+
+def test_a_restarted_leader_repeats_its_proposal():
+    """It died before anybody heard it; the round would write another body now, and is not asked."""
+    table = Table(3)
+    table.do(P0, table.at[P0].propose(0, b"body"))
+    table.mail.clear()
+    again = table.start(P0)
+    assert again.has_proposed(0) and again.propose(0, b"another") == []
+    table.do(P0, again.begin())
+    table.settle()
+    assert set(table.decided().values()) == {b"body"} and len(table.told(Free, P0)) == 1
 
 
 def test_ten_thousand_views_leave_nothing_behind():
