@@ -1,6 +1,6 @@
 """How long seven real processes take to agree on a round, undisturbed and in trouble.
 
-    python bench/agreement.py [--json] [--quick] [--story undisturbed,shaped,killed,liars]
+    python bench/agreement.py [--json] [--quick] [--story undisturbed,shaped,killed,liars] [--protocol raft]
 
 undisturbed   over loopback
 shaped        every pair 50 to 100 ms apart (`bench/lab.py`; needs root)
@@ -45,14 +45,16 @@ SETTINGS = [
 ]
 
 
-def proposer(swarm: Swarm, head: str) -> str:
+def proposer(swarm: Swarm, closed: Fact, protocol: str) -> str:
     """Who speaks first in the round that starts from this vertex, as every member computes it."""
     members = next(f["members"] for f in reversed(swarm.facts) if f["fact"] == "MembershipChanged")
     voters = sorted(m["peer"] for m in members if m["standing"] in ("new", "member") and m["role"] == "trainer")
-    return voters[draw_below(bytes.fromhex(head), "proposer", len(voters))]
+    if protocol == "raft" and closed["proposer"] in voters:
+        return closed["proposer"]
+    return voters[draw_below(bytes.fromhex(closed["id"]), "proposer", len(voters))]
 
 
-def kill_proposers(swarm: Swarm, rounds: int) -> int:
+def kill_proposers(swarm: Swarm, rounds: int, protocol: str) -> int:
     """Until so many rounds are trained; how many were killed."""
     seen = 0
     index_of = {f["peer"]: f["by"] for f in swarm.facts if f["fact"] == "Opened"}
@@ -62,7 +64,7 @@ def kill_proposers(swarm: Swarm, rounds: int) -> int:
         if closed["trained"] >= rounds:
             return killed
         seen = swarm.facts.index(closed) + 1
-        victim = proposer(swarm, closed["id"])
+        victim = proposer(swarm, closed, protocol)
         swarm.wait(lambda f, after=closed["round"]: f["fact"] == "ShareBegan" and f["round"] > after, seen, STORY_S)
         swarm.kill(index_of[victim])
         seen = len(swarm.facts)
@@ -71,14 +73,16 @@ def kill_proposers(swarm: Swarm, rounds: int) -> int:
     return rounds
 
 
-def story(kind: str, rounds: int) -> dict[str, Any]:
+def story(kind: str, rounds: int, protocol: str) -> dict[str, Any]:
     with ExitStack() as stack:
         network = Network.flat(PEERS, rtt_s=RTT_S, rate_bytes_s=125e6, jitter_s=JITTER_S)
         lab = stack.enter_context(Lab(network)) if kind == "shaped" else None
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         trust = "community" if kind == "liars" else "private"
         plain = ["run.audit_rate=0", "run.reputation=false", "sync.statistic=mean"]  # agreement alone is measured
-        swarm = stack.enter_context(Swarm(base, [*SETTINGS, f"run.trust={trust}", *plain], lab))
+        swarm = stack.enter_context(
+            Swarm(base, [*SETTINGS, f"run.trust={trust}", f"consensus.protocol={protocol}", *plain], lab)
+        )
         swarm.found()
         liars = range(PEERS - LIARS, PEERS) if kind == "liars" else range(0)
         for index in range(1, PEERS):
@@ -88,14 +92,14 @@ def story(kind: str, rounds: int) -> dict[str, Any]:
         if kind == "killed":
             for index in range(PEERS):
                 swarm.closed(1, peer=index, patience_s=STORY_S)
-            killed = kill_proposers(swarm, rounds)
+            killed = kill_proposers(swarm, rounds, protocol)
         else:
             for index in set(range(PEERS)) - set(liars):
                 swarm.closed(rounds, peer=index, patience_s=STORY_S)
         row = figures([f for f in swarm.facts if f["by"] not in liars])
         if lab is not None:
             row["router_late_s"] = round(lab.counted().late_s, 4)
-        return {"story": kind, **row, "killed": killed}
+        return {"story": kind, "protocol": protocol, **row, "killed": killed}
 
 
 def figures(facts: list[Fact]) -> dict[str, Any]:
@@ -135,10 +139,11 @@ def figures(facts: list[Fact]) -> dict[str, Any]:
 def main() -> None:
     parser = asking(__doc__, "few rounds, undisturbed")
     parser.add_argument("--story", default="", help="which, separated by commas")
+    parser.add_argument("--protocol", choices=["bft", "raft"], default="bft", help="by which members agree")
     options = parser.parse_args()
     kinds = options.story or ("undisturbed" if options.quick else "undisturbed,shaped,killed,liars")
     rounds = 10 if options.quick else 50
-    rows = [story(kind, rounds) for kind in kinds.split(",")]
+    rows = [story(kind, rounds, options.protocol) for kind in kinds.split(",")]
     if options.json:
         print(report("agreement", {"peers": PEERS, "rounds": rounds}, rows, versions("torch")))
         return

@@ -1,12 +1,13 @@
 """What one decision costs by each engine, over the same virtual links: time, messages, bytes.
 
 Every pair of members has a one-way latency drawn once from 50 to 100 ms; nothing is lost, computing takes no time,
-bandwidth is not limited. Agreement and Raft decide on the same body of 4096 bytes, agreement with real signatures
-(`vote`: Ed25519, or ML-DSA-65) and a two-thirds quorum; Snowball compares two digests that three quarters and one
-quarter of the members saw first (k = 10, alpha = 8, beta = 150), and needs more than ten members. `first_s` is when
-the first member knows the decision, `virtual_s` when the last one does, both since it was proposed; medians of
-several networks. `decisions_per_s` are those of one network, one after the other. `cpu_ms_per_decision` is what one
-member computes, the mean: every word signed, checked and encoded; not the links.
+bandwidth is not limited. Agreement and Raft decide on the same body of 4096 bytes: `agreement` (two phases) and
+`raft` (one phase, in its place) with real signatures (`vote`: Ed25519, or ML-DSA-65) and the `quorum` named;
+`raft log`, a yardstick, is the log machine, unsigned, whose leader is there already. Snowball compares two digests
+that three quarters and one quarter of the members saw first (k = 10, alpha = 8, beta = 150), and needs more than
+ten members. `first_s` is when the first member knows the decision, `virtual_s` when the last one does, both since it
+was proposed; medians of several networks. `decisions_per_s` are those of one network, one after the other.
+`cpu_ms_per_decision` is what one member computes, the mean: every word signed, checked and encoded; not the links.
 
     python bench/consensus.py [--quick] [--json]
 """
@@ -26,9 +27,9 @@ from form import asking, report, versions
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Event, Fact, Message, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest
-from atoll.policy.plan import quorum
-from atoll.protocol.consensus import agreement, snow
-from atoll.protocol.consensus.agreement import Agreement
+from atoll.policy.plan import QuorumRule, quorum
+from atoll.protocol.consensus import facts, snow
+from atoll.protocol.consensus.door import open_door
 from atoll.protocol.consensus.raft import Raft
 from atoll.protocol.consensus.raft_words import Committed
 from atoll.protocol.consensus.snow import Snow
@@ -127,14 +128,14 @@ def keys(votes: VoteKind) -> RealKeys:
     return RealKeys(7, votes)
 
 
-def by_agreement(members: int, seed: int, votes: VoteKind = "ed25519") -> Cost:
-    """One round of `agreement.py`: propose, prepare, commit; everybody judges at once."""
+def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKind = "ed25519") -> Cost:
+    """One round: propose, then one phase of votes (Raft) or two; everybody judges at once."""
     known = keys(votes)
     names = tuple(known.name(i) for i in range(members))
     vote_keys = {name: known.vote_key(i) for i, name in enumerate(names)}
-    need = quorum(members, "two-thirds")
+    need = quorum(members, rule)
     machines = {
-        name: Agreement(Notary(RUN, known.signer(i, RUN), known.verifier), 0, "", vote_keys, need, names)
+        name: open_door(raft, Notary(RUN, known.signer(i, RUN), known.verifier), 0, "", vote_keys, need, names)
         for i, name in enumerate(names)
     }
 
@@ -144,11 +145,11 @@ def by_agreement(members: int, seed: int, votes: VoteKind = "ed25519") -> Cost:
 
     def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
         match fact:
-            case agreement.Free(view=view):
+            case facts.Free(view=view):
                 return machines[name].propose(view, BODY)
-            case agreement.Judge(digest=what):
+            case facts.Judge(digest=what):
                 return machines[name].approve(what)
-            case agreement.Decided():
+            case facts.Decided():
                 return None
             case _:
                 return []
@@ -161,7 +162,7 @@ def by_agreement(members: int, seed: int, votes: VoteKind = "ed25519") -> Cost:
     return Cost.of(network)
 
 
-def by_raft(members: int, seed: int) -> Cost:
+def by_raft_log(members: int, seed: int) -> Cost:
     """One command of a leader that is there already; heartbeats are rarer than a decision and not counted."""
     names = [PeerId(f"p{i:03d}") for i in range(members)]
     machines = {p: Raft(p, names, b"%d" % seed, election_s=60.0, heartbeat_s=10.0) for p in names}
@@ -201,21 +202,24 @@ def by_snow(members: int, seed: int) -> Cost:
     return Cost.of(network)
 
 
-ENGINES: dict[tuple[str, str], Callable[[int, int], Cost]] = {
-    ("agreement", "ed25519"): by_agreement,
-    ("agreement", "ml-dsa-65"): lambda members, seed: by_agreement(members, seed, "ml-dsa-65"),
-    ("raft", ""): by_raft,
-    ("snow", ""): by_snow,
+ENGINES: dict[tuple[str, str, str], Callable[[int, int], Cost]] = {
+    ("agreement", "ed25519", "two-thirds"): lambda n, seed: by_door(n, seed, "two-thirds", raft=False),
+    ("agreement", "ml-dsa-65", "two-thirds"): lambda n, seed: by_door(n, seed, "two-thirds", False, "ml-dsa-65"),
+    ("agreement", "ed25519", "majority"): lambda n, seed: by_door(n, seed, "majority", raft=False),
+    ("raft", "ed25519", "majority"): lambda n, seed: by_door(n, seed, "majority", raft=True),
+    ("raft log", "", "majority"): by_raft_log,
+    ("snow", "", ""): by_snow,
 }
 
 
-def row(engine: str, vote: str, members: int, networks: int) -> dict[str, object]:
+def row(engine: str, vote: str, rule: str, members: int, networks: int) -> dict[str, object]:
     began = time.perf_counter()
-    costs = [ENGINES[engine, vote](members, seed) for seed in range(networks)]
+    costs = [ENGINES[engine, vote, rule](members, seed) for seed in range(networks)]
     middle = {key: statistics.median(asdict(c)[key] for c in costs) for key in asdict(costs[0])}
     return {
         "engine": engine,
         "vote": vote,
+        "quorum": rule,
         "members": members,
         "decisions_per_s": round(1 / middle["virtual_s"], 2),
         "bytes_per_decision": round(middle["bytes"]),
@@ -232,16 +236,17 @@ def row(engine: str, vote: str, members: int, networks: int) -> dict[str, object
 def main() -> None:
     asked = asking(__doc__, "fewer sizes and networks; seconds").parse_args()
     sizes, networks = (QUICK_MEMBERS, QUICK_NETWORKS) if asked.quick else (MEMBERS, NETWORKS)
-    wanted = [(kind, members, networks) for kind in list(ENGINES)[:3] for members in sizes]
+    wanted = [(kind, members, networks) for kind in list(ENGINES)[:-1] for members in sizes]
     for members in QUICK_SNOW_MEMBERS if asked.quick else SNOW_MEMBERS:
-        wanted.append((("snow", ""), members, 1 if members >= 1000 else networks))
+        wanted.append((("snow", "", ""), members, 1 if members >= 1000 else networks))
     rows: list[dict[str, object]] = []
-    for (engine, vote), members, repeats in wanted:
-        rows.append(row(engine, vote, members, repeats))
+    for kind, members, repeats in wanted:
+        rows.append(row(*kind, members, repeats))
         if not asked.json:
             r = rows[-1]
             print(
-                f"{engine:<10} {vote:<10} {members:>5} members  first {r['first_s']:>7} s  "
+                f"{r['engine']:<10} {r['vote']:<10} {r['quorum']:<10} {members:>5} members  "
+                f"first {r['first_s']:>7} s  "
                 f"all {r['virtual_s']:>7} s  {r['messages']:>9,} messages  {r['bytes_per_decision']:>12,} bytes  "
                 f"{r['cpu_ms_per_decision']:>7} ms of CPU per member  ({r['wall_s']} s to compute)",
                 flush=True,

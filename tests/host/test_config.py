@@ -132,7 +132,7 @@ def test_a_value_that_cannot_be_names_its_key_and_what_to_do(given: str, says: s
 def test_what_does_not_exist_yet_says_so_instead_of_being_ignored(key: str):
     """Every such key takes its default and refuses anything else."""
     default = value_of(Config(), key)
-    other = {bool: "true", int: "5", float: "0.5", str: "raft"}[type(default)]
+    other = {bool: "true", int: "5", float: "0.5", str: "snow"}[type(default)]
     assert "not yet" in trouble(f"{key}={other}").what
     assert "not yet" in ABOUT[key].lower()
     assert value_of(load_config(None, (f"{key}={str(default).lower()}",), {}), key) == default

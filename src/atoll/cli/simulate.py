@@ -22,10 +22,14 @@ def simulate(
         Literal["", "majority", "two-thirds"],
         Parameter(help="Whose votes make a certificate. Default: the scenario's."),
     ] = "",
+    protocol: Annotated[
+        Literal["bft", "raft"],
+        Parameter(help="By which members agree. Raft plays the stories in which nobody lies."),
+    ] = "bft",
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
-    from atoll.sim.scenarios import SCENARIOS, ScenarioFailed, run_scenario
+    from atoll.sim.scenarios import SCENARIOS, NotForRaft, ScenarioFailed, run_scenario
 
     if not name:
         say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
@@ -38,7 +42,11 @@ def simulate(
     for story in SCENARIOS if name == "all" else [name]:
         for number in range(seed, seed + seeds):
             try:
-                report = run_scenario(story, number, peers, rounds, quorum)
+                report = run_scenario(story, number, peers, rounds, quorum, protocol)
+            except NotForRaft as why:
+                if name != "all":
+                    raise UsageError("E-ARG-09", str(why), fix=f"atoll simulate {name}") from None
+                continue
             except ScenarioFailed as failure:
                 failures.append(str(failure))
                 continue

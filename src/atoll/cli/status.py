@@ -54,7 +54,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
     if (v := s.get("validation")) is not None:
         _say_validation(v)
-    say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed")
+    raft = "; they agree by Raft" if s.get("protocol") == "raft" else ""
+    say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed{raft}")
     say(f"  this peer: {s['name']}, {s['role']}, {s['standing']}, in {s['folder']}")
     _say_members(s["members"])
 

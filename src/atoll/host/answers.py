@@ -129,6 +129,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "voters": voters,
         "present": here,
         "quorum": needed,
+        "protocol": "raft" if machine.settings.by_raft else "bft",
         "statistic": machine.settings.statistic,
         "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.audits is not None else None,
         "validation": _validation(host) if machine.validators is not None else None,

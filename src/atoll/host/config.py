@@ -136,6 +136,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         validation=_rule(config) if run.validate_every else UNSET,
         coded=coded or UNSET,
         openings=_openings(config, recipe),
+        protocol="raft" if consensus.protocol == "raft" else UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,

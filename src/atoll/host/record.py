@@ -23,7 +23,7 @@ from atoll.node.facts import Looked, RoundClosed, StateJudged
 from atoll.node.peer import GenesisKnown, MembershipChanged
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.policy.validation import LOSS_MOST, NAT
-from atoll.protocol.consensus.agreement import Decided, Judge
+from atoll.protocol.consensus.facts import Decided, Judge
 from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.wire.codec import decode_body
 from atoll.wire.messages.vertex import Member
@@ -50,6 +50,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 "steps": body.metrics.steps,
                 "samples": body.metrics.samples,
                 "attempt": body.attempt,
+                "proposer": body.proposer,
                 "time_s": round(body.time_s, 3),
             }
             if (back := amend_of(body)) is not None:
@@ -74,6 +75,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 "min_peers": settings.min_peers,
                 "inner_steps": settings.round.inner_steps,
                 "quorum": settings.round.quorum,
+                "protocol": "raft" if settings.by_raft else "bft",
             }
         case _:
             pass

@@ -327,8 +327,10 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'with run.trust = "community", "trimmed_mean" with "open"; a mean where run.min_peers are too few for it.'
     ),
     "consensus.protocol": (
-        '"bft": two phases of signed votes, a rotating proposer, and the quorum that run.trust asks for. '
-        '"raft" and "snow": not yet.'
+        'How members agree on a round. "bft": two phases of signed votes, a rotating proposer, and the quorum that '
+        'run.trust asks for. "raft": one phase, one hop and half of the votes less, and a leader that stays while '
+        "it lives (specs/raft.md); for clusters whose members crash but never lie, so only with "
+        'run.trust = "private". Both keep a history that strangers can verify. "snow": not yet.'
     ),
     "consensus.timeout": (
         "From the end of training until an attempt is given up: a fifth for each of three owners of a "
@@ -508,9 +510,14 @@ def _check_made(config: Config) -> None:
             "E-CFG-02", f'train.recipe: no recipe is called "{recipe}"', fix=f"choose one of {', '.join(RECIPES)}"
         )
     protocol = config.consensus.protocol
-    if protocol in ("raft", "snow"):
-        raise UsageError("E-CFG-04", f'consensus.protocol = "{protocol}": not yet', fix='leave it at "bft"')
-    if protocol != "bft":
+    if protocol == "snow":
+        raise UsageError(
+            "E-CFG-04",
+            'consensus.protocol = "snow": not yet',
+            cause="a preference decides nothing for good (specs/raft.md), and nothing in a run asks for one",
+            fix='leave it at "bft"',
+        )
+    if protocol not in ("bft", "raft"):
         raise UsageError(
             "E-CFG-02", f'consensus.protocol: there is no protocol called "{protocol}"', fix='leave it at "bft"'
         )
@@ -529,6 +536,17 @@ def chosen_statistic(config: Config) -> StatisticName:
     if config.sync.statistic is not None:
         return config.sync.statistic
     return statistic_of(PRESETS[run.trust], tolerance_of(run), run.min_peers, max(run.start_peers, run.min_peers))
+
+
+def _check_protocol(config: Config) -> None:
+    trust = config.run.trust
+    if config.consensus.protocol == "raft" and trust != "private":
+        raise UsageError(
+            "E-CFG-11",
+            f'consensus.protocol = "raft" withstands no liar, and run.trust = "{trust}" expects some',
+            cause="a voter that says two things could have two histories agreed on",
+            fix='write run.trust = "private", or consensus.protocol = "bft"',
+        )
 
 
 def _check_openings(run: Run) -> None:
@@ -623,6 +641,7 @@ def _check_sense(config: Config) -> None:
             f'run.byzantine_tolerance = {tolerance:g} does not fit run.trust = "{run.trust}"',
             fix=f'write run.trust = "{"community" if tolerance > 0 else "private"}"',
         )
+    _check_protocol(config)
     _check_statistic(config)
     _check_openings(run)
     used = f"{config.sync.up or ''}+{config.sync.down or ''}"

@@ -26,6 +26,7 @@ class Patience:
         self._shared_s: Seconds | None = None  # from then to the last
         self._view: tuple[int, Seconds] = (-1, 0.0)  # a view, and until when it may be decided
         self._views_given_up = 0
+        self._given_up = -1  # the last of them: leaving it may take a while, where a quorum is asked first
         self._patience_s: Seconds = REPAIR_S  # for the parts of the decided round
         self._progress_at: Seconds = 0.0  # it was decided, or another of its parts came
 
@@ -91,7 +92,9 @@ class Patience:
         elif self._view[0] != view and begun:
             self._view = view, now + max(VIEW_S, 2 * self.took(now)) * 2 ** min(self._views_given_up, VIEWS_GROWING)
         over = self._view[0] == view and now >= self._view[1]
-        self._views_given_up += over
+        if over and view != self._given_up:
+            self._views_given_up += 1
+            self._given_up = view
         return over
 
     def gives_up(self, now: Seconds) -> bool:

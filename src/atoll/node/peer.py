@@ -89,7 +89,7 @@ from atoll.policy.links import Rates, report
 from atoll.policy.members import FULL, RECENT, Reported, suspicions_needed
 from atoll.policy.plan import plan_round
 from atoll.policy.trust import Strikes
-from atoll.protocol.consensus.agreement import Agreement
+from atoll.protocol.consensus.door import open_door
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
@@ -426,8 +426,9 @@ class Peer:
         plan = plan_round(head, parent, self.settings.round)
         ground = ground_after(self.settings, plan, parent, pool.recent(), self.run)
         kept = self.said.get(f"said/{plan.round}/agreement")
-        proposers = tuple(plan.proposer(k) for k in range(len(plan.committee)))
-        agreement = Agreement(self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, proposers, kept)
+        raft = self.settings.by_raft
+        turns = plan.turns(parent.proposer if raft else None)
+        agreement = open_door(raft, self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, turns, kept)
         self._drop_old_parts(plan.round)
         held = self.held.setdefault(plan.round, {})
         gone, unheard = self.heartbeat.gone, self.heartbeat.unheard

@@ -3,7 +3,7 @@
     train     inner steps in the trainer process; the network never waits for them
     commit    a signed root over my encoded parts, before I see anybody else's
     share     parts to their owners, combined parts back, takeover when an owner is silent
-    agree     a proposer writes the vertex body, everybody recomputes it and votes in two phases
+    agree     a proposer writes the vertex body, everybody recomputes it and votes
     keep      the agreed state becomes the head; what was not counted returns to error feedback
 
 A phase ends as soon as everything the plan expects has arrived or its sender is known to be gone, and at the
@@ -76,8 +76,8 @@ from atoll.node.trial import Commits, Measured, Step, Trial
 from atoll.policy.plan import HAND_OVER_S
 from atoll.policy.trust import Strikes
 from atoll.policy.windows import patience_shown
-from atoll.protocol.consensus.agreement import Agreement, Bound, Decided, Free, Judge
-from atoll.protocol.consensus.facts import Equivocation
+from atoll.protocol.consensus.door import Door
+from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
 from atoll.protocol.reduce.checks import check_answer
 from atoll.protocol.reduce.facts import PartAnswered, Reduced
 from atoll.protocol.reduce.kinds import reduce_for
@@ -95,6 +95,7 @@ from atoll.wire.messages.round import (
     Declined,
     Handed,
     PartBytes,
+    PreVote,
     Propose,
     Repeat,
     RoundMessage,
@@ -120,7 +121,7 @@ class Round:
         self,
         ground: Ground,
         notary: Notary,
-        agreement: Agreement,
+        agreement: Door,
         gone: Callable[[PeerId], bool],
         unheard: Callable[[PeerId], bool],
         reports: Callable[[], Sequence[Signed]],
@@ -241,7 +242,7 @@ class Round:
                 return self._give_part(sender, message, now)
             case PartBytes(digest=digest):
                 return self._take_part(digest, event.payload, now)
-            case Propose() | Voted() | TimedOut():
+            case Propose() | Voted() | TimedOut() | PreVote():
                 return self.agreement.receive(sender, message)
             case Repeat():
                 return self._repeat_to(sender, now)
@@ -595,7 +596,7 @@ class Round:
     def _propose_if_ready(self, now: Seconds) -> list[Effect]:
         if self.free is None or self.free != self.agreement.view or self.final is not None:
             return []
-        if self.free in self.agreement.said.proposed:
+        if self.agreement.has_proposed(self.free):
             return []
         if self.assembling:
             return self._propose_members(self.free, now)

@@ -44,8 +44,14 @@ class RunSettings(msgspec.Struct, frozen=True):
     validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
     coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
     openings: Terms | msgspec.UnsetType = msgspec.UNSET  # of blocks of answers; left out: owners are believed
+    protocol: Literal["raft"] | msgspec.UnsetType = msgspec.UNSET  # by which members agree; left out: two phases
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
+
+    @property
+    def by_raft(self) -> bool:
+        """One phase of votes under a leader that stays, where nobody lies: specs/raft.md."""
+        return self.protocol == "raft"
 
     @property
     def audited_share(self) -> float:
@@ -104,6 +110,8 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         if settings.opened is not None and settings.round.quorum != "two-thirds":
             raise PeerFault("", "genesis asks for openings where nobody may lie")
+        if settings.by_raft and settings.round.quorum != "majority":
+            raise PeerFault("", "genesis asks for Raft where members may lie")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

@@ -159,6 +159,14 @@ class RoundPlan:
         first = draw_below(self.head, "proposer", len(self.committee))
         return self.committee[(first + attempt) % len(self.committee)]
 
+    def turns(self, leader: PeerId | None = None) -> tuple[PeerId, ...]:
+        """In which order the committee proposes: from whom the head draws, or from a leader that stays."""
+        count = len(self.committee)
+        first = self.committee.index(leader) if leader in self.committee else None
+        if first is None:
+            return tuple(self.proposer(k) for k in range(count))
+        return tuple(self.committee[(first + k) % count] for k in range(count))
+
     def shard(self, peer: PeerId) -> tuple[int, int]:
         """(index, count) of the slice of the training data that is this peer's in this round."""
         peers = [m.peer for m in self.trainers]

@@ -37,6 +37,7 @@ from atoll.wire.messages.round import (
     Declined,
     Handed,
     PartBytes,
+    PreVote,
     Propose,
     Repeat,
     RowBytes,
@@ -65,6 +66,7 @@ AnyMessage = (
     | Declined
     | Comparison
     | TimedOut
+    | PreVote
     | WantVertices
     | Vertices
     | WantManifest

@@ -1,4 +1,4 @@
-"""Mutants of the agreement: each lacks one rule of voting, locking or remembering, and a seed catches it.
+"""Mutants of the agreement and of Raft: each lacks one rule of voting, locking or remembering; a seed catches it.
 
 A mutant is a change of the source text, so that the code needs no seams for it; if a rule moves, its mutant says
 that it cannot find it any more. `seed` was found by `python tests/protocol/conformance/run.py --mutants`; the
@@ -13,10 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from atoll.protocol.consensus import agreement, grounds, said
+from atoll.protocol.consensus import agreement, grounds, raft_round, said
 from atoll.protocol.consensus.agreement import Agreement
+from atoll.protocol.consensus.raft_round import RaftRound
 
-AGREEMENT, GROUNDS, SAID = agreement, grounds, said
+AGREEMENT, GROUNDS, SAID, RAFT = agreement, grounds, said, raft_round
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,12 @@ class Mutant:
     def __str__(self) -> str:
         return self.lacks
 
-    def build(self) -> type[Agreement]:
+    @property
+    def engine(self) -> type[Agreement | RaftRound]:
+        """The machine with all of its rules."""
+        return RaftRound if self.module is RAFT else Agreement
+
+    def build(self) -> type[Agreement | RaftRound]:
         """The machine without this rule."""
         assert self.module.__file__ is not None
         source = Path(self.module.__file__).read_text()
@@ -44,8 +50,8 @@ class Mutant:
         sys.modules[self.module.__name__] = mutated  # where the class under test looks for it
         try:
             exec(compile(source.replace(self.text, self.instead), self.module.__file__, "exec"), mutated.__dict__)
-            if self.module is AGREEMENT:
-                return mutated.Agreement
+            if self.module in (AGREEMENT, RAFT):
+                return getattr(mutated, self.engine.__name__)
             machine = ModuleType(AGREEMENT.__name__)
             sys.modules[AGREEMENT.__name__] = machine
             assert AGREEMENT.__file__ is not None
@@ -147,20 +153,18 @@ MUTANTS = [
     Mutant(
         "a quorum of timeouts is shown",
         GROUNDS,
-        "if len(timeouts) < self.quorum:",
-        "if len(timeouts) < self.quorum - 1:",
+        "if len(timeouts) < quorum:",
+        "if len(timeouts) < quorum - 1:",
         2,
     ),
     Mutant(
         "of distinct voters",
         GROUNDS,
-        "if len(timeouts) < self.quorum:",
-        "if len(message.timeouts) < self.quorum:",
+        "if len(timeouts) < quorum:",
+        "if len(message.timeouts) < quorum:",
         21,
     ),
-    Mutant(
-        "of the view before", GROUNDS, "if (timeout.round, timeout.view) != (self.round, view - 1):", "if False:", 2
-    ),
+    Mutant("of the view before", GROUNDS, "if (timeout.round, timeout.view) != (round, view - 1):", "if False:", 2),
     Mutant(
         "the proposer waits for a quorum of timeouts",
         GROUNDS,
@@ -256,5 +260,131 @@ MUTANTS = [
         "slot: tuple[Stage, PeerId] = (vote.stage, signed.signer)",
         'slot: tuple[Stage, PeerId] = ("prepare", signed.signer)',
         0,
+    ),
+    # Raft: voting
+    Mutant(
+        "raft: who left a view accepts nothing in it", RAFT, "view == self.view and (self", "(self", 295, **CRASH
+    ),
+    Mutant(
+        "raft: a quorum of votes is needed",
+        RAFT,
+        "if len(same) < self.quorum:",
+        "if len(same) < self.quorum - 1:",
+        0,
+        **CRASH,
+    ),
+    # Raft: leading
+    Mutant(
+        "raft: a ballot names the newest entry",
+        RAFT,
+        "self.kept.closed, self.kept.named = view, self.kept.newest",
+        "self.kept.closed, self.kept.named = view, NOTHING",
+        3,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: the newest entry binds",
+        RAFT,
+        "return best if best[0] >= 0 else NOTHING",
+        "return NOTHING",
+        3,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: the newest one, not any",
+        RAFT,
+        "best = max((ballot.high_view",
+        "best = min((ballot.high_view",
+        3,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: a leader needs a quorum of ballots",
+        RAFT,
+        "len(heard) >= self.quorum:",
+        "len(heard) >= self.quorum - 1:",
+        3,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: a leader takes over the newest entry",
+        RAFT,
+        "        if election.newest != NOTHING:\n            return [self._report(Bound",
+        "        if False:\n            return [self._report(Bound",
+        3,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: a view is left when a quorum would leave it",
+        RAFT,
+        "last = _reached(wished, self.quorum)",
+        "last = _reached(wished, 1)",
+        5,
+        **CRASH,
+    ),
+    # Raft: remembering
+    Mutant(
+        "raft: an entry is durable before it is acknowledged",
+        RAFT,
+        "return [self._accept(view, digest), *self._say_vote(view, digest)]",
+        "return [*self._say_vote(view, digest), self._accept(view, digest)]",
+        10,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: a proposal is durable before it is said",
+        RAFT,
+        "return [kept, *(Send(peer, message) for peer in self.others), *self._say_vote(view, digest)]",
+        "return [*(Send(peer, message) for peer in self.others), kept, *self._say_vote(view, digest)]",
+        16,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: a ballot is durable before it is said",
+        RAFT,
+        "return [self._keep(), *self._say_ballot(self.others),",
+        "return [*self._say_ballot(self.others), self._keep(),",
+        4,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: a repeated ballot names what it named",
+        RAFT,
+        "Timeout(self.round, view, *self.kept.named)",
+        "Timeout(self.round, view, *self.kept.newest)",
+        10,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: the newest entry is durable",
+        RAFT,
+        "msgspec.msgpack.encode(self.kept)",
+        "msgspec.msgpack.encode(msgspec.structs.replace(self.kept, newest=NOTHING))",
+        3,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: what the last ballot named is durable",
+        RAFT,
+        "msgspec.msgpack.encode(self.kept)",
+        "msgspec.msgpack.encode(msgspec.structs.replace(self.kept, named=NOTHING))",
+        7,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: which views are over is durable",
+        RAFT,
+        "msgspec.msgpack.encode(self.kept)",
+        "msgspec.msgpack.encode(msgspec.structs.replace(self.kept, closed=-1))",
+        262,
+        **CRASH,
+    ),
+    Mutant(
+        "raft: the body of the newest entry is durable",
+        RAFT,
+        "msgspec.msgpack.encode(self.kept)",
+        'msgspec.msgpack.encode(msgspec.structs.replace(self.kept, body=b""))',
+        3,
+        **CRASH,
     ),
 ]

@@ -7,6 +7,7 @@ no double vote an honest voter never says two things for one slot, across restar
 grounds        whoever votes after view 0 was shown a quorum of timeouts that allows this body
 lock           whoever voted to commit a body in a view claims a certificate at least as high in later timeouts
 evidence       names liars only, and both signatures hold
+pre-vote       where Raft decides, who leaves a view was told by a quorum that it would, or that too few are left
 bounded        what a machine remembers does not grow with the noise
 """
 
@@ -20,11 +21,12 @@ from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer
 from atoll.protocol.consensus.agreement import ATTEMPTS_AHEAD, Agreement
+from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.evidence import why_not
-from atoll.wire.messages.round import Propose, TimedOut, Voted
+from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Statement, Timeout, Vote
 
 
@@ -50,6 +52,7 @@ class Watch:
         self.slots: dict[tuple[PeerId, str, int], bytes] = {}
         self.closed: dict[PeerId, int] = {}
         self.locked: dict[PeerId, int] = {}
+        self.wishes: dict[PeerId, int] = {}  # the last view that each would leave
         self.signed: set[tuple[PeerId, bytes]] = set()
         self.justified: set[tuple[int, Digest]] = set()  # (view, body) that timeouts of the view before allow
         self.seen: dict[int, Any] = {}
@@ -87,6 +90,8 @@ class Watch:
 
     def said(self, who: PeerId, message: Any) -> None:
         """Something left an honest voter."""
+        if isinstance(message, PreVote):
+            self.wishes[who] = max(message.view, self.wishes.get(who, -1))
         if not isinstance(message, (Propose, Voted, TimedOut)):
             return
         signed = message.statement
@@ -104,12 +109,22 @@ class Watch:
             if lock <= view:
                 assert statement.high_view >= lock, f"{who} closed view {view} silent about its lock in {lock}"
             self.closed[who] = max(view, self.closed.get(who, -1))
+            self._with_leave(who, view)
             return
         assert view > self.closed.get(who, -1), f"{who} spoke as {kind} in view {view} after it had closed it"
-        if isinstance(statement, Vote) and statement.stage == "prepare" and view > 0:
+        if isinstance(statement, Vote) and view > 0:
             assert (view, statement.digest) in self.justified, f"{who} voted in view {view} without grounds"
         if isinstance(statement, Vote) and statement.stage == "commit":
             self.locked[who] = max(view, self.locked.get(who, -1))
+
+    def _with_leave(self, who: PeerId, view: int) -> None:
+        """Only where somebody ever asked; the end of an attempt is known to all."""
+        if not self.wishes or (view + 1) % len(self.keys) == 0:
+            return
+        closed = {p for p, last in self.closed.items() if last >= view}
+        would = closed | {p for p, last in self.wishes.items() if last >= view}
+        fine = len(would - {who}) >= self.quorum - 1 or len(closed - {who}) > len(self.keys) - self.quorum
+        assert fine, f"{who} left view {view} alone"
 
     def decided(self, who: PeerId, certificate: Certificate) -> None:
         if self.final is not None:
@@ -141,11 +156,13 @@ class Watch:
         assert why_not(alone, verifier) is None and why_not(evidence, verifier) is not None
         self.caught.add(fact.peer)
 
-    def bounded(self, machine: Agreement) -> None:
-        n = len(machine.proposers)
+    def bounded(self, machine: Door) -> None:
+        n = len(self.keys)
         assert len(machine.tallies) <= (ATTEMPTS_AHEAD + 2) * n + 2, "tallies pile up"
-        assert len(machine.proofs.known) <= 2 + n * len(machine.tallies), "proofs pile up"
-        assert len(machine.said.bodies) <= 5 and len(machine.asked) <= len(machine.tallies) + 6, "bodies pile up"
+        assert len(machine.bodies) <= len(machine.tallies) + 6 >= len(machine.asked), "bodies pile up"
+        if isinstance(machine, Agreement):
+            assert len(machine.proofs.known) <= 2 + n * len(machine.tallies), "proofs pile up"
+            assert len(machine.said.bodies) <= 5, "bodies pile up"
 
     def _holds(self, peer: PeerId, body: bytes, signature: bytes) -> bool:
         return self.reader.verifier.holds(self.keys[peer], signed_bytes(self.reader.run, body), signature)

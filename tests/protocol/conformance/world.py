@@ -25,10 +25,11 @@ from atoll.base.machine import Effect, Keep, Report, Send
 from atoll.keys.signer import Signer
 from atoll.policy.plan import quorum
 from atoll.protocol.consensus.agreement import Agreement
+from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge, Prepared
 from atoll.sim.signatures import RealKeys, VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Propose, TimedOut, Voted
+from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate
 
 RUN = Digest(bytes(32))
@@ -77,7 +78,7 @@ class Host:
     name: PeerId
     notary: Notary
     skew_s: float
-    machine: Agreement | None = None
+    machine: Door | None = None
     life: int = 0
     kept: bytes | None = None
     attempt: int = 0
@@ -96,7 +97,7 @@ class World:
     voters: int
     liars: int = 0
     rule: str = "two-thirds"
-    machine: type[Agreement] = Agreement
+    machine: Callable[..., Door] = Agreement
     crashes: bool = True
     needed: int | None = None  # mutant: another quorum than the rule says
     real: RealKeys | None = None  # instead of keyed hashes, which are a hundred times faster
@@ -198,7 +199,7 @@ class World:
                     self.watch.decided(to, certificate)
                     host.machine.stop()
                     host.vertex = certificate
-            case Propose() | Voted() | TimedOut():
+            case Propose() | Voted() | TimedOut() | PreVote():
                 try:
                     effects = host.machine.receive(sender, message)
                 except PeerFault as fault:

@@ -1,1 +1,1 @@
-"""Agreement on what a round produced. `agreement.py` is the narrow door; engines stand behind it."""
+"""Agreement on what a round produced. `door.py` is the narrow door; engines stand behind it."""

@@ -31,7 +31,7 @@ from atoll.protocol.consensus.said import Said
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.evidence import contradiction
-from atoll.wire.messages.round import Propose, TimedOut, Voted
+from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
 
 ATTEMPTS_AHEAD = 2  # statements are remembered for the views of this many attempts ahead: clocks differ by less
@@ -91,6 +91,14 @@ class Agreement:
     def proposer(self, view: int) -> PeerId:
         """Everybody in turn within an attempt, and each attempt begins with another one."""
         return self.proposers[(view + self._attempt(view)) % len(self.proposers)]
+
+    def has_proposed(self, view: int) -> bool:
+        """Also before a restart."""
+        return view in self.said.proposed
+
+    @property
+    def has_voted(self) -> bool:
+        return bool(self.said.prepare)
 
     def holders(self, digest: Digest) -> list[PeerId]:
         """Voters who were seen to hold this body: those of its certificate."""
@@ -202,7 +210,7 @@ class Agreement:
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def receive(self, sender: PeerId, message: Propose | Voted | TimedOut) -> list[Effect]:
+    def receive(self, sender: PeerId, message: Propose | Voted | TimedOut | PreVote) -> list[Effect]:
         """Raises PeerFault, before anything changed, if the sender broke the protocol.
 
         What a signature does not cover (bodies, lists of timeouts, certificates) is the word of who sent it here.
@@ -216,6 +224,8 @@ class Agreement:
                 return self._hear_vote(message)
             case TimedOut():
                 return self._hear_timeout(sender, message)
+            case PreVote():
+                return []  # Raft's word: it binds nobody
 
     def _hear_proposal(self, sender: PeerId, message: Propose) -> list[Effect]:
         signed = message.statement

@@ -1,6 +1,6 @@
 """What the agreement of one round tells the round: what to judge, when to propose, what is final, who lied.
 
-The vocabulary of the narrow door between `agreement.py` and whoever runs it; values only.
+The vocabulary of the narrow door (`door.py`) between a machine and whoever runs it; values only.
 """
 
 from __future__ import annotations

@@ -68,15 +68,7 @@ class Proofs:
         """Raise PeerFault unless the timeouts allow this proposal. Returns the certificate that binds it."""
         if view == 0:
             return None
-        timeouts: dict[PeerId, Timeout] = {}
-        for signed in message.timeouts[: len(self.vote_keys)]:
-            timeout = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))
-            if (timeout.round, timeout.view) != (self.round, view - 1):
-                raise PeerFault(who, "justified a proposal with timeouts of another view", signed.body)
-            timeouts.setdefault(signed.signer, timeout)
-        if len(timeouts) < self.quorum:
-            raise PeerFault(who, "proposed without a quorum of timeouts", message.statement.body)
-        best = highest(timeouts.values())
+        best = highest(timeouts_shown(self.notary, who, message, (self.round, view), self.vote_keys, self.quorum))
         if best is None:
             return None
         proof = self.of(who, best, message.high)
@@ -89,6 +81,27 @@ class Proofs:
         live = {(t.high_view, t.high_digest) for view in heard for t, _ in view.values()}
         live.update((c.view, c.digest) for c in mine if c is not None)
         self.known = {claim: proof for claim, proof in self.known.items() if claim in live}
+
+
+def timeouts_shown(
+    notary: Notary,
+    who: PeerId,
+    message: Propose,
+    at: tuple[int, int],  # round and view of the proposal
+    vote_keys: dict[PeerId, bytes],
+    quorum: int,
+) -> list[Timeout]:
+    """The timeouts of the view before that a proposal shows. Raises PeerFault unless they are a quorum's."""
+    round, view = at
+    timeouts: dict[PeerId, Timeout] = {}
+    for signed in message.timeouts[: len(vote_keys)]:
+        timeout = notary.open(signed, Timeout, vote_keys.get(signed.signer))
+        if (timeout.round, timeout.view) != (round, view - 1):
+            raise PeerFault(who, "justified a proposal with timeouts of another view", signed.body)
+        timeouts.setdefault(signed.signer, timeout)
+    if len(timeouts) < quorum:
+        raise PeerFault(who, "proposed without a quorum of timeouts", message.statement.body)
+    return list(timeouts.values())
 
 
 def highest(timeouts: Iterable[Timeout]) -> Timeout | None:

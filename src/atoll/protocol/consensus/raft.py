@@ -1,6 +1,6 @@
 """Raft: one leader, one log, for voters that may crash but do not lie.
 
-For clusters whose members trust each other; where strangers vote, `agreement.py` decides instead. A voter whose
+A library so far: rounds that agree by Raft decide one entry each and keep no log (`raft_round.py`). A voter whose
 patience ends asks whether it would be elected (pre-vote) before it disturbs anybody with a new term; a leader that
 hears from no quorum steps down (check-quorum), so that nobody waits for a leader on the wrong side of a partition.
 The leader appends commands to its log, the others copy it, and what a quorum holds in the leader's own term is

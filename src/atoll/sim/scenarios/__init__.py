@@ -64,11 +64,11 @@ from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.siege import siege
 from atoll.sim.scenarios.slow import slow
-from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport, Stage, play
+from atoll.sim.scenarios.stage import NotForRaft, Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
 from atoll.sim.scenarios.validation import validated, wolves
 
-__all__ = ["SCENARIOS", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
+__all__ = ["SCENARIOS", "NotForRaft", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
 
 SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario(calm, peers=8, rounds=20),
@@ -108,15 +108,23 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def run_scenario(
-    name: str, seed: int, peers: int | None = None, rounds: int | None = None, quorum: str = ""
+    name: str,
+    seed: int,
+    peers: int | None = None,
+    rounds: int | None = None,
+    quorum: str = "",
+    protocol: str = "bft",
 ) -> ScenarioReport:
-    """Play one scenario. Raises ScenarioFailed, whose last line replays it, if what should never happen did."""
+    """Play one scenario. Raises ScenarioFailed, whose last line replays it, if what should never happen did.
+
+    Raises NotForRaft where members of the story may lie and are to agree by Raft.
+    """
     scenario = SCENARIOS[name]
-    return play(name, scenario, seed, peers or scenario.peers, rounds or scenario.rounds, quorum)
+    return play(name, scenario, seed, peers or scenario.peers, rounds or scenario.rounds, quorum, protocol)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`atoll simulate NAME [--seed N] [--seeds COUNT] [--peers N] [--rounds N] [--quorum RULE] [--json]`."""
+    """`atoll simulate NAME [--seed N] [--seeds COUNT] [--quorum RULE] [--protocol raft] …`."""
     parser = argparse.ArgumentParser(prog="atoll simulate", description=__doc__.split("\n\n")[0])
     parser.add_argument("name", choices=[*SCENARIOS, "all"])
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
@@ -124,6 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--peers", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--quorum", choices=["majority", "two-thirds"], default="")
+    parser.add_argument("--protocol", choices=["bft", "raft"], default="bft", help="by which members agree")
     parser.add_argument("--json", action="store_true", help="one object per run instead of a line for people")
     options = parser.parse_args(argv)
     names = list(SCENARIOS) if options.name == "all" else [options.name]
@@ -131,7 +140,11 @@ def main(argv: list[str] | None = None) -> int:
     for name in names:
         for seed in range(options.seed, options.seed + options.seeds):
             try:
-                report = run_scenario(name, seed, options.peers, options.rounds, options.quorum)
+                report = run_scenario(name, seed, options.peers, options.rounds, options.quorum, options.protocol)
+            except NotForRaft as why:
+                if options.name != "all":
+                    parser.error(str(why))
+                continue
             except ScenarioFailed as failure:
                 failures += 1
                 print(failure, file=sys.stderr, flush=True)

@@ -36,11 +36,16 @@ class ScenarioFailed(AssertionError):
     """Says what happened, and in its last line how to see it again."""
 
 
+class NotForRaft(ValueError):
+    """This story has liars, or asks for a quorum that expects some."""
+
+
 class ScenarioReport(msgspec.Struct, kw_only=True):
     scenario: str
     seed: int
     peers: int
     quorum: str
+    protocol: str
     rounds: int  # closed by the last of the honest peers
     virtual_s: float
     wall_s: float
@@ -79,9 +84,11 @@ class Scenario:
 class Stage:
     """What a story needs: its numbers, a seeded generator, and words for time and people."""
 
-    def __init__(self, name: str, seed: int, peers: int, rounds: int, quorum: str) -> None:
+    def __init__(self, name: str, seed: int, peers: int, rounds: int, quorum: str, protocol: str = "bft") -> None:
         self.name, self.seed, self.peers, self.rounds = name, seed, peers, rounds
-        self.quorum = quorum or ("two-thirds" if seed % 2 else "majority")
+        self.protocol = protocol
+        drawn = "two-thirds" if seed % 2 and protocol == "bft" else "majority"
+        self.quorum = quorum or drawn
         self.draw = random.Random(f"{name}/{seed}")
         self.faults: Counter[str] = Counter()
         self.measured: dict[str, float] = {}
@@ -102,9 +109,14 @@ class Stage:
 
     def settings(self, open_to_all: bool = True, **more: object) -> RunSettings:
         rule = "two-thirds" if self.quorum == "two-thirds" else "majority"
+        raft = self.protocol == "raft"
+        if raft and rule != "majority":
+            raise NotForRaft(f"members of {self.name!r} may lie, and Raft is for those who trust each other")
         plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)
         return msgspec.structs.replace(
-            RunSettings(open_to_all=open_to_all, era_rounds=ERA_ROUNDS, round=plan), **more
+            RunSettings(open_to_all=open_to_all, era_rounds=ERA_ROUNDS, round=plan),
+            protocol="raft" if raft else msgspec.UNSET,
+            **more,
         )
 
     def paced(self) -> RoundSettings:
@@ -206,14 +218,19 @@ def _where(node: Node) -> str:
     return state
 
 
-def play(name: str, scenario: Scenario, seed: int, peers: int, rounds: int, quorum: str) -> ScenarioReport:
-    stage = Stage(name, seed, peers, rounds, quorum)
+def play(
+    name: str, scenario: Scenario, seed: int, peers: int, rounds: int, quorum: str, protocol: str = "bft"
+) -> ScenarioReport:
+    stage = Stage(name, seed, peers, rounds, quorum, protocol)
     wall, cpu = time.perf_counter(), time.process_time()
     try:
         scenario.tell(stage)
+    except NotForRaft:
+        raise
     except Exception as why:
         kind = "" if isinstance(why, InvariantBroken) else f"{type(why).__name__}: "
         replay = f"atoll simulate {name} --seed {seed} --peers {peers} --rounds {rounds} --quorum {stage.quorum}"
+        replay += f" --protocol {protocol}" if protocol != "bft" else ""
         raise ScenarioFailed(f"{kind}{why}\n  at {stage.world.now:.1f} s, replay: {replay}") from why
     checkers, world = stage.swarm.checkers, stage.world
     newest = stage.newest
@@ -223,6 +240,7 @@ def play(name: str, scenario: Scenario, seed: int, peers: int, rounds: int, quor
         seed=seed,
         peers=peers,
         quorum=stage.quorum,
+        protocol=protocol,
         rounds=min(stage.swarm.heads(), default=-1) + 1,
         virtual_s=world.now,
         wall_s=time.perf_counter() - wall,

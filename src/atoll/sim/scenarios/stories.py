@@ -104,4 +104,4 @@ def _tickets(stage: Stage) -> int:
 
 def _voting(stage: Stage, round: int) -> bool:
     rounds = [n.machine.round for n in stage.swarm.honest if n.machine]
-    return any(r is not None and r.plan.round == round and r.agreement.said.prepare for r in rounds)
+    return any(r is not None and r.plan.round == round and r.agreement.has_voted for r in rounds)

@@ -146,4 +146,11 @@ class Voted(RoundMessage, frozen=True):
 class TimedOut(RoundMessage, frozen=True):
     phase: ClassVar[str] = "agree"
     statement: Signed  # Timeout
-    high: Certificate | None  # proof of the claim inside the statement
+    high: Certificate | None  # proof of the claim inside the statement; None where Raft decides
+
+
+class PreVote(RoundMessage, frozen=True):
+    """I would close this view if a quorum would (specs/raft.md). Not signed: it binds nobody."""
+
+    phase: ClassVar[str] = "agree"
+    view: int

@@ -123,7 +123,10 @@ class Certificate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timeout(Statement, frozen=True):
-    """This view is over for me; here is the highest prepare certificate that I hold."""
+    """This view is over for me; here is the highest prepare certificate that I hold.
+
+    Where Raft decides (specs/raft.md): a ballot for the leader of the next view, with the newest body I accepted.
+    """
 
     round: int
     view: int

@@ -1,0 +1,292 @@
+"""Raft for one round, rule by rule: real machines, and a postman that the test tells what to deliver.
+
+Storms, crashes and lost writes are in `conformance/`; here is what no storm of honest voters can show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.machine import Effect, Keep, Report, Send
+from atoll.protocol.consensus.agreement import Agreement
+from atoll.protocol.consensus.door import Door
+from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
+from atoll.protocol.consensus.raft_round import RaftRound
+from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.wire.codec import vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
+from atoll.wire.messages.statements import Proposed, Statement, Timeout, Vote
+
+RUN, ROUND = Digest(bytes(32)), 7
+Route = tuple[PeerId, PeerId, Any]
+
+
+def names_of(voters: int) -> tuple[PeerId, ...]:
+    return tuple(PeerId(f"p{i}") for i in range(voters))
+
+
+@dataclass
+class Table:
+    """Voters around a table; p0 leads view 0. Mail lies until it is delivered or lost."""
+
+    voters: int
+    machine: Callable[..., Door] = RaftRound
+    deaf: set[PeerId] = field(default_factory=set)
+    mail: list[Route] = field(default_factory=list)
+    facts: list[tuple[PeerId, Any]] = field(default_factory=list)
+    kept: dict[PeerId, bytes] = field(default_factory=dict)
+    judges: bool = True
+
+    def __post_init__(self) -> None:
+        self.names = names_of(self.voters)
+        self.keys = {p: VirtualSigner(p).vote_key for p in self.names}
+        self.at: dict[PeerId, Door] = {}
+        for name in self.names:
+            self.start(name)
+        for name in self.names:
+            self.do(name, self.at[name].begin())
+
+    def start(self, name: PeerId) -> Door:
+        notary = Notary(RUN, VirtualSigner(name), VirtualVerifier())
+        quorum = self.voters // 2 + 1
+        made = self.machine(notary, ROUND, "t", self.keys, quorum, self.names, self.kept.get(name))
+        self.at[name] = made
+        return made
+
+    def sign(self, name: str, statement: Statement) -> Any:
+        return Notary(RUN, VirtualSigner(PeerId(name)), VirtualVerifier()).sign(statement)
+
+    def do(self, name: PeerId, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Keep(blob=bytes(blob)):
+                    self.kept[name] = blob
+                case Send(to, message):
+                    self.mail.append((name, to, message))
+                case Report(fact):
+                    self.facts.append((name, fact))
+                    if isinstance(fact, Judge) and self.judges:
+                        self.do(name, self.at[name].approve(fact.digest))
+                case _:
+                    raise AssertionError(effect)
+
+    def deliver(self) -> None:
+        """All that lies here now, one hop."""
+        mail, self.mail = self.mail, []
+        for sender, to, message in mail:
+            if to not in self.deaf and sender not in self.deaf:
+                self.do(to, self.at[to].receive(sender, message))
+
+    def settle(self) -> None:
+        while self.mail:
+            self.deliver()
+
+    def told(self, kind: type[Any], name: str = "") -> list[Any]:
+        return [fact for who, fact in self.facts if isinstance(fact, kind) and name in ("", who)]
+
+    def decided(self) -> dict[PeerId, bytes | None]:
+        return {who: fact.body for who, fact in self.facts if isinstance(fact, Decided)}
+
+
+P0, P1, P2, P3, P4 = names_of(5)
+
+
+@pytest.mark.parametrize(("machine", "hops"), [(RaftRound, 2), (Agreement, 3)])
+def test_raft_is_one_hop_faster_for_everybody(machine: type[Any], hops: int):
+    """Proposal, votes; where some may lie, votes on the votes. The certificate is of the same kind."""
+    table = Table(5, machine)
+    assert table.told(Free, P0)
+    table.do(P0, table.at[P0].propose(0, b"body"))
+    for hop in range(hops):
+        assert len(table.decided()) < 5, f"all know after {hop} hops"
+        table.deliver()
+    assert table.decided() == dict.fromkeys(table.names, b"body")
+    certificate = table.told(Decided)[0].certificate
+    assert (certificate.stage, certificate.view, len(certificate.votes)) == ("commit", 0, 3)
+    reader = Notary(RUN, VirtualSigner(PeerId("stranger")), VirtualVerifier())
+    assert reader.certificate_holds(certificate, table.keys, 3)
+
+
+def test_who_is_cut_off_changes_nothing_and_votes_when_it_is_back():
+    """p2 gives its leader up alone; nobody follows, its view stands, and its vote is the one that was needed."""
+    table = Table(3, deaf={P1})
+    table.do(P2, table.at[P2].close_view(0))
+    assert table.at[P2].close_view(0) == [] and table.at[P2].view == 0
+    assert {type(message) for _, _, message in table.mail} == {PreVote}
+    table.settle()
+    assert table.at[P0].view == 0 and table.at[P0].is_open
+    table.do(P0, table.at[P0].propose(0, b"body"))
+    table.settle()
+    assert table.decided() == {P0: b"body", P2: b"body"}
+
+
+def test_a_dead_leader_is_followed_by_the_next_who_takes_its_entry_over():
+    """p0's body reached p3 alone, then p0 died: p1 leads, is bound to that body, and it is not judged again."""
+    table = Table(4)
+    table.do(P0, table.at[P0].propose(0, b"first"))
+    table.mail = [route for route in table.mail if route[1] == P3]
+    table.deliver()
+    table.mail.clear()
+    table.deaf.add(P0)
+    for name in (P1, P2, P3):
+        table.do(name, table.at[name].close_view(0))
+    table.deliver()
+    assert table.at[P1].view == 1, "a quorum would leave the view, so all did"
+    table.settle()
+    (bound,) = table.told(Bound, P1)
+    assert bound.digest == vertex_id(b"first") and table.at[P1].holders(bound.digest) == [P3]
+    table.do(P1, table.at[P1].learn_body(b"first"))
+    table.do(P1, table.at[P1].repropose(1))
+    table.settle()
+    assert table.decided() == {P1: b"first", P2: b"first", P3: b"first"}
+    assert not table.told(Judge, P2) and len(table.told(Judge, P3)) == 1
+
+
+def test_bodies_are_judged_before_they_are_accepted():
+    table = Table(3, judges=False)
+    table.do(P0, table.at[P0].propose(0, b"wrong"))
+    table.settle()
+    assert len(table.told(Judge)) == 2 and not table.decided() and not table.at[P1].has_voted
+
+
+def test_too_few_left_in_a_view_leave_it():
+    """n = 4: one may be gone, so one ballot moves nobody, the second moves all, though no quorum asked."""
+    table = Table(4)
+    for count, name in enumerate((P1, P2), 1):
+        ballot = TimedOut(ROUND, 0, "t", table.sign(name, Timeout(ROUND, 0, -1, ZERO_DIGEST)), None)
+        table.do(P3, table.at[P3].receive(name, ballot))
+        assert table.at[P3].view == (1 if count == 2 else 0)
+    assert any(isinstance(message, TimedOut) for sender, _, message in table.mail if sender == P3)
+
+
+def test_the_end_of_an_attempt_closes_all_its_views_without_asking():
+    """p1 is in its first view; p2, which a quorum of ballots brought there, in the last."""
+    table = Table(3)
+    table.do(P1, table.at[P1].close_view(2))
+    for name in (P0, P1):
+        ballot = TimedOut(ROUND, 0, "t", table.sign(name, Timeout(ROUND, 1, -1, ZERO_DIGEST)), None)
+        table.do(P2, table.at[P2].receive(name, ballot))
+    assert table.at[P2].view == 2
+    table.do(P2, table.at[P2].close_view(2))
+    assert table.at[P1].view == table.at[P2].view == 3
+    assert {type(message) for _, _, message in table.mail} == {TimedOut}
+
+
+def test_a_body_that_ballots_do_not_allow_is_refused():
+    """p2 leads view 2 and shows ballots: with an older body or another one, of too few, or of another view."""
+    table = Table(4)
+    older, newer = vertex_id(b"older"), vertex_id(b"newer")
+    hearer = table.at[P3]
+
+    def ballot(name: PeerId, high: int, digest: Digest, view: int = 1) -> Any:
+        return table.sign(name, Timeout(ROUND, view, high, digest))
+
+    def hears(body: bytes, *ballots: Any) -> list[Effect]:
+        statement = table.sign(P2, Proposed(ROUND, 2, vertex_id(body)))
+        return hearer.receive(P2, Propose(ROUND, 0, "t", statement, body, ballots, None))
+
+    first, second, third = ballot(P0, 0, older), ballot(P1, 1, newer), ballot(P2, -1, ZERO_DIGEST)
+    for body, ballots, says in [
+        (b"older", (first, second, third), "newest"),
+        (b"other", (first, second, third), "newest"),
+        (b"newer", (first, second), "quorum"),
+        (b"newer", (first, second, second), "quorum"),
+        (b"newer", (first, second, ballot(P2, -1, ZERO_DIGEST, 0)), "another view"),
+    ]:
+        with pytest.raises(PeerFault, match=says):
+            hears(body, *ballots)
+        assert hearer.view == 0 and not hearer.has_voted
+    table.do(P3, hears(b"newer", first, second, third))
+    assert hearer.view == 2 and hearer.has_voted
+
+
+def test_a_leader_that_is_run_twice_gets_one_entry_accepted():
+    """A copied folder leads as well: whoever accepted the first body accepts no other, also after a restart, and
+    whoever hears both has evidence."""
+    table = Table(3)
+
+    def says(body: bytes) -> Propose:
+        return Propose(ROUND, 0, "t", table.sign(P0, Proposed(ROUND, 0, vertex_id(body))), body, (), None)
+
+    table.do(P1, table.at[P1].receive(P0, says(b"one")))
+    assert table.at[P1].has_voted
+    table.do(P1, table.at[P1].receive(P0, says(b"two")))
+    assert [fact.peer for fact in table.told(Equivocation)] == [P0]
+    table.mail.clear()
+    again = table.start(P1)
+    table.do(P1, [*again.begin(), *again.receive(P0, says(b"two"))])
+    votes = [message for _, _, message in table.mail if isinstance(message, Voted)]
+    assert not votes and again.view == 0
+
+
+def test_words_that_do_not_belong_here():
+    table = Table(3)
+    machine, digest = table.at[P2], vertex_id(b"body")
+
+    def voted(name: str, *vote: Any) -> Voted:
+        return Voted(ROUND, 0, "t", table.sign(name, Vote(*vote)))
+
+    with pytest.raises(PeerFault, match="two phases"):
+        machine.receive(P1, voted("p1", ROUND, 0, "prepare", digest))
+    for leader, body, says in ((P1, b"body", "out of turn"), (P0, b"other", "other bytes")):
+        said = table.sign(leader, Proposed(ROUND, 0, digest))
+        with pytest.raises(PeerFault, match=says):
+            machine.receive(leader, Propose(ROUND, 0, "t", said, body, (), None))
+    with pytest.raises(PeerFault, match="no vote"):
+        machine.receive(PeerId("p9"), PreVote(ROUND, 0, "t", 0))
+    with pytest.raises(PeerFault, match="after the one it closes"):
+        machine.receive(P1, TimedOut(ROUND, 0, "t", table.sign("p1", Timeout(ROUND, 0, 3, digest)), None))
+    for round, view in ((ROUND - 1, 0), (ROUND, 99)):
+        for name in ("p0", "p1"):
+            assert machine.receive(PeerId(name), voted(name, round, view, "commit", digest)) == []
+    assert machine.receive(P1, PreVote(ROUND, 33, "t", 99)) == [] and not machine.is_open
+    assert not table.decided() and len(machine.tallies) <= 2
+    assert Table(3, Agreement).at[P2].receive(P1, PreVote(ROUND, 0, "t", 0)) == []
+
+
+def test_a_restarted_voter_returns_to_the_view_in_which_it_accepted():
+    """It closed view 4, accepted in view 7, and dies: it is back in view 7, and its ballot names that body."""
+    table = Table(5)
+    table.do(P4, table.at[P4].close_view(4))  # the attempt is over
+    table.mail.clear()
+    ballots = tuple(table.sign(p, Timeout(ROUND, 6, -1, ZERO_DIGEST)) for p in (P0, P1, P2))
+    leader = table.at[P4].proposer(7)
+    said = table.sign(leader, Proposed(ROUND, 7, vertex_id(b"body")))
+    proposal = Propose(ROUND, 1, "t", said, b"body", ballots, None)
+    table.do(P4, table.at[P4].receive(leader, proposal))
+    again = table.start(P4)
+    assert again.view == 7 and again.bodies == {vertex_id(b"body"): b"body"}
+    table.mail.clear()
+    table.do(P4, again.receive(leader, proposal))
+    assert len(table.mail) == 4 and len(table.told(Judge, P4)) == 1, "its vote again, and no second look"
+    table.do(P4, again.close_view(9))
+    ballot = next(message for _, _, message in table.mail if isinstance(message, TimedOut))
+    claim = Notary(RUN, VirtualSigner(P0), VirtualVerifier()).open(ballot.statement, Timeout, table.keys[P4])
+    assert (claim.view, claim.high_view, claim.high_digest) == (9, 7, vertex_id(b"body"))
+
+
+def test_a_restarted_leader_repeats_its_proposal():
+    """It died before anybody heard it; the round would write another body now, and is not asked."""
+    table = Table(3)
+    table.do(P0, table.at[P0].propose(0, b"body"))
+    table.mail.clear()
+    again = table.start(P0)
+    assert again.has_proposed(0) and again.propose(0, b"another") == []
+    table.do(P0, again.begin())
+    table.settle()
+    assert set(table.decided().values()) == {b"body"} and len(table.told(Free, P0)) == 1
+
+
+def test_ten_thousand_views_leave_nothing_behind():
+    table = Table(4)
+    machine = table.at[P3]
+    for view in range(3, 40_000, 4):
+        machine.close_view(view)
+    assert len(machine.tallies) <= 4 and len(machine.bodies) <= 2
