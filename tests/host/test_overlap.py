@@ -43,7 +43,8 @@ class Inside:
     """The very trainer, in this process: whatever it may do unasked it has done before it is asked again."""
 
     def __init__(self) -> None:
-        self.cancelled, self.quiet = -1, True
+        self.cancelled = self.hurried = -1
+        self.quiet = True
         self.jobs = self.done = 0
 
     async def start(self, spec: TrainerSpec):
@@ -65,6 +66,9 @@ class Inside:
 
     def cancel(self) -> None:
         self.cancelled = self.jobs
+
+    def hand_over(self) -> None:
+        self.hurried = self.jobs
 
     def read_x(self):
         return self.child.mailbox.x_F

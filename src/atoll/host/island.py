@@ -23,7 +23,7 @@ from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
@@ -68,6 +68,7 @@ from atoll.node.jobs import (
     Exhibit,
     FindState,
     GoBack,
+    HandOver,
     Hold,
     HoldPieces,
     Judge,
@@ -110,6 +111,8 @@ class Island:
         self.own: Own | None = None  # my own anchor, where the recipe gives every member one
         self.means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
         self.members = 1  # whose updates make the mean of this round
+        self.hurried = -1  # the round in which I was last told to hand over what I have
+        self.step_s: Seconds = 0.0  # of the last steps taken
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
         self.auditing: Auditing | None = None  # where rounds are audited
@@ -157,6 +160,9 @@ class Island:
         match work:
             case Train():
                 return await self._train(work)
+            case HandOver():
+                self.hurried = max(self.hurried, work.round)  # its training may be waiting for its turn
+                return self.trainer.hand_over()
             case Encode():
                 if self.own is not None and work.round <= self.adopted:  # it must not move my anchor any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
@@ -277,7 +283,7 @@ class Island:
                     held = tuple(sorted(self.auditing.showing))
                     chain = {"assignment": self.auditing.assignment(work, self.head), "held": held}
                 done = await self.trainer.train(
-                    work.steps,
+                    work.steps if work.round > self.hurried else 0,  # then those that were taken ahead
                     cursor=cursor_after(self.head.samples, work.shards),
                     shard=work.shard,
                     shards=work.shards,
@@ -292,13 +298,16 @@ class Island:
                 await self.tended.failed()
                 raise failed
         self.tended.failures = 0
-        if done.steps == 0 or done.loss is None:
+        carried = self.steps_since and self._learning.recipe.reducer.quorum  # the last round went on without them
+        if (done.steps == 0 or done.loss is None) and not carried:
             return Trained(0, 0, 0.0, 0.0)
-        self.loss_since += done.loss * done.steps
-        self.steps_since += done.steps
+        if done.steps and done.loss is not None:
+            self.loss_since += done.loss * done.steps
+            self.steps_since += done.steps
+            self.step_s = done.seconds / done.steps
         samples = self.steps_since * self._learning.recipe.batch
         loss = self.loss_since / self.steps_since
-        return Trained(self.steps_since, samples, loss, done.seconds / done.steps)
+        return Trained(self.steps_since, samples, loss, self.step_s)
 
     async def warm_up(self) -> None:
         """Start the trainer before it is needed: a newcomer's first round should not wait for imports."""

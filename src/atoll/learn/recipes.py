@@ -78,7 +78,8 @@ def check_recipe(recipe: Recipe) -> None:
 def swarm_problem(recipe: Recipe) -> str:
     """What of a recipe real runs cannot do yet; empty if they can do it all."""
     schedule, reducer, coding, plain = recipe.schedule, recipe.reducer, recipe.coding, Schedule()
-    ours = Reducer(statistic=reducer.statistic, peers_min=reducer.peers_min)
+    # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
+    ours = msgspec.structs.replace(reducer, group="all", own="sent")
     cannot = {
         "gradients that are only accumulated": isinstance(recipe.inner, Accumulate),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (

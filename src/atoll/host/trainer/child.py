@@ -163,7 +163,7 @@ class Child:
         if job.assignment is not None:
             assert self.span.steps == 0, "a chain begins with a round"
             self.auditing.begin(job.assignment, self._live(), job.held)
-        while self.span.steps < job.steps and self.commands.cancelled != job.job:
+        while self.span.steps < job.steps and job.job not in (self.commands.cancelled, self.commands.hurried):
             stepped = time.monotonic()
             if job.until is not None and stepped + step_s > job.until:
                 break
@@ -340,13 +340,16 @@ class Commands:
 
     def __init__(self, source: BinaryIO) -> None:
         self.cancelled = -1  # number of the job that was cancelled last
+        self.hurried = -1  # of the one that was to hand over what it had, and to go on
         self._source, self._waiting = source, queue.SimpleQueue[Command]()
 
     def listen(self) -> None:
         decoder = msgspec.msgpack.Decoder(Command)
         while (frame := read_frame(self._source)) is not None:
             command = decoder.decode(frame)
-            if isinstance(command, Cancel):
+            if isinstance(command, Cancel) and command.ahead:
+                self.hurried = command.job
+            elif isinstance(command, Cancel):
                 self.cancelled = command.job
             else:
                 self._waiting.put(command)
