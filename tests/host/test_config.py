@@ -40,7 +40,7 @@ from atoll.node.config import (
 )
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.policy.pieces import Coded
-from atoll.policy.plan import RoundSettings
+from atoll.policy.plan import Acceptance, RoundSettings
 from atoll.policy.presets import PRESETS
 from atoll.policy.trust import DISTANCES
 from atoll.wire.codec import encode, vertex_id
@@ -198,6 +198,8 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
         "sync.error_feedback": recipe.coding.beta,
         "sync.overlap": recipe.schedule.overlap,
         "sync.fragments": recipe.schedule.fragments,
+        "sync.quorum": recipe.reducer.quorum,
+        "sync.grace": recipe.reducer.grace,
     } == RECIPE
 
 
@@ -315,6 +317,37 @@ def test_a_recipe_whose_owners_must_be_believed_is_founded_only_where_they_are(c
     forged = replace(settings, **change)
     with pytest.raises(PeerFault, match=why):
         decode_learning(forged)
+
+
+def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
+    """Decoupled as its paper has it, diloco with a quorum of one's own; nowhere where the first one may lie."""
+    sets = ("train.recipe=decoupled", "sync.quorum=2", "sync.fragments=2", "model.name=gpt-nano")
+    config = load_config(None, sets, {})
+    recipe = recipe_of(config)
+    assert (recipe.reducer.quorum, recipe.reducer.grace, recipe.reducer.statistic) == (2, 2, "radial")
+    assert (recipe.merge, recipe.schedule.overlap, recipe.schedule.turn_steps) == ("delta", 2, 12)
+    settings = found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+    assert settings.round.acceptance == Acceptance(2, 2) and settings.topology == "butterfly"
+    assert decode_settings(encode_settings(settings)) == settings
+    lying = replace(settings.round, quorum="two-thirds")
+    for change in ({"topology": "tree"}, {"audit_rate": 0.1}, {"round": lying}):
+        with pytest.raises(PeerFault, match="quorum of updates"):
+            decode_settings(encode_settings(replace(settings, **change)))
+
+    config = load_config(None, ("sync.quorum=3", "sync.grace=4", "model.name=gpt-nano", "run.trust=community"), {})
+    recipe = recipe_of(config)
+    with pytest.raises(UsageError, match="whoever commits first") as refused:
+        found(built_in(recipe, "stdlib"), settings_of(config, recipe))
+    assert refused.value.code == "E-RUN-19"
+    mean = found(built_in(recipe, "stdlib"), RunSettings(topology="auto")).settings
+    assert mean.round.acceptance == Acceptance(3, 4) and mean.topology == "butterfly"
+    assert swarm_problem(recipe_of(load_config(None, ("train.recipe=eager", "sync.quorum=2"), {})))
+    with pytest.raises(UsageError, match="changes nothing"):
+        recipe_of(load_config(None, ("sync.grace=2",), {}))
+    everybody = recipe_of(load_config(None, ("train.recipe=decoupled", "sync.quorum=0"), {}))
+    assert (everybody.reducer.quorum, everybody.reducer.grace) == (0, 0)
+    plain = recipe_of(load_config(None, ("model.name=gpt-nano",), {}))
+    assert b"acceptance" not in encode_settings(found(built_in(plain, "stdlib"), RunSettings()).settings)
 
 
 def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedule():

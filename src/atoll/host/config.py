@@ -45,6 +45,7 @@ BUILT = (
     "auto",
     "eager",
     "muloco",
+    "decoupled",
 )  # made as the config says; others are only adjusted
 
 
@@ -101,7 +102,22 @@ def recipe_of(config: Config) -> Recipe:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
     if sync.error_feedback is not None:
         recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
-    return recipe
+    return _accepting(recipe, sync)
+
+
+def _accepting(recipe: Recipe, sync: Sync) -> Recipe:
+    """The same with as many updates to a round, and as much grace, as the config says."""
+    told = {k: v for k, v in (("quorum", sync.quorum), ("grace", sync.grace)) if v is not None}
+    reducer = replace(recipe.reducer, **told)
+    if reducer.grace and not reducer.quorum:
+        if sync.grace:
+            raise UsageError(
+                "E-CFG-10",
+                f"sync.grace = {sync.grace} changes nothing: rounds of this run wait for everybody",
+                fix="write sync.quorum as well: so many updates are enough",
+            )
+        reducer = replace(reducer, grace=0)
+    return replace(recipe, reducer=reducer)
 
 
 def _with_numbers(codec: str | None, sync: Sync) -> str | None:

@@ -80,6 +80,7 @@ def swarm_problem(recipe: Recipe) -> str:
     schedule, reducer, coding, plain = recipe.schedule, recipe.reducer, recipe.coding, Schedule()
     # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
     ours = msgspec.structs.replace(reducer, group="all", own="sent")
+    fresh = Reducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
     cannot = {
         "gradients that are only accumulated": isinstance(recipe.inner, Accumulate),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
@@ -91,8 +92,9 @@ def swarm_problem(recipe: Recipe) -> str:
         "owners that remember what their answers left out": coding.answer == "remembered",
         f"answers in {coding.down}": coding.answer != "gathered" and not _stands_alone(coding.down),
         "a reducer other than a mean of all members' rows": (
-            reducer.statistic not in SCALED or reducer not in (ours, Reducer(own="fresh"))
+            reducer.statistic not in SCALED or reducer not in (ours, fresh)
         ),
+        "eager updates in rounds that go on without the slow": reducer.own == "fresh" and reducer.quorum > 0,
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
             not isinstance(recipe.outer, SHARED) or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing))

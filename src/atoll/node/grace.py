@@ -28,5 +28,10 @@ class Grace:
         self.until = now + plan.grace_s(attempt)
         return True
 
+    def ends(self, now: Seconds) -> None:
+        """Its timer says so, a rounding error before the moment perhaps."""
+        if self.until is not None:
+            self.until = min(self.until, now)
+
     def is_over(self, now: Seconds) -> bool:
         return self.until is not None and now >= self.until

@@ -197,7 +197,10 @@ class Round:
                 return self._cannot(why)
             case Done() | Failed():
                 return self.reduce.handle(event, now) if self.reduce else []
-            case TimerFired(timer) if timer in (f"{name}/train/{self.attempt}", f"{name}/grace/{self.attempt}"):
+            case TimerFired(timer) if timer == f"{name}/grace/{self.attempt}":
+                self.grace.ends(now)
+                return self._share_if_due(now)
+            case TimerFired(timer) if timer == f"{name}/train/{self.attempt}":
                 return self._share_if_due(now)
             case TimerFired(timer) if timer == f"{name}/agree/{self.attempt}":
                 return self._next_attempt(now)

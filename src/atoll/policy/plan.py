@@ -65,7 +65,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
     window_min_s: Annotated[Seconds, msgspec.Meta(gt=0)] | UnsetType = UNSET
     """What owner_s shrinks to, at the least, where rounds show that they are fast; left out: it never does. Keep
     above a second: lost words are said again after one, and training may stumble over a busy moment."""
-    acceptance: Acceptance | UnsetType = UNSET  # left out: a round waits for everybody, as long as training may last
+    acceptance: Acceptance | UnsetType = UNSET  # left out: everybody is waited for, as long as training may last
 
     @property
     def committee_most(self) -> int:

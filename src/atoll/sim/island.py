@@ -132,7 +132,7 @@ class Island:
                 step_s = self._step_s()
                 ahead = self._taken_ahead(step_s) if self.knobs.overlap else 0
                 left = work.steps - ahead
-                if self.training is not None and self.knobs.carries:  # another round began meanwhile: these steps are part of the next
+                if self.training is not None and self.knobs.carries:  # its round is over: part of the next
                     self.steps_done += self._taken(self.training)
                 self.training, self.hurried = _Training(work, self.now(), step_s, ahead), False
                 return min(step_s * max(left, 0), max(work.seconds_max, 0.0))
@@ -299,7 +299,8 @@ class Island:
         if self.chain is not None:
             self.steps_done = self.chain.taken[work.round] = steps
         loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
-        return Trained(self.steps_done if self.knobs.carries else steps, self.steps_done * 16, loss, self.knobs.step_s)
+        since = self.steps_done if self.knobs.carries else steps
+        return Trained(since, self.steps_done * 16, loss, self.knobs.step_s)
 
     def _part(self, work: Encode, index: int) -> Payload:
         name = digest(f"{self.me}/{work.round}/{index}/{self.draw.random()}".encode())

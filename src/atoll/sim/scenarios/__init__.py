@@ -23,6 +23,7 @@
     reputed_churn  churn where records are kept
     audited      nobody cheats where rounds are audited, and messages are lost
     slow         nobody lies, some are slow, messages are lost: nobody is accused of anything
+    straggler_churn  churn where rounds go on without the slow
     straggler    one of four is four times slower: nobody waits for it, and its steps count
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     validated    a third poison a mean and lie as validators; the run leaves every bad state
@@ -55,6 +56,7 @@ from atoll.sim.scenarios.churn import (
     real_keys,
     reputed_churn,
     rollback,
+    straggler_churn,
     validated_churn,
     weighed,
 )
@@ -95,6 +97,7 @@ SCENARIOS: dict[str, Scenario] = {
     "audited": Scenario(audited, peers=5, rounds=20),
     "slow": Scenario(slow, peers=7, rounds=20),
     "straggler": Scenario(straggler, peers=4, rounds=20),
+    "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
     "siege": Scenario(siege, peers=100, rounds=100),
     "reputation": Scenario(reputation, peers=7, rounds=36),
     "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),
