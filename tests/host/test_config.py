@@ -21,7 +21,7 @@ from atoll.host.config import data_of, forgone, load_config, recipe_of, settings
 from atoll.host.learning import built_in, decode_learning, found, with_room
 from atoll.host.member import Listening, holds_run, resume_run
 from atoll.host.store import Store
-from atoll.learn.inner import Muon
+from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
 from atoll.learn.recipes import diloco, in_swarm, swarm_problem
 from atoll.node.body import write_genesis
@@ -348,6 +348,32 @@ def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
     assert (everybody.reducer.quorum, everybody.reducer.grace) == (0, 0)
     plain = recipe_of(load_config(None, ("model.name=gpt-nano",), {}))
     assert b"acceptance" not in encode_settings(found(built_in(plain, "stdlib"), RunSettings()).settings)
+
+
+def test_recipes_that_agree_on_every_step_take_the_numbers_of_their_outer_step_and_no_others():
+    """Data parallelism's optimizer is the outer one; DeMo's has a rate and a warm-up; steps between there are none."""
+    sets = ("train.recipe=data_parallel", "train.lr=0.01", "train.clip_norm=0.5", "run.rounds=300")
+    config = load_config(None, (*sets, "model.name=gpt-nano"), {})
+    recipe = recipe_of(config)
+    assert isinstance(recipe.inner, Accumulate) and isinstance(recipe.outer, AdamW)
+    outer = recipe.outer
+    assert (outer.lr, outer.clip_norm, outer.total_steps, outer.warmup_steps) == (0.01, 0.5, 300, 30)
+    settings = found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+    assert (settings.rounds, settings.round.inner_steps, settings.topology) == (300, 1, "auto")
+    demo = recipe_of(load_config(None, ("train.recipe=demo_", "train.lr=0.002", "train.warmup_steps=7"), {}))
+    assert (demo.coding.up, demo.coding.beta) == ("demo", 0.999)
+    assert (demo.outer.lr, demo.outer.warmup_steps) == (0.002, 7)
+    with pytest.raises(UsageError, match="nobody could check their owners"):
+        found(built_in(demo, "stdlib"), RunSettings(round=RoundSettings(quorum="two-thirds")))
+    for wrong, what in (
+        ("train.inner_steps=4", "data_parallel has no train.inner_steps"),
+        ("sync.up=int8", "data_parallel has no sync.up"),
+        ("sync.overlap=1", "overlap"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            recipe_of(load_config(None, ("train.recipe=data_parallel", wrong), {}))
+    with pytest.raises(UsageError, match=r"demo_ has no train\.weight_decay"):
+        recipe_of(load_config(None, ("train.recipe=demo_", "train.weight_decay=0.1"), {}))
 
 
 def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedule():

@@ -41,8 +41,9 @@ from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
+from atoll.learn.inner import Accumulate
 from atoll.learn.merge import Merge
-from atoll.learn.outer import SHARED, momentum_of
+from atoll.learn.outer import PLAIN, SHARED, momentum_of
 from atoll.learn.schedule import turn_of
 from atoll.learn.state import SharedState, decode_parts, export_model, gone_back, moved_by
 from atoll.learn.statistic import Statistic
@@ -50,6 +51,7 @@ from atoll.learn.update import (
     Common,
     Update,
     encode_update,
+    gathered_span,
     moved,
     part_bounds,
     part_codec,
@@ -345,13 +347,15 @@ class Island:
         bounds, anchor_F = part_bounds(hi - lo, work.shares), self.head.anchor_F
         if self.own is not None:
             anchor_F = self.own.anchor_F
-        x_N, memory_N = self.trainer.read_x()[lo:hi], None if self.memory_F is None else self.memory_F[lo:hi]
+        x_F, memory_N = self.trainer.read_x(), None if self.memory_F is None else self.memory_F[lo:hi]
+        if self._gathers:
+            anchor_F, x_F = gathered_span(x_F, anchor_F, self._learning.layout.parameters)
         self.up = part_codecs(coding.up, self._common(work.round), moved(bounds, lo))
-        self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
+        self.update = encode_update(anchor_F[lo:hi], x_F[lo:hi], memory_N, bounds, self.up, coding.beta)
         if self.own is not None:
             wires = zip(self.up, self.update.wires, bounds, strict=True)
             mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
-            self.own.sent(self._outer, mine_F, self.members, self.head.steps)
+            self.own.sent(self._own_outer, mine_F, self.members, self.head.steps)
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, self.update, self.memory_F, self.up)
@@ -454,6 +458,12 @@ class Island:
         assert isinstance(outer, SHARED), "decode_learning refuses the others"
         return outer
 
+    @property
+    def _own_outer(self) -> PLAIN:
+        outer = self._outer
+        assert isinstance(outer, PLAIN), "decode_learning refuses the others"
+        return outer
+
     # ---- what was agreed -----------------------------------------------------------------------------------
 
     async def _adopt(self, work: Adopt) -> None:
@@ -492,7 +502,7 @@ class Island:
     async def _merge(self, work: Adopt, after: SharedState) -> None:
         """The live parameters take in the new anchor."""
         before, mine = self.head, await self._settle(work)
-        if mine:
+        if mine or self._gathers:  # a gradient that comes too late is one of another anchor
             self.steps_since, self.loss_since = 0, 0.0
         self.head = after
         if not self.tended.ready or (before is not None and before.anchor_F is after.anchor_F):
@@ -503,7 +513,8 @@ class Island:
                 await self.trainer.write_x(after.anchor_F + (self.trainer.read_x() - before.anchor_F))
             else:
                 await self.trainer.write_x(after.anchor_F)
-            self.inner = await self.trainer.inner_state()
+            if not self._gathers:  # else it remembers nothing
+                self.inner = await self.trainer.inner_state()
         except TrainerFailed:
             await self.tended.failed()
 
@@ -530,6 +541,11 @@ class Island:
         except TrainerFailed:
             self.inner = b"" if counts else self.inner
             await self.tended.failed()
+
+    @property
+    def _gathers(self) -> bool:
+        """Trainers hand over sums of gradients in the place of parameters."""
+        return isinstance(self._learning.recipe.inner, Accumulate)
 
     @property
     def _runs_on(self) -> bool:
@@ -589,7 +605,7 @@ class Island:
         mean_F = self.means.get(state)
         if mean_F is None:  # agreed without me: the agreed anchor has all that mine would miss
             self.own = own = Own(after.anchor_F, after.momentum_P)
-        elif not own.agreed(self._outer, mean_F, before.steps):
+        elif not own.agreed(self._own_outer, mean_F, before.steps):
             return None
         return own.anchor_F - before_F
 

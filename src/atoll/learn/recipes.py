@@ -82,7 +82,9 @@ def swarm_problem(recipe: Recipe) -> str:
     ours = msgspec.structs.replace(reducer, group="all", own="sent")
     fresh = Reducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
     cannot = {
-        "gradients that are only accumulated": isinstance(recipe.inner, Accumulate),
+        "gradients that are accumulated for one fragment after the other": (
+            isinstance(recipe.inner, Accumulate) and schedule.fragments > 1
+        ),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
@@ -97,7 +99,7 @@ def swarm_problem(recipe: Recipe) -> str:
         "eager updates in rounds that go on without the slow": reducer.own == "fresh" and reducer.quorum > 0,
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
-            not isinstance(recipe.outer, SHARED) or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing))
+            not isinstance(recipe.outer, SHARED) or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW))
         ),
         "the merge swap": recipe.merge == "swap",
     }

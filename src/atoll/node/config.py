@@ -29,11 +29,10 @@ from atoll.policy.validation import VALIDATE_EVERY_MAX
 DURATION = {"unit": "duration"}
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
-    *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled"),
+    *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("data_parallel", "demo_", "noloco", "sparta"),
-    *("des_loc", "powersgd", "delayed_nesterov"),
+    *("noloco", "sparta", "des_loc", "delayed_nesterov"),
 )
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
 
@@ -268,7 +267,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"sparseloco": one value of 64 in 2 bits, rows gathered and clipped, no outer momentum (arXiv 2508.15706). '
         '"cooperative": peers keep half of their own parameters, momentum follows agreement; three at least '
         '(arXiv 1808.07576). "decoupled": rounds wait for a quorum and a grace, four fragments, mean length times '
-        'mean direction (arXiv 2604.21428). The last three need run.trust = "private". '
+        'mean direction (arXiv 2604.21428). "data_parallel": the mean gradient of every step in fp32, AdamW on the '
+        'agreed parameters. "demo_": DeMo (arXiv 2411.19870), every step the largest cosine waves of the gathered '
+        "gradient, the agreed parameters move by the sign of their mean. "
+        '"powersgd": every step low-rank factors of the gathered gradient (arXiv 1905.13727), AdamW on the agreed '
+        "parameters. These three agree on every single step: for fast links; their train.lr is that of the agreed "
+        'step. "sparseloco", "cooperative", "decoupled", "demo_" and "powersgd" need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (
