@@ -5,7 +5,7 @@
 Its trainer process is stopped (SIGSTOP) for three quarters of every 80 ms. Played twice: all are waited for
 (`sync.quorum = 0`), and a quorum of two with a grace of four steps is enough. Counted are the steps that
 commitments in vertices say, over the wall time between the first and the last of the rounds looked at.
-Four trainers want four cores: on fewer, what the slow one does not use the others do, and only ratios mean something.
+Four trainers want four cores: on fewer, the others use what the slow one does not, and only ratios mean something.
 """
 
 from __future__ import annotations

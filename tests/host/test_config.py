@@ -351,7 +351,7 @@ def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
 
 
 def test_recipes_that_agree_on_every_step_take_the_numbers_of_their_outer_step_and_no_others():
-    """Data parallelism's optimizer is the outer one; DeMo's has a rate and a warm-up; steps between there are none."""
+    """Data parallelism's optimizer is the outer one; DeMo's has a rate and a warm-up; neither has inner steps."""
     sets = ("train.recipe=data_parallel", "train.lr=0.01", "train.clip_norm=0.5", "run.rounds=300")
     config = load_config(None, (*sets, "model.name=gpt-nano"), {})
     recipe = recipe_of(config)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from msgspec.structs import replace
 from test_overlap import PEERS, SHARES, Inside, Members, build_flat, story
 
 from atoll.base.errors import PeerFault
+from atoll.host.learning import built_in, decode_learning, found
 from atoll.learn.data import batch, load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.inner import AdamW
@@ -22,6 +24,7 @@ from atoll.learn.state import initial_state, moved_by, state_bytes, state_from_b
 from atoll.learn.tensorfile import dump, load
 from atoll.node.jobs import Encode, Restore
 from atoll.node.jobs import Train as TrainAsked
+from atoll.node.settings import RunSettings
 
 SMALL = {"batch": 2, "seq_len": 16}
 
@@ -85,7 +88,7 @@ def test_data_parallelism_over_rounds_is_torchs_adamw_on_the_joined_batch(tmp_pa
 
 
 def test_a_gradient_that_comes_too_late_is_dropped_and_one_that_did_not_count_too(tmp_path, book):
-    """It is one of another anchor. Who was late stands at the new anchor with nothing gathered, as all others do."""
+    """It is one of another anchor. Who was late stands at the new anchor with nothing gathered, as all do."""
     recipe = data_parallel("gpt-nano", rounds=9, **SMALL)
 
     def _wires(island):
@@ -131,6 +134,17 @@ def test_a_restarted_member_has_both_moments_from_the_state(tmp_path, book):
         assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
 
     story(tell, Members(tmp_path, recipe, book))
+
+
+@pytest.mark.parametrize("wrong", [{"beta1": 1.0}, {"beta2": float("nan")}, {"eps": 0.0}, {"clip_norm": -1.0}])
+def test_numbers_that_would_end_every_peer_are_refused_in_genesis(book, wrong: dict[str, float]):
+    """They come from whoever founded the run, and are read by whoever follows its ticket."""
+    good = data_parallel("gpt-nano", **SMALL)
+    founded = found(built_in(good, book), RunSettings()).settings
+    learning = decode_learning(founded)
+    bad = replace(learning, recipe=replace(good, outer=replace(good.outer, **wrong)))
+    with pytest.raises(PeerFault, match="divide by zero"):
+        decode_learning(replace(founded, learning=msgspec.msgpack.encode(bad)))
 
 
 def test_a_state_with_impossible_squares_is_refused():

@@ -99,8 +99,10 @@ def swarm_problem(recipe: Recipe) -> str:
         "eager updates in rounds that go on without the slow": reducer.own == "fresh" and reducer.quorum > 0,
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
-            not isinstance(recipe.outer, SHARED) or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW))
+            not isinstance(recipe.outer, SHARED)
+            or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW))
         ),
+        "an outer AdamW whose numbers divide by zero": isinstance(recipe.outer, AdamW) and not _steps(recipe.outer),
         "the merge swap": recipe.merge == "swap",
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
@@ -128,6 +130,11 @@ def overlapping(recipe: Recipe, overlap: int | None, fragments: int | None) -> R
     recipe = msgspec.structs.replace(recipe, schedule=schedule, merge=merge)
     check_recipe(recipe)
     return recipe
+
+
+def _steps(outer: AdamW) -> bool:
+    """Every peer takes this step with the founder's numbers: none of them may end its process."""
+    return 0 <= outer.beta1 < 1 and 0 <= outer.beta2 < 1 and outer.eps > 0 and outer.clip_norm > 0
 
 
 def _stands_alone(codec: str) -> bool:

@@ -38,7 +38,7 @@ class SharedState:
     steps: int = 0  # inner steps of one worker since the beginning: the position of the learning-rate schedule
     samples: int = 0  # samples handed out to all workers: the position in the data
     tokens: int = 0  # tokens all workers learned from
-    second_P: Tensor | None = None  # AdamW's mean of squares, once it has taken a step; the momentum is its other one
+    second_P: Tensor | None = None  # AdamW's mean of squares, from its first step on; momentum is its other one
 
 
 def initial_state(model: nn.Module) -> SharedState:

@@ -54,7 +54,15 @@ from atoll.host.trainer.words import (
 )
 from atoll.learn.audit import Live, profile_here
 from atoll.learn.data import batch, load_data, validation
-from atoll.learn.inner import Accumulate, InnerState, fresh_inner, inner_bytes, inner_from_bytes, inner_step, matrices_of
+from atoll.learn.inner import (
+    Accumulate,
+    InnerState,
+    fresh_inner,
+    inner_bytes,
+    inner_from_bytes,
+    inner_step,
+    matrices_of,
+)
 from atoll.learn.layout import bind, flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model, generate_text, loss_of
