@@ -329,6 +329,7 @@ def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
     settings = found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
     assert settings.round.acceptance == Acceptance(2, 2) and settings.topology == "butterfly"
     assert decode_settings(encode_settings(settings)) == settings
+    assert b"\xaaacceptance\x82\xa6quorum\x02\xa5grace\x02" in encode_settings(settings), "as specs/round.md has it"
     lying = replace(settings.round, quorum="two-thirds")
     for change in ({"topology": "tree"}, {"audit_rate": 0.1}, {"round": lying}):
         with pytest.raises(PeerFault, match="quorum of updates"):

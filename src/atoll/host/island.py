@@ -164,7 +164,9 @@ class Island:
                 return await self._train(work)
             case HandOver():
                 self.hurried = max(self.hurried, work.round)  # its training may be waiting for its turn
-                return self.trainer.hand_over()
+                if self.tended.ready:
+                    self.trainer.hand_over()
+                return None
             case Encode():
                 if self.own is not None and work.round <= self.adopted:  # it must not move my anchor any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")

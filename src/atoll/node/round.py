@@ -548,6 +548,8 @@ class Round:
 
     def _hurry(self, now: Seconds) -> list[Effect]:
         """Enough have committed: the others have a grace, and I hand over what I have."""
+        if self.plan.quorum_of_updates is None:
+            return []
         committed = len(self._commits().giving & self._settled)
         if not self.grace.begins(self.timing, self.attempt, committed, now):
             return []

@@ -276,9 +276,7 @@ class World:
         self.at(max(node.clock.world(at), self.now + 1e-6), fire)
 
     def _ask(self, node: Node, job: str, work: Any) -> None:
-        life = node.life
-
-        over = False
+        life, over = node.life, False
 
         def finish() -> None:
             nonlocal over

@@ -1,7 +1,7 @@
 """One member is several times slower than the others: rounds do not wait for it, and all its steps count.
 
 Measured: `useful`, the share of what all trainers together could do, without ever waiting, that stands in
-vertices; and `slow`, that of the slow member alone. Without acceptance (`waiting`) a round takes as long as it.
+vertices; and `slow`, that of the slow member alone. Without acceptance a round takes as long as it does.
 """
 
 from __future__ import annotations
