@@ -535,7 +535,8 @@ class Round:
     # ---- share ---------------------------------------------------------------------------------------------
 
     def _share_if_due(self, now: Seconds) -> list[Effect]:
-        """Sharing begins when everybody I can hear from has committed, at the latest at the plan's time."""
+        """Sharing begins when everybody I can hear from has committed, or enough have and a grace is over, at the
+        latest at the plan's time."""
         if self.patience.sharing or self.reduce is None or self.final is not None:
             return []
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
