@@ -21,7 +21,7 @@ from atoll.host.config import data_of, forgone, load_config, recipe_of, settings
 from atoll.host.learning import built_in, decode_learning, found, with_room
 from atoll.host.member import Listening, holds_run, resume_run
 from atoll.host.store import Store
-from atoll.learn.inner import Muon
+from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
 from atoll.learn.recipes import diloco, in_swarm, swarm_problem
 from atoll.node.body import write_genesis
@@ -40,7 +40,7 @@ from atoll.node.config import (
 )
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.policy.pieces import Coded
-from atoll.policy.plan import RoundSettings
+from atoll.policy.plan import Acceptance, RoundSettings
 from atoll.policy.presets import PRESETS
 from atoll.policy.trust import DISTANCES
 from atoll.wire.codec import encode, vertex_id
@@ -198,6 +198,8 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
         "sync.error_feedback": recipe.coding.beta,
         "sync.overlap": recipe.schedule.overlap,
         "sync.fragments": recipe.schedule.fragments,
+        "sync.quorum": recipe.reducer.quorum,
+        "sync.grace": recipe.reducer.grace,
     } == RECIPE
 
 
@@ -315,6 +317,64 @@ def test_a_recipe_whose_owners_must_be_believed_is_founded_only_where_they_are(c
     forged = replace(settings, **change)
     with pytest.raises(PeerFault, match=why):
         decode_learning(forged)
+
+
+def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
+    """Decoupled as its paper has it, diloco with a quorum of one's own; nowhere where the first one may lie."""
+    sets = ("train.recipe=decoupled", "sync.quorum=2", "sync.fragments=2", "model.name=gpt-nano")
+    config = load_config(None, sets, {})
+    recipe = recipe_of(config)
+    assert (recipe.reducer.quorum, recipe.reducer.grace, recipe.reducer.statistic) == (2, 2, "radial")
+    assert (recipe.merge, recipe.schedule.overlap, recipe.schedule.turn_steps) == ("delta", 2, 12)
+    settings = found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+    assert settings.round.acceptance == Acceptance(2, 2) and settings.topology == "butterfly"
+    assert decode_settings(encode_settings(settings)) == settings
+    assert b"\xaaacceptance\x82\xa6quorum\x02\xa5grace\x02" in encode_settings(settings), "as specs/round.md has it"
+    lying = replace(settings.round, quorum="two-thirds")
+    for change in ({"topology": "tree"}, {"audit_rate": 0.1}, {"round": lying}):
+        with pytest.raises(PeerFault, match="quorum of updates"):
+            decode_settings(encode_settings(replace(settings, **change)))
+
+    config = load_config(None, ("sync.quorum=3", "sync.grace=4", "model.name=gpt-nano", "run.trust=community"), {})
+    recipe = recipe_of(config)
+    with pytest.raises(UsageError, match="whoever commits first") as refused:
+        found(built_in(recipe, "stdlib"), settings_of(config, recipe))
+    assert refused.value.code == "E-RUN-19"
+    mean = found(built_in(recipe, "stdlib"), RunSettings(topology="auto")).settings
+    assert mean.round.acceptance == Acceptance(3, 4) and mean.topology == "butterfly"
+    assert swarm_problem(recipe_of(load_config(None, ("train.recipe=eager", "sync.quorum=2"), {})))
+    with pytest.raises(UsageError, match="changes nothing"):
+        recipe_of(load_config(None, ("sync.grace=2",), {}))
+    everybody = recipe_of(load_config(None, ("train.recipe=decoupled", "sync.quorum=0"), {}))
+    assert (everybody.reducer.quorum, everybody.reducer.grace) == (0, 0)
+    plain = recipe_of(load_config(None, ("model.name=gpt-nano",), {}))
+    assert b"acceptance" not in encode_settings(found(built_in(plain, "stdlib"), RunSettings()).settings)
+
+
+def test_recipes_that_agree_on_every_step_take_the_numbers_of_their_outer_step_and_no_others():
+    """Data parallelism's optimizer is the outer one; DeMo's has a rate and a warm-up; neither has inner steps."""
+    sets = ("train.recipe=data_parallel", "train.lr=0.01", "train.clip_norm=0.5", "run.rounds=300")
+    config = load_config(None, (*sets, "model.name=gpt-nano"), {})
+    recipe = recipe_of(config)
+    assert isinstance(recipe.inner, Accumulate) and isinstance(recipe.outer, AdamW)
+    outer = recipe.outer
+    assert (outer.lr, outer.clip_norm, outer.total_steps, outer.warmup_steps) == (0.01, 0.5, 300, 30)
+    settings = found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+    assert (settings.rounds, settings.round.inner_steps, settings.topology) == (300, 1, "auto")
+    demo = recipe_of(load_config(None, ("train.recipe=demo_", "train.lr=0.002", "train.warmup_steps=7"), {}))
+    assert (demo.coding.up, demo.coding.beta) == ("demo", 0.999)
+    assert (demo.outer.lr, demo.outer.warmup_steps) == (0.002, 7)
+    with pytest.raises(UsageError, match="nobody could check their owners"):
+        found(built_in(demo, "stdlib"), RunSettings(round=RoundSettings(quorum="two-thirds")))
+    for wrong, what in (
+        ("train.inner_steps=4", "data_parallel has no train.inner_steps"),
+        ("sync.up=int8", "data_parallel has no sync.up"),
+        ("sync.overlap=1", "overlap"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            recipe_of(load_config(None, ("train.recipe=data_parallel", wrong), {}))
+    with pytest.raises(UsageError, match=r"demo_ has no train\.weight_decay"):
+        recipe_of(load_config(None, ("train.recipe=demo_", "train.weight_decay=0.1"), {}))
 
 
 def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedule():

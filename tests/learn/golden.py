@@ -15,9 +15,10 @@ from atoll.learn.answers import Answering
 from atoll.learn.codec import CODECS, Codec, Known, codec_named, native
 from atoll.learn.combine import combine
 from atoll.learn.data.order import mixed
+from atoll.learn.inner import AdamW
 from atoll.learn.layout import Layout, Slot
 from atoll.learn.outer import Agreeing, Nesterov, outer_step
-from atoll.learn.state import SharedState, advance, state_bytes, state_hash
+from atoll.learn.state import SharedState, advance, moved_by, state_bytes, state_hash
 from atoll.learn.update import part_bounds
 from atoll.learn.weighing import SOLVES, compare, weigh
 
@@ -72,6 +73,7 @@ def golden() -> dict[str, str]:
             found[f"{name} compare"] = digest(compare(rows, N, codec).products).hex()[:16]
     if native.kernels is None:
         found |= factors() | gathered() | weights()
+    found["adamw state"] = two_gradients()
     found["state"] = two_rounds()
     return found
 
@@ -124,6 +126,17 @@ def weights() -> dict[str, str]:
         )
     found = {rule: np.array(weigh(rule, 2, names, parts)).tobytes() for rule in sorted(SOLVES)}
     return {f"{rule} weights": digest(made).hex()[:16] for rule, made in found.items()}
+
+
+def two_gradients() -> str:
+    """Two clipped steps of the agreed AdamW, in the middle of its cosine."""
+    slots = (Slot("w", "parameter", (N - 100,), "float32", 0), Slot("b", "buffer", (100,), "float32", N - 100))
+    layout = Layout(slots, N - 100, N, 0)
+    state = SharedState(numbers(9) * 100, torch.zeros(N - 100), torch.zeros(0, dtype=torch.int64), 6, 333)
+    outer = AdamW(clip_norm=0.01, warmup_steps=10, total_steps=1000)
+    for seed in range(2):
+        state = moved_by(numbers(seed), state, outer, steps=1, samples=8, tokens=8)
+    return state_hash(state_bytes(state, layout)).hex()[:16]
 
 
 def two_rounds() -> str:

@@ -99,6 +99,7 @@ GOLDEN = {
     "gathered answer": "86f437b463468519",
     "gathered read": "52a1bc3efc534cdb",
     "agreeing step": "ca9a95802371658a",
+    "adamw state": "dd8ddb603226accb",
     "state": "ebd4129198c352ed",
 }
 

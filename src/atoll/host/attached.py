@@ -163,6 +163,9 @@ class AttachedTrainer:
     def cancel(self) -> None:
         self.say(Cancel(self._job))
 
+    def hand_over(self) -> None:
+        self.cancel()
+
     def read_x(self) -> Tensor:
         return self._mailbox.x_F
 

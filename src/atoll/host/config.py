@@ -39,12 +39,15 @@ if TYPE_CHECKING:
     from atoll.learn.recipes import Recipe
 
 ENVIRONMENT = "ATOLL_"
+EVERY_STEP = ("data_parallel", "demo_", "powersgd")  # recipes that agree on the gradient of every step
 BUILT = (
     "diloco",
     "streaming",
     "auto",
     "eager",
     "muloco",
+    "decoupled",
+    *EVERY_STEP,
 )  # made as the config says; others are only adjusted
 
 
@@ -91,17 +94,48 @@ def recipe_of(config: Config) -> Recipe:
     inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
     try:
         if train.recipe in BUILT:
+            if train.recipe in EVERY_STEP:
+                _check_given(train.recipe, given)
             recipe = in_swarm(METHODS[train.recipe](config.model.name or "gpt-tiny", **given), sync.down or "int8")
         else:
             published = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
             recipe = _adjusted(published, given, config.model.name)
         recipe = overlapping(recipe, sync.overlap, sync.fragments)
-        recipe = replace(recipe, inner=tuned(recipe.inner, **{k: v for k, v in inner.items() if v is not None}))
+        numbers = {k: v for k, v in inner.items() if v is not None}
+        if train.recipe in EVERY_STEP:  # the outer step is the optimizer
+            _check_given(train.recipe, numbers, recipe.outer.__struct_fields__)
+            recipe = replace(recipe, outer=replace(recipe.outer, **numbers))
+        else:
+            recipe = replace(recipe, inner=tuned(recipe.inner, **numbers))
     except ValueError as why:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
     if sync.error_feedback is not None:
         recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
-    return recipe
+    return _accepting(recipe, sync)
+
+
+def _check_given(
+    name: str, given: Mapping[str, Any], known: Sequence[str] = ("rounds", "batch", "seq_len", "lr", "seed")
+) -> None:
+    """ValueError for what a recipe does not have: one that agrees on every step has no steps between."""
+    if unknown := sorted(given.keys() - set(known)):
+        keys = (f"sync.{key}" if key in ("up", "down") else f"train.{key}" for key in unknown)
+        raise ValueError(f"{name} has no {', '.join(keys)}")
+
+
+def _accepting(recipe: Recipe, sync: Sync) -> Recipe:
+    """The same with as many updates to a round, and as much grace, as the config says."""
+    told = {k: v for k, v in (("quorum", sync.quorum), ("grace", sync.grace)) if v is not None}
+    reducer = replace(recipe.reducer, **told)
+    if reducer.grace and not reducer.quorum:
+        if sync.grace:
+            raise UsageError(
+                "E-CFG-10",
+                f"sync.grace = {sync.grace} changes nothing: rounds of this run wait for everybody",
+                fix="write sync.quorum as well: so many updates are enough",
+            )
+        reducer = replace(reducer, grace=0)
+    return replace(recipe, reducer=reducer)
 
 
 def _with_numbers(codec: str | None, sync: Sync) -> str | None:

@@ -23,7 +23,7 @@ from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
@@ -41,8 +41,9 @@ from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
+from atoll.learn.inner import Accumulate
 from atoll.learn.merge import Merge
-from atoll.learn.outer import SHARED, momentum_of
+from atoll.learn.outer import PLAIN, SHARED, momentum_of
 from atoll.learn.schedule import turn_of
 from atoll.learn.state import SharedState, decode_parts, export_model, gone_back, moved_by
 from atoll.learn.statistic import Statistic
@@ -50,6 +51,7 @@ from atoll.learn.update import (
     Common,
     Update,
     encode_update,
+    gathered_span,
     moved,
     part_bounds,
     part_codec,
@@ -68,6 +70,7 @@ from atoll.node.jobs import (
     Exhibit,
     FindState,
     GoBack,
+    HandOver,
     Hold,
     HoldPieces,
     Judge,
@@ -110,6 +113,8 @@ class Island:
         self.own: Own | None = None  # my own anchor, where the recipe gives every member one
         self.means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
         self.members = 1  # whose updates make the mean of this round
+        self.hurried = -1  # the round in which I was last told to hand over what I have
+        self.step_s: Seconds = 0.0  # of the last steps taken
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
         self.auditing: Auditing | None = None  # where rounds are audited
@@ -157,6 +162,11 @@ class Island:
         match work:
             case Train():
                 return await self._train(work)
+            case HandOver():
+                self.hurried = max(self.hurried, work.round)  # its training may be waiting for its turn
+                if self.tended.ready:
+                    self.trainer.hand_over()
+                return None
             case Encode():
                 if self.own is not None and work.round <= self.adopted:  # it must not move my anchor any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
@@ -277,7 +287,7 @@ class Island:
                     held = tuple(sorted(self.auditing.showing))
                     chain = {"assignment": self.auditing.assignment(work, self.head), "held": held}
                 done = await self.trainer.train(
-                    work.steps,
+                    work.steps if work.round > self.hurried else 0,  # then those that were taken ahead
                     cursor=cursor_after(self.head.samples, work.shards),
                     shard=work.shard,
                     shards=work.shards,
@@ -292,13 +302,16 @@ class Island:
                 await self.tended.failed()
                 raise failed
         self.tended.failures = 0
-        if done.steps == 0 or done.loss is None:
+        carried = self.steps_since and self._learning.recipe.reducer.quorum  # the last round went on without them
+        if (done.steps == 0 or done.loss is None) and not carried:
             return Trained(0, 0, 0.0, 0.0)
-        self.loss_since += done.loss * done.steps
-        self.steps_since += done.steps
+        if done.steps and done.loss is not None:
+            self.loss_since += done.loss * done.steps
+            self.steps_since += done.steps
+            self.step_s = done.seconds / done.steps
         samples = self.steps_since * self._learning.recipe.batch
         loss = self.loss_since / self.steps_since
-        return Trained(self.steps_since, samples, loss, done.seconds / done.steps)
+        return Trained(self.steps_since, samples, loss, self.step_s)
 
     async def warm_up(self) -> None:
         """Start the trainer before it is needed: a newcomer's first round should not wait for imports."""
@@ -336,13 +349,15 @@ class Island:
         bounds, anchor_F = part_bounds(hi - lo, work.shares), self.head.anchor_F
         if self.own is not None:
             anchor_F = self.own.anchor_F
-        x_N, memory_N = self.trainer.read_x()[lo:hi], None if self.memory_F is None else self.memory_F[lo:hi]
+        x_F, memory_N = self.trainer.read_x(), None if self.memory_F is None else self.memory_F[lo:hi]
+        if self._gathers:
+            anchor_F, x_F = gathered_span(x_F, anchor_F, self._learning.layout.parameters)
         self.up = part_codecs(coding.up, self._common(work.round), moved(bounds, lo))
-        self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
+        self.update = encode_update(anchor_F[lo:hi], x_F[lo:hi], memory_N, bounds, self.up, coding.beta)
         if self.own is not None:
             wires = zip(self.up, self.update.wires, bounds, strict=True)
             mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
-            self.own.sent(self._outer, mine_F, self.members, self.head.steps)
+            self.own.sent(self._own_outer, mine_F, self.members, self.head.steps)
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, self.update, self.memory_F, self.up)
@@ -445,6 +460,12 @@ class Island:
         assert isinstance(outer, SHARED), "decode_learning refuses the others"
         return outer
 
+    @property
+    def _own_outer(self) -> PLAIN:
+        outer = self._outer
+        assert isinstance(outer, PLAIN), "decode_learning refuses the others"
+        return outer
+
     # ---- what was agreed -----------------------------------------------------------------------------------
 
     async def _adopt(self, work: Adopt) -> None:
@@ -483,7 +504,7 @@ class Island:
     async def _merge(self, work: Adopt, after: SharedState) -> None:
         """The live parameters take in the new anchor."""
         before, mine = self.head, await self._settle(work)
-        if mine:
+        if mine or self._gathers:  # a gradient that comes too late is one of another anchor
             self.steps_since, self.loss_since = 0, 0.0
         self.head = after
         if not self.tended.ready or (before is not None and before.anchor_F is after.anchor_F):
@@ -494,7 +515,8 @@ class Island:
                 await self.trainer.write_x(after.anchor_F + (self.trainer.read_x() - before.anchor_F))
             else:
                 await self.trainer.write_x(after.anchor_F)
-            self.inner = await self.trainer.inner_state()
+            if not self._gathers:  # else it remembers nothing
+                self.inner = await self.trainer.inner_state()
         except TrainerFailed:
             await self.tended.failed()
 
@@ -521,6 +543,11 @@ class Island:
         except TrainerFailed:
             self.inner = b"" if counts else self.inner
             await self.tended.failed()
+
+    @property
+    def _gathers(self) -> bool:
+        """Trainers hand over sums of gradients in the place of parameters."""
+        return isinstance(self._learning.recipe.inner, Accumulate)
 
     @property
     def _runs_on(self) -> bool:
@@ -580,7 +607,7 @@ class Island:
         mean_F = self.means.get(state)
         if mean_F is None:  # agreed without me: the agreed anchor has all that mine would miss
             self.own = own = Own(after.anchor_F, after.momentum_P)
-        elif not own.agreed(self._outer, mean_F, before.steps):
+        elif not own.agreed(self._own_outer, mean_F, before.steps):
             return None
         return own.anchor_F - before_F
 

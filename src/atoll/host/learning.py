@@ -20,9 +20,10 @@ from atoll.learn.opening import Cut, opening_problem
 from atoll.learn.recipes import Recipe, swarm_problem
 from atoll.learn.schedule import fragments_of
 from atoll.learn.state import initial_state, state_bytes, state_hash
-from atoll.node.settings import RunSettings
+from atoll.node.settings import RunSettings, acceptance_problem
 from atoll.node.topology import parts_planned
 from atoll.policy.openings import Terms
+from atoll.policy.plan import Acceptance
 from atoll.policy.room import members_most
 
 
@@ -137,12 +138,24 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     if problem := answers_problem(recipe, settings):
         why, fix = problem
         raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
-    return msgspec.structs.replace(
+    reducer, direct = recipe.reducer, says_more(recipe) or recipe.reducer.quorum
+    accepted = Acceptance(reducer.quorum, reducer.grace) if reducer.quorum else UNSET
+    settings = msgspec.structs.replace(
         settings,
-        min_peers=max(recipe.reducer.peers_min, settings.min_peers),
-        start_peers=max(recipe.reducer.peers_min, settings.start_peers),
-        topology="butterfly" if says_more(recipe) and settings.topology == "auto" else settings.topology,
+        min_peers=max(reducer.peers_min, settings.min_peers),
+        start_peers=max(reducer.peers_min, settings.start_peers),
+        topology="butterfly" if direct and settings.topology == "auto" else settings.topology,
+        round=msgspec.structs.replace(settings.round, acceptance=accepted),
     )
+    if reducer.quorum and (problem := acceptance_problem(settings)):
+        raise UsageError(
+            "E-RUN-19",
+            f"rounds of this run cannot go on without those that are slow: {problem}",
+            cause=f"its recipe waits for {reducer.quorum} updates and a grace (sync.quorum, sync.grace)",
+            fix='write run.trust = "private" and sync.topology = "butterfly", and no run.audit_rate; '
+            "or sync.quorum = 0: rounds then wait for everybody",
+        )
+    return settings
 
 
 def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | None:

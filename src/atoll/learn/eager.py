@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.learn.outer import SHARED, outer_step
+from atoll.learn.outer import PLAIN, outer_step
 
 
 class Own:
@@ -22,13 +22,13 @@ class Own:
         self._share_F: Tensor | None = None  # of mine in a round that is not agreed yet; the anchor has it already
         self._rest_F: Tensor | None = None  # of the last agreed mean, what the anchor does not have yet
 
-    def sent(self, outer: SHARED, mine_F: Tensor, members: int, step: int) -> None:
+    def sent(self, outer: PLAIN, mine_F: Tensor, members: int, step: int) -> None:
         """I sent this (F,), as it decodes, in a round of so many members."""
         share_F = mine_F / members
         self._move(outer, share_F if self._rest_F is None else self._rest_F + share_F, step)
         self._share_F, self._rest_F = share_F, None
 
-    def agreed(self, outer: SHARED, mean_F: Tensor, step: int) -> bool:
+    def agreed(self, outer: PLAIN, mean_F: Tensor, step: int) -> bool:
         """This mean (F,) is agreed. True if the anchor moved: I sent nothing, so it could not move then."""
         moved = self._share_F is None and self._rest_F is not None
         if moved and self._rest_F is not None:
@@ -38,7 +38,7 @@ class Own:
         self._share_F = None
         return moved
 
-    def _move(self, outer: SHARED, update_F: Tensor, step: int) -> None:
+    def _move(self, outer: PLAIN, update_F: Tensor, step: int) -> None:
         inside = len(self.momentum_P)
         before_P = self.anchor_F[:inside]
         anchor_P, self.momentum_P = outer_step(outer, before_P, self.momentum_P, update_F[:inside], step)

@@ -2,8 +2,8 @@
 
 Where every peer takes this step for itself and must end with the same bits (`outer_step`: `SHARED`), only
 single-rounded elementwise operations appear: `add(alpha=)`, `lerp` and `torch.optim.SGD(nesterov=True)` give other
-bits on other instruction sets (measured with torch 2.13). The other kinds (`move`) are for experiments and are
-refused by real runs.
+bits on other instruction sets (measured with torch 2.13). AdamW is `outer_adamw`. The other kinds (`move`) are for
+experiments and are refused by real runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from atoll.learn.inner import AdamW, InnerState, fresh_inner, inner_step
+from atoll.learn.inner import AdamW, InnerState, fresh_inner
+from atoll.learn.outer_adamw import adamw_step
 
 
 class Nesterov(msgspec.Struct, frozen=True, tag="nesterov"):
@@ -73,15 +74,18 @@ class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
 
 
 Outer = Nesterov | Sign | Delayed | Gossip | Agreeing | AdamW
-SHARED = Nesterov | Sign | Agreeing  # every peer computes the same bits
+PLAIN = Nesterov | Sign | Agreeing  # they remember one momentum
+SHARED = PLAIN | AdamW  # every peer computes the same bits
 
 
 def momentum_of(outer: Outer) -> float:
-    """What codecs that build on the outer momentum may take it for."""
-    return 0.0 if isinstance(outer, Sign | AdamW) else outer.momentum
+    """What codecs that build on the outer momentum may take it for; 1 makes it worth nothing to them."""
+    if isinstance(outer, AdamW):
+        return 1.0
+    return 0.0 if isinstance(outer, Sign) else outer.momentum
 
 
-def rate_of(outer: SHARED, step: int) -> float:
+def rate_of(outer: PLAIN, step: int) -> float:
     """The outer rate at a step of the run. Straight lines only: a cosine differs between machines' libraries."""
     if isinstance(outer, Sign) and step < outer.warmup_steps:
         return outer.lr * ((step + 1) / outer.warmup_steps)
@@ -98,7 +102,7 @@ def momentum_at(outer: Nesterov, step: int) -> float:
 
 
 def outer_step(
-    outer: SHARED,
+    outer: PLAIN,
     anchor_P: Tensor,
     momentum_P: Tensor,
     combined_P: Tensor,
@@ -155,7 +159,7 @@ def fresh_outer(outer: Outer, parameters: int) -> OuterState:
 def move(
     outer: Outer, state: OuterState, anchor_P: Tensor, combined_P: Tensor, moment: Moment
 ) -> tuple[Tensor, OuterState]:
-    """(anchor', state') after one combined update. Only AdamW's moments change in place."""
+    """(anchor', state') after one combined update. The arguments are left alone."""
     momentum_P = state.momentum_P
     match outer:
         case Nesterov() | Sign() | Agreeing():
@@ -176,6 +180,9 @@ def move(
             return anchor_P, replace(state, momentum_P=momentum_P, buffer_P=buffer_P, steps=steps)
         case AdamW():
             assert state.inner is not None
-            anchor_P = anchor_P.clone()
-            inner_step(outer, state.inner, anchor_P, combined_P.clone(), moment.step)
+            old = state.inner
+            anchor_P, first_P, second_P = adamw_step(
+                outer, anchor_P, old.first_P, old.second_P, combined_P, moment.step, old.steps
+            )
+            state = replace(state, inner=InnerState(first_P, second_P, old.steps + 1))
     return anchor_P, replace(state, momentum_P=momentum_P, steps=state.steps + 1)

@@ -78,9 +78,13 @@ def check_recipe(recipe: Recipe) -> None:
 def swarm_problem(recipe: Recipe) -> str:
     """What of a recipe real runs cannot do yet; empty if they can do it all."""
     schedule, reducer, coding, plain = recipe.schedule, recipe.reducer, recipe.coding, Schedule()
-    ours = Reducer(statistic=reducer.statistic, peers_min=reducer.peers_min)
+    # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
+    ours = msgspec.structs.replace(reducer, group="all", own="sent")
+    fresh = Reducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
     cannot = {
-        "gradients that are only accumulated": isinstance(recipe.inner, Accumulate),
+        "gradients that are accumulated for one fragment after the other": (
+            isinstance(recipe.inner, Accumulate) and schedule.fragments > 1
+        ),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
@@ -90,12 +94,15 @@ def swarm_problem(recipe: Recipe) -> str:
         "owners that remember what their answers left out": coding.answer == "remembered",
         f"answers in {coding.down}": coding.answer != "gathered" and not _stands_alone(coding.down),
         "a reducer other than a mean of all members' rows": (
-            reducer.statistic not in SCALED or reducer not in (ours, Reducer(own="fresh"))
+            reducer.statistic not in SCALED or reducer not in (ours, fresh)
         ),
+        "eager updates in rounds that go on without the slow": reducer.own == "fresh" and reducer.quorum > 0,
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
-            not isinstance(recipe.outer, SHARED) or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing))
+            not isinstance(recipe.outer, SHARED)
+            or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW))
         ),
+        "an outer AdamW whose numbers divide by zero": isinstance(recipe.outer, AdamW) and not _steps(recipe.outer),
         "the merge swap": recipe.merge == "swap",
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
@@ -123,6 +130,11 @@ def overlapping(recipe: Recipe, overlap: int | None, fragments: int | None) -> R
     recipe = msgspec.structs.replace(recipe, schedule=schedule, merge=merge)
     check_recipe(recipe)
     return recipe
+
+
+def _steps(outer: AdamW) -> bool:
+    """Every peer takes this step with the founder's numbers: none of them may end its process."""
+    return 0 <= outer.beta1 < 1 and 0 <= outer.beta2 < 1 and outer.eps > 0 and outer.clip_norm > 0
 
 
 def _stands_alone(codec: str) -> bool:

@@ -18,8 +18,10 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.keys.digest import Buffer, blob_id, manifest_of
 from atoll.learn.codec import Codec
+from atoll.learn.inner import AdamW
 from atoll.learn.layout import Layout, flatten, layout_digest, layout_of, named
 from atoll.learn.outer import SHARED, outer_step
+from atoll.learn.outer_adamw import adamw_step
 from atoll.learn.tensorfile import dump, load
 
 FORMAT = "atoll/state/1"
@@ -36,6 +38,7 @@ class SharedState:
     steps: int = 0  # inner steps of one worker since the beginning: the position of the learning-rate schedule
     samples: int = 0  # samples handed out to all workers: the position in the data
     tokens: int = 0  # tokens all workers learned from
+    second_P: Tensor | None = None  # AdamW's mean of squares, from its first step on; momentum is its other one
 
 
 def initial_state(model: nn.Module) -> SharedState:
@@ -91,7 +94,15 @@ def moved_by(
     end = max(lo, min(hi, len(state.momentum_P)))  # of the parameters in it; buffers follow
     before_N, momentum_N = state.anchor_F[lo:end], state.momentum_P[lo:end]
     agreed_N = agreement_N if isinstance(agreement_N, float) else agreement_N[: end - lo]
-    anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, combined_N[: end - lo], state.steps, agreed_N)
+    second_P, given_N = state.second_P, combined_N[: end - lo]
+    if isinstance(outer, AdamW):
+        assert turn is None, "it works on whole models"
+        squares_P = torch.zeros_like(momentum_N) if second_P is None else second_P
+        anchor_N, momentum_N, second_P = adamw_step(
+            outer, before_N, momentum_N, squares_P, given_N, state.steps, state.round
+        )
+    else:
+        anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, given_N, state.steps, agreed_N)
     buffers = state.anchor_F[end:hi] - combined_N[end - lo :]
     counters_K = state.counters_K
     for row in counters:
@@ -104,6 +115,7 @@ def moved_by(
         state.steps + steps,
         state.samples + samples,
         state.tokens + tokens,
+        second_P,
     )
 
 
@@ -131,8 +143,11 @@ def decode_parts(
 def state_bytes(state: SharedState, layout: Layout) -> bytes:
     """Canonical: equal states give equal bytes. Any safetensors reader opens them."""
     counts = {name: str(getattr(state, name)) for name in COUNTS}
+    tensors = {"anchor": state.anchor_F, "momentum": state.momentum_P, "counters": state.counters_K}
+    if state.second_P is not None:
+        tensors["second"] = state.second_P
     return dump(
-        {"anchor": state.anchor_F, "momentum": state.momentum_P, "counters": state.counters_K},
+        tensors,
         {"format": FORMAT, "layout": layout_digest(layout).hex(), **counts},
     )
 
@@ -152,13 +167,22 @@ def state_from_bytes(data: Buffer, layout: Layout) -> SharedState:
         "momentum": (layout.parameters, torch.float32),
         "counters": (layout.counters, torch.int64),
     }
+    if "second" in tensors:
+        expected["second"] = expected["momentum"]
     if {name: (value.numel(), value.dtype) for name, value in tensors.items()} != expected:
         raise PeerFault("", "the state's tensors are not those of the layout")
-    if not bool(tensors["anchor"].isfinite().all() and tensors["momentum"].isfinite().all()):
+    if not all(bool(tensors[name].isfinite().all()) for name in expected.keys() - {"counters"}):
         raise PeerFault("", "the state holds values that are not finite")
+    second_P = tensors.get("second")
+    if second_P is not None and bool((second_P < 0).any()):
+        raise PeerFault("", "the state holds a mean of squares below zero")
     counts = {name: _count(metadata.get(name, "")) for name in COUNTS}
     state = SharedState(
-        tensors["anchor"].clone(), tensors["momentum"].clone(), tensors["counters"].clone(), **counts
+        tensors["anchor"].clone(),
+        tensors["momentum"].clone(),
+        tensors["counters"].clone(),
+        **counts,
+        second_P=None if second_P is None else second_P.clone(),
     )
     if state_bytes(state, layout) != data:
         raise PeerFault("", "the state is not in canonical form")

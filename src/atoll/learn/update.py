@@ -149,6 +149,17 @@ def encode_update(
     return Update(tuple(wires), left, bounds)
 
 
+def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
+    """(from, to) whose difference is the update of a trainer that only sums gradients: these, where parameters are.
+
+    `gathered_F` has behind them buffers, which have no gradient: they moved by themselves. Kept apart from x, since
+    the difference of two anchors would round small gradients away.
+    """
+    to_F = gathered_F.clone()
+    to_F[:parameters] = 0
+    return torch.cat([gathered_F[:parameters], anchor_F[parameters:]]), to_F
+
+
 def settle(update: Update, counted: Sequence[bool], codec: Codec | Sequence[Codec]) -> Tensor:
     """The error-feedback memory (F,) after an agreed round: parts not counted for this peer are added back.
 

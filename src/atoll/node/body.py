@@ -543,7 +543,8 @@ def _window(
     named = [set(a.contributors) for a in said]
     awaited = [m.peer for m in plan.trainers if m.standing == "member"]
     # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
-    whole = all(2 * sum(peer in names for names in named) > len(answers) for peer in awaited)
+    here = sum(2 * sum(peer in names for names in named) > len(answers) for peer in awaited)
+    whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))
     # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
     excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
     training_s = median(c.steps * c.step_s for c in commits)

@@ -29,11 +29,10 @@ from atoll.policy.validation import VALIDATE_EVERY_MAX
 DURATION = {"unit": "duration"}
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
-    *("muloco", "fedavg", "sparseloco", "cooperative"),
+    *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("data_parallel", "demo_", "noloco", "sparta"),
-    *("des_loc", "powersgd", "decoupled", "delayed_nesterov"),
+    *("noloco", "sparta", "des_loc", "delayed_nesterov"),
 )
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
 
@@ -117,6 +116,8 @@ class Sync(Section, frozen=True):
     compression_level: Literal[3, 5, 9] = 3
     topology: TopologyName = "auto"
     statistic: StatisticName | None = None
+    quorum: Annotated[int, Meta(ge=0, le=PEERS_MAX)] | None = None
+    grace: Whole | None = None
 
 
 class Consensus(Section, frozen=True):
@@ -265,7 +266,13 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"fedavg": SGD inside, plain means (arXiv 1602.05629). '
         '"sparseloco": one value of 64 in 2 bits, rows gathered and clipped, no outer momentum (arXiv 2508.15706). '
         '"cooperative": peers keep half of their own parameters, momentum follows agreement; three at least '
-        '(arXiv 1808.07576). The last two need run.trust = "private". '
+        '(arXiv 1808.07576). "decoupled": rounds wait for a quorum and a grace, four fragments, mean length times '
+        'mean direction (arXiv 2604.21428). "data_parallel": the mean gradient of every step in fp32, AdamW on the '
+        'agreed parameters. "demo_": DeMo (arXiv 2411.19870), every step the largest cosine waves of the gathered '
+        "gradient, the agreed parameters move by the sign of their mean. "
+        '"powersgd": every step low-rank factors of the gathered gradient (arXiv 1905.13727), AdamW on the agreed '
+        "parameters. These three agree on every single step: for fast links; their train.lr is that of the agreed "
+        'step. "sparseloco", "cooperative", "decoupled", "demo_" and "powersgd" need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (
@@ -325,6 +332,16 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "twice as many as there may be liars (Krum three more than twice), and memory for one decoded MiB of every "
         'row. A part with fewer rows counts for nobody in that round, which the round reports. Left out: "robust" '
         'with run.trust = "community", "trimmed_mean" with "open"; a mean where run.min_peers are too few for it.'
+    ),
+    "sync.quorum": (
+        "Updates after which the others are waited for no longer than sync.grace: whoever still trains hands over "
+        "the steps that it has, and what comes too late is part of its next update. 0 waits for everybody, as long "
+        'as training may last. Needs run.trust = "private" and a butterfly or star, since whoever is first decides '
+        "how long a round is."
+    ),
+    "sync.grace": (
+        "Steps of a median member that the others may be later; a twelfth of an owner's window comes on top, for "
+        "words on their way. With sync.quorum only. About as long as one step of the slowest."
     ),
     "consensus.protocol": (
         'How members agree on a round. "bft": two phases of signed votes, a rotating proposer, and the quorum that '
@@ -415,6 +432,8 @@ RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" h
     "sync.overlap": 0,
     "sync.fragments": 1,
     "sync.statistic": "mean",
+    "sync.quorum": 0,
+    "sync.grace": 0,
 }
 
 REPLACED = {  # names people know from elsewhere, and what to write here

@@ -26,6 +26,15 @@ class Train(msgspec.Struct, frozen=True):
     shards: int
 
 
+class HandOver(msgspec.Struct, frozen=True):
+    """Enough others have their updates: end the training of this round at its next step, with what it has -> None.
+
+    Its `Train` is answered as ever, soon. Harmless if it was, or has not begun.
+    """
+
+    round: int
+
+
 class Trained(msgspec.Struct, frozen=True):
     steps: int  # since the last update that was counted: spans failed rounds
     samples: int

@@ -69,7 +69,8 @@ from atoll.node.facts import (
     StateMissing,
     TrainEnded,
 )
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, Train, Trained
+from atoll.node.grace import Grace
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, HandOver, Train, Trained
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial
@@ -133,7 +134,7 @@ class Round:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.timing = ground.plan  # the same plan, with the windows that I go by
         self.agreement, self.gone, self.unheard, self.reports = agreement, gone, unheard, reports
-        self.patience = Patience()
+        self.patience, self.grace = Patience(), Grace()
         self.parts = Parts(self.plan, self.patience, held)
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
         self.measured = measured
@@ -146,6 +147,7 @@ class Round:
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.trained: Trained | None = None
+        self.encoding = False  # what I trained is, or was
         self.encoded: tuple[Payload, ...] | None = None
         self.claim: Digest | None = None  # of how I trained for it
         self.passes: str | None = None
@@ -197,6 +199,9 @@ class Round:
                 return self._cannot(why)
             case Done() | Failed():
                 return self.reduce.handle(event, now) if self.reduce else []
+            case TimerFired(timer) if timer == f"{name}/grace/{self.attempt}":
+                self.grace.ends(now)
+                return self._share_if_due(now)
             case TimerFired(timer) if timer == f"{name}/train/{self.attempt}":
                 return self._share_if_due(now)
             case TimerFired(timer) if timer == f"{name}/agree/{self.attempt}":
@@ -307,11 +312,12 @@ class Round:
         self.view = None
         self.repeated_to = set()
         self.patience.attempt_begins()
+        self.grace.attempt_begins()
         self.parts.attempt_begins(now)
         self._forget_old_parts()
         self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
         # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
-        settled = {m.peer for m in self.plan.trainers if m.standing == "member"}
+        settled = self._settled
         mine = {self.me} if self.trains else set[PeerId]()
         self.awaited = (set(self.speakers) & settled | mine) - self._commits().of.keys() - self.two_faced
         effects: list[Effect] = [
@@ -336,6 +342,7 @@ class Round:
             judges=self.agreement.votes,
             two_faced=self.two_faced,
         )
+        effects += self._encode() if self.trained is not None else []  # it was too late for the last attempt
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 
     def _trained(self, trained: Trained, now: Seconds) -> list[Effect]:
@@ -345,8 +352,15 @@ class Round:
             return self._pass(f"its training loss is {trained.loss}", now)
         self.trained = trained
         fact = TrainEnded(steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s)
-        work = Encode(self.plan.round, self.ground.shares)
-        return [self._report(fact), Ask(f"round/{self.plan.round}/encode", work)]
+        return [self._report(fact), *self._encode()]
+
+    def _encode(self) -> list[Effect]:
+        """Once, and not where the others have begun without me: what I have then goes into my next update whole."""
+        late = self.patience.sharing and self.plan.quorum_of_updates is not None
+        if late or self.encoding:
+            return []
+        self.encoding = True
+        return [Ask(f"round/{self.plan.round}/encode", Encode(self.plan.round, self.ground.shares))]
 
     def _encoded(self, encoded: Encoded, now: Seconds) -> list[Effect]:
         assert 0 < len(encoded.parts) <= len(self.ground.owners)
@@ -524,16 +538,29 @@ class Round:
     # ---- share ---------------------------------------------------------------------------------------------
 
     def _share_if_due(self, now: Seconds) -> list[Effect]:
-        """Sharing begins when everybody I can hear from has committed, at the latest at the plan's time."""
+        """Sharing begins when everybody I can hear from has committed, or enough have and a grace is over, at the
+        latest at the plan's time."""
         if self.patience.sharing or self.reduce is None or self.final is not None:
             return []
-        late = now >= self.timing.times(self.attempt).train_until
+        late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.awaited):
-            return []
+            return self._hurry(now)
         self.patience.sharing_begins(now)
         known, absent = sorted(self._commits().of), sorted(self.awaited)
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         return [self._report(fact), *self.reduce.handle(Start({}), now)]
+
+    def _hurry(self, now: Seconds) -> list[Effect]:
+        """Enough have committed: the others have a grace, and I hand over what I have."""
+        if self.plan.quorum_of_updates is None:
+            return []
+        committed = len(self._commits().giving & self._settled)
+        if not self.grace.begins(self.timing, self.attempt, committed, now):
+            return []
+        effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/grace/{self.attempt}", self.grace.until)]
+        if self.trains and self.trained is None and self.passes is None:
+            effects.append(Ask(f"round/{self.plan.round}/hand-over", HandOver(self.plan.round)))
+        return effects
 
     def _awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
         """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""
@@ -1027,7 +1054,8 @@ class Round:
         agreed = {a.digest for a in answers}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
         self.reduce, self.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
-        timers = ("nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}")
+        timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]
+        timers += [f"grace/{self.attempt}"] if self.grace.until is not None else []
         cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]
         return [*cancelled, self._report(closed)]
 
@@ -1038,6 +1066,11 @@ class Round:
         return [self._report(StateMissing(vertex=self.final, why=why))]
 
     # ---- small words ---------------------------------------------------------------------------------------
+
+    @property
+    def _settled(self) -> set[PeerId]:
+        """Trainers that are waited for."""
+        return {m.peer for m in self.plan.trainers if m.standing == "member"}
 
     def _commits(self) -> Commits:
         found = self.commits.get(self.attempt)

@@ -97,6 +97,17 @@ def other_rules(data: bytes) -> str | None:
     return f"this run was begun with another version of atoll: it follows rules {rules}, this one knows {RULES}"
 
 
+def acceptance_problem(settings: RunSettings) -> str:
+    """What of these stands against rounds that begin to share without everybody; empty if nothing does."""
+    if settings.round.quorum != "majority":
+        return "whoever commits first ends the training of all, and members do not trust each other"
+    if settings.topology not in ("butterfly", "star"):
+        return f"a {settings.topology} topology waits for everybody's row on its way"
+    if settings.audited_share:
+        return "audits need rounds that end after steps that everybody knows beforehand"
+    return ""
+
+
 def encode_settings(settings: RunSettings) -> bytes:
     return msgspec.msgpack.encode(settings, order="deterministic")
 
@@ -112,6 +123,8 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault("", "genesis asks for openings where nobody may lie")
         if settings.by_raft and settings.round.quorum != "majority":
             raise PeerFault("", "genesis asks for Raft where members may lie")
+        if settings.round.acceptance is not msgspec.UNSET and (problem := acceptance_problem(settings)):
+            raise PeerFault("", f"genesis asks for rounds that wait for a quorum of updates, but {problem}")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

@@ -9,7 +9,7 @@ vertex first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
@@ -20,7 +20,14 @@ from msgspec import UNSET, UnsetType
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import CLOCK_BOUND_S, COMMITTEE_MAX, COMMITTEE_MOST, OWNER_WINDOWS, OWNERS_PER_PART
+from atoll.base.limits import (
+    CLOCK_BOUND_S,
+    COMMITTEE_MAX,
+    COMMITTEE_MOST,
+    OWNER_WINDOWS,
+    OWNERS_PER_PART,
+    PEERS_MAX,
+)
 from atoll.policy.reputation import on_duty, scores_of
 from atoll.policy.windows import GROWTH, within
 from atoll.wire.messages.vertex import Body, Member
@@ -32,7 +39,15 @@ GROWN_ATTEMPTS = 6  # then windows stay: 11 times as long is patience enough
 HAND_OVER_S = 1.0  # before training is over for all a trainer is told to end, to encode and commit
 START_S = 2.0  # of a round, in which members adopt the last one and wake their trainers
 SPREAD_S = 0.02  # per member: an owner sends its combined part to everybody over one uplink
+GRACE_SHARE = 1 / 12  # of an owner's window: about a trip through the network, for words that are on their way
 STRAGGLER_LIMIT = 3.0  # a member's word about its speed stretches the plan to at most this times the median
+
+
+class Acceptance(msgspec.Struct, frozen=True):
+    """Whom a round waits for where it does not wait for all (Decoupled DiLoCo 2604.21428): specs/round.md."""
+
+    quorum: Annotated[int, msgspec.Meta(ge=1, le=PEERS_MAX)]  # updates of settled trainers
+    grace: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]  # median steps that the others may be later
 
 
 class RoundSettings(msgspec.Struct, frozen=True):
@@ -50,6 +65,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
     window_min_s: Annotated[Seconds, msgspec.Meta(gt=0)] | UnsetType = UNSET
     """What owner_s shrinks to, at the least, where rounds show that they are fast; left out: it never does. Keep
     above a second: lost words are said again after one, and training may stumble over a busy moment."""
+    acceptance: Acceptance | UnsetType = UNSET  # left out: everybody is waited for, as long as training may last
 
     @property
     def committee_most(self) -> int:
@@ -208,6 +224,21 @@ class RoundPlan:
             return self.pace.owner_s
         return self.settings.owner_s * GROWTH ** min(attempt, GROWN_ATTEMPTS)
 
+    @cached_property
+    def quorum_of_updates(self) -> int | None:
+        """So many of settled trainers' end the wait for the others, after a grace; None: all are waited for.
+
+        While nobody's speed is known nobody can be called slow.
+        """
+        accepted = self.settings.acceptance
+        return None if accepted is UNSET or _typical_s(self.members) is None else accepted.quorum
+
+    def grace_s(self, attempt: int) -> Seconds:
+        """How long the others are waited for when enough updates are there."""
+        accepted, step_s = self.settings.acceptance, _typical_s(self.members)
+        assert accepted is not UNSET and step_s is not None
+        return accepted.grace * step_s + GRACE_SHARE * self.window_s(attempt)
+
     def attempt_at(self, run_time: Seconds) -> int:
         """Which attempt the clock says it is; attempt 0 before the round begins."""
         attempt = 0
@@ -271,6 +302,14 @@ def _train_s(body: Body, settings: RoundSettings, haste: float) -> Seconds:
 
 def _slowest_s(body: Body) -> Seconds | None:
     """Per step, within reason; None while the speed of most is not known."""
-    voting = [m for m in body.members if m.votes]
-    known = sorted(m.step_s for m in voting if m.step_s > 0)
-    return min(known[-1], STRAGGLER_LIMIT * median(known)) if len(known) * 2 > len(voting) else None
+    typical_s = _typical_s(body.members)
+    if typical_s is None:
+        return None
+    return min(max(m.step_s for m in body.members if m.votes), STRAGGLER_LIMIT * typical_s)
+
+
+def _typical_s(members: Sequence[Member]) -> Seconds | None:
+    """The median voter's step; None while the speed of most is not known."""
+    voting = [m for m in members if m.votes]
+    known = [m.step_s for m in voting if m.step_s > 0]
+    return median(known) if len(known) * 2 > len(voting) else None

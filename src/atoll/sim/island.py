@@ -32,6 +32,7 @@ from atoll.node.jobs import (
     Exhibited,
     FindState,
     GoBack,
+    HandOver,
     Hold,
     HoldPieces,
     Judge,
@@ -75,12 +76,21 @@ def whole_of(rows: Sequence[Digest], round: int, part: int) -> Digest:
 
 
 @dataclass
+class _Training:
+    work: Train
+    began: Seconds
+    step_s: Seconds
+    ahead: int  # steps taken before it was asked
+
+
+@dataclass
 class IslandKnobs:
     step_s: Seconds = 0.05
     step_jitter: float = 0.1
     update_bytes: int = 1_000_000
     train_failure_rate: float = 0.0
     overlap: int = 0  # steps that it goes on while a round is agreed; they are part of the next one
+    carries: bool = False  # steps that no update holds are part of the next one, as outside
     states_kept: int = 16  # on disk, the newest; beside those that somebody looked for
 
 
@@ -96,6 +106,8 @@ class Island:
     partial: dict[Digest, tuple[Manifest, dict[int, bytes]]] = field(default_factory=dict)
     steps_done: int = 0  # since the last counted update
     now: Callable[[], Seconds] = lambda: 0.0  # the world's clock, for what goes on unasked
+    training: _Training | None = None  # under way
+    hurried: bool = False  # it is to hand over what it has
     handed_over: Seconds | None = None  # when it went on by itself
     merged: Seconds | None = None  # when nothing was under way any more
     head: Digest | None = None
@@ -109,7 +121,7 @@ class Island:
     given_bytes: int = 0  # of blobs, to others
 
     def crash(self) -> None:
-        self.steps_done = 0
+        self.steps_done, self.training = 0, None
         self.handed_over = self.merged = None
         if self.chain is not None:
             self.chain.crash()
@@ -118,7 +130,11 @@ class Island:
         match work:
             case Train():
                 step_s = self._step_s()
-                left = work.steps - self._taken_ahead(step_s) if self.knobs.overlap else work.steps
+                ahead = self._taken_ahead(step_s) if self.knobs.overlap else 0
+                left = work.steps - ahead
+                if self.training is not None and self.knobs.carries:  # its round is over: part of the next
+                    self.steps_done += self._taken(self.training)
+                self.training, self.hurried = _Training(work, self.now(), step_s, ahead), False
                 return min(step_s * max(left, 0), max(work.seconds_max, 0.0))
             case Encode() | Compare() | Combine() | Advance() | Adopt():
                 return 0.002 + self.knobs.update_bytes / 1e9
@@ -134,6 +150,9 @@ class Island:
         match work:
             case Train():
                 return self._train(work)
+            case HandOver():
+                self.hurried = True
+                return None
             case Encode():
                 parts = tuple(self._part(work, index) for index in range(work.parts))
                 self.encoded[work.round] = tuple(part.digest for part in parts)
@@ -152,7 +171,8 @@ class Island:
                 self.merged = self.now()
                 if self.chain is not None:
                     self.chain.adopt(work.round, work.vertex, work.claim, work.afresh)
-                if work.counted is None or any(work.counted) or self.chain is not None:
+                lost = work.counted is None and not self.knobs.carries
+                if lost or any(work.counted or ()) or self.chain is not None:
                     self.steps_done = 0
                 if work.afresh:  # the trainer begins anew: nothing private is of this past
                     self.steps_done, self.handed_over, self.merged = 0, None, None
@@ -255,16 +275,32 @@ class Island:
         under_way = min(self.knobs.overlap, int((merged - self.handed_over) / step_s))
         return under_way + int((self.now() - merged) / step_s)
 
+    def step_ends_s(self) -> Seconds:
+        """From now until the step under way is over."""
+        if self.training is None:
+            return 0.0
+        return self.training.step_s - (self.now() - self.training.began) % self.training.step_s
+
+    def _taken(self, training: _Training) -> int:
+        """Steps by now."""
+        return min(training.work.steps, training.ahead + round((self.now() - training.began) / training.step_s))
+
     def _train(self, work: Train) -> Trained:
         if self.draw.random() < self.knobs.train_failure_rate:
             raise RuntimeError("the virtual trainer crashed")
         steps = min(work.steps, max(0, int(work.seconds_max / self.knobs.step_s)))
+        if self.knobs.carries:
+            if self.training is None or self.training.work.round != work.round:
+                return Trained(0, 0, 0.0, 0.0)  # the round is over, and nobody listens
+            steps = self._taken(self.training) if self.hurried else steps
+        self.training = None
         self.handed_over, self.merged = self.now(), None
         self.steps_done += steps
         if self.chain is not None:
             self.steps_done = self.chain.taken[work.round] = steps
         loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
-        return Trained(steps, self.steps_done * 16, loss, self.knobs.step_s)
+        since = self.steps_done if self.knobs.carries else steps
+        return Trained(since, self.steps_done * 16, loss, self.knobs.step_s)
 
     def _part(self, work: Encode, index: int) -> Payload:
         name = digest(f"{self.me}/{work.round}/{index}/{self.draw.random()}".encode())

@@ -37,6 +37,7 @@ from atoll.base.machine import (
     TimerFired,
     Woke,
 )
+from atoll.node.jobs import HandOver, Train
 from atoll.node.peer import Peer
 from atoll.sim.island import Island
 from atoll.sim.network import Network, NetworkKnobs
@@ -77,6 +78,7 @@ class Node:
     slept_at: Seconds = 0.0
     timers: dict[str, int] = field(default_factory=dict)
     contacts: set[PeerId] = field(default_factory=set)
+    training: Callable[[], None] | None = None  # ends what its trainer was asked for last
     disk_free: Seconds = 0.0
     dies_after: int | None = None  # keeps left until it is killed: between this write and its sync, or just after
 
@@ -275,11 +277,13 @@ class World:
         self.at(max(node.clock.world(at), self.now + 1e-6), fire)
 
     def _ask(self, node: Node, job: str, work: Any) -> None:
-        life = node.life
+        life, over = node.life, False
 
         def finish() -> None:
-            if node.life != life:
+            nonlocal over
+            if node.life != life or over:
                 return
+            over = True  # a training may have ended before its time
             try:
                 answer: Event = Done(job, node.island.do(work))
             except (RuntimeError, KeyError) as why:
@@ -287,6 +291,10 @@ class World:
             self._deliver(node, life, answer)
 
         begin = self._durable_at(node)  # a Keep is durable before any later Ask begins
+        if isinstance(work, Train):
+            node.training = finish
+        if isinstance(work, HandOver) and node.training is not None:
+            self.at(begin + node.island.step_ends_s(), node.training)
         self.at(begin + node.island.takes_s(work), finish)
 
     def _keep(self, node: Node, name: str, blob: bytes | None) -> None:

@@ -54,7 +54,15 @@ from atoll.host.trainer.words import (
 )
 from atoll.learn.audit import Live, profile_here
 from atoll.learn.data import batch, load_data, validation
-from atoll.learn.inner import InnerState, fresh_inner, inner_bytes, inner_from_bytes, inner_step, matrices_of
+from atoll.learn.inner import (
+    Accumulate,
+    InnerState,
+    fresh_inner,
+    inner_bytes,
+    inner_from_bytes,
+    inner_step,
+    matrices_of,
+)
 from atoll.learn.layout import bind, flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model, generate_text, loss_of
@@ -163,7 +171,7 @@ class Child:
         if job.assignment is not None:
             assert self.span.steps == 0, "a chain begins with a round"
             self.auditing.begin(job.assignment, self._live(), job.held)
-        while self.span.steps < job.steps and self.commands.cancelled != job.job:
+        while self.span.steps < job.steps and job.job not in (self.commands.cancelled, self.commands.hurried):
             stepped = time.monotonic()
             if job.until is not None and stepped + step_s > job.until:
                 break
@@ -189,6 +197,9 @@ class Child:
 
     def _hand_over(self, job: Train) -> Trained:
         self.mailbox.x_F.copy_(self.x_F)
+        if isinstance(self.spec.inner, Accumulate):  # x rests: what is handed over is the sum of gradients
+            self.mailbox.x_F[: self.layout.parameters].copy_(self.inner.first_P)
+            self.inner.first_P.zero_()
         span, self.span = self.span, _Span()
         cursor = job.cursor + span.samples
         record = self.auditing.end(self._live, span.steps)
@@ -227,7 +238,10 @@ class Child:
         if not abs(value) < float("inf"):  # NaN compares false
             raise _Diverged(f"the loss is {value} at step {global_step}")
         loss.backward()
-        inner_step(self.spec.inner, self.inner, self.x_P, self.gradient_P, global_step, self.matrices)
+        if isinstance(self.spec.inner, Accumulate):
+            self.inner.first_P.add_(self.gradient_P)
+        else:
+            inner_step(self.spec.inner, self.inner, self.x_P, self.gradient_P, global_step, self.matrices)
         return value
 
     def _batch(self, job: Train, cursor: int) -> tuple[Tensor, Tensor]:
@@ -276,6 +290,8 @@ class Child:
     def write_x(self, counters: tuple[int, ...]) -> Carried:
         self.span, self.onward, self.trouble, self.under_way = _Span(), None, None, False
         self.x_F.copy_(self.mailbox.x_F)
+        if isinstance(self.spec.inner, Accumulate):
+            self.inner.first_P.zero_()  # gradients of another x
         buffers = dict(self.model.named_buffers())
         for slot in self.layout.slots:
             if slot.kind == "counter" and counters:
@@ -340,13 +356,16 @@ class Commands:
 
     def __init__(self, source: BinaryIO) -> None:
         self.cancelled = -1  # number of the job that was cancelled last
+        self.hurried = -1  # of the one that was to hand over what it had, and to go on
         self._source, self._waiting = source, queue.SimpleQueue[Command]()
 
     def listen(self) -> None:
         decoder = msgspec.msgpack.Decoder(Command)
         while (frame := read_frame(self._source)) is not None:
             command = decoder.decode(frame)
-            if isinstance(command, Cancel):
+            if isinstance(command, Cancel) and command.ahead:
+                self.hurried = command.job
+            elif isinstance(command, Cancel):
                 self.cancelled = command.job
             else:
                 self._waiting.put(command)

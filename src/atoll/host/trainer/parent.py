@@ -138,6 +138,11 @@ class Trainer:
         if self._process is not None and not self._failure.done():
             self._say(Cancel(self._job))
 
+    def hand_over(self) -> None:
+        """The same, and it goes on ahead from there as after all its steps."""
+        if self._process is not None and not self._failure.done():
+            self._say(Cancel(self._job, ahead=True))
+
     def read_x(self) -> Tensor:
         """(F,): x as of the end of the last `train` or `write_x`. A view: it changes with the next of them."""
         return self._mailbox.x_F

@@ -54,6 +54,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     job: int  # a cancel that comes too late must not stop the next job
+    ahead: bool = False  # only these steps are over: it may go on from there, as after all of them
 
 
 class WriteX(msgspec.Struct, frozen=True, tag=True):

@@ -23,6 +23,8 @@
     reputed_churn  churn where records are kept
     audited      nobody cheats where rounds are audited, and messages are lost
     slow         nobody lies, some are slow, messages are lost: nobody is accused of anything
+    straggler_churn  churn where rounds go on without the slow
+    straggler    one of four is four times slower: nobody waits for it, and its steps count
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     validated    a third poison a mean and lie as validators; the run leaves every bad state
     wolves       a third of the validators find everything bad; nobody goes back
@@ -54,6 +56,7 @@ from atoll.sim.scenarios.churn import (
     real_keys,
     reputed_churn,
     rollback,
+    straggler_churn,
     validated_churn,
     weighed,
 )
@@ -66,6 +69,7 @@ from atoll.sim.scenarios.siege import siege
 from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import NotForRaft, Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
+from atoll.sim.scenarios.straggler import straggler
 from atoll.sim.scenarios.validation import validated, wolves
 
 __all__ = ["SCENARIOS", "NotForRaft", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
@@ -92,6 +96,8 @@ SCENARIOS: dict[str, Scenario] = {
     "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
     "audited": Scenario(audited, peers=5, rounds=20),
     "slow": Scenario(slow, peers=7, rounds=20),
+    "straggler": Scenario(straggler, peers=4, rounds=20),
+    "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
     "siege": Scenario(siege, peers=100, rounds=100),
     "reputation": Scenario(reputation, peers=7, rounds=36),
     "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),

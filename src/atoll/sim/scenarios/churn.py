@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from msgspec.structs import replace as replaced
+
 from atoll.base.ids import PeerId
 from atoll.node.amend import goal_of
 from atoll.policy.inquiry import REFUTING
 from atoll.policy.pieces import Coded
+from atoll.policy.plan import Acceptance
 from atoll.policy.validation import Rule
 from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
@@ -48,6 +51,13 @@ def weighed(stage: Stage) -> None:
 def paced(stage: Stage) -> None:
     """The same where windows follow the pace that rounds have shown, and the weather changes it all the time."""
     _through_weather(stage, None, round=stage.paced())
+
+
+def straggler_churn(stage: Stage) -> None:
+    """The same where rounds go on without the slow: one member always is, and others for a while."""
+    stage.quorum = "majority"
+    waits = replaced(stage.paced(), acceptance=Acceptance(quorum=max(2, stage.peers // 2), grace=2))
+    _through_weather(stage, None, overlap=4, slow=1, round=waits)
 
 
 def reputed_churn(stage: Stage) -> None:
@@ -100,6 +110,7 @@ def _through_weather(
     stage: Stage,
     keys: Keys | None,
     overlap: int = 0,
+    slow: int = 0,
     returns: bool = False,
     told: Told | None = None,
     island: IslandMaker = Island,
@@ -108,7 +119,7 @@ def _through_weather(
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
-        island=IslandKnobs(train_failure_rate=0.02, overlap=overlap),
+        island=IslandKnobs(train_failure_rate=0.02, overlap=overlap, carries=slow > 0),
         clock_offset_s=0.2,
         clock_drift=1e-4,
         run=stage.settings(**({"recovery": peer_name(0).encode()} if returns else {}), **settings),
@@ -116,6 +127,9 @@ def _through_weather(
     swarm = stage.gather(knobs, keys=keys, island=island if told is None else islands({}))
     if told is not None:
         stage.world.watchers.append(told.watch)
+    for name in swarm.founders[:slow]:
+        island_of = swarm.world.nodes[name].island
+        island_of.knobs = replace(island_of.knobs, step_s=4 * island_of.knobs.step_s)
     weather = Weather(stage)
     weather.kinds += [(6, weather.go_back)] if returns else []
     weather.begin()

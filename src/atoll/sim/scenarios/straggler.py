@@ -1,0 +1,74 @@
+"""One member is several times slower than the others: rounds do not wait for it, and all its steps count.
+
+Measured: `useful`, the share of what all trainers together could do, without ever waiting, that stands in
+vertices; and `slow`, that of the slow member alone. Without acceptance a round takes as long as it does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace as replaced
+
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Fact
+from atoll.node.facts import RoundClosed
+from atoll.policy.plan import Acceptance
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.island import IslandKnobs
+from atoll.sim.network import NetworkKnobs
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.swarm import SwarmKnobs
+from atoll.sim.world import Node
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Commit
+
+LINKS = NetworkKnobs(0.01, 0.05, jitter_s=0.01)
+SLOWER = 4.0
+WARM_ROUNDS = 2  # nobody's speed is known in the first, and the second began before that was agreed
+STEP_S = 0.1
+USEFUL_MIN = 0.85
+ACCEPTANCE = Acceptance(quorum=2, grace=2)  # of four
+
+
+def straggler(stage: Stage) -> None:
+    """A round goes on without whoever is slow, as soon as half of the members have their updates."""
+    tell(stage, ACCEPTANCE)
+    if stage.measured["useful"] < USEFUL_MIN:
+        raise InvariantBroken(f"only {stage.measured['useful']:.2f} of all steps that could be taken count")
+
+
+def tell(stage: Stage, acceptance: Acceptance | None, overlap: int = 4) -> None:
+    stage.quorum = "majority"
+    settings = stage.settings(round=stage.paced())
+    if acceptance is not None:
+        settings = replace(settings, round=replace(settings.round, acceptance=acceptance))
+    island = IslandKnobs(step_s=STEP_S, overlap=overlap, carries=True, update_bytes=400_000)
+    swarm = stage.gather(SwarmKnobs(stage.peers, network=LINKS, island=island, run=settings))
+    slow = swarm.founders[-1]
+    swarm.world.nodes[slow].island.knobs = replaced(island, step_s=SLOWER * STEP_S)
+    stage.fault("slow")
+    steps, began, ended = Counter[PeerId](), dict[int, Seconds](), dict[int, Seconds]()
+
+    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+        if not isinstance(fact, RoundClosed) or fact.body.round in ended:
+            return
+        ended[fact.body.round] = now
+        if fact.body.round < WARM_ROUNDS:
+            began[0] = now
+            return
+        said = [decode_statement(signed.body, signed.signer) for signed in fact.body.commits]
+        by = {signed.signer: c for signed, c in zip(fact.body.commits, said, strict=True) if isinstance(c, Commit)}
+        if tuple(sorted(by)) != fact.counted:
+            raise InvariantBroken(f"round {fact.body.round} counts {fact.counted}, and says steps of {sorted(by)}")
+        for peer, commit in by.items():
+            steps[peer] += commit.steps
+
+    stage.world.watchers.append(watch)
+    stage.until_round(stage.rounds - 1)
+    took_s = max(ended.values()) - began[0]
+    whole = took_s / STEP_S * (stage.peers - 1 + 1 / SLOWER)
+    stage.measured["useful"] = sum(steps.values()) / whole
+    stage.measured["slow"] = steps[slow] * SLOWER * STEP_S / took_s
+    stage.measured["round_s"] = took_s / (max(ended) + 1 - WARM_ROUNDS)

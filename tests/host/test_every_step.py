@@ -1,0 +1,165 @@
+"""Recipes that agree on the gradient of every step, in real rounds: data parallelism and DeMo, islands beside both
+the experiment and torch's own AdamW."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from msgspec.structs import replace
+from test_overlap import PEERS, SHARES, Inside, Members, build_flat, story
+
+from atoll.base.errors import PeerFault
+from atoll.host.learning import built_in, decode_learning, found
+from atoll.learn.data import batch, load_data
+from atoll.learn.experiment import Experiment, Trouble
+from atoll.learn.inner import AdamW
+from atoll.learn.layout import bind, layout_of
+from atoll.learn.methods import data_parallel, demo_, powersgd
+from atoll.learn.models import build_model, loss_of
+from atoll.learn.recipes import Recipe
+from atoll.learn.state import initial_state, moved_by, state_bytes, state_from_bytes
+from atoll.learn.tensorfile import dump, load
+from atoll.node.jobs import Encode, Restore
+from atoll.node.jobs import Train as TrainAsked
+from atoll.node.settings import RunSettings
+
+SMALL = {"batch": 2, "seq_len": 16}
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> str:
+    path = tmp_path / "book.txt"
+    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        data_parallel("gpt-nano", rounds=12, lr=4e-3, **SMALL),
+        demo_("gpt-nano", rounds=12, **SMALL),
+        powersgd("gpt-nano", rounds=12, **SMALL),
+    ],
+    ids=["data_parallel", "demo_", "powersgd"],
+)
+def test_every_step_of_the_islands_is_the_experiments_bit_for_bit(tmp_path, book, recipe: Recipe):
+    """Twelve rounds of one step; the last falls to the floor of the rate, the first warms up."""
+    steps = recipe.schedule.steps
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+
+    async def tell(members: Members) -> None:
+        for turn in range(1, steps + 1):
+            await members.play()
+            run.step()
+            for island in members.islands:
+                assert torch.equal(island.head.anchor_F, run.agreed()), turn
+                assert torch.equal(members.trainers[0].child.x_F, run.agreed()), "x begins the next step from it"
+        assert not torch.equal(run.agreed(), build_flat("gpt-nano", 0))
+
+    torch.manual_seed(0)
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_data_parallelism_over_rounds_is_torchs_adamw_on_the_joined_batch(tmp_path, book):
+    """Twenty steps of two members beside torch.optim.AdamW on all their samples at once, clipped, to fp32 noise."""
+    flat = AdamW(lr=4e-3, warmup_steps=0, floor=1.0, total_steps=20)
+    recipe = replace(data_parallel("gpt-nano", rounds=20, **SMALL), outer=flat)
+    theirs, data = build_model("gpt-nano", 0), load_data(book)
+    adamw = torch.optim.AdamW(theirs.parameters(), lr=4e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+
+    async def tell(members: Members) -> None:
+        for step in range(20):
+            await members.play()
+            shards = [batch(data, shard, PEERS, step * 2, 2, 16, 0) for shard in range(PEERS)]
+            adamw.zero_grad()
+            loss_of(theirs, tuple(torch.cat(pieces) for pieces in zip(*shards, strict=True))).backward()
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+            adamw.step()
+        expected = torch.cat([p.detach().reshape(-1) for p in theirs.parameters()])
+        mine = members.islands[0].head.anchor_F
+        moved = float((mine - build_flat("gpt-nano", 0)).abs().max())
+        assert float((mine - expected).abs().max()) < 1e-4 * moved
+
+    torch.manual_seed(0)
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_a_gradient_that_comes_too_late_is_dropped_and_one_that_did_not_count_too(tmp_path, book):
+    """It is one of another anchor. Who was late stands at the new anchor with nothing gathered, as all do."""
+    recipe = data_parallel("gpt-nano", rounds=9, **SMALL)
+
+    def _wires(island):
+        return zip(island.up, island.update.wires, island.update.bounds, strict=True)
+
+    async def tell(members: Members) -> None:
+        await members.play()
+        await members.play(encoding=(0,), counted=(0,))
+        island, child = members.islands[1], members.trainers[1].child
+        assert torch.equal(child.x_F, island.head.anchor_F) and island.steps_since == 0
+        assert not child.inner.first_P.any()
+        await members.play(counted=(0,))
+        assert recipe.coding.beta == 0.0, "what lies in the feedback of an exact codec is never looked at"
+        before_F = island.head.anchor_F
+        await island.do(TrainAsked(members.round, 1, 600.0, 1, PEERS))
+        alone = batch(load_data(book), 1, PEERS, 3 * 2, 2, 16, 0)
+        await island.do(Encode(members.round, SHARES))
+        sent_F = torch.cat([up.decode(wire, hi - lo) for up, wire, (lo, hi) in _wires(island)])
+        twin = build_model("gpt-nano", 0)
+        x_F, gradient_P = bind(twin, layout_of(twin))
+        x_F.copy_(before_F)
+        gradient_P.zero_()
+        loss_of(twin, alone).backward()
+        assert torch.equal(sent_F, gradient_P), "of this step alone"
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_a_restarted_member_has_both_moments_from_the_state(tmp_path, book):
+    """They are shared, so whoever joins or restarts takes the very same next step."""
+    recipe = data_parallel("gpt-nano", rounds=9, **SMALL)
+
+    async def tell(members: Members) -> None:
+        for _ in range(3):
+            await members.play()
+        await members.islands[1].close()
+        members.trainers[1] = Inside()
+        members.islands[1] = island = members.island(1)
+        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert torch.equal(island.head.second_P, members.islands[0].head.second_P)
+        assert bool((island.head.second_P > 0).any())
+        await members.play()
+        assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+@pytest.mark.parametrize("wrong", [{"beta1": 1.0}, {"beta2": float("nan")}, {"eps": 0.0}, {"clip_norm": -1.0}])
+def test_numbers_that_would_end_every_peer_are_refused_in_genesis(book, wrong: dict[str, float]):
+    """They come from whoever founded the run, and are read by whoever follows its ticket."""
+    good = data_parallel("gpt-nano", **SMALL)
+    founded = found(built_in(good, book), RunSettings()).settings
+    learning = decode_learning(founded)
+    bad = replace(learning, recipe=replace(good, outer=replace(good.outer, **wrong)))
+    with pytest.raises(PeerFault, match="divide by zero"):
+        decode_learning(replace(founded, learning=msgspec.msgpack.encode(bad)))
+
+
+def test_a_state_with_impossible_squares_is_refused():
+    """Its root would be no number, at everybody."""
+    model = build_model("gpt-nano", 0)
+    layout, outer = layout_of(model), AdamW(warmup_steps=0)
+    first = initial_state(model)
+    assert b"second" not in state_bytes(first, layout)[:400], "there are none before the first step"
+    after = moved_by(first.anchor_F * 0.01, first, outer, steps=1, samples=1, tokens=1)
+    data = state_bytes(after, layout)
+    again = state_from_bytes(data, layout)
+    assert torch.equal(again.second_P, after.second_P) and state_bytes(again, layout) == data
+    tensors, metadata = load(data)
+    tensors["second"][5] = -1e-9
+    with pytest.raises(PeerFault, match="below zero"):
+        state_from_bytes(dump(tensors, metadata), layout)
+    with pytest.raises(PeerFault, match="not those of the layout"):
+        state_from_bytes(dump(tensors | {"second": tensors["second"][:-1]}, metadata), layout)
