@@ -5,8 +5,8 @@ bandwidth is not limited. Agreement and Raft decide on the same body of 4096 byt
 `raft` (one phase, in its place) with real signatures (`vote`: Ed25519, or ML-DSA-65) and the `quorum` named;
 `raft log`, a yardstick, is the log machine, unsigned, whose leader is there already. Snowball compares two digests
 that three quarters and one quarter of the members saw first (k = 10, alpha = 8, beta = 150), and needs more than
-ten members. `first_s` is when the first member knows the decision, `virtual_s` when the last one does, both since it
-was proposed; medians of several networks. `decisions_per_s` are those of one network, one after the other.
+ten members. `first_s` is when the first member knows the decision, `virtual_s` when the last one does, both since
+it was proposed; medians of several networks. `decisions_per_s` are those of one network, one after the other.
 `cpu_ms_per_decision` is what one member computes, the mean: every word signed, checked and encoded; not the links.
 
     python bench/consensus.py [--quick] [--json]

@@ -90,7 +90,7 @@ def test_its_history_is_believed_offline_like_any_other():
     assert audit.intact and audit.head >= 7 and audit.settings.by_raft
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_small_swarm_that_agrees_by_raft_weathers_everything(seed: int):
     report = run_scenario("churn", seed, peers=6, rounds=10, protocol="raft")
     assert report.rounds >= 10 and report.members >= 6 and report.quorum == "majority"
