@@ -130,10 +130,11 @@ class Island:
         match work:
             case Train():
                 step_s = self._step_s()
-                ahead = self._taken_ahead(step_s) if self.knobs.overlap else 0
-                left = work.steps - ahead
                 if self.training is not None and self.knobs.carries:  # its round is over: part of the next
                     self.steps_done += self._taken(self.training)
+                    self.handed_over = None  # those that it took ahead are among them
+                ahead = self._taken_ahead(step_s) if self.knobs.overlap else 0
+                left = work.steps - ahead
                 self.training, self.hurried = _Training(work, self.now(), step_s, ahead), False
                 return min(step_s * max(left, 0), max(work.seconds_max, 0.0))
             case Encode() | Compare() | Combine() | Advance() | Adopt():

@@ -293,9 +293,9 @@ class World:
         begin = self._durable_at(node)  # a Keep is durable before any later Ask begins
         if isinstance(work, Train):
             node.training = finish
-        if isinstance(work, HandOver) and node.training is not None:
-            self.at(begin + node.island.step_ends_s(), node.training)
         self.at(begin + node.island.takes_s(work), finish)
+        if isinstance(work, HandOver) and node.training is not None:  # not before it has heard of it
+            self.at(begin + max(node.island.step_ends_s(), node.island.takes_s(work)), node.training)
 
     def _keep(self, node: Node, name: str, blob: bytes | None) -> None:
         life = node.life

@@ -71,4 +71,7 @@ def tell(stage: Stage, acceptance: Acceptance | None, overlap: int = 4) -> None:
     whole = took_s / STEP_S * (stage.peers - 1 + 1 / SLOWER)
     stage.measured["useful"] = sum(steps.values()) / whole
     stage.measured["slow"] = steps[slow] * SLOWER * STEP_S / took_s
+    could = took_s / (SLOWER * STEP_S * (1 - island.step_jitter)) + settings.round.inner_steps / 2  # begun before
+    if steps[slow] > could:
+        raise InvariantBroken(f"{steps[slow]} steps of {slow} count, and it can have taken {could:.0f}")
     stage.measured["round_s"] = took_s / (max(ended) + 1 - WARM_ROUNDS)
