@@ -107,8 +107,12 @@ class Source(Host):
     def __init__(self, folder: Path, habit: str) -> None:
         super().__init__(folder, Serve())
         self.habit, self.given = habit, 0
+        self.warm, self.cpu_before_s = False, 0.0
 
     def hear(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+        if not self.warm:
+            self.warm = data.startswith(PUSH)
+            self.cpu_before_s = time.process_time()
         if not data.startswith(PUSH):
             super().hear(sender, data, payload)
             return
@@ -135,6 +139,7 @@ async def serve(folder: Path, habit: str) -> None:
     source = Source(folder, habit)
     print((await source.links.listen(["/ip4/127.0.0.1/tcp/0"]))[0], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    print(time.process_time() - source.cpu_before_s, flush=True)
     await source.links.close()
 
 
@@ -230,7 +235,9 @@ class Bench:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             before = self._join(folder, addresses, push, kill_at)["received"] if kill_at else 0
-            return {**self._join(folder, addresses, push, 0.0), "received_before": before}
+            result = {**self._join(folder, addresses, push, 0.0), "received_before": before}
+            result["sources_cpu_s"] = sum(float(source.communicate("")[0]) for source in sources)
+            return result
         finally:
             for source in sources:
                 source.kill()
