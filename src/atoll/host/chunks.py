@@ -1,8 +1,8 @@
 """Chunks of blobs between disk and network, without a thread, a wake-up or fresh memory for each of them.
 
 A chunk that arrives is hashed on a thread and, if a blob that is being fetched is made of it, written in the same
-breath, while it is in the core's cache: it proves itself by the manifest, so the disk need not wait for the machine,
-which hears of it afterwards. What arrives while the thread works goes to disk in its next turn, all together.
+breath, while it is in the core's cache: it proves itself by the manifest, so the disk need not wait for the
+machine, which hears of it afterwards. What arrives while the thread works goes to disk in its next turn.
 What is asked for lies in the system's page cache more often than not: it is copied and checked on the loop, one
 chunk a turn. Only what must come from disk waits for the thread.
 Promises: every piece of work is answered once, from the loop, never inside the call that asked for it; nothing is
@@ -26,7 +26,7 @@ from atoll.keys.digest import Buffer, digest
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.messages.history import Chunk
 
-ARRIVING_MAX = 32  # chunks that came and are not hashed yet; with those of one turn at most 64 MiB
+ARRIVING_MAX = 8  # chunks that came and are not hashed yet: with those of one turn they are lost to a crash
 AT_ONCE = 8  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
 
 Answer = Callable[[Any], None]  # is given the result, or the exception

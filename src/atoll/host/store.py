@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.base.ids import Digest
+from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
@@ -247,24 +247,46 @@ class Store:
         return Payload(manifest.chunks[index], count, data)
 
     def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
-        """Make room for a blob that is being fetched; the chunks that are here already, each one verified."""
+        """Make room for a blob that is being fetched; the chunks that are here already, each one verified: of an
+        earlier attempt, or of other blobs, as far as an earlier state or another one is made of the same."""
         if self.has_blob(name):
             return frozenset(range(len(manifest.chunks)))
         path = self._part(name)
-        have: set[int] = set()
-        if path.exists() and path.stat().st_size == manifest.size_bytes:
-            with path.open("rb") as file:
-                for index, expected in enumerate(manifest.chunks):
-                    if digest(file.read(manifest.chunk_bytes(index))) == expected:
-                        have.add(index)
-        else:
+        if not path.exists() or path.stat().st_size != manifest.size_bytes:
             _make_room(path, manifest.size_bytes)
+            have = _empty(manifest)
+        else:
+            with path.open("rb") as file:
+                found = (digest(file.read(manifest.chunk_bytes(index))) for index in range(len(manifest.chunks)))
+                have = {
+                    index for index, (is_, be) in enumerate(zip(found, manifest.chunks, strict=True)) if is_ == be
+                }
+        have |= self._copy_from_others(name, manifest, have)
         self._remember(name, manifest)
         self._openings.pop(name, None)
         self._openings[name] = Opening(manifest)
         if len(self._openings) > MANIFESTS_HELD:
             self._openings.pop(next(iter(self._openings)))  # given up long ago
         return frozenset(have)
+
+    def _copy_from_others(self, name: Digest, manifest: Manifest, have: set[int]) -> set[int]:
+        """Write what finished blobs share with this one into its file; the chunks that this was."""
+        lacking: dict[Digest, list[int]] = {}
+        for index, wanted in enumerate(manifest.chunks):
+            if index not in have:
+                lacking.setdefault(wanted, []).append(index)
+        copied: set[int] = set()
+        for path in (self.folder / "blobs").glob("[0-9a-f]" * 2 * DIGEST_BYTES + ".manifest"):
+            other = Digest(bytes.fromhex(path.stem))
+            held = self._manifests.get(other) or self._read_manifest(other)
+            for at, wanted in enumerate(held.chunks if held is not None else ()):
+                chunk = self.read_chunk(other, at) if wanted in lacking else None
+                if chunk is None:
+                    continue
+                for index in lacking.pop(wanted):
+                    self.store_chunk(name, index, chunk.data)
+                    copied.add(index)
+        return copied
 
     def opening(self, name: Digest) -> Opening | None:
         """The room that was made last for this blob, while it is being fetched."""
@@ -516,6 +538,12 @@ def _make_room(path: Path, size_bytes: int) -> None:
         os.ftruncate(handle, size_bytes)  # this kind of file system sets nothing aside
     finally:
         os.close(handle)
+
+
+def _empty(manifest: Manifest) -> set[int]:
+    """The chunks of zeros, of which a file that was just made consists: moments at the beginning of a run."""
+    zeros = {size: digest(bytes(size)) for size in {manifest.chunk_bytes(i) for i in range(len(manifest.chunks))}}
+    return {i for i, chunk in enumerate(manifest.chunks) if chunk == zeros[manifest.chunk_bytes(i)]}
 
 
 def _write_at(handle: int, data: Buffer, at: int) -> None:
