@@ -105,7 +105,7 @@ class Chunks:
         if self._arriving:
             self._land_some()  # first: the thread shall not wait for what the machine makes of them
         for arriving, payload in zip(turn, payloads, strict=True):
-            arriving.then(payload)
+            self._loop.call_soon(self._then, arriving.then, payload)  # one after the other: none falls with another
 
     def _store_one(self, what: tuple[StoreChunk, Buffer]) -> Exception | None:
         work, data = what

@@ -1,8 +1,8 @@
 """Drives one peer in the real world: carries out the effects that its machine asks for, in order.
 
 Promises: a Keep is on disk before any later Send leaves; an Ask is answered exactly once; what the network brings
-is decoded and hashed here and nowhere else; nothing runs on after `stop`. Decides nothing: whatever depends on
-the protocol is asked of the machine.
+is decoded here and nowhere else, and hashed here or, if it is a chunk of a blob, in `chunks.py`; nothing runs on
+after `stop`. Decides nothing: whatever depends on the protocol is asked of the machine.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class Driver:
                     self._send(effect)
                 case Ask(job, StoreChunk() | ReadChunk() as work):
                     self._flush()
-                    self._chunks.do(work, partial(self._answered, job))
+                    self._chunks.do(work, partial(self._chunk_answered, job))
                 case Ask(job, work):
                     self._flush()
                     self._spawn(self._answer(job, work))
@@ -303,6 +303,13 @@ class Driver:
         except Exception as why:  # an unanswered ask would stop the machine for ever
             result = why
         self._answered(job, result)
+
+    def _chunk_answered(self, job: str, result: object) -> None:
+        try:
+            self._answered(job, result)
+        except Exception as broken:
+            log.exception("the answer to %s led to a mistake of this peer", job)
+            self.on_broken(broken)
 
     def _answered(self, job: str, result: object) -> None:
         match result:
