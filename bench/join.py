@@ -1,9 +1,11 @@
 """What a late joiner waits for: one checkpoint from four peers on loopback, each its own process, all encrypted.
 
-`transport` is the same four links carrying the same bytes, with nothing read, hashed or written; `fetch` is the
-joiner of `protocol/transfer`: manifest, verified chunks, durable file. `bad` has one source that changes a byte in
-every chunk and one that answers a few chunks and then falls silent. `resume` kills the joiner (SIGKILL) when half
-of the chunks are stored and starts it again. The four are interleaved, medians of several repeats.
+`transport` is the same four links carrying as many bytes, one block of zeros again and again, with nothing read,
+hashed or written; `memory` is the same with blocks that no cache holds. `fetch` is the joiner of
+`protocol/transfer`: manifest, verified chunks, durable file. `bad` has one source that changes a byte in every
+chunk and one that answers a few chunks and then falls silent. `resume` kills the joiner (SIGKILL) when half of the
+chunks are stored and starts it again. All are interleaved, medians of several repeats. They share the cores with
+each other and with whatever else runs, so processor time, of the joiner and of all sources together, says more.
 
     python bench/join.py [--quick] [--json]
 """
@@ -43,18 +45,21 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
+from atoll.host.chunks import Chunks
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links
 from atoll.host.store import Store, stored
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity
 from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed, Serve, StallingSource
+from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import Chunk
 
 SIZE, QUICK_SIZE = 1024 * MIB, 96 * MIB
 REPEATS, QUICK_REPEATS = 3, 3
 SOURCES = 4
+BLOCKS = 64  # megabytes that a source sends in turn where they shall come from memory, as a checkpoint's do
 STALLS_AFTER = 6  # chunks that the stalling source gives
 NETWORK = b"bench"
 PUSH = b"push"
@@ -66,14 +71,19 @@ class Host:
     def __init__(self, folder: Path, machine: Any) -> None:
         self.store, self.machine = Store(folder), machine
         self.threads = ThreadPoolExecutor(1)
+        self.chunks = Chunks(self.store)
         self.loop = asyncio.get_running_loop()
         identity = Identity.generate()
         self.links = Links(identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self.hear)
         self.timers: dict[str, asyncio.TimerHandle] = {}
 
     def hear(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
-        parcel = Payload(digest(payload), len(payload), payload) if payload is not None else None
-        self.handle(Received(sender, decode_message(data, sender), parcel))
+        message = decode_message(data, sender)
+        if payload is not None:
+            assert isinstance(message, Chunk)
+            self.chunks.take(message, payload, lambda named: self.handle(Received(sender, message, named)))
+            return
+        self.handle(Received(sender, message))
 
     def handle(self, event: Event) -> None:
         for effect in self.machine.handle(event, self.loop.time()):
@@ -83,6 +93,8 @@ class Host:
         match effect:
             case Send(to, message, lane, payload):
                 self.links.send(to, encode(message), lane, payload.data if payload is not None else None)
+            case Ask(job, StoreChunk() | ReadChunk() as work):
+                self.chunks.do(work, lambda result: self.handle(Done(job, result)))
             case Ask(job, work):
                 future = self.loop.run_in_executor(self.threads, stored, self.store, work)
                 future.add_done_callback(lambda done: self.handle(Done(job, done.result())))
@@ -107,14 +119,21 @@ class Source(Host):
     def __init__(self, folder: Path, habit: str) -> None:
         super().__init__(folder, Serve())
         self.habit, self.given = habit, 0
+        self.blocks: list[memoryview] = []
+        self.heard, self.cpu_before_s = 0, 0.0
 
     def hear(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+        self.heard += 1
+        if self.heard == 2:  # the first word only made the connection and the blocks
+            self.cpu_before_s = time.process_time()
         if not data.startswith(PUSH):
             super().hear(sender, data, payload)
             return
-        block = memoryview(bytes(BLOB_CHUNK))
-        for _ in range(int(data[len(PUSH) :])):
-            self.links.send(sender, PUSH, Lane.BULK, block)
+        count, blocks = map(int, data[len(PUSH) :].split())
+        while len(self.blocks) < blocks:
+            self.blocks.append(memoryview(os.urandom(BLOB_CHUNK) if blocks > 1 else bytes(BLOB_CHUNK)))
+        for number in range(count):
+            self.links.send(sender, PUSH, Lane.BULK, self.blocks[number % blocks])
 
     def do(self, effect: Effect) -> None:
         match effect:
@@ -135,6 +154,8 @@ async def serve(folder: Path, habit: str) -> None:
     source = Source(folder, habit)
     print((await source.links.listen(["/ip4/127.0.0.1/tcp/0"]))[0], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    print(time.process_time() - source.cpu_before_s, flush=True)
+    source.chunks.close()
     await source.links.close()
 
 
@@ -176,19 +197,20 @@ class Joiner(Host):
                 pass
 
 
-async def join(folder: Path, blob: str, addresses: list[str], push: int, tell_at: int) -> None:
+async def join(folder: Path, blob: str, addresses: list[str], chunks: int, blocks: int, tell_at: int) -> None:
+    """`blocks`: so many different ones are what the transport carries; 0: the blob is fetched."""
     joiner = Joiner(folder)
     peers = [await joiner.links.dial(address) for address in addresses]
     for peer in peers:  # bulk connections stand before the clock starts
-        joiner.links.send(peer, PUSH + b"1", Lane.CONTROL)
+        joiner.links.send(peer, PUSH + b"1 %d" % max(1, blocks), Lane.CONTROL)
     joiner.expected = len(peers)
     await joiner.over.wait()
     joiner.over.clear()
-    joiner.received, joiner.expected, joiner.tell_at = 0, push, tell_at
+    joiner.received, joiner.expected, joiner.tell_at = 0, chunks, tell_at
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    if push:
+    if blocks:
         for peer in peers:
-            joiner.links.send(peer, PUSH + b"%d" % (push // len(peers)))
+            joiner.links.send(peer, PUSH + b"%d %d" % (chunks // len(peers), blocks))
     else:
         joiner.machine = Fetch(Digest(bytes.fromhex(blob)), peers)
         joiner.handle(Start({}))
@@ -197,6 +219,7 @@ async def join(folder: Path, blob: str, addresses: list[str], push: int, tell_at
     named = {kind: [peers.index(PeerId(p)) for p in who] for kind, who in joiner.named.items()}
     result = {"s": took_s, "cpu_s": cpu_s, "received": joiner.received, "failed": joiner.failed, **named}
     print("result " + json.dumps(result), flush=True)
+    joiner.chunks.close()
     await joiner.links.close()
 
 
@@ -223,22 +246,34 @@ class Bench:
         ]
         return started, [s.stdout.readline().strip() for s in started if s.stdout is not None]
 
-    def fetch(self, habits: list[str], push: bool = False, kill_at: float = 0.0) -> dict[str, Any]:
+    def fetch(self, habits: list[str], blocks: int = 0, kill_at: float = 0.0) -> dict[str, Any]:
         """One joiner in a new folder; killed and started again if `kill_at` is a share of the chunks."""
         sources, addresses = self.sources(habits)
         folder = self.folder / "joiner"
         shutil.rmtree(folder, ignore_errors=True)
+        self._touch_memory()
         try:
-            before = self._join(folder, addresses, push, kill_at)["received"] if kill_at else 0
-            return {**self._join(folder, addresses, push, 0.0), "received_before": before}
+            before = self._join(folder, addresses, blocks, kill_at)["received"] if kill_at else 0
+            result = {**self._join(folder, addresses, blocks, 0.0), "received_before": before}
+            result["sources_cpu_s"] = sum(float(source.communicate("")[0]) for source in sources)
+            return result
         finally:
             for source in sources:
                 source.kill()
                 source.wait()
 
-    def _join(self, folder: Path, addresses: list[str], push: bool, kill_at: float) -> dict[str, Any]:
-        chunks, tell_at = str(self.chunks if push else 0), int(kill_at * self.chunks)
-        joiner = self._start("--join", str(folder), self.blob.hex(), chunks, str(tell_at), *addresses)
+    def _touch_memory(self) -> None:
+        """A virtual machine may give free memory back to its host within seconds, and touching it again costs five
+        times what writing to it does (1.0 instead of 0.2 CPU-s per GB here): no business of what is measured."""
+        path, block = self.folder / "touched", bytes(BLOB_CHUNK)
+        with path.open("wb", buffering=0) as file:
+            for _ in range(3 * self.chunks):  # more than is needed: other work on this computer takes some of it
+                file.write(block)
+        path.unlink()
+
+    def _join(self, folder: Path, addresses: list[str], blocks: int, kill_at: float) -> dict[str, Any]:
+        numbers = map(str, (self.chunks, blocks, int(kill_at * self.chunks)))
+        joiner = self._start("--join", str(folder), self.blob.hex(), *numbers, *addresses)
         assert joiner.stdout is not None
         received = 0
         for line in joiner.stdout:
@@ -263,31 +298,41 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
     bench = Bench(size)
     good = ["good"] * SOURCES
     bad = ["good", "corrupt", "good", "stall"]
-    took: dict[str, list[float]] = {"transport": [], "fetch": [], "bad": []}
-    cpu_s: list[float] = []
+    runs: dict[str, list[dict[str, Any]]] = {"transport": [], "memory": [], "fetch": [], "bad": []}
     wasted: list[float] = []
     try:
         for _ in range(repeats):
-            took["transport"].append(bench.fetch(good, push=True)["s"])
-            clean = bench.fetch(good)
-            took["fetch"].append(clean["s"])
-            cpu_s.append(clean["cpu_s"])
+            runs["transport"].append(bench.fetch(good, blocks=1))
+            runs["memory"].append(bench.fetch(good, blocks=BLOCKS))
+            runs["fetch"].append(bench.fetch(good))
             named = bench.fetch(bad)
             assert named["bad"] == [1] and not named["failed"], named  # on a busy box good ones may be late too
-            took["bad"].append(named["s"])
+            runs["bad"].append(named)
             again = bench.fetch(good, kill_at=0.5)
             wasted.append((again["received"] + again["received_before"] - bench.chunks) / bench.chunks)
     finally:
         bench.close()
-    middle = {name: statistics.median(each) for name, each in took.items()}
+    took = {name: statistics.median(each["s"] for each in of) for name, of in runs.items()}
+    joiner, sources = (
+        {name: round(statistics.median(each[key] for each in of) / size * 1e9, 2) for name, of in runs.items()}
+        for key in ("cpu_s", "sources_cpu_s")
+    )
     return {
-        "ratio_to_transport": round(middle["transport"] / middle["fetch"], 3),
-        "bad_sources_time_ratio": round(middle["bad"] / middle["fetch"], 3),
+        "ratio_to_transport": round(took["transport"] / took["fetch"], 3),
+        "ratio_to_memory": round(took["memory"] / took["fetch"], 3),
+        "cpu_ratio_to_transport": round(_cpu_s(runs["transport"]) / _cpu_s(runs["fetch"]), 3),
+        "cpu_ratio_to_memory": round(_cpu_s(runs["memory"]) / _cpu_s(runs["fetch"]), 3),
+        "bad_sources_time_ratio": round(took["bad"] / took["fetch"], 3),
         "resume_redownload_share": round(statistics.median(wasted), 4),
-        "transport_mb_per_s": round(size / 1e6 / middle["transport"], 1),
-        "fetch_mb_per_s": round(size / 1e6 / middle["fetch"], 1),
-        "joiner_cpu_s_per_gb": round(statistics.median(cpu_s) / size * 1e9, 2),
+        **{f"{name}_mb_per_s": round(size / 1e6 / took[name], 1) for name in ("transport", "memory", "fetch")},
+        **{f"joiner_{name}_cpu_s_per_gb": joiner[name] for name in ("transport", "memory", "fetch")},
+        **{f"sources_{name}_cpu_s_per_gb": sources[name] for name in ("transport", "memory", "fetch")},
     }
+
+
+def _cpu_s(runs: list[dict[str, Any]]) -> float:
+    """Of the joiner and its sources together."""
+    return statistics.median(each["cpu_s"] + each["sources_cpu_s"] for each in runs)
 
 
 def main() -> None:
@@ -299,8 +344,8 @@ def main() -> None:
         asyncio.run(serve(Path(asked.serve[0]), asked.serve[1]))
         return
     if asked.join:
-        folder, blob, push, tell_at, *addresses = asked.join
-        asyncio.run(join(Path(folder), blob, addresses, int(push), int(tell_at)))
+        folder, blob, chunks, blocks, tell_at, *addresses = asked.join
+        asyncio.run(join(Path(folder), blob, addresses, int(chunks), int(blocks), int(tell_at)))
         return
     size, repeats = (QUICK_SIZE, QUICK_REPEATS) if asked.quick else (SIZE, REPEATS)
     figures = measure(size, repeats)

@@ -282,3 +282,20 @@ def test_a_blob_that_is_longer_than_its_asker_expects_is_refused_before_any_room
     library = Library({NAMES[0]: "good"})
     library.fetch = Fetch(BLOB, NAMES[:1], MANIFEST.size_bytes)
     assert isinstance(library.run().facts[-1], Fetched)
+
+
+def test_a_source_is_asked_for_several_chunks_at_a_time():
+    """A quarter of its window is free before it is filled again: requests that leave together cost one turn."""
+    library = Library({NAMES[0]: "good"})
+    fetch = library.fetch
+    fetch.handle(Start({}), 0.0)
+    fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0)
+    assert len(fetch.handle(Done(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset())), 0.0)) == 8
+    fetch.sources[NAMES[0]].window = 7  # an answer makes it eight, and one of them is free
+
+    def chunk_came(index: int) -> int:
+        payload = Payload(PIECES[index], BLOB_CHUNK, b"")
+        effects = fetch.handle(Received(NAMES[0], Chunk(BLOB, index), payload), 0.1)
+        return sum(isinstance(e, Send) for e in effects)
+
+    assert [chunk_came(0), chunk_came(1)] == [0, 3]

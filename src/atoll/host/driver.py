@@ -1,8 +1,8 @@
 """Drives one peer in the real world: carries out the effects that its machine asks for, in order.
 
 Promises: a Keep is on disk before any later Send leaves; an Ask is answered exactly once; what the network brings
-is decoded and hashed here and nowhere else; nothing runs on after `stop`. Decides nothing: whatever depends on
-the protocol is asked of the machine.
+is decoded here and nowhere else, and hashed here or, if it is a chunk of a blob, in `chunks.py`; nothing runs on
+after `stop`. Decides nothing: whatever depends on the protocol is asked of the machine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError
@@ -38,6 +39,7 @@ from atoll.base.machine import (
     Woke,
 )
 from atoll.host.carriage import Carriage
+from atoll.host.chunks import Chunks
 from atoll.host.clock import Clock
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links, LinkSettings
@@ -59,7 +61,9 @@ from atoll.node.amend import Goal
 from atoll.node.facts import RoundClosed
 from atoll.node.peer import MembershipChanged, Peer, Wish
 from atoll.policy.plan import quorum
+from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
+from atoll.wire.messages.history import Chunk
 from atoll.wire.messages.statements import Invite
 from atoll.wire.messages.vertex import Vertex
 from atoll.wire.ticket import parse
@@ -138,6 +142,7 @@ class Driver:
         self.links = Links(
             self.me, security, self._on_link, self._on_message, on_fault=self._on_fault, settings=settings
         )
+        self._chunks = Chunks(self.store, self.links.memory)
         self.bound = await self.links.listen(addresses)
         self.addresses = announce or dialable(self.bound)
         self.machine.wish = replace(self.wish, addresses=self.addresses)
@@ -166,6 +171,7 @@ class Driver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.island.close()
+        self._chunks.close()
         self.record.close()
         self.store.close()
         self.stopped.set()
@@ -247,6 +253,9 @@ class Driver:
                 case Send():
                     self._flush()
                     self._send(effect)
+                case Ask(job, StoreChunk() | ReadChunk() as work):
+                    self._flush()
+                    self._chunks.do(work, partial(self._chunk_answered, job))
                 case Ask(job, work):
                     self._flush()
                     self._spawn(self._answer(job, work))
@@ -292,17 +301,31 @@ class Driver:
 
     async def _answer(self, job: str, work: object) -> None:
         try:
-            answer: Event = Done(job, await self.island.do(work))
-        except AtollError as why:
-            answer = Failed(job, f"{why.what}: {why.cause}" if why.cause else why.what)
-        except PeerFault as fault:
-            answer = Failed(job, fault.what)
-        except OSError as why:
-            answer = Failed(job, f"the disk or the system refused: {why}")
+            result = await self.island.do(work)
         except Exception as why:  # an unanswered ask would stop the machine for ever
-            log.exception("the work for %s failed", job)
-            answer = Failed(job, str(why) or type(why).__name__)
-        self.handle(answer)
+            result = why
+        self._answered(job, result)
+
+    def _chunk_answered(self, job: str, result: object) -> None:
+        try:
+            self._answered(job, result)
+        except Exception as broken:
+            log.exception("the answer to %s led to a mistake of this peer", job)
+            self.on_broken(broken)
+
+    def _answered(self, job: str, result: object) -> None:
+        match result:
+            case AtollError(what=what, cause=cause):
+                self.handle(Failed(job, f"{what}: {cause}" if cause else what))
+            case PeerFault(what=what):
+                self.handle(Failed(job, what))
+            case OSError():
+                self.handle(Failed(job, f"the disk or the system refused: {result}"))
+            case Exception():
+                log.error("the work for %s failed", job, exc_info=result)
+                self.handle(Failed(job, str(result) or type(result).__name__))
+            case _:
+                self.handle(Done(job, result))
 
     # ---- the network ---------------------------------------------------------------------------------------
 
@@ -333,6 +356,9 @@ class Driver:
         except PeerFault as fault:
             self._on_fault(fault)
             self.links.forget(sender)
+            return
+        if payload is not None and isinstance(message, Chunk):
+            self._chunks.take(message, payload, lambda named: self.handle(Received(sender, message, named)))
             return
         if payload is not None and len(payload) > self.hash_on_loop_bytes:
             self._spawn(self._hash_then_handle(sender, message, payload))

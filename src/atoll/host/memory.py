@@ -33,6 +33,7 @@ class Reused:
     def __init__(self, kept_bytes_max: int = 4 * BULK_FRAME_MAX) -> None:
         self._kept_bytes_max = kept_bytes_max
         self._free: list[_Block] = []  # oldest first
+        self._kept_bytes = 0  # in them
         self._unused = 0  # so many of the oldest have not been used since the last sweep
         self._returned: deque[_Block] = deque()  # by whatever thread dropped the last view, even while it asks
         self._asking = Lock()
@@ -50,6 +51,7 @@ class Reused:
         """Let go of what was not used since the last sweep."""
         with self._asking:
             self._collect()
+            self._kept_bytes -= sum(block.used_bytes for block in self._free[: self._unused])
             del self._free[: self._unused]
             self._unused = len(self._free)
 
@@ -58,18 +60,30 @@ class Reused:
         capacity_bytes = SMALL_BYTES
         while capacity_bytes < size_bytes:
             capacity_bytes *= STEP
-        fits = [i for i, block in enumerate(self._free) if len(block.memory) == capacity_bytes]
-        if not fits:
+        index = self._best_fit(capacity_bytes, size_bytes)
+        if index is None:
             return _Block(np.empty(capacity_bytes, np.uint8), size_bytes)
-        index = min(fits, key=lambda i: abs(self._free[i].used_bytes - size_bytes))
         self._unused -= index < self._unused
         memory, used_bytes = self._free.pop(index)
+        self._kept_bytes -= used_bytes
         return _Block(memory, max(used_bytes, size_bytes))
+
+    def _best_fit(self, capacity_bytes: int, size_bytes: int) -> int | None:
+        """Of equally good ones the newest: it may still be in a core's cache."""
+        best, best_off = None, capacity_bytes
+        for index in range(len(self._free) - 1, -1, -1):
+            block = self._free[index]
+            off = abs(block.used_bytes - size_bytes)
+            if len(block.memory) == capacity_bytes and (best is None or off < best_off):
+                best, best_off = index, off
+                if off == 0:
+                    break
+        return best
 
     def _collect(self) -> None:
         while self._returned:
-            self._free.append(self._returned.popleft())
-        kept_bytes = sum(block.used_bytes for block in self._free)
-        while kept_bytes > self._kept_bytes_max:
-            kept_bytes -= self._free.pop(0).used_bytes
+            self._free.append(block := self._returned.popleft())
+            self._kept_bytes += block.used_bytes
+        while self._kept_bytes > self._kept_bytes_max:
+            self._kept_bytes -= self._free.pop(0).used_bytes
             self._unused = max(0, self._unused - 1)

@@ -13,11 +13,12 @@ name. Never trusts a blob whose bytes do not hash to its name.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import msgspec
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.base.ids import Digest
+from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
@@ -36,18 +37,40 @@ from atoll.protocol.transfer.work import (
     CloseBlob,
     DropBlob,
     OpenBlob,
-    ReadChunk,
     ReadManifest,
-    StoreChunk,
 )
 
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
-PARTS_KEPT_S = (
-    86400.0  # of a blob that is not whole, since somebody last wrote to it: an interrupted download goes on
-)
+PARTS_KEPT_S = 86400.0  # of a blob that is not whole, since it was last written to: a cut download goes on
+SYNCED_EVERY_BYTES = 64 * 2**20  # of a blob that is being fetched: what its end or a power cut finds unsynced
 TAIL_BYTES = 4 * 2**20  # of the record read at start: about a thousand rounds
+
+_sync_data = getattr(os, "fdatasync", os.fsync)
+AT_ONCE = getattr(os, "RWF_NOWAIT", 0)  # read what is in memory, fail for what is not; Linux
+
+Memory = Callable[[int], memoryview]
+
+
+def fresh(size_bytes: int) -> memoryview:
+    return memoryview(bytearray(size_bytes))
+
+
+class NotInMemory(Exception):
+    """The disk would have to be waited for."""
+
+
+class Opening:
+    """Room for a blob that is being fetched. Every `open_blob` makes another one: what was written into the file of
+    an earlier one is not in this."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.unsynced_bytes = 0
+
+    def fits(self, index: int, proof: Digest) -> bool:
+        return 0 <= index < len(self.manifest.chunks) and self.manifest.chunks[index] == proof
 
 
 class Store:
@@ -57,6 +80,7 @@ class Store:
         """`durable=False` is for peers that never come back: nothing is synced, a crash loses the folder."""
         self.folder, self._durable = folder, durable
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
+        self._blobs = os.fspath(folder / "blobs")
         self._lock = self._take_lock()
         for left in (folder / "blobs").glob("*.new"):
             left.unlink(missing_ok=True)  # of a process that ended while it wrote
@@ -66,6 +90,7 @@ class Store:
         self._database.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
         self._database.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
+        self._openings: dict[Digest, Opening] = {}
 
     def close(self) -> None:
         self._database.close()
@@ -181,46 +206,124 @@ class Store:
         self._remember(name, held)
         return held
 
-    def read_chunk(self, name: Digest, index: int) -> Payload | None:
+    def read_chunk(self, name: Digest, index: int, memory: Memory = fresh) -> Payload | None:
         """None if it is not here, or is not what its name says any more: then the file is set aside."""
-        path, manifest = self._path(name), self.manifest(name)
-        if manifest is None or not 0 <= index < len(manifest.chunks):
+        manifest = self.manifest(name)
+        if manifest is None:
             return None
-        with path.open("rb") as file:
-            file.seek(index * BLOB_CHUNK)
-            data = file.read(BLOB_CHUNK)
-        if digest(data) != manifest.chunks[index]:
-            path.rename(path.with_suffix(".damaged"))  # our disk lied: nobody shall take us for a liar
+        return self._read_chunk(name, manifest, index, memory, 0)
+
+    def read_chunk_at_hand(self, name: Digest, index: int, memory: Memory) -> Payload | None:
+        """The same, without waiting for the disk. Raises NotInMemory where it would have to."""
+        manifest = self._manifests.get(name)
+        if manifest is None or not AT_ONCE:
+            raise NotInMemory
+        return self._read_chunk(name, manifest, index, memory, AT_ONCE)
+
+    def _read_chunk(
+        self, name: Digest, manifest: Manifest, index: int, memory: Memory, flags: int
+    ) -> Payload | None:
+        if not 0 <= index < len(manifest.chunks):
             return None
-        return Payload(manifest.chunks[index], len(data), data)
+        data = memory(manifest.chunk_bytes(index))
+        try:
+            handle = os.open(self._place(name), os.O_RDONLY)
+        except FileNotFoundError:
+            return None  # tidied away, or not whole yet
+        try:
+            count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
+        except OSError as why:
+            if flags and why.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL):
+                raise NotInMemory from None
+            raise
+        finally:
+            os.close(handle)
+        if flags and count < len(data):
+            raise NotInMemory
+        if digest(data[:count]) != manifest.chunks[index]:
+            with suppress(FileNotFoundError):
+                self.set_aside(name)  # our disk lied: nobody shall take us for a liar
+            return None
+        return Payload(manifest.chunks[index], count, data)
 
     def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
-        """Make room for a blob that is being fetched; the chunks that are here already, each one verified."""
+        """Make room for a blob that is being fetched; the chunks that are here already, each one verified: of an
+        earlier attempt, or of other blobs, as far as an earlier state or another one is made of the same."""
         if self.has_blob(name):
             return frozenset(range(len(manifest.chunks)))
         path = self._part(name)
-        have: set[int] = set()
-        if path.exists() and path.stat().st_size == manifest.size_bytes:
-            with path.open("rb") as file:
-                for index, expected in enumerate(manifest.chunks):
-                    if digest(file.read(manifest.chunk_bytes(index))) == expected:
-                        have.add(index)
+        if not path.exists() or path.stat().st_size != manifest.size_bytes:
+            _make_room(path, manifest.size_bytes)
+            have = _empty(manifest)
         else:
-            with path.open("wb") as file:
-                file.truncate(manifest.size_bytes)
+            with path.open("rb") as file:
+                found = (digest(file.read(manifest.chunk_bytes(index))) for index in range(len(manifest.chunks)))
+                have = {
+                    index for index, (is_, be) in enumerate(zip(found, manifest.chunks, strict=True)) if is_ == be
+                }
+        have |= self._copy_from_others(name, manifest, have)
         self._remember(name, manifest)
+        self._openings.pop(name, None)
+        self._openings[name] = Opening(manifest)
+        if len(self._openings) > MANIFESTS_HELD:
+            self._openings.pop(next(iter(self._openings)))  # given up long ago
         return frozenset(have)
 
+    def _copy_from_others(self, name: Digest, manifest: Manifest, have: set[int]) -> set[int]:
+        """Write what finished blobs share with this one into its file; the chunks that this was."""
+        lacking: dict[Digest, list[int]] = {}
+        for index, wanted in enumerate(manifest.chunks):
+            if index not in have:
+                lacking.setdefault(wanted, []).append(index)
+        copied: set[int] = set()
+        for path in (self.folder / "blobs").glob("[0-9a-f]" * 2 * DIGEST_BYTES + ".manifest"):
+            other = Digest(bytes.fromhex(path.stem))
+            held = self._manifests.get(other) or self._read_manifest(other)
+            for at, wanted in enumerate(held.chunks if held is not None else ()):
+                chunk = self.read_chunk(other, at) if wanted in lacking else None
+                if chunk is None:
+                    continue
+                for index in lacking.pop(wanted):
+                    self.store_chunk(name, index, chunk.data)
+                    copied.add(index)
+        return copied
+
+    def opening(self, name: Digest) -> Opening | None:
+        """The room that was made last for this blob, while it is being fetched."""
+        return self._openings.get(name)
+
+    def land(self, name: Digest, index: int, proof: Digest, data: Buffer) -> Opening | None:
+        """Write this chunk, whose digest is `proof`, if a blob that is being fetched is made of it. Says into which
+        room it went; None: nothing was written, whoever asks for it to be stored may be told why."""
+        opening = self._openings.get(name)
+        if opening is None or not opening.fits(index, proof):
+            return None
+        try:
+            self.store_chunk(name, index, data)
+        except OSError:
+            return None
+        return opening
+
     def store_chunk(self, name: Digest, index: int, data: Buffer) -> None:
-        with self._part(name).open("r+b") as file:
-            file.seek(index * BLOB_CHUNK)
-            file.write(data)
+        """Write one verified chunk. Synced now and then: the disk works while the network does."""
+        handle = os.open(self._place(name) + ".part", os.O_WRONLY)
+        try:
+            _write_at(handle, data, index * BLOB_CHUNK)
+            opening = self._openings.get(name)
+            if opening is not None and self._durable:
+                opening.unsynced_bytes += len(data)
+                if opening.unsynced_bytes >= SYNCED_EVERY_BYTES:
+                    _sync_data(handle)
+                    opening.unsynced_bytes = 0
+        finally:
+            os.close(handle)
 
     def finish_blob(self, name: Digest) -> None:
         """Every chunk was verified: the blob gets its final name, durably."""
         part, path = self._part(name), self._path(name)
-        if name in self._manifests:
-            self._write_manifest(name, self._manifests[name])
+        opening = self._openings.pop(name, None)
+        if opening is not None:
+            self._write_manifest(name, opening.manifest)
         if path.exists():
             part.unlink(missing_ok=True)
             return
@@ -239,6 +342,7 @@ class Store:
 
     def drop_unfinished(self, name: Digest) -> None:
         """Forget what is here of a blob that is not fetched any more."""
+        self._openings.pop(name, None)
         self._part(name).unlink(missing_ok=True)
 
     def drop_blobs(self, keep: set[Digest]) -> None:
@@ -285,6 +389,10 @@ class Store:
 
     def _path(self, name: Digest) -> Path:
         return self.folder / "blobs" / name.hex()
+
+    def _place(self, name: Digest) -> str:
+        """The same, without the price of a `Path`, for what happens once per chunk."""
+        return f"{self._blobs}/{name.hex()}"
 
     def _part(self, name: Digest) -> Path:
         return self.folder / "blobs" / f"{name.hex()}.part"
@@ -370,7 +478,7 @@ def in_use(folder: Path) -> bool:
 
 
 def stored(store: Store, work: Any) -> Any:
-    """The answer to work that concerns only what is kept."""
+    """The answer to work that concerns only what is kept. Chunks go their own way: `chunks.py`."""
     match work:
         case ReadVertices():
             return store.vertices_from(work.first, work.bytes_max)
@@ -378,16 +486,12 @@ def stored(store: Store, work: Any) -> Any:
             return store.value(f"sealed/{work.round}")
         case OpenBlob():
             return BlobOpened(store.open_blob(work.blob, work.manifest))
-        case StoreChunk():
-            return store.store_chunk(work.blob, work.index, work.payload.data)
         case CloseBlob():
             return store.finish_blob(work.blob)
         case DropBlob():
             return store.drop_unfinished(work.blob)
         case ReadManifest():
             return store.manifest(work.blob)
-        case ReadChunk():
-            return store.read_chunk(work.blob, work.index)
         case _:
             raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
 
@@ -413,6 +517,40 @@ def write_durably(path: Path, data: Buffer, mode: int = 0o644) -> None:
     os.close(handle)
     temporary.rename(path)
     _sync_folder(path.parent)
+
+
+def _make_room(path: Path, size_bytes: int) -> None:
+    """An empty file of this size, its blocks set aside: a disk that is too small says so before the download."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        if size_bytes and hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(handle, 0, size_bytes)
+        os.ftruncate(handle, size_bytes)
+    except OSError as why:
+        if why.errno == errno.ENOSPC:
+            path.unlink(missing_ok=True)
+            raise RunFailedError(
+                "E-DISK-01",
+                f"cannot make room for {size_bytes / 1e9:.2f} GB: {why.strerror}",
+                cause="the disk is full",
+                fix=f"free some space in {path.parent}, then start again",
+            ) from why
+        os.ftruncate(handle, size_bytes)  # this kind of file system sets nothing aside
+    finally:
+        os.close(handle)
+
+
+def _empty(manifest: Manifest) -> set[int]:
+    """The chunks of zeros, of which a file that was just made consists: moments at the beginning of a run."""
+    zeros = {size: digest(bytes(size)) for size in {manifest.chunk_bytes(i) for i in range(len(manifest.chunks))}}
+    return {i for i, chunk in enumerate(manifest.chunks) if chunk == zeros[manifest.chunk_bytes(i)]}
+
+
+def _write_at(handle: int, data: Buffer, at: int) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        count = os.pwrite(handle, view, at)
+        view, at = view[count:], at + count
 
 
 def _sync_folder(folder: Path) -> None:

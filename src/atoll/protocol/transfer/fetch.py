@@ -38,6 +38,7 @@ from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, ReadCh
 from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
 
 WINDOW, WINDOW_MAX = 8, 32  # requests in flight at one source: 8 hide 100 ms at 80 MB/s, 32 at 320 MB/s
+HUNGRY = 4  # part of a window that is free before it is filled again
 REQUESTS_MAX = 128  # in flight at all sources, and answers not yet on disk: 128 MiB, 1.2 GB/s over 100 ms
 PATIENCE = 4.0  # times the usual time to answer, after which a chunk is asked of one more source
 PATIENCE_S = (0.25, 5.0)  # never less, never more; the latter also while nobody has answered yet
@@ -98,6 +99,12 @@ class Source:
         return (min(most, max(least, PATIENCE * self.usual_s)) if self.usual_s else most) * 2**self.stalls
 
     @property
+    def hungry(self) -> bool:
+        """Worth asking: several requests that leave together cost both ends one turn, and a quarter of the window
+        is not missed meanwhile."""
+        return self.window - len(self.asked) >= max(1, self.window // HUNGRY)
+
+    @property
     def wait_s(self) -> tuple[int, Seconds]:
         """What one more request would wait, for those who stalled after those who did not."""
         return self.stalls, (len(self.asked) + 1) / self.window * (self.usual_s or 0.001)
@@ -119,6 +126,7 @@ class Fetch:
         fewer on their way, where several blobs are fetched at once."""
         self.allowance, self.requests_max = allowance, requests_max
         self.blob, self.bytes_max = blob, bytes_max
+        self.prefix = f"fetch/{blob.hex()}/"
         self.sources = {peer: Source() for peer in sources}
         self.bad: set[PeerId] = set()
         self.left: set[PeerId] = set()  # for stalling; a new connection is a new beginning
@@ -240,14 +248,15 @@ class Fetch:
             return [Ask(self._name("close"), CloseBlob(self.blob))]
         effects: list[Effect] = []
         room = self._room()
-        for _ in range(len(self.todo)):
+        hungry = {p: s for p, s in self.sources.items() if s.hungry}
+        for _ in range(len(self.todo) if hungry else 0):
             if len(effects) >= room:
                 break
             index = self.todo.popleft()
             asked = self.waiting.get(index, {})
             if index in self.storing:
                 continue
-            free = {p: s for p, s in self.sources.items() if len(s.asked) < s.window and p not in asked}
+            free = {p: s for p, s in hungry.items() if len(s.asked) < s.window and p not in asked}
             if not free:
                 self.todo.append(index)
                 if not asked:
@@ -275,18 +284,17 @@ class Fetch:
         """Nothing is left to ask for: who is idle fetches what others are slow with, each chunk at most twice."""
         effects: list[Effect] = []
         room = self._room()
-        for index, asked in self.waiting.items():
-            if len(asked) != 1 or len(effects) >= room:
+        helpers = {p: s for p, s in self.sources.items() if s.usual_s and not s.stalls and len(s.asked) < WINDOW}
+        for index, asked in self.waiting.items() if helpers else ():
+            if len(effects) >= room:
+                break
+            if len(asked) != 1:
                 continue
             ((slow, since),) = asked.items()
             idle = {
                 p: s.usual_s
-                for p, s in self.sources.items()
-                if p != slow
-                and s.usual_s
-                and not s.stalls
-                and len(s.asked) < WINDOW
-                and now - since > 2 * s.usual_s
+                for p, s in helpers.items()
+                if p != slow and len(s.asked) < WINDOW and now - since > 2 * s.usual_s
             }
             if idle:
                 peer = min(idle, key=idle.__getitem__)
@@ -370,7 +378,7 @@ class Fetch:
         return SetTimer(self._name("stall"), now + TICK_S)
 
     def _name(self, what: str) -> str:
-        return f"fetch/{self.blob.hex()}/{what}"
+        return self.prefix + what
 
 
 class Serve:

@@ -1,0 +1,152 @@
+"""Chunks of blobs between disk and network, without a thread, a wake-up or fresh memory for each of them.
+
+A chunk that arrives is hashed on a thread and, if a blob that is being fetched is made of it, written in the same
+breath, while it is in the core's cache: it proves itself by the manifest, so the disk need not wait for the
+machine, which hears of it afterwards. What arrives while the thread works goes to disk in its next turn.
+What is asked for lies in the system's page cache more often than not: it is copied and checked on the loop, one
+chunk a turn. Only what must come from disk waits for the thread.
+Promises: every piece of work is answered once, from the loop, never inside the call that asked for it; nothing is
+written that is not what a manifest says.
+Never keeps more than `ARRIVING_MAX` unjudged chunks: what comes then is hashed before more is read from the
+network. Never holds the loop for longer than one chunk in memory takes (0.3 ms), and never for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from atoll.base.machine import Payload
+from atoll.host.memory import Reused
+from atoll.host.store import NotInMemory, Opening, Store
+from atoll.keys.digest import Buffer, digest
+from atoll.protocol.transfer.work import ReadChunk, StoreChunk
+from atoll.wire.messages.history import Chunk
+
+ARRIVING_MAX = 32  # chunks that came and are not hashed yet; an honest one has a megabyte
+AT_ONCE = 8  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
+
+Answer = Callable[[Any], None]  # is given the result, or the exception
+
+
+class Landed(NamedTuple):
+    """In the place of a chunk's bytes: they are in their file already, if this is still its opening."""
+
+    data: Buffer
+    opening: Opening
+
+
+class Arriving(NamedTuple):
+    chunk: Chunk
+    data: memoryview
+    then: Callable[[Payload], None]
+
+
+class Chunks:
+    """Takes, stores and reads chunks for one peer. Used from one running loop."""
+
+    def __init__(self, store: Store, memory: Callable[[int], memoryview] | None = None) -> None:
+        """`memory`: where chunks that are read are put."""
+        self._store, self._memory = store, memory or Reused()
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, "chunks")
+        self._arriving: deque[Arriving] = deque()
+        self._to_read: deque[tuple[ReadChunk, Answer]] = deque()
+        self._landing = self._closing = False
+
+    def take(self, chunk: Chunk, data: memoryview, then: Callable[[Payload], None]) -> None:
+        """A chunk came, nobody knows yet whether it is one: `then` is given its bytes by their name."""
+        if len(self._arriving) >= ARRIVING_MAX:
+            then(Payload(digest(data), len(data), data))
+            return
+        self._arriving.append(Arriving(chunk, data, then))
+        if not self._landing:
+            self._land_some()
+
+    def do(self, work: StoreChunk | ReadChunk, answer: Answer) -> None:
+        if isinstance(work, ReadChunk):
+            self._to_read.append((work, answer))
+            if len(self._to_read) == 1:
+                self._loop.call_soon(self._read_one)
+            return
+        data = work.payload.data
+        if not isinstance(data, Landed):
+            self._off_the_loop(self._store_one, (work, data), answer)
+        elif data.opening is self._store.opening(work.blob):
+            self._loop.call_soon(self._then, answer, None)
+        else:  # the file that it went to is gone
+            self._off_the_loop(self._store_one, (work, data.data), answer)
+
+    def close(self) -> None:
+        """Nothing is answered any more; what was begun ends."""
+        self._closing = True
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    # ---- to disk -------------------------------------------------------------------------------------------
+
+    def _land_some(self) -> None:
+        turn = [self._arriving.popleft() for _ in range(min(AT_ONCE, len(self._arriving)))]
+        self._landing = True
+        self._off_the_loop(self._land, turn, lambda payloads: self._tell(turn, payloads))
+
+    def _land(self, turn: list[Arriving]) -> list[Payload]:
+        payloads: list[Payload] = []
+        for chunk, data, _ in turn:
+            name = digest(data)
+            opening = self._store.land(chunk.blob, chunk.index, name, data)
+            payloads.append(Payload(name, len(data), data if opening is None else Landed(data, opening)))
+        return payloads
+
+    def _tell(self, turn: list[Arriving], payloads: list[Payload]) -> None:
+        self._landing = False
+        if self._arriving:
+            self._land_some()  # first: the thread shall not wait for what the machine makes of them
+        for arriving, payload in zip(turn, payloads, strict=True):
+            self._loop.call_soon(self._then, arriving.then, payload)  # one after the other: none falls with another
+
+    def _store_one(self, what: tuple[StoreChunk, Buffer]) -> Exception | None:
+        work, data = what
+        try:
+            self._store.store_chunk(work.blob, work.index, data)
+        except Exception as why:
+            return why
+        return None
+
+    # ---- from disk -----------------------------------------------------------------------------------------
+
+    def _read_one(self) -> None:
+        if self._closing:
+            return
+        work, answer = self._to_read.popleft()
+        if self._to_read:
+            self._loop.call_soon(self._read_one)
+        try:
+            result: Payload | Exception | None = self._store.read_chunk_at_hand(work.blob, work.index, self._memory)
+        except NotInMemory:
+            self._off_the_loop(self._read, work, answer)
+            return
+        except Exception as why:
+            result = why
+        answer(result)
+
+    def _read(self, work: ReadChunk) -> Payload | Exception | None:
+        try:
+            return self._store.read_chunk(work.blob, work.index, self._memory)
+        except Exception as why:
+            return why
+
+    # ---- the thread ----------------------------------------------------------------------------------------
+
+    def _off_the_loop(self, do: Callable[[Any], Any], what: object, then: Answer) -> None:
+        def done(future: Future[Any]) -> None:
+            if not self._closing and not future.cancelled():  # `close` waits for the thread, then the loop may end
+                self._loop.call_soon_threadsafe(self._then, then, future.result())
+
+        self._thread.submit(do, what).add_done_callback(done)
+
+    def _then(self, then: Answer, result: Any) -> None:
+        if not self._closing:
+            then(result)

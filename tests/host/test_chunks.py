@@ -1,0 +1,238 @@
+"""Chunks between a real disk and a loop: nothing is written that is not asked for by a manifest, nothing waits."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.base.errors import RunFailedError
+from atoll.base.ids import Digest
+from atoll.base.limits import BLOB_CHUNK
+from atoll.base.machine import Payload
+from atoll.host import store as stores
+from atoll.host.chunks import ARRIVING_MAX, Chunks
+from atoll.host.store import NotInMemory, Store
+from atoll.keys.digest import Manifest, blob_id, digest, manifest_of
+from atoll.protocol.transfer.work import ReadChunk, StoreChunk
+from atoll.wire.messages.history import Chunk
+
+SIZE = 2 * BLOB_CHUNK + 5000
+DATA = os.urandom(SIZE)
+MANIFEST = manifest_of(DATA)
+BLOB = blob_id(MANIFEST)
+
+
+def piece(index: int, data: bytes = DATA) -> memoryview:
+    return memoryview(data)[index * BLOB_CHUNK : (index + 1) * BLOB_CHUNK]
+
+
+async def taken(chunks: Chunks, *arriving: tuple[int, memoryview], blob: Digest = BLOB) -> list[Payload]:
+    """These chunks come in one turn of the loop; what the machine is told about them."""
+    told = [asyncio.get_running_loop().create_future() for _ in arriving]
+    for (index, data), future in zip(arriving, told, strict=True):
+        chunks.take(Chunk(blob, index), data, future.set_result)
+    return list(await asyncio.gather(*told))
+
+
+async def done(chunks: Chunks, work: Any) -> Any:
+    answer = asyncio.get_running_loop().create_future()
+    chunks.do(work, answer.set_result)
+    assert not answer.done(), "answered inside the call that asked"
+    return await answer
+
+
+def on_disk(store: Store) -> bytes:
+    return store.blob_path(BLOB).with_suffix(".part").read_bytes()
+
+
+def test_a_chunk_is_on_disk_before_the_machine_hears_of_it(tmp_path: Path):
+    """All three come, the machine asks for them to be stored, and the file is whole under its name."""
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        store.open_blob(BLOB, MANIFEST)
+        payloads = await taken(chunks, *((i, piece(i)) for i in range(3)))
+        assert on_disk(store) == DATA
+        assert [p.digest for p in payloads] == list(MANIFEST.chunks)
+        for index, payload in enumerate(payloads):
+            assert await done(chunks, StoreChunk(BLOB, index, payload)) is None
+        store.finish_blob(BLOB)
+        assert store.read_blob(BLOB) == DATA
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+def test_what_no_manifest_names_is_never_written(tmp_path: Path):
+    """Another byte, the right bytes in the wrong place, a place beyond the end, a blob that nobody wants."""
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        store.open_blob(BLOB, MANIFEST)
+        wrong = bytearray(piece(0))
+        wrong[77] ^= 1
+        lies = ((0, memoryview(bytes(wrong))), (1, piece(0)), (3, piece(0)), (2**63, piece(0)))
+        payloads = await taken(chunks, *lies)
+        assert [p.digest for p in payloads] == [digest(data) for _, data in lies], "the machine names the liar"
+        await taken(chunks, (0, piece(0)), blob=digest(b"of another blob"))
+        assert on_disk(store) == bytes(SIZE) and len(list((tmp_path / "blobs").iterdir())) == 1
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+def test_a_chunk_that_went_into_a_file_that_is_gone_is_written_again(tmp_path: Path):
+    """The fetch is given up after the chunk came, and begun anew before the machine asks for it to be stored."""
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        store.open_blob(BLOB, MANIFEST)
+        (payload,) = await taken(chunks, (1, piece(1)))
+        store.drop_unfinished(BLOB)
+        assert store.open_blob(BLOB, MANIFEST) == frozenset()
+        assert await done(chunks, StoreChunk(BLOB, 1, payload)) is None
+        assert store.open_blob(BLOB, MANIFEST) == {1}
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+def test_a_disk_that_refuses_is_told_to_whoever_asks_for_the_chunk_to_be_stored(tmp_path: Path):
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        store.open_blob(BLOB, MANIFEST)
+        store.blob_path(BLOB).with_suffix(".part").unlink()
+        (payload,) = await taken(chunks, (0, piece(0)))
+        assert isinstance(await done(chunks, StoreChunk(BLOB, 0, payload)), FileNotFoundError)
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+def test_a_flood_of_chunks_waits_in_the_network_and_not_in_memory(tmp_path: Path):
+    """Ten times as many as may wait, in one turn of the loop: the rest is judged at once, before more is read."""
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        told: list[Payload] = []
+        for _ in range(10 * ARRIVING_MAX):
+            chunks.take(Chunk(BLOB, 0), memoryview(b"flood"), told.append)
+        assert len(told) >= 9 * ARRIVING_MAX - 16
+        while len(told) < 10 * ARRIVING_MAX:
+            await asyncio.sleep(0)
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+def test_chunks_in_memory_are_read_without_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also the last, shorter one; what is not here or beyond the end is said to be so."""
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        assert store.put_blob(DATA) == BLOB
+        monkeypatch.setattr(store, "read_chunk", _went_to_the_thread)
+        for index in range(3):
+            read = await done(chunks, ReadChunk(BLOB, index))
+            assert read.data == piece(index) and read.digest == MANIFEST.chunks[index]
+        assert await done(chunks, ReadChunk(BLOB, 3)) is None
+        chunks.close()
+        store.close()
+
+    if stores.AT_ONCE:  # else there is no way to ask only what is in memory
+        asyncio.run(story())
+
+
+@pytest.mark.parametrize("why", ["no manifest in memory", "not in the page cache"])
+def test_what_must_come_from_disk_is_read_on_the_thread(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def story() -> None:
+        store = Store(tmp_path)
+        store.put_blob(DATA)
+        if why == "no manifest in memory":
+            store.close()
+            store = Store(tmp_path)
+        else:
+            monkeypatch.setattr(store, "read_chunk_at_hand", _not_in_memory)
+        chunks = Chunks(store)
+        assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2)
+        assert await done(chunks, ReadChunk(digest(b"nobody's"), 0)) is None
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+def _not_in_memory(*_: object) -> None:
+    raise NotInMemory
+
+
+def _went_to_the_thread(*_: object) -> None:
+    raise AssertionError("went to the thread")
+
+
+def test_a_damaged_chunk_in_memory_is_not_served_either(tmp_path: Path):
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        store.put_blob(DATA)
+        with store.blob_path(BLOB).open("r+b") as file:
+            file.seek(BLOB_CHUNK + 7)
+            file.write(b"?")
+        assert (await done(chunks, ReadChunk(BLOB, 0))).data == piece(0)
+        assert await done(chunks, ReadChunk(BLOB, 1)) is None and not store.has_blob(BLOB)
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+def test_a_disk_without_room_says_so_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(handle: int, at: int, size_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(stores.os, "posix_fallocate", full)
+    store = Store(tmp_path)
+    with pytest.raises(RunFailedError, match="E-DISK-01 cannot make room"):
+        store.open_blob(BLOB, MANIFEST)
+    assert not list((tmp_path / "blobs").iterdir())
+    store.close()
+
+
+def test_a_file_system_that_sets_nothing_aside_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def cannot(handle: int, at: int, size_bytes: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(stores.os, "posix_fallocate", cannot)
+    store = Store(tmp_path)
+    assert store.open_blob(BLOB, MANIFEST) == frozenset() and on_disk(store) == bytes(SIZE)
+    assert store.open_blob(blob_id(Manifest(0, ())), Manifest(0, ())) == frozenset()
+    store.close()
+
+
+def test_a_long_download_is_synced_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """So that its end has little left to wait for, and a power cut little to lose."""
+    synced: list[int] = []
+    monkeypatch.setattr(stores, "_sync_data", synced.append)
+    monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", 2 * BLOB_CHUNK)
+    store = Store(tmp_path)
+    store.open_blob(BLOB, MANIFEST)
+    for index in (0, 1, 2, 0):
+        store.store_chunk(BLOB, index, piece(index))
+    assert len(synced) == 1
+    store.close()
