@@ -36,6 +36,16 @@ class Passed(Fact, frozen=True, kw_only=True):
     why: str
 
 
+class TrainedApart(Fact, frozen=True, kw_only=True):
+    """I hear too few voters to close this round, and took so many steps by myself; see specs/apart.md."""
+
+    phase = "apart"
+    steps: int  # just now; 0: as many as I may
+    loss: float
+    heard: int  # voters, myself among them
+    quorum: int
+
+
 class ShareBegan(Fact, frozen=True, kw_only=True):
     phase = "share"
     attempt: int

@@ -78,7 +78,7 @@ from atoll.node.facts import (
     StateMissing,
     StateRebuilt,
 )
-from atoll.node.jobs import ReadVertices, Restore
+from atoll.node.jobs import Left, ReadVertices, Restore
 from atoll.node.pieces import Pieces
 from atoll.node.reports import ReportPool
 from atoll.node.round import Round
@@ -218,6 +218,7 @@ class Peer:
         self.restoring = False
         self.lack = "the agreed state is not on this disk"  # why a state is fetched
         self.restored_round = -1  # the round whose state is being fetched or restored
+        self.left: Left | None = None  # what I owe of the round that I left for it
         self.serve = Serve()
         self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
         self.pool: ReportPool | None = None  # as soon as there is a history
@@ -397,7 +398,12 @@ class Peer:
         self.restoring, self.fetch = True, None
         history = self.history
         self.restored_round = history.head
-        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state))]
+        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, self.left))]
+
+    def _leave_round(self, vertex: Vertex | None) -> None:
+        """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
+        self.left = self.round.left(vertex) if self.round is not None else None
+        self.round = None
 
     def _restored(self, found: bool, now: Seconds) -> list[Effect]:
         assert self.history is not None
@@ -407,7 +413,7 @@ class Peer:
         # the history may have grown while the state was on its way: go on from the state's own vertex
         self.at = self.restored_round
         how = "blob" if self.fetch is not None else "disk"
-        self.fetch = None
+        self.fetch = self.left = None
         return [self._fact(CaughtUp(round=self.at, by=how)), *self._begin_round(now)]
 
     # ---- rounds --------------------------------------------------------------------------------------------
@@ -488,7 +494,7 @@ class Peer:
                 case StateLacked(state=state):
                     out += self.earlier.find(state, anew=True)
                 case StateMissing():
-                    self.round = None
+                    self._leave_round(effect.fact.vertex)
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)
                     out += self._regain(effect.fact.why)
                 case _:
@@ -723,7 +729,7 @@ class Peer:
         if self.round is None:
             return self._begin_round(now) if self.at >= -1 else self._regain("joining")
         if history.head - self.at > ROUNDS_KEPT // 2:
-            self.round = None
+            self._leave_round(history.vertices.get(self.round.plan.round))
             return self._regain(f"{history.head - self.at} rounds behind")
         vertex = history.vertices.get(self.round.plan.round)
         if vertex is None:
@@ -779,7 +785,7 @@ class Peer:
                 self.restoring = True
                 assert self.history is not None
                 vertex = self.history.ids.get(self.restored_round, self.run)
-                out.append(Ask("restore", Restore(self.restored_round, vertex, effect.fact.blob)))
+                out.append(Ask("restore", Restore(self.restored_round, vertex, effect.fact.blob, self.left)))
             elif isinstance(effect, Report) and isinstance(effect.fact, FetchFailed):
                 self.fetch = None
                 out.append(SetTimer("fetch-again", now + HINT_AGAIN_S))

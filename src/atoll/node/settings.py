@@ -8,6 +8,7 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
+from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
@@ -44,6 +45,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
     coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
     openings: Terms | msgspec.UnsetType = msgspec.UNSET  # of blocks of answers; left out: owners are believed
+    apart: Apart | msgspec.UnsetType = msgspec.UNSET  # who hears no quorum trains on; left out: it stands still
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -71,6 +73,12 @@ class RunSettings(msgspec.Struct, frozen=True):
     def opened(self) -> Terms | None:
         """How much of every answer is opened, where anything is."""
         return None if self.openings is msgspec.UNSET else self.openings
+
+
+    @property
+    def apart_terms(self) -> Apart | None:
+        """On which members train on that hear no quorum; None: they do not."""
+        return None if self.apart is msgspec.UNSET else self.apart
 
 
 class _Rules(msgspec.Struct, frozen=True):
@@ -104,6 +112,8 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         if settings.opened is not None and settings.round.quorum != "two-thirds":
             raise PeerFault("", "genesis asks for openings where nobody may lie")
+        if settings.apart_terms is not None and settings.audited_share:
+            raise PeerFault("", "genesis audits rounds and has members train apart, whose steps nobody assigned")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None
