@@ -38,6 +38,7 @@ class TrainApart(msgspec.Struct, frozen=True):
     seconds_max: Seconds
     shard: int
     shards: int
+    merge: bool  # they are kept to be sent when I am back; else they are dropped then
 
 
 class Trained(msgspec.Struct, frozen=True):

@@ -6,11 +6,13 @@
 - with no faults, everybody is counted in every training round
 - an honest peer is never found breaking the protocol, nor saying two things, not even across a restart
 - nobody honest calls an honest owner a liar
+- steps taken apart are counted at most once (`late`; scenarios compare it with what islands took)
 - nothing that strangers can grow grows beyond its bound
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -22,6 +24,7 @@ from atoll.base.limits import (
     ROUNDS_KEPT,
 )
 from atoll.base.machine import Fact
+from atoll.node.apart import late_of
 from atoll.node.facts import Accused, Disagreed, RoundClosed, StateMissing
 from atoll.node.peer import CaughtUp, Fault
 from atoll.protocol.consensus.agreement import Equivocation
@@ -51,6 +54,7 @@ class Checkers:
     repairs: int = 0
     complaints: int = 0  # of honest peers: the network may be to blame, and it takes many to act
     attempts: dict[int, int] = field(default_factory=dict)  # round -> attempt that decided it
+    late: Counter[PeerId] = field(default_factory=Counter[PeerId])  # steps taken apart, as vertices count them
 
     def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
         if node.name in self.villains:
@@ -83,6 +87,8 @@ class Checkers:
 
     def _closed(self, node: Node, fact: RoundClosed) -> None:
         round, name = fact.body.round, node.name
+        if round not in self.vertices:
+            self.late.update({peer: late.steps for peer, late in late_of(fact.body).items()})
         first = self.vertices.setdefault(round, fact.id)
         if first != fact.id:
             self._broken(f"two vertices agreed for round {round}: {first.hex()[:8]} and {fact.id.hex()[:8]}")
