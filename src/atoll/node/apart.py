@@ -37,7 +37,9 @@ class Apart:
         s, (shard, shards) = plan.settings, plan.shard(self.me)
         steps_max = terms.steps_max(s.inner_steps)
         merge = terms.then == "merge"
-        return [Ask(self.job, TrainApart(plan.round, s.inner_steps, steps_max, s.train_max_s, shard, shards, merge))]
+        return [
+            Ask(self.job, TrainApart(plan.round, s.inner_steps, steps_max, s.train_max_s, shard, shards, merge))
+        ]
 
     def took(self, trained: Trained) -> TrainedApart:
         plan = self.ground.plan

@@ -847,7 +847,7 @@ class Round:
         return self.apart.go_on() if self.trains and mine and self.final is None else []
 
     def left(self, vertex: Vertex | None) -> Left | None:
-        """I go on from a later state: what this round counted of mine, by its vertex, where anything hangs on it."""
+        """I go on from a later state: what this round counted of mine, where anything hangs on it."""
         if self.ground.apart is None:
             return None
         body = decode_body(vertex.body) if vertex is not None else None

@@ -74,7 +74,6 @@ class RunSettings(msgspec.Struct, frozen=True):
         """How much of every answer is opened, where anything is."""
         return None if self.openings is msgspec.UNSET else self.openings
 
-
     @property
     def apart_terms(self) -> Apart | None:
         """On which members train on that hear no quorum; None: they do not."""

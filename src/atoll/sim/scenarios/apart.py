@@ -19,7 +19,7 @@ WEATHER = NetworkKnobs(loss_rate=0.03, duplicate_rate=0.03, jitter_s=0.05)
 
 
 def apart(stage: Stage) -> None:
-    """Three partitions, one after the other, some in one direction only; every other seed somebody cut off dies, too.
+    """Three partitions, one after the other, some one way only; every other seed somebody cut off dies, too.
 
     The majority goes on, no state differs, and every step that was taken alone is counted once.
     """
@@ -78,4 +78,3 @@ def _check_books(stage: Stage, terms: Apart) -> None:
     stage.measured["counted_late"] = float(counted.total())
     if terms.then == "drop" and counted:
         raise InvariantBroken(f"late work was sent although it is to be dropped: {dict(counted)}")
-

@@ -55,8 +55,8 @@ class Commit(Statement, frozen=True):
     values: int = 0  # of the update, where that is the caller's choice and not genesis's
     links: bytes = b""  # what I measured of my uplink and of my latency to each member: policy/links.py
     claim: Digest | Late | msgspec.UnsetType = msgspec.UNSET
-    """Of how I trained: a digest of it where rounds are audited, what of it was apart where there was such, else left
-    out. One field for both, since they exclude each other: a map that may have more than 15 keys has another head."""
+    """Of how I trained: a digest of it where rounds are audited, what of it was apart if anything was; else left
+    out. One field for both, which exclude each other: a map that may have more than 15 keys begins otherwise."""
 
     @property
     def claimed(self) -> Digest | None:
