@@ -169,6 +169,21 @@ def test_a_partition_that_heals_within_the_round_costs_nobody_anything(tmp_path,
     story(tell, swarm(tmp_path, book))
 
 
+def test_what_the_round_counted_after_all_is_no_late_work(tmp_path, book):
+    """It left the round open and fetched a later state: the vertex held its message, in all parts or in some."""
+
+    async def tell(members: Members) -> None:
+        for counted, more in ((True, True, True), 0), ((True, False, False), 0), ((False, False, False), STEPS):
+            await members.play()
+            await cut_off(members, rounds=1, worths=1)
+            await by_blob(members, Left(counted, late=False))
+            assert members.islands[OUT].away.held.steps == STEPS + more, counted
+            members.islands[OUT].away.forget()
+            await members.play(late=True)
+
+    story(tell, swarm(tmp_path, book))
+
+
 def test_rounds_that_are_caught_up_one_by_one_bring_the_same_late_work(tmp_path, book):
     """Without the blob: its message of the round that it left comes back as feedback, which weighs nothing yet."""
 
@@ -210,7 +225,7 @@ def test_dropped_steps_leave_nothing(tmp_path, book):
 
 
 def test_a_crash_costs_no_whole_worth_of_steps_and_counts_none_twice(tmp_path, book):
-    """Killed while apart, and again when its late work was sent: the disk says what it owes, the vertex what not."""
+    """Killed while apart, and again when its late work was sent: the disk says what it owes, or the vertex."""
 
     async def tell(members: Members) -> None:
         await members.play()

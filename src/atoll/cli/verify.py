@@ -252,6 +252,7 @@ def _say(audit: Audit, blobs: int | None) -> None:
         who = f"{s.name or _tail(peer):<16} {_tail(peer)}"
         worth = audit.scores.get(peer)
         told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
+        told += f"  {s.late} of its {s.steps} steps apart" if s.late else ""
         say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}{told}")
     if blobs is not None:
         say(f"  {blobs} blobs read")

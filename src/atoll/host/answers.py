@@ -135,6 +135,8 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "kept": kept_of(host),
         "paused": paused_text(voters, here, needed, machine.settings, p.trained),
         "missing": p.missing,
+        "apart_steps": p.apart_steps,
+        "late": [work | {"name": p.name_of(work["peer"])} for work in p.late],
         "trouble": p.trouble,
         "bytes_out": host.bytes_out,
         "bytes_in": host.bytes_in,

@@ -571,11 +571,11 @@ class Island:
         if left.late:
             self.away.forget()
         was_apart, update = await self.away.come_back(), self.update
-        if was_apart and update is not None and left.counted is not None and not any(left.counted):
+        if was_apart and update is not None and left.counted is not None:
             loop = asyncio.get_running_loop()
             left_F = await loop.run_in_executor(self._arithmetic, settle, update, left.counted, self.up)
             self.memory_F = self.away.settled(left_F, given=left.late)
-            self._owe(self.update_steps)
+            self._owe(0 if any(left.counted) else self.update_steps)
         self.update, self.away.riding_F = None, None
 
     def _owe(self, steps: int) -> None:

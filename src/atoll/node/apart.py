@@ -15,7 +15,7 @@ from atoll.node.body import Ground
 from atoll.node.facts import TrainedApart
 from atoll.node.jobs import Left, TrainApart, Trained
 from atoll.policy.apart import heard, too_few
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Answered, Commit, Late
 from atoll.wire.messages.vertex import Body
 
@@ -56,18 +56,12 @@ def left_open(me: PeerId, parts: int, body: Body | None) -> Left:
     """How this body counted the update in so many parts that I had encoded for its round; None: nobody knows."""
     if body is None:
         return Left((True,) * parts or None, late=True)
-    named = [_contributors(signed.body, signed.signer) if signed is not None else () for signed in body.parts]
-    counted = tuple(me in contributors for contributors in named)
+    answers = (statement_in(signed) if signed is not None else None for signed in body.parts)
+    counted = tuple(isinstance(said, Answered) and me in said.contributors for said in answers)
     return Left((counted or (False,) * parts) if parts else None, late_of(body).get(me) is not None)
 
 
 def late_of(body: Body) -> dict[PeerId, Late]:
     """Whose late work this vertex took in."""
-    said = ((s.signer, decode_statement(s.body, s.signer)) for s in body.commits)
+    said = ((signed.signer, statement_in(signed)) for signed in body.commits)
     return {peer: c.late for peer, c in said if isinstance(c, Commit) and c.late is not None}
-
-
-def _contributors(said: bytes, by: PeerId) -> tuple[PeerId, ...]:
-    answered = decode_statement(said, by)
-    assert isinstance(answered, Answered)
-    return answered.contributors

@@ -100,6 +100,7 @@ class Share(msgspec.Struct):
     rounds: int = 0
     steps: int = 0
     samples: int = 0
+    late: int = 0  # steps of those that it took apart
 
 
 @dataclass(frozen=True)
@@ -406,6 +407,7 @@ class _Walk:
                 share = audit.shares.setdefault(signed.signer, Share())
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
                 share.samples += commit.samples
+                share.late += commit.late.steps if commit.late is not None else 0
         for _, report in self.docket.news(body):
             if report.opening is not UNSET:
                 continue
