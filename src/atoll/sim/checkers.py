@@ -6,7 +6,8 @@
 - with no faults, everybody is counted in every training round
 - an honest peer is never found breaking the protocol, nor saying two things, not even across a restart
 - nobody honest calls an honest owner a liar
-- steps taken apart are counted at most once (`late`; scenarios compare it with what islands took)
+- steps taken apart are counted in rows that weigh something, and at most once (`late`; scenarios compare it with
+  what islands took)
 - nothing that strangers can grow grows beyond its bound
 """
 
@@ -24,14 +25,15 @@ from atoll.base.limits import (
     ROUNDS_KEPT,
 )
 from atoll.base.machine import Fact
-from atoll.node.apart import late_of
 from atoll.node.facts import Accused, Disagreed, RoundClosed, StateMissing
 from atoll.node.peer import CaughtUp, Fault
 from atoll.protocol.consensus.agreement import Equivocation
 from atoll.protocol.dag.history import WINDOW
 from atoll.protocol.reduce.run import Garbage, PartAnswered
 from atoll.sim.world import Node
-from atoll.wire.messages.statements import Caught
+from atoll.wire.codec import statement_in
+from atoll.wire.messages.statements import Caught, Commit
+from atoll.wire.messages.vertex import Body
 
 ANSWERS_WATCHED = 4096  # of the last few rounds
 
@@ -88,7 +90,7 @@ class Checkers:
     def _closed(self, node: Node, fact: RoundClosed) -> None:
         round, name = fact.body.round, node.name
         if round not in self.vertices:
-            self.late.update({peer: late.steps for peer, late in late_of(fact.body).items()})
+            self._count_late(fact.body)
         first = self.vertices.setdefault(round, fact.id)
         if first != fact.id:
             self._broken(f"two vertices agreed for round {round}: {first.hex()[:8]} and {fact.id.hex()[:8]}")
@@ -109,6 +111,15 @@ class Checkers:
             if self.faultless and not whole:
                 self._broken(f"without faults, round {round} misses {fact.missing} (parts of {fact.partly})")
         self._bounds(node)
+
+    def _count_late(self, body: Body) -> None:
+        for signed in body.commits:
+            commit = statement_in(signed)
+            if not isinstance(commit, Commit) or commit.late is None:
+                continue
+            if not commit.weight:
+                self._broken(f"late work of {signed.signer} is in a row of round {body.round} that weighs nothing")
+            self.late[signed.signer] += commit.late.steps
 
     def _answered(self, node: Node, fact: PartAnswered) -> None:
         """An owner gives one answer for a part of an attempt, also across a restart."""
