@@ -49,6 +49,7 @@ WORDS_MAX = 200  # characters of a reason that somebody gives
 ADDRESSES_MAX = 8  # multiaddrs announced by one peer
 ADDRESS_BYTES_MAX = 256  # one multiaddr
 SEGMENT_STEPS = 10  # that an auditor takes again: noise grows with every step, 1e-7 of a gradient is 1e-4 of ten
+BRANCHES_MAX = 8  # of one run, kept by their first vertex: recoveries that were none, by hand
 APART_ROUNDS_MAX = 1000  # worth of steps that a member may take alone: days of rounds of ten minutes
 AUDIT_ROUNDS = 32  # for which an audit is open; older ones were not done in time, and what they need is forgotten
 AUDIT_TURN = 8  # of those, that one auditor has; a show may be megabytes, and is made while the trainer rests

@@ -69,6 +69,7 @@ def listing(
         counted = f"{len(row['contributors'])} of {row['voters']}"
         back = f"  back to round {row['back_to']}" if row["back_to"] is not None else ""
         back += "".join(f"  + {who}, {late_text(late)}" for who, late in row["late"].items())
+        back += f"  | another branch begins here: epoch {row['branch']['epoch']}" if row["branch"] else ""
         say(f"  {row['round']:>6}  {after:>12}  loss {loss:>8}  {counted:>9}  {row['state'][:8]}  {size:>9}{back}")
 
 
@@ -89,11 +90,11 @@ def show(
         say_json(row)
         return
     for name, value in row.items():
-        if name in ("weighed", "late") and not value:
-            continue  # no distances weigh rows in this run; nobody came back from being apart
+        if name in ("weighed", "late", "branch") and not value:
+            continue  # no distances weigh rows; nobody came back from being apart; there is one branch
         words = ", ".join(value) or "nobody" if isinstance(value, list) else value
         if isinstance(value, dict):
-            as_text = late_text if name == "late" else "{:.4f}".format
+            as_text = {"late": late_text, "branch": str}.get(name, "{:.4f}".format)
             words = ", ".join(f"{peer} {as_text(said)}" for peer, said in value.items())
         say(f"  {name:<14} {words}")
 
@@ -218,9 +219,30 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
         "parts_missing": sum(part is None for part in body.parts),
         "votes": len(vertex.certificate.votes) if vertex.certificate is not None else 0,
         "back_to": back.round if back is not None else None,
+        "branch": _branch(kept, round),  # that begins beside it
         "state": body.state.hex(),
         "size_bytes": _size_of(folder / "blobs" / body.state.hex()),
     }
+
+
+def _branch(kept: Kept, round: int) -> dict[str, Any]:
+    """Another vertex that closed this round, as this folder keeps it, unjudged; empty if there is none."""
+    from atoll.wire.codec import decode_body, decode_vertex, vertex_id
+
+    data = kept.branch(round)
+    try:
+        vertex = decode_vertex(data) if data is not None else None
+        return (
+            {}
+            if vertex is None
+            else {
+                "vertex": vertex_id(vertex.body).hex(),
+                "epoch": decode_body(vertex.body).epoch,
+                "by": "recovery" if vertex.certificate is None else "votes",
+            }
+        )
+    except PeerFault:
+        return {}  # `atoll verify` says so
 
 
 def read_vertex(kept: Kept, folder: Path, round: int) -> tuple[Vertex, Body]:

@@ -31,8 +31,13 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         say(f"  {s['paused']}")
     if s["trouble"]:
         say(f"  ! {s['trouble']}")
+    for b in s.get("branches", []):
+        say(
+            f"  ! the run goes on elsewhere, too, since round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
+        )
+        say("    a recovery began while a quorum was alive; nobody changes sides by itself, see specs/vertex.md")
     if s.get("apart_steps"):
-        say(f"  too few voters are heard: {s['apart_steps']} steps taken apart, at most sync.apart_rounds' worth")
+        say(f"  too few voters are heard: {s['apart_steps']} steps taken apart so far")
     for late in s.get("late", [])[-LATE_SHOWN:]:
         say(
             f"  round {late['round']} took in what {late['name']} did apart since round {late['since']}: "

@@ -136,6 +136,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "paused": paused_text(voters, here, needed, machine.settings, p.trained),
         "missing": p.missing,
         "apart_steps": p.apart_steps,
+        "branches": [b | {"members": [p.name_of(peer) for peer in b["members"]]} for b in p.branches],
         "late": [work | {"name": p.name_of(work["peer"])} for work in p.late],
         "trouble": p.trouble,
         "bytes_out": host.bytes_out,

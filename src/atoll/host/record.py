@@ -163,6 +163,7 @@ class Progress:
     validation: dict[str, Any] = field(default_factory=dict[str, Any])  # of the newest state that was judged
     returns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # that validators demanded
     late: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # work of members that were apart
+    branches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # of the run, beside ours
     apart_steps: int = 0  # that this peer took since it hears no quorum
     _closed_at: float = 0.0
 
@@ -222,6 +223,8 @@ class Progress:
             case "WentBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
                 self.returns = self.returns[-RETURNS_MAX:]
+            case "BranchSeen":
+                self.branches.append({key: entry[key] for key in ("round", "epoch", "members", "recovered")})
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:

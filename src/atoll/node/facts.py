@@ -184,6 +184,16 @@ class StateLacked(Fact, frozen=True, kw_only=True):
     state: Digest
 
 
+class BranchSeen(Fact, frozen=True, kw_only=True):
+    """The run goes on elsewhere, too: this vertex closed the round as well as ours, in this epoch."""
+
+    phase = "trust"
+    epoch: int
+    vertex: Digest
+    members: tuple[PeerId, ...]  # voting there
+    recovered: bool  # it begins the epoch, by the recovery identity; else a quorum voted for it
+
+
 class PieceKept(Fact, frozen=True, kw_only=True):
     """A piece of the state agreed in round `of` lies on my disk."""
 
