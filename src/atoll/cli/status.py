@@ -32,9 +32,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if s["trouble"]:
         say(f"  ! {s['trouble']}")
     for b in s.get("branches", []):
-        say(
-            f"  ! the run goes on elsewhere, too, since round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
-        )
+        there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
+        say(f"  ! the run goes on elsewhere, too, since {there}")
         say("    a recovery began while a quorum was alive; nobody changes sides by itself, see specs/vertex.md")
     if s.get("apart_steps"):
         say(f"  too few voters are heard: {s['apart_steps']} steps taken apart so far")

@@ -104,18 +104,11 @@ class Away:
     def _plus(self, more: LateWork) -> LateWork:
         return more if self.held is None else self.held.plus(more)
 
-    def ride(self, fresh_F: Tensor) -> Tensor | None:
-        """(F,): what of the late work goes with an update of this pseudo-gradient; None if there is none."""
-        if self.held is None:
-            self.riding_F = None
-        else:
-            self.riding_F = carried(self.held, fresh_F)
-        return self.riding_F
-
-    def said(self) -> Late | None:
-        """Of what rides, for the commitment."""
-        held = self.held if self.riding_F is not None else None
-        return None if held is None else Late(held.since, held.steps, held.samples)
+    def ride(self, fresh_F: Tensor) -> Late | None:
+        """Late work goes with an update of this pseudo-gradient, `riding_F` (F,) of it, if there is any."""
+        held = self.held
+        self.riding_F = carried(held, fresh_F) if held is not None else None
+        return Late(held.since, held.steps, held.samples) if held is not None else None
 
     def settled(self, left_F: Tensor, given: bool) -> Tensor:
         """Error feedback (F,) after a round: what rode in vain is held, and is no part of it."""

@@ -368,8 +368,9 @@ class Island:
             anchor_F = self.own.anchor_F
         x_N, memory_N = self.trainer.read_x()[lo:hi], None if self.memory_F is None else self.memory_F[lo:hi]
         self.up = part_codecs(coding.up, self._common(work.round), moved(bounds, lo))
-        if work.late and (late_N := self.away.ride(anchor_F[lo:hi] - x_N)) is not None:
-            x_N = x_N - late_N
+        self.away.riding_F, late = None, None
+        if work.late and (late := self.away.ride(anchor_F[lo:hi] - x_N)) and self.away.riding_F is not None:
+            x_N = x_N - self.away.riding_F
         self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
         self.update_steps = self.steps_since
         if self.own is not None:
@@ -379,7 +380,7 @@ class Island:
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, self.update, self.memory_F, self.up)
-        return Encoded(tuple(_payload(wire, self._up_name) for wire in self.update.wires), claim, self.away.said())
+        return Encoded(tuple(_payload(wire, self._up_name) for wire in self.update.wires), claim, late)
 
     def _turn(self, before: SharedState) -> tuple[int, int]:
         """[lo, hi) of the vector that the round after this state carries."""

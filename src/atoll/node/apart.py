@@ -47,9 +47,10 @@ class Apart:
         voters = heard(self.me, plan.committee, self.gone)
         return TrainedApart(steps=trained.steps, loss=trained.loss, heard=voters, quorum=plan.quorum)
 
-    def failed(self) -> None:
+    def failed(self) -> list[Effect]:
         """The trainer did: the next failed attempt asks it again."""
         self.under_way = False
+        return []
 
 
 def left_open(me: PeerId, parts: int, body: Body | None) -> Left:

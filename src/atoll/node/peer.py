@@ -403,7 +403,8 @@ class Peer:
         self.restoring, self.fetch = True, None
         history = self.history
         self.restored_round = history.head
-        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, self.left))]
+        left, self.left = self.left, None  # told once: what it owes may be under way again when a state comes
+        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, left))]
 
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
@@ -418,7 +419,7 @@ class Peer:
         # the history may have grown while the state was on its way: go on from the state's own vertex
         self.at = self.restored_round
         how = "blob" if self.fetch is not None else "disk"
-        self.fetch = self.left = None
+        self.fetch = None
         return [self._fact(CaughtUp(round=self.at, by=how)), *self._begin_round(now)]
 
     # ---- rounds --------------------------------------------------------------------------------------------
@@ -522,10 +523,13 @@ class Peer:
         """The history grows by one, if this vertex is the next and its certificate holds."""
         history, pool, branches = self.history, self.pool, self.branches
         assert history is not None and pool is not None and branches is not None
-        if (parted := branches.parts_us(vertex, who)) is not None:
-            return parted
         before = history.head_body
-        body = history.append(vertex, who)
+        try:
+            body = history.append(vertex, who)
+        except PeerFault:
+            if (parted := branches.parts_us(vertex, who)) is not None:
+                return parted
+            raise
         if body is None:
             return branches.beside(vertex, who, self._within_reach())
         pool.settle(body)
@@ -804,7 +808,7 @@ class Peer:
                 self.restoring = True
                 assert self.history is not None
                 vertex = self.history.ids.get(self.restored_round, self.run)
-                out.append(Ask("restore", Restore(self.restored_round, vertex, effect.fact.blob, self.left)))
+                out.append(Ask("restore", Restore(self.restored_round, vertex, effect.fact.blob)))
             elif isinstance(effect, Report) and isinstance(effect.fact, FetchFailed):
                 self.fetch = None
                 out.append(SetTimer("fetch-again", now + HINT_AGAIN_S))

@@ -205,7 +205,7 @@ class Round:
             case Done(job, Trained() as result) if job == self.apart.job:
                 return [self._report(self.apart.took(result)), *self._train_apart()]
             case Failed(job) if job == self.apart.job:
-                return self.apart.failed() or []
+                return self.apart.failed()
             case Done(job, _) if job == f"{name}/adopt":
                 return self._close()
             case Failed(job, why) if job in (f"{name}/train", f"{name}/encode"):
