@@ -1,6 +1,6 @@
 """Late work: what a member did apart from the others, and how much of it one update may carry.
 
-Steps of k rounds in about one direction are k updates long (measured: 11 for ten rounds, 20 for twenty), while the
+Steps of k rounds in about one direction are k updates long (measured: 10 after ten rounds away, 18 after twenty), while the
 others went most of that way themselves. Sent whole, or as a mean with the old model, they throw the agreed model
 back (bench/apart.py); so they count as one update more, as staleness-weighted methods have it (FedBuff, 2106.06639,
 section 5: the longer away, the less), but by length instead of a formula: nobody needs to know how far the others
