@@ -9,7 +9,7 @@ others meanwhile, at most `bound` rounds' worth, and send the difference d with 
     wait    they stand still, as everybody does who is cut off where genesis says nothing
     whole   d
     model   their model as it is: the difference to what the others have reached
-    root    d / sqrt(1 + rounds away), the polynomial of FedBuff (2106.06639, section 5)
+    root    d / sqrt(1 + rounds away), as FedBuff weighs staleness (2106.06639)
     share   d / (1 + rounds away)
     twice   d, as long as 2 u at the most
     merge   d, as long as u at the most: what real rounds do (`learn/late.carried`)

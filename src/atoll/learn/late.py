@@ -1,10 +1,10 @@
 """Late work: what a member did apart from the others, and how much of it one update may carry.
 
-Steps of k rounds in about one direction are k updates long (measured: 10 after ten rounds away, 18 after twenty), while the
-others went most of that way themselves. Sent whole, or as a mean with the old model, they throw the agreed model
-back (bench/apart.py); so they count as one update more, as staleness-weighted methods have it (FedBuff, 2106.06639,
-section 5: the longer away, the less), but by length instead of a formula: nobody needs to know how far the others
-came, and however long somebody was away its row is twice as long as an ordinary one at the most.
+Steps of k rounds in about one direction are some k updates long (measured: 10 after ten rounds away, 18 after
+twenty), while the others went most of that way themselves. Sent whole, or as a mean with the old model, they throw
+the agreed model back (bench/apart.py); so they count as one update more, as staleness-weighted methods have it
+(FedBuff, 2106.06639: the staler, the less), but by length instead of a formula: nobody needs to know how far the
+others came, and however long somebody was away its row is twice as long as an ordinary one at the most.
 Never changes its arguments.
 """
 
