@@ -39,6 +39,7 @@ from atoll.node.config import (
     reference,
 )
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
+from atoll.policy.apart import Apart
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance, RoundSettings
 from atoll.policy.presets import PRESETS
@@ -596,6 +597,24 @@ def test_what_cannot_be_audited_is_not_unless_somebody_asks_for_it():
     assert asked.audited_share == 0.5
     with pytest.raises(UsageError, match="E-RUN-16"):
         found(built_in(recipe_of(load_config(None, sets, {})), "stdlib"), asked)
+
+
+MERGED = "sync.apart=merge"
+
+
+def test_training_apart_is_a_word_of_genesis_and_leaves_no_room_for_audits():
+    """Left out it leaves no byte; audits that trust stands for give way with a word, asked for they are refused."""
+    assert trusted()[0].apart is UNSET
+    assert trusted(MERGED)[0].apart == Apart("merge", 10)
+    assert trusted("sync.apart=drop", "sync.apart_rounds=3")[0].apart == Apart("drop", 3)
+    assert "E-CFG-10" in str(trouble("sync.apart_rounds=3"))
+    assert (
+        "E-CFG-13" in str(trouble(MERGED, "run.audit_rate=0.1"))
+        and "run.audit_rate = 0" in trouble(MERGED, "run.audit_rate=0.1").fix
+    )
+    settings, lacks = trusted(MERGED, "run.trust=community", "run.min_peers=5", "run.start_peers=5")
+    assert settings.audited_share == 0.0 and settings.apart_terms == Apart("merge", 10)
+    assert any("sync.apart" in text and "run.audit_rate = 0" in text for text in lacks)
 
 
 def test_everything_that_a_trust_stands_for_can_be_written_otherwise():

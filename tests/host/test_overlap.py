@@ -3,179 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Iterator
-from pathlib import Path
 
-import msgspec
 import pytest
 import torch
+from members import PEERS, Inside, Members, recipe_for, story
 from msgspec.structs import replace
 
-from atoll.base.ids import Digest, PeerId
-from atoll.host.island import Island
-from atoll.host.learning import Learning, built_in, decode_learning, found
-from atoll.host.shared import anonymous
+from atoll.host.learning import built_in, found
 from atoll.host.store import Store
 from atoll.host.trainer import TrainerFailed, TrainerSpec
-from atoll.host.trainer.child import Child
-from atoll.host.trainer.words import Broken, Merge, Train, Trained, WriteX
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.inner import AdamW
 from atoll.learn.merge import Mix
 from atoll.learn.methods import cooperative, decoupled, eager, sparseloco, streaming
 from atoll.learn.models import build_model, loss_of
-from atoll.learn.recipes import Recipe, diloco, in_swarm, overlapping
+from atoll.learn.recipes import in_swarm, overlapping
 from atoll.learn.reducer import Reducer
-from atoll.node.jobs import Adopt, Advance, Encode, HandOver, Restore
+from atoll.node.jobs import HandOver, Restore
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
-from atoll.protocol.reduce.work import Combine, Row
-
-PEERS = 2
-SHARES = (1,) * PEERS
-
-
-# ---- a swarm without a network, a trainer without a process -------------------------------------------------
-
-
-class Inside:
-    """The very trainer, in this process: whatever it may do unasked it has done before it is asked again."""
-
-    def __init__(self) -> None:
-        self.cancelled = self.hurried = -1
-        self.quiet = True
-        self.jobs = self.done = 0
-
-    async def start(self, spec: TrainerSpec):
-        self.child = Child(anonymous(), msgspec.msgpack.encode(spec), self, io.BytesIO())
-        return self.child.set_up().layout
-
-    def ask(self, command):
-        answer = self.child.outcome(lambda: self.child.carry_out(command))
-        self.child.go_on()
-        if isinstance(answer, Broken):
-            raise TrainerFailed(answer.why, answer.what, alive=True)
-        return answer
-
-    async def train(
-        self, steps, *, cursor, shard, shards, global_step, until=None, ahead=0, assignment=None, held=()
-    ) -> Trained:
-        self.jobs += 1
-        return self.ask(Train(self.jobs, steps, until, cursor, shard, shards, global_step, ahead, assignment, held))
-
-    def cancel(self) -> None:
-        self.cancelled = self.jobs
-
-    def hand_over(self) -> None:
-        self.hurried = self.jobs
-
-    def read_x(self):
-        return self.child.mailbox.x_F
-
-    async def write_x(self, x_F, counters=()):
-        self.read_x().copy_(x_F)
-        self.ask(WriteX(counters))
-
-    async def merge(self, lo, value_N, how):
-        self.read_x()[lo : lo + len(value_N)].copy_(value_N)
-        self.ask(Merge(lo, lo + len(value_N), how))
-
-    async def validate(self, work, of_F=None):
-        self.child.mailbox.show(of_F)
-        return self.ask(work)
-
-    async def inner_state(self) -> bytes:
-        return b""
-
-    async def set_inner_state(self, data: bytes) -> None:
-        return
-
-    async def stop(self) -> None:
-        return
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
-
-
-def recipe_for(how: dict, *, up="2bit", down="int8", rounds=3) -> Recipe:
-    made = diloco("gpt-nano", rounds=rounds, inner_steps=12, batch=2, seq_len=16, up=up, down=down)
-    return overlapping(replace(made, merge=how.get("merge", "replace")), how["overlap"], how["fragments"])
-
-
-class Members:
-    """Islands of one run; the test hands round what the protocol would."""
-
-    def __init__(self, base: Path, recipe: Recipe, book: str) -> None:
-        founded = found(built_in(recipe, book), RunSettings())
-        self.base, self.recipe, self.book = base, recipe, book
-        self.learning: Learning = decode_learning(founded.settings)
-        self.trainers = [Inside() for _ in range(PEERS)]
-        self.stores = [Store(base / f"{k}", durable=False) for k in range(PEERS)]
-        self.islands = [self.island(k) for k in range(PEERS)]
-        self.state = {store.put_blob(founded.state) for store in self.stores}.pop()
-        self.round = 0
-
-    def island(self, index: int) -> Island:
-        island = Island(self.stores[index], 1, trainer=self.trainers[index])
-        island.learning = self.learning
-        island.equip(self.book)
-        return island
-
-    async def begin(self) -> None:
-        for island in self.islands:
-            assert await island.do(Restore(-1, self.vertex(), self.state))
-
-    def vertex(self) -> Digest:
-        return Digest(self.round.to_bytes(32, "big"))
-
-    async def play(self, encoding: tuple[int, ...] = (0, 1), counted: tuple[int, ...] = (0, 1)) -> None:
-        """One round. Who does not encode came too late with its update; who is not counted sent it in vain."""
-        recipe, steps = self.recipe, self.recipe.schedule.turn_steps
-        for index, island in enumerate(self.islands):
-            await island.do(TrainAsked(self.round, steps, 600.0, index, PEERS))
-        updates = {k: await self.islands[k].do(Encode(self.round, SHARES)) for k in encoding}
-        answers = []
-        for part in range(PEERS):
-            rows = tuple(
-                Row(PeerId(str(k)), steps * recipe.batch, u.parts[part], (PeerId(str(k)),))
-                for k, u in updates.items()
-                if k in counted
-            )
-            combine = Combine(self.round, part, SHARES, rows)
-            answers.append((await self.islands[part].do(combine)).payload)
-        samples = steps * recipe.batch * len(counted)
-        work = Advance(self.round, self.state, tuple(answers), steps, samples, PEERS, SHARES)
-        states = {(await island.do(work)).state for island in self.islands}
-        assert len(states) == 1
-        (self.state,) = states
-        self.round += 1
-        for index, island in enumerate(self.islands):
-            mine = (index in counted,) * PEERS if index in encoding else None
-            await island.do(Adopt(self.round - 1, self.vertex(), self.state, mine))
-
-    async def close(self) -> None:
-        for island in self.islands:
-            await island.close()
-        for store in self.stores:
-            store.close()
-
-
-def story(tell, members: Members) -> None:
-    async def told() -> None:
-        try:
-            await members.begin()
-            await tell(members)
-        finally:
-            await members.close()
-
-    asyncio.run(told())
-
 
 WAYS = {
     "overlap": {"fragments": 1, "overlap": 5, "merge": "delta"},

@@ -54,6 +54,19 @@ def test_a_run_that_is_sent_back_all_the_time_weathers_everything(seed: int):
     assert report.rounds >= 20 and report.members >= 6 and report.faults["rollback"] > 3
 
 
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_what_a_minority_did_alone_is_counted_once(seed: int):
+    """Cut off for a minute or two, some one way only, one killed meanwhile: the steps come back, all agree."""
+    report = run_scenario("apart", seed)
+    assert report.measured["taken_alone"] > 100
+    assert report.measured["counted_late"] >= report.measured["taken_alone"] / 2
+
+
+def test_what_a_minority_did_alone_is_dropped_where_genesis_says_so():
+    report = run_scenario("apart", 10)
+    assert report.measured["taken_alone"] > 100 and report.measured["counted_late"] == 0
+
+
 def test_while_trainers_go_on_an_exchange_costs_no_time():
     """Rounds of 20 steps of 50 ms, exchanges of nearly a second: a round takes what its steps take."""
     rounds: dict[int, int] = {}
@@ -126,7 +139,9 @@ def test_a_failing_run_ends_with_the_line_that_replays_it(monkeypatch: pytest.Mo
 
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(8))
-@pytest.mark.parametrize("name", ["blackout", "churn", "weighed", "liars", "growth", "frozen", "real_keys"])
+@pytest.mark.parametrize(
+    "name", ["apart", "blackout", "churn", "weighed", "liars", "growth", "frozen", "real_keys"]
+)
 def test_hundreds_of_seeds(name: str, block: int):
     """Safety in every seed, and progress in bounded time once the world is healed."""
     for seed in range(1000 + block * 25, 1000 + block * 25 + 25):

@@ -48,6 +48,7 @@ from atoll.wire.messages.statements import (
     Complaint,
     Invite,
     Join,
+    Late,
     Leave,
     Placed,
     Proposed,
@@ -145,6 +146,7 @@ MESSAGES = (
     Hello(A, 7),
 )
 
+COMMIT_LATE = Commit(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=Late(3, 64, 1024))
 PLACED_AGAIN = Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2"), since=57)
 ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)
 # where owners check each other while they weigh rows

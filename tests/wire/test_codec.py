@@ -20,6 +20,7 @@ from examples import (
     BODY_PACED,
     BODY_REPUTED,
     BODY_WEIGHED,
+    COMMIT_LATE,
     COMPARED_CHECKED,
     COMPARISON_CHECKED,
     MESSAGES,
@@ -79,8 +80,9 @@ def test_the_bytes_of_every_word_are_frozen(value):
         (BODY_WEIGHED, "weighing", "weighed"),
         (BODY_REPUTED, "reputation", "reputed"),
         (PLACED_AGAIN, "since", "again"),
+        (COMMIT_LATE, "claim", "late"),
     ],
-    ids=["Answer.weighed", "Body.weighed", "Body.reputed", "Placed.again"],
+    ids=["Answer.weighed", "Body.weighed", "Body.reputed", "Placed.again", "Commit.late"],
 )
 def test_what_only_some_runs_have_is_one_more_field_and_nothing_elsewhere(value, field: str, kind: str):
     """Weights, scores, holders drawn later: where there are none, bytes are what they were before."""

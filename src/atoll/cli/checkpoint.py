@@ -68,6 +68,8 @@ def listing(
         after = seconds_text(row["time_s"] - begin)
         counted = f"{len(row['contributors'])} of {row['voters']}"
         back = f"  back to round {row['back_to']}" if row["back_to"] is not None else ""
+        back += "".join(f"  + {who}, {late_text(late)}" for who, late in row["late"].items())
+        back += f"  | another branch begins here: epoch {row['branch']['epoch']}" if row["branch"] else ""
         say(f"  {row['round']:>6}  {after:>12}  loss {loss:>8}  {counted:>9}  {row['state'][:8]}  {size:>9}{back}")
 
 
@@ -88,11 +90,12 @@ def show(
         say_json(row)
         return
     for name, value in row.items():
-        if name == "weighed" and not value:
-            continue  # no distances weigh rows in this run
+        if name in ("weighed", "late", "branch") and not value:
+            continue  # no distances weigh rows; nobody came back from being apart; there is one branch
         words = ", ".join(value) or "nobody" if isinstance(value, list) else value
         if isinstance(value, dict):
-            words = ", ".join(f"{peer} {weight:.4f}" for peer, weight in value.items())
+            as_text = {"late": late_text, "branch": str}.get(name, "{:.4f}".format)
+            words = ", ".join(f"{peer} {as_text(said)}" for peer, said in value.items())
         say(f"  {name:<14} {words}")
 
 
@@ -156,6 +159,11 @@ def export(
     say(f"  the {what} of round {round} ({state.hex()[:8]}, {bytes_text(size)}) is in {to}")
 
 
+def late_text(late: dict[str, int]) -> str:
+    """Of what somebody did apart, and a vertex took in."""
+    return f"{late['steps']} steps apart since round {late['since']}"
+
+
 def _state_path(folder: Path, kept: Kept, round: int) -> Path:
     return folder / "blobs" / read_vertex(kept, folder, round)[1].state.hex()
 
@@ -173,6 +181,7 @@ def _check_round(kept: Kept, folder: Path, round: int) -> None:
 def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     """What the vertex of this round says, unjudged. Times are seconds of run time."""
     from atoll.node.amend import amend_of
+    from atoll.node.apart import late_of
     from atoll.wire.codec import vertex_id
 
     vertex, body = read_vertex(kept, folder, round)
@@ -206,12 +215,34 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
         "contributors": named(counted),
         "missing": named(voters - counted) if body.parts else [],  # nobody can miss a round that only assembles
         "weighed": {names.get(p, p): weight for p, weight in weighed},  # where distances weigh rows
+        "late": {names.get(p, p): {"since": late.since, "steps": late.steps} for p, late in late_of(body).items()},
         "parts_missing": sum(part is None for part in body.parts),
         "votes": len(vertex.certificate.votes) if vertex.certificate is not None else 0,
         "back_to": back.round if back is not None else None,
+        "branch": _branch(kept, round),  # that begins beside it
         "state": body.state.hex(),
         "size_bytes": _size_of(folder / "blobs" / body.state.hex()),
     }
+
+
+def _branch(kept: Kept, round: int) -> dict[str, Any]:
+    """Another vertex that closed this round, as this folder keeps it, unjudged; empty if there is none."""
+    from atoll.wire.codec import decode_body, decode_vertex, vertex_id
+
+    data = kept.branch(round)
+    try:
+        vertex = decode_vertex(data) if data is not None else None
+        return (
+            {}
+            if vertex is None
+            else {
+                "vertex": vertex_id(vertex.body).hex(),
+                "epoch": decode_body(vertex.body).epoch,
+                "by": "recovery" if vertex.certificate is None else "votes",
+            }
+        )
+    except PeerFault:
+        return {}  # `atoll verify` says so
 
 
 def read_vertex(kept: Kept, folder: Path, round: int) -> tuple[Vertex, Body]:

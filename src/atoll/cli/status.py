@@ -13,6 +13,7 @@ from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
 
 RETURNS_SHOWN = 3  # the newest; --json has all that are remembered
+LATE_SHOWN = 3  # of members that were apart
 
 
 def status(*, dir: Dir = None, json: AsJson = False) -> None:
@@ -30,6 +31,17 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         say(f"  {s['paused']}")
     if s["trouble"]:
         say(f"  ! {s['trouble']}")
+    for b in s.get("branches", []):
+        there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
+        say(f"  ! the run goes on elsewhere, too, since {there}")
+        say("    a recovery began while a quorum was alive; nobody changes sides by itself, see specs/vertex.md")
+    if s.get("apart_steps"):
+        say(f"  too few voters are heard: {s['apart_steps']} steps taken apart so far")
+    for late in s.get("late", [])[-LATE_SHOWN:]:
+        say(
+            f"  round {late['round']} took in what {late['name']} did apart since round {late['since']}: "
+            f"{late['steps']} steps"
+        )
     if s["loss"] is not None:
         unit, speed = s["unit"], s["tokens_per_s"]
         say(f"  training loss {s['loss']:.4f}, {s['tokens']:,} {unit} learned, {speed:,.0f} {unit}/s")

@@ -94,7 +94,8 @@ def _kept(database: sqlite3.Connection, folder: Path, kept: type[Kept]) -> Kept:
     )
     rounds = [int(name) for (name,) in names if name.isdecimal()]
     era = lambda round: value(f"sealed/{round}") or value(f"era/{round}")  # noqa: E731  # as short as its neighbour
-    return kept(run, genesis, rounds, lambda round: value(f"vertex/{round}"), era, value("pieces") or b"")
+    vertex, branch = (lambda round, kind=kind: value(f"{kind}/{round}") for kind in ("vertex", "branch"))
+    return kept(run, genesis, rounds, vertex, era, value("pieces") or b"", branch)
 
 
 def check_blobs(folder: Path) -> tuple[int, list[str]]:
@@ -204,6 +205,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "unchecked": audit.unchecked,
         "recoveries": audit.recoveries,
         "rollbacks": [asdict(r) for r in audit.returns],
+        "branches": [asdict(b) for b in audit.branches],
         "eras": [asdict(e) | {"sealed": e.sealed} for e in audit.eras],
         "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
@@ -236,6 +238,9 @@ def _say(audit: Audit, blobs: int | None) -> None:
         say(f"  audits: {audit.drawn} drawn; found: {found or 'nothing yet'}")
     for round in audit.recoveries:
         say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
+    for b in audit.branches:
+        by = "the recovery identity's signature" if b.recovered else "a quorum's votes"
+        say(f"  another branch begins with round {b.round}: epoch {b.epoch}, by {by}, {b.voters} voters")
     for r in audit.returns:
         say(
             f"  round {r.round} went back to the state of round {r.back_to}, with {r.trained} trained rounds, "
@@ -252,6 +257,7 @@ def _say(audit: Audit, blobs: int | None) -> None:
         who = f"{s.name or _tail(peer):<16} {_tail(peer)}"
         worth = audit.scores.get(peer)
         told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
+        told += f"  {s.late} of its {s.steps} steps apart" if s.late else ""
         say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}{told}")
     if blobs is not None:
         say(f"  {blobs} blobs read")

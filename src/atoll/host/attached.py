@@ -156,6 +156,7 @@ class AttachedTrainer:
         global_step: int,
         until: float | None = None,
         ahead: int = 0,
+        apart: bool = False,  # data are the loop's own
     ) -> Trained:
         self._job += 1
         return await self._ask(Train(self._job, steps, until, cursor, shard, shards, global_step, ahead), Trained)

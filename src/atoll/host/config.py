@@ -29,6 +29,7 @@ from atoll.node.config import (
     tolerance_of,
 )
 from atoll.node.settings import RunSettings
+from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS
@@ -171,6 +172,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         coded=coded or UNSET,
         openings=_openings(config, recipe),
         protocol="raft" if consensus.protocol == "raft" else UNSET,
+        apart=Apart(config.sync.apart, config.sync.apart_rounds) if config.sync.apart != "wait" else UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,
@@ -191,12 +193,14 @@ def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
     if config.run.audit_rate is not None:
         return config.run.audit_rate
     rate = PRESETS[config.run.trust].audit_rate
-    return 0.0 if not rate or _unauditable(recipe, floats) else rate
+    return 0.0 if not rate or _unauditable(config, recipe, floats) else rate
 
 
-def _unauditable(recipe: Recipe, floats: int) -> str:
+def _unauditable(config: Config, recipe: Recipe, floats: int) -> str:
     from atoll.learn.audit import recipe_problem
 
+    if config.sync.apart != "wait":
+        return f'sync.apart = "{config.sync.apart}" has members take steps that nobody assigned'
     return recipe_problem(recipe, floats)
 
 
@@ -226,7 +230,7 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
             "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
             f"{least} members; write run.min_peers = {least} and run.start_peers = {least} or more to withstand one"
         )
-    if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(recipe, floats)):
+    if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(config, recipe, floats)):
         said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
     if preset.openings and config.run.openings is None and (why := _unopened(recipe)):
         said.append(f"sums of owners are believed: {why}; write run.openings = 0 to say that this is meant")

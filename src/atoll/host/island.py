@@ -25,6 +25,7 @@ from torch import Tensor
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
+from atoll.host.apart import Away
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
@@ -76,9 +77,11 @@ from atoll.node.jobs import (
     Judge,
     JudgeOpening,
     LayOpen,
+    Left,
     Rebuild,
     Restore,
     Train,
+    TrainApart,
     Trained,
     Validate,
 )
@@ -109,6 +112,7 @@ class Island:
         self.memory_F: Tensor | None = None
         self.inner = b""
         self.update: Update | None = None
+        self.update_steps = 0  # that it stands for, late work apart
         self.up: tuple[Codec, ...] = ()  # what it was encoded with
         self.own: Own | None = None  # my own anchor, where the recipe gives every member one
         self.means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
@@ -117,6 +121,7 @@ class Island:
         self.step_s: Seconds = 0.0  # of the last steps taken
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
+        self.away = Away(self.tended)
         self.auditing: Auditing | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self.openings: Openings | None = None  # where answers are opened
@@ -167,6 +172,8 @@ class Island:
                 if self.tended.ready:
                     self.trainer.hand_over()
                 return None
+            case TrainApart():
+                return await self._train_apart(work)
             case Encode():
                 if self.own is not None and work.round <= self.adopted:  # it must not move my anchor any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
@@ -221,6 +228,7 @@ class Island:
                 await loop.run_in_executor(self._disk, stored, self.store, work)
                 return self.shelf.hold_a_while(work.blob)
             case Restore():
+                await self._leave_open(work.left)
                 return await loop.run_in_executor(self._arithmetic, self._restore, work)
             case _:
                 return await loop.run_in_executor(self._disk, stored, self.store, work)
@@ -239,28 +247,33 @@ class Island:
         await self.tended.equipped()
         async with self.tended.turn:
             await self._ready()
-            return await self.trainer.evaluate(samples, self._apart)
+            return await self.trainer.evaluate(samples, self._shown_F)
 
     async def sample(self, prompt: str, count: int, seed: int) -> str:
         await self.tended.equipped()
         async with self.tended.turn:
             await self._ready()
-            return await self.trainer.sample(prompt, count, seed, self._apart)
+            return await self.trainer.sample(prompt, count, seed, self._shown_F)
 
     async def end_on_head(self) -> None:
         """The run is over: the live parameters become the agreed ones."""
-        head_F = self._apart
+        head_F = self._shown_F
         if head_F is None or not self.tended.ready:
             return
         async with self.tended.turn:
             await self.trainer.write_x(head_F)
 
     @property
-    def _apart(self) -> Tensor | None:
-        """The head's parameters, where live ones do not begin every round from them."""
+    def _wanders(self) -> bool:
+        """Live parameters do not begin every round from the head's."""
         schedule = self._learning.recipe.schedule
-        apart = schedule.overlap or schedule.fragments > 1 or self.own is not None
-        return self.head.anchor_F if apart and self.head is not None else None
+        return schedule.overlap > 0 or schedule.fragments > 1 or self.own is not None
+
+    @property
+    def _shown_F(self) -> Tensor | None:
+        """The head's parameters, where live ones may be others."""
+        others = self._wanders or self.away.base_F is not None
+        return self.head.anchor_F if others and self.head is not None else None
 
     async def export(self) -> bytes:
         """The agreed model by tensor name, as a safetensors file."""
@@ -313,6 +326,22 @@ class Island:
         loss = self.loss_since / self.steps_since
         return Trained(self.steps_since, samples, loss, self.step_s)
 
+    async def _train_apart(self, work: TrainApart) -> Trained:
+        await self.tended.wanted(work.seconds_max)
+        async with self.tended.turn:
+            if work.round <= self.adopted or self.head is None:
+                raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+            try:
+                done = await self.away.train(work, self.head, self._learning.recipe, self._ready)
+            except TrainerFailed as failed:
+                await self.tended.failed()
+                raise failed
+            self.tended.failures = 0
+            if work.merge and done.steps and self.head_vertex is not None:  # a crash shall not cost all of it
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._disk, self._keep_private, self.head_vertex)
+            return done
+
     async def warm_up(self) -> None:
         """Start the trainer before it is needed: a newcomer's first round should not wait for imports."""
         if not self.trains:
@@ -329,6 +358,7 @@ class Island:
         if self.tended.ready:
             return
         assert self.head is not None
+        self.away.fold()  # before another trainer begins from the head
         await self.tended.start(self._learning)
         written, inner = None, b""
         while written is not self.head or inner != self.inner:  # vertices are adopted while it starts
@@ -353,7 +383,12 @@ class Island:
         if self._gathers:
             anchor_F, x_F = gathered_span(x_F, anchor_F, self._learning.layout.parameters)
         self.up = part_codecs(coding.up, self._common(work.round), moved(bounds, lo))
-        self.update = encode_update(anchor_F[lo:hi], x_F[lo:hi], memory_N, bounds, self.up, coding.beta)
+        x_N = x_F[lo:hi]
+        self.away.riding_F, late = None, None
+        if work.late and (late := self.away.ride(anchor_F[lo:hi] - x_N)) and self.away.riding_F is not None:
+            x_N = x_N - self.away.riding_F
+        self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
+        self.update_steps = self.steps_since
         if self.own is not None:
             wires = zip(self.up, self.update.wires, bounds, strict=True)
             mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
@@ -361,7 +396,7 @@ class Island:
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, self.update, self.memory_F, self.up)
-        return Encoded(tuple(_payload(wire, self._up_name) for wire in self.update.wires), claim)
+        return Encoded(tuple(_payload(wire, self._up_name) for wire in self.update.wires), claim, late)
 
     def _turn(self, before: SharedState) -> tuple[int, int]:
         """[lo, hi) of the vector that the round after this state carries."""
@@ -472,6 +507,11 @@ class Island:
         if self._merging is not None:  # one at a time: a loop that pauses must not pile up states
             await self._merging
         self.adopted = work.round
+        if work.late:
+            self.away.forget()
+        was_apart = await self.away.come_back()
+        sent_in_vain = self.update is not None and work.counted is not None and not any(work.counted)
+        in_vain = self.update_steps if sent_in_vain else 0
         loop = asyncio.get_running_loop()
         after = await loop.run_in_executor(self._arithmetic, self._find, work.state)
         if after is None:
@@ -497,6 +537,10 @@ class Island:
             self._move_own(work.state, after)
             self.head = after
         self.head_name, self.head_vertex = work.state, work.vertex
+        if work.afresh:
+            self.away.forget()
+        elif was_apart and in_vain:
+            self._owe(in_vain)
         if work.afresh:
             await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for long
         await loop.run_in_executor(self._disk, self._keep_private, work.vertex)
@@ -544,6 +588,28 @@ class Island:
             self.inner = b"" if counts else self.inner
             await self.tended.failed()
 
+    async def _leave_open(self, left: Left | None) -> None:
+        """The round that was under way is settled elsewhere, and a later state takes its place."""
+        if left is None:
+            return
+        if left.late:
+            self.away.forget()
+        was_apart, update = await self.away.come_back(), self.update
+        if was_apart and update is not None and left.counted is not None:
+            loop = asyncio.get_running_loop()
+            left_F = await loop.run_in_executor(self._arithmetic, settle, update, left.counted, self.up)
+            self.memory_F = self.away.settled(left_F, given=left.late)
+            self._owe(0 if any(left.counted) else self.update_steps)
+        self.update, self.away.riding_F = None, None
+
+    def _owe(self, steps: int) -> None:
+        """My round was left without me: what error feedback would make good goes with the rest, as late work. The
+        update of a newcomer, which I shall be for a round, carries feedback and weighs nothing.
+        """
+        if self.away.merge and self.memory_F is not None:
+            self.away.owe(self.memory_F, steps)
+            self.memory_F = None
+
     @property
     def _gathers(self) -> bool:
         """Trainers hand over sums of gradients in the place of parameters."""
@@ -552,7 +618,7 @@ class Island:
     @property
     def _runs_on(self) -> bool:
         """x does not begin every round from the head, so that the trainer takes in only what moved, by itself."""
-        return self._learning.recipe.merge != "replace" or self._apart is not None
+        return self._learning.recipe.merge != "replace" or self._wanders
 
     async def _take_in(self, work: Adopt, after: SharedState) -> None:
         """The same while x goes its own way: between two steps, for which the next round does not wait.
@@ -621,6 +687,7 @@ class Island:
             return False
         loop = asyncio.get_running_loop()
         left_N = await loop.run_in_executor(self._arithmetic, settle, update, counted, self.up)
+        left_N = self.away.settled(left_N, work.late)
         assert self.head is not None
         (lo, hi), floats = self._turn(self.head), len(self.head.anchor_F)
         if hi - lo == floats:
@@ -637,7 +704,9 @@ class Island:
             return False
         self.head_name, self.adopted = work.state, work.round
         self._begin_afresh(state)
-        self.memory_F, self.inner, claim = read_private(self.store, work.vertex, self._learning.layout.floats)
+        private = read_private(self.store, work.vertex, self._learning.layout.floats)
+        self.memory_F, self.inner, claim, late = private
+        self.away.held, self.head_vertex = self.away.held or late, work.vertex
         if self.auditing is not None:
             self.auditing.remember(claim)
         return True
@@ -655,7 +724,7 @@ class Island:
 
     def _keep_private(self, vertex: Digest) -> None:
         claim = self.auditing.memory() if self.auditing is not None else b""
-        write_private(self.store, vertex, self.memory_F, self.inner, claim)
+        write_private(self.store, vertex, self.memory_F, self.inner, claim, self.away.kept())
         assert self.head_name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
         data = [blob for blob in (self._learning.data_blob, self._learning.canary) if blob is not UNSET]

@@ -14,6 +14,7 @@ from atoll.learn.audit import recipe_problem
 from atoll.learn.codec import CODECS, codec_named
 from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import all_held_out, data_blob, load_data, validation
+from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model, misfit
 from atoll.learn.opening import Cut, opening_problem
@@ -48,6 +49,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's answers are more than encoded means, and {problem[0]}")
     if settings.audited_share and (problem := recipe_problem(learning.recipe, learning.layout.floats)):
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
+    if settings.apart_terms is not None and (problem := apart_problem(learning.recipe)):
+        raise PeerFault("", f"members of this run cannot train apart: {problem}")
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
         raise PeerFault("", "this run validates on other sets of data than it names")
     if (terms := settings.opened) is not None:
@@ -57,6 +60,21 @@ def decode_learning(settings: RunSettings) -> Learning:
         if terms.leaf_bytes != Cut(codec_named(coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
+
+
+def apart_problem(recipe: Recipe) -> str:
+    """Why members cannot train apart under this recipe; empty if they can."""
+    if recipe.schedule.fragments > 1:
+        return "rounds carry fragments in turn, and late work is of the whole model"
+    if recipe.own_anchors:
+        return "members have anchors of their own, which go on by themselves"
+    if recipe.merge not in ("replace", "delta"):
+        return "members keep a share of their own parameters, in which late work would be for a second time"
+    if isinstance(recipe.inner, Accumulate):
+        return "one step is a round, and its gradient is of an anchor that is gone when the member is back"
+    if recipe.reducer.quorum:
+        return "rounds that go on without the slow carry their steps over in another way"
+    return ""
 
 
 def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
@@ -207,6 +225,13 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             f"rounds of this run cannot be audited: {problem}",
             cause="run.audit_rate asks for audits, and an audit takes steps again on another machine",
             fix="write run.audit_rate = 0, or choose a gpt or llama model and the recipe diloco without overlap",
+        )
+    if settings.apart_terms is not None and (problem := apart_problem(beginning.recipe)):
+        raise UsageError(
+            "E-RUN-20",
+            f"members of this run cannot train apart: {problem}",
+            cause=f'sync.apart = "{settings.apart_terms.then}" asks for it',
+            fix='write sync.apart = "wait", or choose the recipe diloco and sync.fragments = 1',
         )
     settings = _reducing(beginning.recipe, settings)
     canary = state_hash(beginning.canary) if beginning.canary else UNSET

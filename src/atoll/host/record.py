@@ -19,6 +19,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
 from atoll.node.amend import amend_of
+from atoll.node.apart import late_of
 from atoll.node.facts import Looked, RoundClosed, StateJudged
 from atoll.node.peer import GenesisKnown, MembershipChanged
 from atoll.policy.reputation import FLOOR, tier_of
@@ -33,6 +34,7 @@ Entry = Mapping[str, Any]
 SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClosed
 LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # behind bad states, the newest
+LATE_MAX = 16  # members that came back from being apart with what they did there, the newest
 CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
 
 
@@ -55,6 +57,8 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
             }
             if (back := amend_of(body)) is not None:
                 entry |= {"back_to": back.round, "by": "recovery" if back.signature else "validators"}
+            if late := late_of(body):
+                entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
             if body.weighing is not UNSET:
                 entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.weights, strict=True))
         case Looked(losses=losses):
@@ -160,6 +164,9 @@ class Progress:
     verdicts: dict[str, int] = field(default_factory=dict)  # what auditors found, as vertices hold it
     validation: dict[str, Any] = field(default_factory=dict[str, Any])  # of the newest state that was judged
     returns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # that validators demanded
+    late: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # work of members that were apart
+    branches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # of the run, beside ours
+    apart_steps: int = 0  # that this peer took since it hears no quorum
     _closed_at: float = 0.0
 
     @staticmethod
@@ -188,7 +195,7 @@ class Progress:
                 self.model, self.parameters = entry["model"], entry["parameters"]
                 self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
             case "CaughtUp":
-                self.phase, self.holds_model = "waiting", True
+                self.phase, self.holds_model, self.apart_steps = "waiting", True, 0
             case "FetchBegan":
                 self.phase = "downloading"
             case "RoundBegan":
@@ -198,6 +205,8 @@ class Progress:
                 self.step, self.step_loss = entry["steps"], entry["loss"]
             case "TrainEnded":
                 self.phase, self.step = "committing", entry["steps"]
+            case "TrainedApart":
+                self.phase, self.apart_steps = "training apart", self.apart_steps + entry["steps"]
             case "ShareBegan":
                 self.phase = "sharing"
             case "Reduced":
@@ -216,6 +225,8 @@ class Progress:
             case "WentBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
                 self.returns = self.returns[-RETURNS_MAX:]
+            case "BranchSeen":
+                self.branches.append({key: entry[key] for key in ("round", "epoch", "members", "recovered")})
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
@@ -226,7 +237,10 @@ class Progress:
                 pass
 
     def _round_closed(self, entry: Entry) -> None:
-        self.state, self.phase, self.trouble = entry["state"], "planning", ""
+        self.state, self.phase, self.trouble, self.apart_steps = entry["state"], "planning", "", 0
+        late = entry.get("late", {})
+        self.late += [{"round": entry["round"], "peer": peer} | work for peer, work in late.items()]
+        self.late = self.late[-LATE_MAX:]
         self.missing = [p for p in entry["missing"] if self.standing_of(p) == "member"]
         self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
         counted, before = len(entry["counted"]), self._closed_at

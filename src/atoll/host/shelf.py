@@ -20,6 +20,7 @@ from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import Digest
 from atoll.host.retention import Retention
 from atoll.host.store import Store
+from atoll.learn.late import LateWork, late_bytes, late_from_bytes
 from atoll.learn.layout import Layout
 from atoll.learn.state import SharedState, state_bytes, state_from_bytes
 from atoll.learn.update import memory_bytes, memory_from_bytes
@@ -123,23 +124,33 @@ class Private(msgspec.Struct, frozen=True):
     memory: bytes
     inner: bytes
     claim: bytes = b""  # the last one that a vertex holds, where rounds are audited
+    late: bytes = b""  # what it did apart and no vertex has yet
 
 
-def write_private(store: Store, vertex: Digest, memory_F: Tensor | None, inner: bytes, claim: bytes = b"") -> None:
+def write_private(
+    store: Store,
+    vertex: Digest,
+    memory_F: Tensor | None,
+    inner: bytes,
+    claim: bytes = b"",
+    late: LateWork | None = None,
+) -> None:
     memory = memory_bytes(memory_F) if memory_F is not None else b""
-    store.write_private(msgspec.msgpack.encode(Private(vertex, memory, inner, claim)))
+    owed = late_bytes(late) if late is not None else b""
+    store.write_private(msgspec.msgpack.encode(Private(vertex, memory, inner, claim, owed)))
 
 
-def read_private(store: Store, vertex: Digest, floats: int) -> tuple[Tensor | None, bytes, bytes]:
-    """Error feedback (F,), inner state and claim as of this vertex; nothing if they are of another one."""
+def read_private(store: Store, vertex: Digest, floats: int) -> tuple[Tensor | None, bytes, bytes, LateWork | None]:
+    """Error feedback (F,), inner state, claim and late work of this vertex; nothing if they are of another."""
     data = store.read_private()
     if data is None:
-        return None, b"", b""
+        return None, b"", b"", None
     try:
         private = msgspec.msgpack.decode(data, type=Private)
         if private.vertex != vertex:
-            return None, b"", b""
+            return None, b"", b"", None
         memory_F = memory_from_bytes(private.memory, floats) if private.memory else None
-        return memory_F, private.inner, private.claim
+        late = late_from_bytes(private.late, floats) if private.late else None
+        return memory_F, private.inner, private.claim, late
     except (msgspec.DecodeError, ValueError):
-        return None, b"", b""  # damaged: it costs this peer's error feedback and moments, nothing that was agreed
+        return None, b"", b"", None  # damaged: it costs what is this peer's own, nothing that was agreed

@@ -245,7 +245,7 @@ class Audits:
             body = history.bodies.get(case.round)
             return None if body is None else judge_opening(case, blob, body, ground)
         commit = case.commit
-        if commit.claim is UNSET:
+        if commit.claimed is None:
             return None
         shard, shards = plan.shard(case.peer)
         last = self._last_claim(case)
@@ -263,7 +263,7 @@ class Audits:
             shares=ground.shares,
             steps=commit.steps,
             root=commit.root,
-            claim=commit.claim,
+            claim=commit.claimed,
             last_claim=last[0],
             last_whole=last[1],
         )
@@ -281,8 +281,8 @@ class Audits:
                 if signed.signer != case.peer:
                     continue
                 commit = decode_statement(signed.body, signed.signer)
-                if isinstance(commit, Commit) and commit.claim is not UNSET:
-                    return commit.claim, _in_all_parts(body, case.peer)
+                if isinstance(commit, Commit) and commit.claimed is not None:
+                    return commit.claimed, _in_all_parts(body, case.peer)
         return None, False
 
     # ---- jobs ----------------------------------------------------------------------------------------------

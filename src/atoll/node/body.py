@@ -32,6 +32,7 @@ from atoll.node.amend import amend_holds, amends_in, first_of
 from atoll.node.reputation import next_scores
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.node.topology import parts_most, way_of
+from atoll.policy.apart import Apart
 from atoll.policy.links import report_flaw
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.policy.plan import RoundPlan
@@ -83,6 +84,7 @@ class Ground:
     reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
     demanded: Amend | None = None  # validators found the state bad: where this round is to go back to
     opened: bool = False  # blocks of answers are opened
+    apart: Apart | None = None  # who hears no quorum trains on
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -98,6 +100,10 @@ class Ground:
     def weightless(self) -> frozenset[PeerId]:
         """Newcomers: their rows are shared and checked like any other, but move nothing yet."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing == "new")
+
+    def takes_late(self, peer: PeerId) -> bool:
+        """Late work may ride on this member's update: it is merged in this run, and the row weighs something."""
+        return self.apart is not None and self.apart.then == "merge" and peer not in self.weightless
 
     @cached_property
     def influence(self) -> dict[PeerId, int]:
@@ -222,7 +228,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
-    more = audited, reputed, demanded, opened
+    more = audited, reputed, demanded, opened, settings.apart_terms
     return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more)
 
 
@@ -380,6 +386,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
             return f"the commitment of {signed.signer} claims a weight that is not its own"
         if not claims_right(ground, commit):
             return f"the commitment of {signed.signer} does not say how it trained"
+        if not late_right(ground, signed.signer, commit):
+            return f"the commitment of {signed.signer} holds late work that it cannot"
     if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
     kept, opened = _judge_reports(ground, notary, body.reports, as_proposer=False)
@@ -482,7 +490,7 @@ def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
         return False
     if commit.parts == 0 or member.standing == "new":
         return commit.weight == 0
-    own = row_weight(ground, peer, commit.steps, commit.samples)
+    own = row_weight(ground, peer, commit.steps_now, commit.samples_now)
     return commit.weight == own and (commit.samples > 0 or ground.statistic == "mean")
 
 
@@ -499,11 +507,20 @@ def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
     return ground.influence[peer] * max(0, min(steps, ground.plan.settings.inner_steps))
 
 
+def late_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
+    """Late work is where it may be, and is a part of what the commitment stands for."""
+    late = commit.late
+    if late is None:
+        return True
+    fits = 0 <= late.since < commit.round and 0 < late.steps < commit.steps and 0 < late.samples < commit.samples
+    return commit.parts > 0 and ground.takes_late(peer) and fits
+
+
 def claims_right(ground: Ground, commit: Commit) -> bool:
     """Where rounds are audited an update comes with a claim that can be, and nowhere else does anything."""
-    if commit.claim is UNSET:
+    if commit.claimed is None:
         return not (ground.audited and commit.parts)
-    return ground.audited and commit.parts > 0 and len(commit.claim) == DIGEST_BYTES
+    return ground.audited and commit.parts > 0 and len(commit.claimed) == DIGEST_BYTES
 
 
 def commit_flaw(commit: Commit) -> str | None:
@@ -547,7 +564,7 @@ def _window(
     whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))
     # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
     excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
-    training_s = median(c.steps * c.step_s for c in commits)
+    training_s = median(c.steps_now * c.step_s for c in commits)
     shown = Shown(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
 
@@ -618,8 +635,9 @@ def open_report(
 
 
 def _metrics(commits: Sequence[Commit]) -> Metrics:
-    samples = sum(c.samples for c in commits)
+    samples_now = sum(c.samples_now for c in commits)
     weighted = 0.0
     for c in commits:  # in the order of the commitments: float sums depend on order
-        weighted += c.loss * c.samples
-    return Metrics(weighted / samples if samples else 0.0, sum(c.steps for c in commits), samples)
+        weighted += c.loss * c.samples_now
+    loss = weighted / samples_now if samples_now else 0.0
+    return Metrics(loss, sum(c.steps for c in commits), sum(c.samples for c in commits))

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from atoll.base.errors import UsageError
-from atoll.base.limits import CODED_PIECES_MAX, PEERS_MAX
+from atoll.base.limits import APART_ROUNDS_MAX, CODED_PIECES_MAX, PEERS_MAX
 from atoll.base.units import parse_duration_s
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.pieces import Coded
@@ -118,6 +118,8 @@ class Sync(Section, frozen=True):
     statistic: StatisticName | None = None
     quorum: Annotated[int, Meta(ge=0, le=PEERS_MAX)] | None = None
     grace: Whole | None = None
+    apart: Literal["wait", "merge", "drop"] = "wait"
+    apart_rounds: Annotated[int, Meta(ge=1, le=APART_ROUNDS_MAX)] = 10
 
 
 class Consensus(Section, frozen=True):
@@ -342,6 +344,17 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "sync.grace": (
         "Steps of a median member that the others may be later; a twelfth of an owner's window comes on top, for "
         "words on their way. With sync.quorum only. About as long as one step of the slowest."
+    ),
+    "sync.apart": (
+        "What a member does that is cut off from a quorum, once an attempt has failed (specs/apart.md). "
+        '"wait": it stands still after sync.overlap steps. "merge": it trains on, and what it did is sent with its '
+        "next update when it is back, as one more update in length at the most, at the weight of one. "
+        '"drop": it trains on, and these steps are given up then. Not with audits, fragments or the recipes eager '
+        "and cooperative."
+    ),
+    "sync.apart_rounds": (
+        "Rounds' worth of steps that such a member takes at most. What it sends is as long for one as for many; "
+        "more of them make its direction surer, and staler."
     ),
     "consensus.protocol": (
         'How members agree on a round. "bft": two phases of signed votes, a rotating proposer, and the quorum that '
@@ -675,6 +688,20 @@ def _check_sense(config: Config) -> None:
                 f"{key} = {value} changes nothing: no codec of this run asks for it",
                 fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
             )
+    if config.sync.apart == "wait" and config.sync.apart_rounds != default_of("sync.apart_rounds"):
+        raise UsageError(
+            "E-CFG-10",
+            "sync.apart_rounds changes nothing: members of this run that are cut off stand still",
+            fix='write sync.apart = "merge", or leave sync.apart_rounds at '
+            + toml_text(default_of("sync.apart_rounds")),
+        )
+    if config.sync.apart != "wait" and run.audit_rate:
+        raise UsageError(
+            "E-CFG-13",
+            f'sync.apart = "{config.sync.apart}" cannot work with run.audit_rate = {run.audit_rate:g}',
+            cause="an auditor takes the steps of a round again, and nobody assigned those that are taken apart",
+            fix='write run.audit_rate = 0, or sync.apart = "wait"',
+        )
     if not run.validate_every and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
         key = "data.canary" if config.data.canary else "run.validate_margin"
         raise UsageError(

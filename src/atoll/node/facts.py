@@ -36,6 +36,16 @@ class Passed(Fact, frozen=True, kw_only=True):
     why: str
 
 
+class TrainedApart(Fact, frozen=True, kw_only=True):
+    """I hear too few voters to close this round, and took so many steps by myself; see specs/apart.md."""
+
+    phase = "apart"
+    steps: int  # just now; 0: as many as I may
+    loss: float
+    heard: int  # voters, myself among them
+    quorum: int
+
+
 class ShareBegan(Fact, frozen=True, kw_only=True):
     phase = "share"
     attempt: int
@@ -172,6 +182,16 @@ class StateLacked(Fact, frozen=True, kw_only=True):
 
     phase = "agree"
     state: Digest
+
+
+class BranchSeen(Fact, frozen=True, kw_only=True):
+    """The run goes on elsewhere, too: this vertex closed the round as well as ours, in this epoch."""
+
+    phase = "trust"
+    epoch: int
+    vertex: Digest
+    members: tuple[PeerId, ...]  # voting there
+    recovered: bool  # it begins the epoch, by the recovery identity; else a quorum voted for it
 
 
 class PieceKept(Fact, frozen=True, kw_only=True):

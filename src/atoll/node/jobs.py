@@ -13,7 +13,7 @@ import msgspec
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.protocol.reduce.work import Row
-from atoll.wire.messages.statements import Answered, Finding, Signed
+from atoll.wire.messages.statements import Answered, Finding, Late, Signed
 
 
 class Train(msgspec.Struct, frozen=True):
@@ -35,6 +35,21 @@ class HandOver(msgspec.Struct, frozen=True):
     round: int
 
 
+class TrainApart(msgspec.Struct, frozen=True):
+    """Go on from the live parameters by myself: no quorum is heard -> Trained, of these steps alone.
+
+    At most `steps`, and not beyond `steps_max` of all that no vertex holds; 0 steps: the bound is reached.
+    """
+
+    round: int  # that cannot be closed
+    steps: int
+    steps_max: int
+    seconds_max: Seconds
+    shard: int
+    shards: int
+    merge: bool  # they are kept to be sent when I am back; else they are dropped then
+
+
 class Trained(msgspec.Struct, frozen=True):
     steps: int  # since the last update that was counted: spans failed rounds
     samples: int
@@ -48,6 +63,7 @@ class Encode(msgspec.Struct, frozen=True):
 
     round: int
     shares: tuple[int, ...]  # relative sizes of the parts that the update is cut into
+    late: bool = False  # late work, if there is any, may ride on it: the row weighs something
 
     @property
     def parts(self) -> int:
@@ -57,6 +73,7 @@ class Encode(msgspec.Struct, frozen=True):
 class Encoded(msgspec.Struct, frozen=True):
     parts: tuple[Payload, ...]
     claim: Digest | None = None  # of how I trained for it, where rounds are audited
+    late: Late | None = None  # that rides on it
 
 
 class Advance(msgspec.Struct, frozen=True):
@@ -88,6 +105,7 @@ class Adopt(msgspec.Struct, frozen=True):
     counted: tuple[bool, ...] | None
     claim: Digest | None = None  # of mine, as the vertex holds it: what my next round must begin with
     afresh: bool = False  # the run went back: live parameters, feedback and moments are of another past, drop them
+    late: bool = False  # the vertex holds my late work: also what I said of it in a life before
 
 
 class GoBack(msgspec.Struct, frozen=True):
@@ -109,12 +127,23 @@ class FindState(msgspec.Struct, frozen=True):
     state: Digest
 
 
+class Left(msgspec.Struct, frozen=True):
+    """How the round that I left open counted me after all; what nobody knows any more is taken for counted."""
+
+    counted: tuple[bool, ...] | None  # per part; None if I encoded nothing
+    late: bool  # my late work is in it, or may be
+
+
 class Restore(msgspec.Struct, frozen=True):
-    """Load this agreed state from disk as the head, with my private state if it fits -> True, or False."""
+    """Load this agreed state from disk as the head, with my private state if it fits -> True, or False.
+
+    `left`: the round in which I was until now, where what it owes is still to be told.
+    """
 
     round: int
     vertex: Digest
     state: Digest
+    left: Left | None = None
 
 
 class ReadVertices(msgspec.Struct, frozen=True):
@@ -241,6 +270,7 @@ class JudgeOpening(msgspec.Struct, frozen=True):
 
 Work = (
     Train
+    | TrainApart
     | Encode
     | Advance
     | Adopt

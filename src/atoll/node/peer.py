@@ -64,6 +64,7 @@ from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.amend import Goal, amend_bytes, amends_in
 from atoll.node.audits import Audits
 from atoll.node.body import ground_after, write_recovery
+from atoll.node.branches import Branches
 from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
 from atoll.node.facts import (
@@ -78,7 +79,7 @@ from atoll.node.facts import (
     StateMissing,
     StateRebuilt,
 )
-from atoll.node.jobs import ReadVertices, Restore
+from atoll.node.jobs import Left, ReadVertices, Restore
 from atoll.node.pieces import Pieces
 from atoll.node.reports import ReportPool
 from atoll.node.round import Round
@@ -218,9 +219,11 @@ class Peer:
         self.restoring = False
         self.lack = "the agreed state is not on this disk"  # why a state is fetched
         self.restored_round = -1  # the round whose state is being fetched or restored
+        self.left: Left | None = None  # what I owe of the round that I left for it
         self.serve = Serve()
         self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
         self.pool: ReportPool | None = None  # as soon as there is a history
+        self.branches: Branches | None = None  # the same
         self.said: dict[str, bytes] = {}
         self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
         self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # of those, to whom, how often
@@ -349,6 +352,8 @@ class Peer:
         for round in rounds:
             if round == self.history.head + 1 or (rounds and round == rounds[0]):
                 self.history.restore(decode_vertex(kept[f"vertex/{round}"]))
+        if self.branches is not None:
+            self.branches.restore(kept)
         effects += self.eras.restore(kept) if self.eras is not None else []
         effects += self._restore_pieces(kept)
         effects += self._from_audits(self.audits.resume(now), now) if self.audits is not None else []
@@ -364,6 +369,7 @@ class Peer:
         self.settings = decode_settings(decode_body(vertex.body).settings)
         self.history = History(vertex, self.notary, self._voters_of, self.settings.recovery)
         self.pool = ReportPool(self.notary, self.history, self.settings)
+        self.branches = Branches(self.history)
         if every := self.settings.era_rounds:
             self.eras = Eras(self.history, every, self.settings.rounds, self.notary.verifier, self.vouch)
         if self.pool.docket.looks:
@@ -397,7 +403,13 @@ class Peer:
         self.restoring, self.fetch = True, None
         history = self.history
         self.restored_round = history.head
-        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state))]
+        left, self.left = self.left, None  # told once: what it owes may be under way again when a state comes
+        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, left))]
+
+    def _leave_round(self, vertex: Vertex | None) -> None:
+        """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
+        self.left = self.round.left(vertex) if self.round is not None else None
+        self.round = None
 
     def _restored(self, found: bool, now: Seconds) -> list[Effect]:
         assert self.history is not None
@@ -498,7 +510,7 @@ class Peer:
                 case StateLacked(state=state):
                     out += self.earlier.find(state, anew=True)
                 case StateMissing():
-                    self.round = None
+                    self._leave_round(effect.fact.vertex)
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)
                     out += self._regain(effect.fact.why)
                 case _:
@@ -519,12 +531,17 @@ class Peer:
 
     def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds) -> list[Effect]:
         """The history grows by one, if this vertex is the next and its certificate holds."""
-        history, pool = self.history, self.pool
-        assert history is not None and pool is not None
+        history, pool, branches = self.history, self.pool, self.branches
+        assert history is not None and pool is not None and branches is not None
         before = history.head_body
-        body = history.append(vertex, who)
+        try:
+            body = history.append(vertex, who)
+        except PeerFault:
+            if (parted := branches.parts_us(vertex, who)) is not None:
+                return parted
+            raise
         if body is None:
-            return []
+            return branches.beside(vertex, who, self._within_reach())
         pool.settle(body)
         for unwanted in self.earlier.settle(pool):
             self.wanted.pop(unwanted, None)
@@ -581,8 +598,20 @@ class Peer:
         effects: list[Effect] = [
             Contact(m.peer, m.addresses) for m in body.members if m.peer in present and m.peer != self.me
         ]
-        effects += [Forget(m.peer) for m in body.members if not m.present and m.peer != self.me]
+        sought = self._put_away() if body.epoch else set[PeerId]()
+        effects += [Contact(m.peer, m.addresses) for m in body.members if m.peer in sought]
+        away = (m.peer for m in body.members if not m.present and m.peer not in sought)
+        effects += [Forget(peer) for peer in away if peer != self.me]
         return effects
+
+    def _put_away(self) -> set[PeerId]:
+        """Whom the recovery took for gone, and who is not back: they may go on elsewhere, and nobody would know."""
+        assert self.history is not None
+        bodies = self.history.bodies
+        began = [r for r in bodies if r - 1 in bodies and bodies[r].epoch > bodies[r - 1].epoch]
+        lost = {m.peer for r in began for m in bodies[r].members if not m.present}
+        had = {m.peer for r in began for m in bodies[r - 1].members if m.votes}
+        return {m.peer for m in self.history.head_body.members if m.standing == "away"} & lost & had - {self.me}
 
     def _within_reach(self) -> list[PeerId]:
         """Members that I can have a connection to: all that are present, but clients cannot dial each other."""
@@ -733,7 +762,7 @@ class Peer:
         if self.round is None:
             return self._begin_round(now) if self.at >= -1 else self._regain("joining")
         if history.head - self.at > ROUNDS_KEPT // 2:
-            self.round = None
+            self._leave_round(history.vertices.get(self.round.plan.round))
             return self._regain(f"{history.head - self.at} rounds behind")
         vertex = history.vertices.get(self.round.plan.round)
         if vertex is None:

@@ -67,7 +67,7 @@ def conduct_in(
         peer: Conduct(
             counted=counted[peer],
             answered=len(given),
-            steps=commits[peer].steps if peer in commits else 0,
+            steps=commits[peer].steps_now if peer in commits else 0,
             assigned=plan.settings.inner_steps,
             belief=belief.get(peer, 0),
             duties=duties[peer],

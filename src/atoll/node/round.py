@@ -42,6 +42,7 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest, merkle_root
 from atoll.node.amend import amend_of, amends_in
+from atoll.node.apart import Apart, late_of, left_open
 from atoll.node.back import Back
 from atoll.node.body import (
     Ground,
@@ -49,6 +50,7 @@ from atoll.node.body import (
     check_body,
     claims_right,
     commit_flaw,
+    late_right,
     parts_fit,
     row_weight,
     weighs_right,
@@ -70,7 +72,7 @@ from atoll.node.facts import (
     TrainEnded,
 )
 from atoll.node.grace import Grace
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, HandOver, Train, Trained
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, HandOver, Left, Train, Trained
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial
@@ -107,10 +109,21 @@ from atoll.wire.messages.round import (
     WantRow,
     WantWords,
 )
-from atoll.wire.messages.statements import Amend, Answered, Caught, Commit, Compared, Complaint, Signed, Weighing
+from atoll.wire.messages.statements import (
+    Amend,
+    Answered,
+    Caught,
+    Commit,
+    Compared,
+    Complaint,
+    Late,
+    Signed,
+    Weighing,
+)
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
+NOT_LATE = Late(0, 0, 0)
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 TURNS_WITHOUT_CLOCK = 4  # of all proposers in one attempt
 
@@ -150,6 +163,8 @@ class Round:
         self.encoding = False  # what I trained is, or was
         self.encoded: tuple[Payload, ...] | None = None
         self.claim: Digest | None = None  # of how I trained for it
+        self.late: Late | None = None  # of what I did apart and send with it
+        self.apart = Apart(ground, self.me, gone)
         self.passes: str | None = None
         self.commits: dict[int, Commits] = {}
         self.reduce: Reduce | None = None
@@ -191,6 +206,10 @@ class Round:
                 return self._try_all(now) + self._propose_if_ready(now)
             case Failed(job) if (state := self.back.failed(job)) is not None:
                 return [self._report(StateLacked(state=state)), *self._go_on_without(now)]
+            case Done(job, Trained() as result) if job == self.apart.job:
+                return [self._report(self.apart.took(result)), *self._train_apart()]
+            case Failed(job) if job == self.apart.job:
+                return self.apart.failed()
             case Done(job, _) if job == f"{name}/adopt":
                 return self._close()
             case Failed(job, why) if job in (f"{name}/train", f"{name}/encode"):
@@ -360,13 +379,14 @@ class Round:
         if late or self.encoding:
             return []
         self.encoding = True
-        return [Ask(f"round/{self.plan.round}/encode", Encode(self.plan.round, self.ground.shares))]
+        work = Encode(self.plan.round, self.ground.shares, self.ground.takes_late(self.me))
+        return [Ask(f"round/{self.plan.round}/encode", work)]
 
     def _encoded(self, encoded: Encoded, now: Seconds) -> list[Effect]:
         assert 0 < len(encoded.parts) <= len(self.ground.owners)
         if self.ground.audited and encoded.claim is None:
             return self._pass("it cannot show how it trained, and rounds of this run are audited", now)
-        self.encoded, self.claim = encoded.parts, encoded.claim
+        self.encoded, self.claim, self.late = encoded.parts, encoded.claim, encoded.late
         return self._commit_if_ready(now)
 
     def _pass(self, why: str, now: Seconds) -> list[Effect]:
@@ -410,6 +430,7 @@ class Round:
         if self.encoded is None or self.trained is None:
             return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, (self.passes or "")[:200])
         t, root, measured = self.trained, merkle_root(tuple(p.digest for p in self.encoded)), self.measured()
+        late = self.late or NOT_LATE
         # a newcomer's first update is shared and checked like any other, but moves nothing yet
         weight = row_weight(self.ground, self.me, t.steps, t.samples)
         return Commit(
@@ -417,15 +438,15 @@ class Round:
             attempt=attempt,
             root=root,
             parts=len(self.encoded),
-            steps=t.steps,
-            samples=t.samples,
+            steps=t.steps + late.steps,
+            samples=t.samples + late.samples,
             loss=t.loss,
             step_s=t.step_s,
             weight=weight,
             offset_s=measured.offset_s,
             values=t.values,
             links=measured.links,
-            claim=UNSET if self.claim is None else self.claim,
+            claim=self.claim or self.late or UNSET,
         )
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
@@ -447,6 +468,8 @@ class Round:
             raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
         if not claims_right(self.ground, commit):
             raise PeerFault(signed.signer, "does not say how it trained", signed.body)
+        if not late_right(self.ground, signed.signer, commit):
+            raise PeerFault(signed.signer, "claims late work that it cannot have", signed.body)
         if before is not None:  # the first commitment counts; a different one could follow another's reveal
             return self._compare_commits(before[1], signed, now)
         if signed.signer in self.two_faced and self.ground.witnesses:
@@ -846,8 +869,20 @@ class Round:
             return []
         failed, self.attempt = self.attempt, max(self.attempt + 1, self._attempt_due(now))
         effects: list[Effect] = [self._report(AttemptFailed(attempt=failed))]
-        effects += self._begin_attempt(now)
+        effects += [*self._train_apart(), *self._begin_attempt(now)]
         return effects + self.agreement.close_view(self._last_view(self.attempt - 1))
+
+    def _train_apart(self) -> list[Effect]:
+        """An attempt failed: if that is for want of voters I go on by myself, once my update is made."""
+        mine = self.encoded is not None or self.passes is not None
+        return self.apart.go_on() if self.trains and mine and self.final is None else []
+
+    def left(self, vertex: Vertex | None) -> Left | None:
+        """I go on from a later state: what this round counted of mine, where anything hangs on it."""
+        if self.ground.apart is None:
+            return None
+        body = decode_body(vertex.body) if vertex is not None else None
+        return left_open(self.me, len(self.encoded or ()), body)
 
     def _attempt_due(self, now: Seconds) -> int:
         """By the clock. Where there is none all propose in turn, and in turn again, before all is sent anew."""
@@ -1023,14 +1058,15 @@ class Round:
         assert self.final is not None
         afresh = trial.back is not None
         claim, mine = self._my_claim(trial.body), None if afresh else counted
-        work = Adopt(self.plan.round, digest, trial.body.state, mine, claim, afresh)
+        late = self.ground.apart is not None and self.me in late_of(trial.body)
+        work = Adopt(self.plan.round, digest, trial.body.state, mine, claim, afresh, late)
         return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
 
     def _my_claim(self, body: Body) -> Digest | None:
         """What the vertex holds me to; also where I said it in a life before."""
         mine = (decode_statement(s.body, s.signer) for s in body.commits if s.signer == self.me)
-        claims = [c.claim for c in mine if isinstance(c, Commit)]
-        return claims[0] if claims and claims[0] is not UNSET else None
+        claims = [c.claimed for c in mine if isinstance(c, Commit)]
+        return claims[0] if claims else None
 
     def _close(self) -> list[Effect]:
         assert self.final is not None

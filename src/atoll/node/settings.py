@@ -8,6 +8,7 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
+from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
@@ -45,6 +46,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
     openings: Terms | msgspec.UnsetType = msgspec.UNSET  # of blocks of answers; left out: owners are believed
     protocol: Literal["raft"] | msgspec.UnsetType = msgspec.UNSET  # by which members agree; left out: two phases
+    apart: Apart | msgspec.UnsetType = msgspec.UNSET  # who hears no quorum trains on; left out: it stands still
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -77,6 +79,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def opened(self) -> Terms | None:
         """How much of every answer is opened, where anything is."""
         return None if self.openings is msgspec.UNSET else self.openings
+
+    @property
+    def apart_terms(self) -> Apart | None:
+        """On which members train on that hear no quorum; None: they do not."""
+        return None if self.apart is msgspec.UNSET else self.apart
 
 
 class _Rules(msgspec.Struct, frozen=True):
@@ -125,6 +132,12 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault("", "genesis asks for Raft where members may lie")
         if settings.round.acceptance is not msgspec.UNSET and (problem := acceptance_problem(settings)):
             raise PeerFault("", f"genesis asks for rounds that wait for a quorum of updates, but {problem}")
+        if settings.apart_terms is not None and settings.audited_share:
+            raise PeerFault("", "genesis audits rounds and has members train apart, whose steps nobody assigned")
+        if settings.apart_terms is not None and settings.round.acceptance is not msgspec.UNSET:
+            raise PeerFault(
+                "", "genesis has rounds go on without the slow and members train apart: steps would get lost"
+            )
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

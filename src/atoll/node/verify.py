@@ -93,6 +93,16 @@ class Return(msgspec.Struct, frozen=True):
     by: Literal["recovery", "validators"] = "recovery"  # the identity's signature, or enough reports in vertices
 
 
+class Branch(msgspec.Struct, frozen=True):
+    """Another vertex closed this round, too, as finally as the one that is judged here."""
+
+    round: int
+    vertex: str
+    epoch: int
+    recovered: bool  # by the recovery identity's signature; else a quorum voted for it
+    voters: int  # that it leaves
+
+
 class Share(msgspec.Struct):
     """What one peer gave to the run, as far as vertices that hold say so."""
 
@@ -100,6 +110,7 @@ class Share(msgspec.Struct):
     rounds: int = 0
     steps: int = 0
     samples: int = 0
+    late: int = 0  # steps of those that it took apart
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,9 @@ class Kept:
     read: Callable[[int], bytes | None]
     era: Callable[[int], bytes | None] = lambda round: None  # signatures under the era that ended with it
     pieces: bytes = b""  # which older states lie in pieces, as this peer knew last: `node/pieces.placed_rounds`
+    branch: Callable[[int], bytes | None] = lambda round: (
+        None
+    )  # another vertex that closed the round: node/branches
 
 
 @dataclass
@@ -128,6 +142,7 @@ class Audit:
     unchecked: list[int] = field(default_factory=list[int])  # rounds whose parent is missing or damaged
     recoveries: list[int] = field(default_factory=list[int])  # rounds that began an epoch without a quorum
     returns: list[Return] = field(default_factory=list[Return])
+    branches: list[Branch] = field(default_factory=list[Branch])  # of the run that begin beside what is judged
     trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
     eras: list[FoundEra] = field(default_factory=list[FoundEra])
     members: list[Change] = field(default_factory=list[Change])
@@ -249,6 +264,8 @@ class _Walk:
         self._hold(vertex, body, flaw)
         if flaw is not None:
             return self.eras.lost()
+        if self.sound and (other := self.kept.branch(round)) is not None:
+            self._look_beside(round, other)
         self._account(body, before)
         for what in self.eras.go(self.history.head_id, body, round <= self.audit.trusted):
             self.audit.problem("era", round, what)
@@ -265,6 +282,19 @@ class _Walk:
         self.audit.problem("misplaced", round, f"the vertex of round {elsewhere} is kept in its place")
         other, _ = _read(self.kept, elsewhere)  # were two exchanged?
         return other if other is not None and other[1].round == round else None
+
+    def _look_beside(self, round: int, data: bytes) -> None:
+        """What is kept as the beginning of another branch is held to the rules of history."""
+        try:
+            vertex = decode_vertex(data)
+            body = self.history.other(vertex)
+        except PeerFault as fault:
+            self.audit.problem("unreadable", round, f"the other branch that is kept beside it: {fault.what}")
+            return
+        if body is not None:
+            voters = sum(m.votes for m in body.members)
+            name, recovered = vertex_id(vertex.body).hex(), vertex.certificate is None
+            self.audit.branches.append(Branch(round, name, body.epoch, recovered, voters))
 
     # ---- judging one vertex --------------------------------------------------------------------------------
 
@@ -406,6 +436,7 @@ class _Walk:
                 share = audit.shares.setdefault(signed.signer, Share())
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
                 share.samples += commit.samples
+                share.late += commit.late.steps if commit.late is not None else 0
         for _, report in self.docket.news(body):
             if report.opening is not UNSET:
                 continue

@@ -123,7 +123,7 @@ class Docket:
         needed, scores = voices_needed(voters, self.rule), scores_of(body)
         for signed in body.commits:
             commit, peer = statement_in(signed), signed.signer
-            if not isinstance(commit, Commit) or commit.claim is msgspec.UNSET:
+            if not isinstance(commit, Commit) or commit.claimed is None:
                 continue
             share = self.share * audit_factor(scores, peer)  # above 1: always
             segment = drawn_segment(vertex, peer, commit.steps, share)

@@ -6,11 +6,14 @@
 - with no faults, everybody is counted in every training round
 - an honest peer is never found breaking the protocol, nor saying two things, not even across a restart
 - nobody honest calls an honest owner a liar
+- steps taken apart are counted in rows that weigh something, and at most once (`late`; scenarios compare it with
+  what islands took)
 - nothing that strangers can grow grows beyond its bound
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -28,7 +31,9 @@ from atoll.protocol.consensus.agreement import Equivocation
 from atoll.protocol.dag.history import WINDOW
 from atoll.protocol.reduce.run import Garbage, PartAnswered
 from atoll.sim.world import Node
-from atoll.wire.messages.statements import Caught
+from atoll.wire.codec import statement_in
+from atoll.wire.messages.statements import Caught, Commit
+from atoll.wire.messages.vertex import Body
 
 ANSWERS_WATCHED = 4096  # of the last few rounds
 
@@ -51,6 +56,7 @@ class Checkers:
     repairs: int = 0
     complaints: int = 0  # of honest peers: the network may be to blame, and it takes many to act
     attempts: dict[int, int] = field(default_factory=dict)  # round -> attempt that decided it
+    late: Counter[PeerId] = field(default_factory=Counter[PeerId])  # steps taken apart, as vertices count them
 
     def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
         if node.name in self.villains:
@@ -83,6 +89,8 @@ class Checkers:
 
     def _closed(self, node: Node, fact: RoundClosed) -> None:
         round, name = fact.body.round, node.name
+        if round not in self.vertices:
+            self._count_late(fact.body)
         first = self.vertices.setdefault(round, fact.id)
         if first != fact.id:
             self._broken(f"two vertices agreed for round {round}: {first.hex()[:8]} and {fact.id.hex()[:8]}")
@@ -103,6 +111,15 @@ class Checkers:
             if self.faultless and not whole:
                 self._broken(f"without faults, round {round} misses {fact.missing} (parts of {fact.partly})")
         self._bounds(node)
+
+    def _count_late(self, body: Body) -> None:
+        for signed in body.commits:
+            commit = statement_in(signed)
+            if not isinstance(commit, Commit) or commit.late is None:
+                continue
+            if not commit.weight:
+                self._broken(f"late work of {signed.signer} is in a row of round {body.round} that weighs nothing")
+            self.late[signed.signer] += commit.late.steps
 
     def _answered(self, node: Node, fact: PartAnswered) -> None:
         """An owner gives one answer for a part of an attempt, also across a restart."""

@@ -41,6 +41,7 @@ from atoll.node.jobs import (
     Rebuild,
     Restore,
     Train,
+    TrainApart,
     Trained,
     Validate,
 )
@@ -56,6 +57,7 @@ from atoll.protocol.transfer.work import (
     ReadManifest,
     StoreChunk,
 )
+from atoll.sim.apart import Alone
 from atoll.sim.chains import Chain, judged
 
 
@@ -66,6 +68,7 @@ class Shared(msgspec.Struct, frozen=True, array_like=True):
     counted: dict[PeerId, int]
 
 
+BATCH = 16  # samples of a step
 VALIDATION_STEPS = 4  # whose time it takes to look at a state
 GENESIS_STATE = msgspec.msgpack.encode(Shared(-1, digest(b"genesis"), 0, {}))
 
@@ -119,9 +122,11 @@ class Island:
     pieces: tuple[Digest, ...] = ()  # of older states, where these lie in pieces
     whole: tuple[Digest, ...] = ()  # then: the older states that have to stay
     given_bytes: int = 0  # of blobs, to others
+    alone: Alone = field(default_factory=Alone)  # steps that it took while it heard no quorum
 
     def crash(self) -> None:
         self.steps_done, self.training = 0, None
+        self.alone.crash()
         self.handed_over = self.merged = None
         if self.chain is not None:
             self.chain.crash()
@@ -139,6 +144,8 @@ class Island:
                 return min(step_s * max(left, 0), max(work.seconds_max, 0.0))
             case Encode() | Compare() | Combine() | Advance() | Adopt():
                 return 0.002 + self.knobs.update_bytes / 1e9
+            case TrainApart():
+                return self._step_s() * self.alone.may_take(work)
             case Exhibit() | Judge():
                 return SEGMENT_STEPS * self._step_s()
             case Validate():
@@ -154,10 +161,13 @@ class Island:
             case HandOver():
                 self.hurried = True
                 return None
+            case TrainApart():
+                steps = self.alone.take(work)
+                return Trained(steps, steps * BATCH, 5.0 / (1 + work.round), self.knobs.step_s)
             case Encode():
                 parts = tuple(self._part(work, index) for index in range(work.parts))
                 self.encoded[work.round] = tuple(part.digest for part in parts)
-                return Encoded(parts, self._claim(work.round))
+                return Encoded(parts, self._claim(work.round), self.alone.late(BATCH) if work.late else None)
             case Combine():
                 return self._combine(work)
             case Compare():  # names have no distances: all rows lie alike
@@ -169,6 +179,8 @@ class Island:
                 return self._advance(work)
             case Adopt():
                 self.head = work.state
+                self.alone.back(work.round, work.counted, work.late, self.steps_done)
+                self.alone.kept(work.vertex)
                 self.merged = self.now()
                 if self.chain is not None:
                     self.chain.adopt(work.round, work.vertex, work.claim, work.afresh)
@@ -177,6 +189,7 @@ class Island:
                     self.steps_done = 0
                 if work.afresh:  # the trainer begins anew: nothing private is of this past
                     self.steps_done, self.handed_over, self.merged = 0, None, None
+                    self.alone.forget()
                 self._prune(work.state)
                 return None
             case GoBack():
@@ -185,9 +198,12 @@ class Island:
                 self.looked_for.add(work.state)
                 return work.state in self.blobs
             case Restore():
+                if work.left is not None:
+                    self.alone.back(work.round, work.left.counted, work.left.late, self.steps_done)
                 if work.state not in self.blobs:
                     return False
                 self.head = work.state
+                self.alone.restored(work.round, work.vertex)
                 if self.chain is not None:
                     self.chain.restore(work.vertex)
                 return True
@@ -301,7 +317,7 @@ class Island:
             self.steps_done = self.chain.taken[work.round] = steps
         loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
         since = self.steps_done if self.knobs.carries else steps
-        return Trained(since, self.steps_done * 16, loss, self.knobs.step_s)
+        return Trained(since, self.steps_done * BATCH, loss, self.knobs.step_s)
 
     def _part(self, work: Encode, index: int) -> Payload:
         name = digest(f"{self.me}/{work.round}/{index}/{self.draw.random()}".encode())

@@ -53,7 +53,7 @@ from atoll.host.trainer.words import (
     read_frame,
 )
 from atoll.learn.audit import Live, profile_here
-from atoll.learn.data import batch, load_data, validation
+from atoll.learn.data import batch, cursor_after, epoch_samples, load_data, validation
 from atoll.learn.inner import (
     Accumulate,
     InnerState,
@@ -246,6 +246,8 @@ class Child:
 
     def _batch(self, job: Train, cursor: int) -> tuple[Tensor, Tensor]:
         spec = self.spec
+        if job.apart:
+            cursor += cursor_after(epoch_samples(self.data, spec.seq_len) // 2, job.shards)
         found = batch(self.data, job.shard, job.shards, cursor, spec.batch, spec.seq_len, spec.seed)
         return self._on_device(found)
 

@@ -120,17 +120,18 @@ class Trainer:
         ahead: int = 0,
         assignment: Assignment | None = None,
         held: tuple[int, ...] = (),
+        apart: bool = False,
     ) -> Trained:
         """At most `steps` inner steps from x, at most until `until` (time.monotonic()); x is then in `read_x()`.
 
         With `ahead` it goes on from there by itself, so many steps, and after a `merge` as many as `steps`; the
         next `train` counts them. `cancel`, or cancelling the awaiting task, ends it at the next step boundary; the
         steps taken count. With an `assignment` it keeps a chain, whose links come with the answer;
-        chains of rounds that are `held` it keeps, too.
+        chains of rounds that are `held` it keeps, too. `apart`: on data from half an epoch ahead.
         """
         assert steps >= 0
         self._job += 1
-        job = Train(self._job, steps, until, cursor, shard, shards, global_step, ahead, assignment, held)
+        job = Train(self._job, steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart)
         return await self._ask(job, Trained)
 
     def cancel(self) -> None:

@@ -50,6 +50,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     ahead: int = 0  # steps that it goes on afterwards, until something is merged; those of the next round count
     assignment: Assignment | None = None  # keep a chain of these steps: the round may be audited
     held: tuple[int, ...] = ()  # rounds whose chain is still to be shown
+    apart: bool = False  # from half an epoch ahead: the run goes on without these steps
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

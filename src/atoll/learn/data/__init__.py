@@ -23,7 +23,15 @@ from atoll.keys.digest import blob_id, manifest_of
 from atoll.learn.data.images import Images, image_samples, images_problem, load_images
 from atoll.learn.data.order import places
 from atoll.learn.data.pictures import holds_pictures, load_pictures
-from atoll.learn.data.text import Text, load_text, standard_library, text_problem, text_samples, windows_at
+from atoll.learn.data.text import (
+    Text,
+    load_text,
+    standard_library,
+    text_problem,
+    text_samples,
+    text_windows,
+    windows_at,
+)
 from atoll.learn.tensorfile import dump, load
 
 Data = Text | Images
@@ -96,6 +104,11 @@ def batch(
 def cursor_after(position: int, shards: int) -> int:
     """The cursor at which `shards` peers go on after `position` samples of the run were handed out."""
     return -(-position // shards)
+
+
+def epoch_samples(data: Data, seq_len: int) -> int:
+    """After how many the data begin anew, in another order."""
+    return text_windows(data.train, seq_len) if isinstance(data, Text) else len(data.train_labels)
 
 
 def validation(data: Data, samples: int, size: int, seq_len: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -57,13 +57,19 @@ def text_samples(tokens: np.ndarray, positions_B: np.ndarray, seq_len: int, seed
     Windows of one epoch do not overlap (but for the one token that is target here and input there); every
     epoch cuts them at another offset.
     """
-    windows = (len(tokens) - 1) // seq_len - 1  # one window is left over for the offset
-    if windows < 1:
-        raise ValueError(f"the training text has {len(tokens)} tokens, too few for windows of {seq_len}")
+    windows = text_windows(tokens, seq_len)
     epoch_B, index_B = places(positions_B, windows, seed)
     offsets = {epoch: mix(seed + epoch) % seq_len for epoch in set(epoch_B.tolist())}
     start_B = index_B * seq_len + np.array([offsets[epoch] for epoch in epoch_B.tolist()], dtype=np.int64)
     return windows_at(tokens, start_B, seq_len)
+
+
+def text_windows(tokens: np.ndarray, seq_len: int) -> int:
+    """Of one epoch. ValueError if there is none."""
+    windows = (len(tokens) - 1) // seq_len - 1  # one window is left over for the offset
+    if windows < 1:
+        raise ValueError(f"the training text has {len(tokens)} tokens, too few for windows of {seq_len}")
+    return windows
 
 
 def windows_at(tokens: np.ndarray, start_B: np.ndarray, seq_len: int) -> tuple[Tensor, Tensor]:

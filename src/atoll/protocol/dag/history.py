@@ -69,11 +69,26 @@ class History:
 
     def check(self, vertex: Vertex, body: Body, who: PeerId = PeerId("")) -> None:
         """Raise PeerFault unless this vertex follows the head and is final. Its content is `node/body.py`'s."""
-        if body.run != self.notary.run or body.parent != self.head_id:
+        self._check_after(self.head, vertex, body, who)
+
+    def other(self, vertex: Vertex, who: PeerId = PeerId("")) -> Body | None:
+        """Where another branch begins: as final as ours of this round, after the same parent, and not the same.
+
+        None if it is ours, or its place is not in memory; PeerFault if it is forged.
+        """
+        body = decode_body(vertex.body, who)
+        mine, parent = self.ids.get(body.round), self.ids.get(body.round - 1)
+        if mine in (None, vertex_id(vertex.body)) or parent is None or body.parent != parent:
+            return None
+        self._check_after(body.round - 1, vertex, body, who)
+        return body
+
+    def _check_after(self, before: int, vertex: Vertex, body: Body, who: PeerId) -> None:
+        if body.run != self.notary.run or body.parent != self.ids[before]:
             raise PeerFault(who, f"a vertex for round {body.round} that does not follow ours")
-        if body.time_s < self.head_body.time_s:
+        if body.time_s < self.bodies[before].time_s:
             raise PeerFault(who, f"a vertex for round {body.round} that is older than its parent")
-        self._check_certificate(vertex, body, who)
+        self._check_certificate(before, vertex, body, who)
 
     def restore(self, vertex: Vertex) -> None:
         """A vertex from my own disk, checked before it was written; anything unreadable is the caller's trouble."""
@@ -99,12 +114,12 @@ class History:
             chosen.append(vertex)
         return tuple(chosen)
 
-    def _check_certificate(self, vertex: Vertex, body: Body, who: PeerId) -> None:
+    def _check_certificate(self, before: int, vertex: Vertex, body: Body, who: PeerId) -> None:
         certificate, digest = vertex.certificate, vertex_id(vertex.body)
         if certificate is None:
-            self._check_recovery(vertex, body, who)
+            self._check_recovery(self.bodies[before], vertex, body, who)
             return
-        keys, quorum = self.voters_of(self.head_id, self.head_body)
+        keys, quorum = self.voters_of(self.ids[before], self.bodies[before])
         fits = (
             certificate.stage == "commit"
             and certificate.round == body.round
@@ -114,9 +129,8 @@ class History:
         if not fits:
             raise PeerFault(who, f"a certificate for round {body.round} that no quorum signed")
 
-    def _check_recovery(self, vertex: Vertex, body: Body, who: PeerId) -> None:
+    def _check_recovery(self, parent: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
         """A new epoch: the same state, fewer members, signed by the identity that genesis named for this."""
-        parent = self.head_body
         signed = recovery_bytes(self.notary.run, vertex.body)
         stays = (body.epoch, body.state, body.trained, body.tickets) == (
             *(parent.epoch + 1, parent.state, parent.trained),

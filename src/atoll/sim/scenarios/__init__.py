@@ -2,6 +2,7 @@
 
     calm         nothing goes wrong: everybody is counted in every round
     churn        loss, joins, leaves, kills, sleeps, partitions, lost writes, drifting clocks; then peace
+    apart        a minority is cut off for many rounds, trains on, and its work is counted once
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
     weighed      churn where distances weigh rows, and owners speak twice
@@ -46,6 +47,7 @@ import sys
 
 import msgspec
 
+from atoll.sim.scenarios.apart import apart
 from atoll.sim.scenarios.audits import accusers, audited, audits
 from atoll.sim.scenarios.churn import (
     audited_churn,
@@ -77,6 +79,7 @@ __all__ = ["SCENARIOS", "NotForRaft", "ScenarioFailed", "ScenarioReport", "Stage
 SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario(calm, peers=8, rounds=20),
     "churn": Scenario(churn, peers=24, rounds=50),
+    "apart": Scenario(apart, peers=7, rounds=0),
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),

@@ -30,6 +30,14 @@ class Signed(msgspec.Struct, frozen=True, gc=False, array_like=True):
 # ---- the round ---------------------------------------------------------------------------------------------
 
 
+class Late(msgspec.Struct, frozen=True):
+    """Of an update's steps and samples, those taken apart from the others: see specs/apart.md."""
+
+    since: int  # the round that its author could not close
+    steps: int
+    samples: int
+
+
 class Commit(Statement, frozen=True):
     """My update of this round exists and its parts hash to `root`; said before I see anybody else's."""
 
@@ -39,14 +47,35 @@ class Commit(Statement, frozen=True):
     parts: int  # 0: I pass this round, for the reason in `why`
     steps: int  # inner steps this update stands for
     samples: int
-    loss: float  # mean training loss over those steps, nats per token
+    loss: float  # mean training loss over those of them that are not late, nats per token
     step_s: float  # seconds per inner step, for the next plan
     weight: int  # how much this update counts in the mean: its samples, or 0 for a newcomer
     why: str = ""  # of a pass, in plain words
     offset_s: float = 0.0  # of my clock from run time; beyond CLOCK_BOUND_S I shall own nothing
     values: int = 0  # of the update, where that is the caller's choice and not genesis's
     links: bytes = b""  # what I measured of my uplink and of my latency to each member: policy/links.py
-    claim: Digest | msgspec.UnsetType = msgspec.UNSET  # of how I trained, where rounds are audited; else left out
+    claim: Digest | Late | msgspec.UnsetType = msgspec.UNSET
+    """Of how I trained: a digest of it where rounds are audited, what of it was apart if anything was; else left
+    out. One field for both, which exclude each other: a map that may have more than 15 keys begins otherwise."""
+
+    @property
+    def claimed(self) -> Digest | None:
+        """What the audited round is held against."""
+        return self.claim if isinstance(self.claim, bytes) else None
+
+    @property
+    def late(self) -> Late | None:
+        """Of its steps and samples, those of rounds before."""
+        return self.claim if isinstance(self.claim, Late) else None
+
+    @property
+    def steps_now(self) -> int:
+        """Of this round alone: what the row's weight, records and windows go by."""
+        return self.steps - (0 if self.late is None else self.late.steps)
+
+    @property
+    def samples_now(self) -> int:
+        return self.samples - (0 if self.late is None else self.late.samples)
 
 
 class Answered(Statement, frozen=True):

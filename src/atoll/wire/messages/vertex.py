@@ -67,7 +67,7 @@ class TicketUse(msgspec.Struct, frozen=True, array_like=True):
 class Metrics(msgspec.Struct, frozen=True, array_like=True):
     """Numbers about one round that everybody can recompute from the commitments in the same body."""
 
-    loss: float  # mean training loss of the contributors, weighted by samples; 0 if nobody contributed
+    loss: float  # mean training loss of the contributors, weighted by this round's samples; 0 if there are none
     steps: int  # inner steps taken by the swarm in this round
     samples: int
 

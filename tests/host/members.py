@@ -1,0 +1,191 @@
+"""Islands of one run whose trainers are in this process; the test hands round what the protocol would."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.host.island import Island
+from atoll.host.learning import Learning, built_in, decode_learning, found
+from atoll.host.shared import anonymous
+from atoll.host.store import Store
+from atoll.host.trainer import TrainerFailed, TrainerSpec
+from atoll.host.trainer.child import Child
+from atoll.host.trainer.words import Broken, Merge, Train, Trained, WriteX
+from atoll.learn.recipes import Recipe, diloco, overlapping
+from atoll.node.jobs import Adopt, Advance, Encode, Encoded, Restore
+from atoll.node.jobs import Train as TrainAsked
+from atoll.node.settings import RunSettings
+from atoll.protocol.reduce.work import Combine, Row
+
+PEERS = 2
+
+
+class Inside:
+    """The very trainer, in this process: whatever it may do unasked it has done before it is asked again."""
+
+    def __init__(self) -> None:
+        self.cancelled = self.hurried = -1
+        self.quiet = True
+        self.jobs = self.done = 0
+
+    async def start(self, spec: TrainerSpec):
+        self.child = Child(anonymous(), msgspec.msgpack.encode(spec), self, io.BytesIO())
+        return self.child.set_up().layout
+
+    def ask(self, command):
+        answer = self.child.outcome(lambda: self.child.carry_out(command))
+        self.child.go_on()
+        if isinstance(answer, Broken):
+            raise TrainerFailed(answer.why, answer.what, alive=True)
+        return answer
+
+    async def train(
+        self,
+        steps,
+        *,
+        cursor,
+        shard,
+        shards,
+        global_step,
+        until=None,
+        ahead=0,
+        assignment=None,
+        held=(),
+        apart=False,
+    ) -> Trained:
+        self.jobs += 1
+        named = steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart
+        return self.ask(Train(self.jobs, *named))
+
+    def cancel(self) -> None:
+        self.cancelled = self.jobs
+
+    def hand_over(self) -> None:
+        self.hurried = self.jobs
+
+    def read_x(self):
+        return self.child.mailbox.x_F
+
+    async def write_x(self, x_F, counters=()):
+        self.read_x().copy_(x_F)
+        self.ask(WriteX(counters))
+
+    async def merge(self, lo, value_N, how):
+        self.read_x()[lo : lo + len(value_N)].copy_(value_N)
+        self.ask(Merge(lo, lo + len(value_N), how))
+
+    async def validate(self, work, of_F=None):
+        self.child.mailbox.show(of_F)
+        return self.ask(work)
+
+    async def inner_state(self) -> bytes:
+        return b""
+
+    async def set_inner_state(self, data: bytes) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+
+def recipe_for(how: dict, *, up="2bit", down="int8", rounds=3) -> Recipe:
+    made = diloco("gpt-nano", rounds=rounds, inner_steps=12, batch=2, seq_len=16, up=up, down=down)
+    return overlapping(replace(made, merge=how.get("merge", "replace")), how["overlap"], how["fragments"])
+
+
+class Members:
+    """Each owns one part."""
+
+    def __init__(self, base: Path, recipe: Recipe, book: str, peers: int = PEERS) -> None:
+        founded = found(built_in(recipe, book), RunSettings())
+        self.base, self.recipe, self.book, self.peers = base, recipe, book, peers
+        self.shares = (1,) * peers
+        self.learning: Learning = decode_learning(founded.settings)
+        self.trainers = [Inside() for _ in range(peers)]
+        self.stores = [Store(base / f"{k}", durable=False) for k in range(peers)]
+        self.islands = [self.island(k) for k in range(peers)]
+        self.state = {store.put_blob(founded.state) for store in self.stores}.pop()
+        self.round = 0
+
+    def island(self, index: int) -> Island:
+        island = Island(self.stores[index], 1, trainer=self.trainers[index])
+        island.learning = self.learning
+        island.equip(self.book)
+        return island
+
+    async def begin(self) -> None:
+        for island in self.islands:
+            assert await island.do(Restore(-1, self.vertex(), self.state))
+
+    def vertex(self) -> Digest:
+        return Digest(self.round.to_bytes(32, "big"))
+
+    async def train(self, index: int, late: bool = False) -> Encoded:
+        """Its update of this round; late work, if it has any, rides on it."""
+        steps = self.recipe.schedule.turn_steps
+        await self.islands[index].do(TrainAsked(self.round, steps, 600.0, index, self.peers))
+        return await self.islands[index].do(Encode(self.round, self.shares, late))
+
+    async def play(
+        self,
+        encoding: Sequence[int] | None = None,
+        counted: Sequence[int] | None = None,
+        here: Sequence[int] | None = None,
+        weights: dict[int, int] | None = None,
+        late: bool = False,
+    ) -> None:
+        """One round. Who does not encode came too late with its update; who is not counted sent it in vain; who is
+        not here hears of nothing. Rows weigh their samples, but where `weights` say otherwise.
+        """
+        recipe, steps, peers = self.recipe, self.recipe.schedule.turn_steps, self.peers
+        here = range(peers) if here is None else here
+        encoding = here if encoding is None else encoding
+        counted = encoding if counted is None else counted
+        for index in here:
+            if index not in encoding:
+                await self.islands[index].do(TrainAsked(self.round, steps, 600.0, index, peers))
+        updates = {k: await self.train(k, late) for k in encoding}
+        taken = [k for k in counted if updates[k].late is not None]
+        answers = []
+        for part in range(peers):
+            rows = tuple(
+                Row(PeerId(str(k)), (weights or {}).get(k, steps * recipe.batch), u.parts[part], (PeerId(str(k)),))
+                for k, u in updates.items()
+                if k in counted
+            )
+            combine = Combine(self.round, part, self.shares, rows)
+            answers.append((await self.islands[here[part % len(here)]].do(combine)).payload)
+        samples = steps * recipe.batch * len(counted)
+        work = Advance(self.round, self.state, tuple(answers), steps, samples, peers, self.shares)
+        states = {(await self.islands[k].do(work)).state for k in here}
+        assert len(states) == 1
+        (self.state,) = states
+        self.round += 1
+        for index in here:
+            mine = (index in counted,) * peers if index in encoding else None
+            adopt = Adopt(self.round - 1, self.vertex(), self.state, mine, late=index in taken)
+            await self.islands[index].do(adopt)
+
+    async def close(self) -> None:
+        for island in self.islands:
+            await island.close()
+        for store in self.stores:
+            store.close()
+
+
+def story(tell, members: Members) -> None:
+    async def told() -> None:
+        try:
+            await members.begin()
+            await tell(members)
+        finally:
+            await members.close()
+
+    asyncio.run(told())
