@@ -8,8 +8,8 @@ library, 4 sequences of 64 bytes per peer and step (16 over all), AdamW 4e-3 wit
 to a tenth. `--set` changes a number of the recipe; `phases` is since:inner_steps:up:down, more with commas.
 `gap_percent` compares validation losses of the agreed model; with several seeds, means of both. Ratios count every
 copy of every tensor payload that one peer sends and hears (`atoll.learn.experiment`). The baseline's losses are
-kept in `--baselines`, a JSON file, by setting, so that many recipes need it only once. `--absent 5:300 4:0:600`: peer
-5 vanishes after step 300 for good, peer 4 comes after step 600. The baseline knows no trouble.
+kept in `--baselines`, a JSON file, by setting, so that many recipes need it only once. `--absent 5:300 4:0:600`:
+peer 5 vanishes after step 300 for good, peer 4 comes after step 600. The baseline knows no trouble.
 """
 
 from __future__ import annotations

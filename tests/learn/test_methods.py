@@ -13,6 +13,7 @@ from atoll.learn.experiment import Trouble
 from atoll.learn.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
 from atoll.learn.layout import layout_of
 from atoll.learn.methods import (
+    auto,
     cooperative,
     data_parallel,
     decoupled,
@@ -78,13 +79,14 @@ def test_fragments_are_whole_tensors_of_about_one_size():
         fragments_of(layout, 99)
 
 
-def test_overlap_keeps_the_steps_taken_while_a_fragment_is_under_way():
+@pytest.mark.parametrize("method", [streaming, muloco], ids=["streaming", "muloco"])
+def test_overlap_keeps_the_steps_taken_while_a_fragment_is_under_way(method):
     """One worker that averages with nobody, in fp32: with the delta merge it is as if it had trained alone."""
     alone = dict(outer_momentum=0.0, up="fp32", down="fp32")
-    overlapped = tried(streaming(rounds=4, inner_steps=20, **alone), peers=1)
-    plain = tried(diloco(rounds=1, inner_steps=80, **alone), peers=1)
-    assert torch.allclose(overlapped.model_F, plain.model_F, atol=1e-5)
-    late = replace(streaming(rounds=4, inner_steps=20, **alone), merge="replace")
+    overlapped = method(rounds=4, inner_steps=20, fragments=4, overlap=4, **alone)
+    plain = tried(method(rounds=1, inner_steps=80, fragments=1, overlap=0, **alone), peers=1)
+    assert torch.allclose(tried(overlapped, peers=1).model_F, plain.model_F, atol=1e-5)
+    late = replace(overlapped, merge="replace")
     assert not torch.allclose(tried(late, peers=1).model_F, plain.model_F, atol=1e-3)
 
 
@@ -355,6 +357,16 @@ def test_muon_leaves_embeddings_to_adamw():
     first = matrices[0].at
     assert torch.equal(ours[:first], theirs[:first]) and not torch.equal(ours[first:], theirs[first:])
     assert muloco().coding == Coding("2bit", "2bit", 0.95, "remembered")
+
+
+def test_the_longer_the_run_the_more_momentum_outside_and_the_lower_the_rate_inside():
+    """What moves the agreed model, lr / (1 - momentum), stays; Muon's rate follows; a given one is taken."""
+    few, many = auto(rounds=40), auto(rounds=140)
+    assert few.outer.momentum < many.outer.momentum and few.inner.rest.lr > many.inner.rest.lr
+    reach = [one.inner.rest.lr / (1 - one.outer.momentum) for one in (few, many, auto(outer_momentum=0.0))]
+    assert reach == pytest.approx([reach[0]] * 3)
+    assert few.inner.lr / many.inner.lr == pytest.approx(few.inner.rest.lr / many.inner.rest.lr)
+    assert auto(rounds=140, lr=1e-3).inner.rest.lr == 1e-3
 
 
 def test_owners_remember_what_their_answers_left_out():
