@@ -438,7 +438,7 @@ def auto(
     Where loss matters more than bytes: shorter rounds.
     """
     momentum = nesterov_for(rounds, 1.0, outer_momentum).momentum
-    lr = ANCHOR_LR * (1 - momentum) if lr is None else lr
+    lr = round(ANCHOR_LR * (1 - momentum), 6) if lr is None else lr
     return muloco(
         model,
         rounds=rounds,
