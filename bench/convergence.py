@@ -8,7 +8,8 @@ library, 4 sequences of 64 bytes per peer and step (16 over all), AdamW 4e-3 wit
 to a tenth. `--set` changes a number of the recipe; `phases` is since:inner_steps:up:down, more with commas.
 `gap_percent` compares validation losses of the agreed model; with several seeds, means of both. Ratios count every
 copy of every tensor payload that one peer sends and hears (`atoll.learn.experiment`). The baseline's losses are
-kept in `--baselines`, a JSON file, by setting, so that many recipes need it only once.
+kept in `--baselines`, a JSON file, by setting, so that many recipes need it only once. `--absent 5:300 4:0:600`:
+peer 5 vanishes after step 300 for good, peer 4 comes after step 600. The baseline knows no trouble.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from form import asking, report, versions
 
 from atoll.learn.data import Data, data_digest, load_data
-from atoll.learn.experiment import Outcome, Round, Trouble, experiment
+from atoll.learn.experiment import Absence, Outcome, Round, Trouble, experiment
 from atoll.learn.methods import METHODS
 from atoll.learn.recipes import Coding, Recipe
 from atoll.learn.schedule import Phase
@@ -47,6 +48,11 @@ def phases_of(text: str) -> tuple[Phase, ...]:
         return Phase(float(words[0]), int(words[1]), up, down)
 
     return tuple(one(piece.split(":")) for piece in text.split(","))
+
+
+def absence(text: str) -> Absence:
+    """PEER:SINCE or PEER:SINCE:UNTIL, in steps."""
+    return Absence(*(int(word) for word in text.split(":")))
 
 
 def recipe_of(name: str, given: dict[str, object], steps: int, seed: int) -> Recipe:
@@ -93,7 +99,8 @@ def run(recipe: Recipe, data: Data, asked: argparse.Namespace, trouble: Trouble)
 def measured(asked: argparse.Namespace) -> dict:
     given = {key: value(text) for key, _, text in (one.partition("=") for one in asked.set)}
     data = load_data(asked.data)
-    trouble = Trouble(lost=asked.lost, late=tuple(asked.late), speeds=tuple(asked.speeds))
+    late, speeds, absent = (tuple(one) for one in (asked.late, asked.speeds, asked.absent))
+    trouble = Trouble(lost=asked.lost, late=late, speeds=speeds, absent=absent)
     began = time.monotonic()
     outcomes = []
     for seed in range(asked.seed, asked.seed + asked.seeds):
@@ -139,6 +146,7 @@ def main() -> None:
     parser.add_argument(
         "--speeds", type=float, nargs="*", default=[], help="steps of each peer per step, at most 1"
     )
+    parser.add_argument("--absent", type=absence, nargs="*", default=[], metavar="PEER:SINCE[:UNTIL]")
     parser.add_argument("--data", default="stdlib", metavar="FILE")
     parser.add_argument("--baselines", default="", metavar="FILE")
     parser.add_argument("--alone", action="store_true", help="without the baseline")
@@ -147,7 +155,7 @@ def main() -> None:
         asked.steps = QUICK_STEPS
     figures = measured(asked)
     if asked.json:
-        told = {name: getattr(asked, name) for name in ("data", "seed", "lost", "late")}
+        told = {name: getattr(asked, name) for name in ("data", "seed", "lost", "late", "absent")}
         print(report("convergence", {"model": "gpt-tiny"} | told, figures, versions("torch")))
         return
     for name, figure in figures.items():

@@ -15,9 +15,9 @@ from atoll.host.store import Store
 from atoll.host.trainer import TrainerFailed, TrainerSpec
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
-from atoll.learn.inner import AdamW
+from atoll.learn.inner import AdamW, Muon
 from atoll.learn.merge import Mix
-from atoll.learn.methods import cooperative, decoupled, eager, sparseloco, streaming
+from atoll.learn.methods import auto, cooperative, decoupled, eager, sparseloco, streaming
 from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import in_swarm, overlapping
 from atoll.learn.reducer import Reducer
@@ -42,17 +42,15 @@ def how(request) -> Iterator[dict]:
 # ---- what it promises --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("up", "down"), [("fp32", "fp32"), ("2bit", "int8")])
-def test_islands_do_what_the_experiment_does_bit_for_bit(tmp_path, book, how, up, down):
-    """Three turns of every fragment: anchor and outer momentum after each round are the same bits.
+def beside_the_experiment(base: Path, recipe: Recipe, book: str) -> None:
+    """Anchor and outer momentum after each round are the same bits.
 
     The last round carries everything at once here, fragment by fragment there: blocks of codecs then lie otherwise.
     """
-    recipe = recipe_for(how, up=up, down=down)
     schedule = recipe.schedule
     run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, schedule.steps, Trouble(), loss_of)
     sizes = {hi - lo for lo, hi in run.fragments}
-    assert (len(run.fragments) == how["fragments"] and max(sizes) < run.layout.floats) or how["fragments"] == 1
+    assert (len(run.fragments) == schedule.fragments and max(sizes) < run.layout.floats) or schedule.fragments == 1
 
     async def tell(members: Members) -> None:
         for turn in range(1, schedule.turns + 1):
@@ -60,7 +58,7 @@ def test_islands_do_what_the_experiment_does_bit_for_bit(tmp_path, book, how, up
             landed = turn * schedule.turn_steps + schedule.overlap
             while run.now < min(landed, schedule.steps):
                 run.step()
-            if turn == schedule.turns and up != "fp32":
+            if turn == schedule.turns and recipe.coding.up != "fp32":
                 return
             heads = [island.head.anchor_F for island in members.islands]
             assert torch.equal(heads[0], run.agreed()) and torch.equal(heads[1], run.agreed()), turn
@@ -68,7 +66,20 @@ def test_islands_do_what_the_experiment_does_bit_for_bit(tmp_path, book, how, up
             assert momenta, turn
 
     torch.manual_seed(0)
-    story(tell, Members(tmp_path, recipe, book))
+    story(tell, Members(base, recipe, book))
+
+
+@pytest.mark.parametrize(("up", "down"), [("fp32", "fp32"), ("2bit", "int8")])
+def test_islands_do_what_the_experiment_does_bit_for_bit(tmp_path, book, how, up, down):
+    """Three turns of every fragment."""
+    beside_the_experiment(tmp_path, recipe_for(how, up=up, down=down), book)
+
+
+def test_what_we_recommend_does_in_islands_what_it_does_in_the_experiment(tmp_path, book):
+    """Muon inside, fragments that overlap, a momentum that settles: as `auto` runs among real peers."""
+    recipe = in_swarm(auto("gpt-nano", rounds=3, inner_steps=12, fragments=3, overlap=2, batch=2, seq_len=16))
+    assert isinstance(recipe.inner, Muon) and recipe.outer.settle and recipe.merge == "delta"
+    beside_the_experiment(tmp_path, recipe, book)
 
 
 SAYING_MORE = {

@@ -13,6 +13,7 @@ from atoll.learn.experiment import Trouble
 from atoll.learn.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
 from atoll.learn.layout import layout_of
 from atoll.learn.methods import (
+    auto,
     cooperative,
     data_parallel,
     decoupled,
@@ -32,7 +33,7 @@ from atoll.learn.methods import (
     streaming,
 )
 from atoll.learn.models import build_model
-from atoll.learn.outer import Agreeing, Delayed, Moment, Nesterov, Sign, fresh_outer, move, outer_step
+from atoll.learn.outer import Agreeing, Delayed, Moment, Nesterov, Sign, fresh_outer, momentum_at, move, outer_step
 from atoll.learn.recipes import Coding
 from atoll.learn.reducer import Reducer, agreement, arrived, scales_of, support_mean, weight_of
 from atoll.learn.schedule import Phase, Schedule, due, fragments_of, phase_at
@@ -78,13 +79,14 @@ def test_fragments_are_whole_tensors_of_about_one_size():
         fragments_of(layout, 99)
 
 
-def test_overlap_keeps_the_steps_taken_while_a_fragment_is_under_way():
+@pytest.mark.parametrize("method", [streaming, muloco], ids=["streaming", "muloco"])
+def test_overlap_keeps_the_steps_taken_while_a_fragment_is_under_way(method):
     """One worker that averages with nobody, in fp32: with the delta merge it is as if it had trained alone."""
     alone = dict(outer_momentum=0.0, up="fp32", down="fp32")
-    overlapped = tried(streaming(rounds=4, inner_steps=20, **alone), peers=1)
-    plain = tried(diloco(rounds=1, inner_steps=80, **alone), peers=1)
-    assert torch.allclose(overlapped.model_F, plain.model_F, atol=1e-5)
-    late = replace(streaming(rounds=4, inner_steps=20, **alone), merge="replace")
+    overlapped = method(rounds=4, inner_steps=20, fragments=4, overlap=4, **alone)
+    plain = tried(method(rounds=1, inner_steps=80, fragments=1, overlap=0, **alone), peers=1)
+    assert torch.allclose(tried(overlapped, peers=1).model_F, plain.model_F, atol=1e-5)
+    late = replace(overlapped, merge="replace")
     assert not torch.allclose(tried(late, peers=1).model_F, plain.model_F, atol=1e-3)
 
 
@@ -355,6 +357,15 @@ def test_muon_leaves_embeddings_to_adamw():
     first = matrices[0].at
     assert torch.equal(ours[:first], theirs[:first]) and not torch.equal(ours[first:], theirs[first:])
     assert muloco().coding == Coding("2bit", "2bit", 0.95, "remembered")
+
+
+def test_under_muon_the_momentum_outside_stays_small_and_settles_however_long_the_run():
+    """Where AdamW inside gets more of it with the rounds. A rate that is given moves both, in proportion."""
+    few, many = auto(rounds=40), auto(rounds=140)
+    assert few.outer.momentum == many.outer.momentum < streaming(rounds=140).outer.momentum
+    assert momentum_at(many.outer, 0) == 0.5 and momentum_at(many.outer, many.schedule.steps) == 0.0
+    slow = auto(lr=few.inner.rest.lr / 5)
+    assert (slow.inner.lr, slow.inner.rest.lr) == pytest.approx((few.inner.lr / 5, few.inner.rest.lr / 5))
 
 
 def test_owners_remember_what_their_answers_left_out():

@@ -92,6 +92,7 @@ class Flight:
     fragment: int
     lo: int
     hi: int
+    begun: int  # steps of the run before its turn: what the outer step's rate and momentum go by, as in real rounds
     lands_at: int
     sent: dict[int, Tensor]  # member -> its live parameters as they were sent
     combined: dict[int, Tensor] = field(default_factory=dict)  # anchor -> update
@@ -292,7 +293,9 @@ class Experiment:
         ]
         counted = [p for p in counted if p not in villains or readable(updates[p], bounds, ups)]
         waits = self.recipe.schedule.overlap == 0 or step == self.steps
-        flight = Flight(fragment, lo, hi, step if waits else step + closes, {})
+        _, phase = phase_at(self.recipe.schedule, step, self.steps)
+        begun = max(0, step - phase.inner_steps // len(self.fragments))
+        flight = Flight(fragment, lo, hi, begun, step if waits else step + closes, {})
         for peer in members:
             flight.sent[peer] = self.workers[peer].x_F[lo:hi].clone()
             if peer in villains:
@@ -393,7 +396,7 @@ class Experiment:
         """Eager updates (2502.12996): the last round's mean, my stale share of it exchanged for my fresh one."""
         base = fresh or last
         assert base is not None
-        now = Flight(base.fragment, base.lo, base.hi, base.lands_at, base.sent)
+        now = Flight(base.fragment, base.lo, base.hi, base.begun, base.lands_at, base.sent)
         for peer in range(len(self.workers)):
             mine = torch.zeros(now.hi - now.lo) if last is None else last.combined[0].clone()
             if last is not None and peer in last.own:
@@ -424,12 +427,12 @@ class Experiment:
         if coding.beta:
             worker.memory_F.copy_(settle(update, [not lost] * len(bounds), ups))
         if not lost:
-            self._apply(Flight(0, lo, hi, step, {}, {0: decoded(update, bounds, ups)}))
+            self._apply(Flight(0, lo, hi, step - 1, step, {}, {0: decoded(update, bounds, ups)}))
         self.traffic.alone(peer, self.present, [len(wire) for wire in update.wires], 4 * self.layout.floats)
         worker.base_F = self.anchors[0].clone()
         worker.x_F.copy_(worker.base_F)
         worker.steps[0] = worker.samples[0] = 0
-        self._written(Flight(0, lo, hi, step, {}), step, [peer], [] if lost else [peer])
+        self._written(Flight(0, lo, hi, step - 1, step, {}), step, [peer], [] if lost else [peer])
 
     def _land(self, step: int) -> None:
         for flight in [f for f in self.flights if f.lands_at <= step and self.recipe.reducer.own == "sent"]:
@@ -439,14 +442,13 @@ class Experiment:
         """The outer step at every anchor, then everybody's merge."""
         lo, hi = flight.lo, flight.hi
         inside = self._inside(lo, hi)
-        step = flight.lands_at
         before = [anchor_F[lo:hi].clone() for anchor_F in self.anchors]
         for index, combined in flight.combined.items():
             anchor_F, state = self.anchors[index], self.outers[index][flight.fragment]
             mean_anchor = flight.mean_anchor.get(index)
-            moment = Moment(step - 1, flight.agreement, None if mean_anchor is None else mean_anchor[:inside])
+            moment = Moment(flight.begun, flight.agreement, None if mean_anchor is None else mean_anchor[:inside])
             after_P, after = move(self.recipe.outer, state, anchor_F[lo : lo + inside], combined[:inside], moment)
-            self._check_finite(after_P, step)
+            self._check_finite(after_P, flight.lands_at)
             anchor_F[lo : lo + inside] = after_P
             anchor_F[lo + inside : hi] -= combined[inside:]  # buffers are averaged
             self.outers[index][flight.fragment] = after

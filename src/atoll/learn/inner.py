@@ -185,7 +185,7 @@ def orthogonalised(matrix_RC: Tensor) -> Tensor:
     x = x / (x.norm() + 1e-7)
     for _ in range(5):
         gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
     return x.T.contiguous() if tall else x
 
 

@@ -262,7 +262,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '
         '"demo": the same, tuned for `atoll demo`. "local_sgd": no outer momentum. "opendiloco": fp16, 500 steps. '
         '"streaming": four fragments in turn, 4 steps of overlap, 2 bits up (arXiv 2501.18512). "auto": the same '
-        "with an outer momentum that settles over the last 0.3 of the run. "
+        "with Muon inside and an outer momentum that settles over the last 0.3 of the run. "
         '"eager": training never waits, a mean is taken in when the next round ends (arXiv 2502.12996). '
         '"muloco": Muon inside, 2 bits up (arXiv 2505.23725). '
         '"fedavg": SGD inside, plain means (arXiv 1602.05629). '
