@@ -153,7 +153,7 @@ class Members:
                 await self.islands[index].do(TrainAsked(self.round, steps, 600.0, index, peers))
         updates = {k: await self.train(k, late) for k in encoding}
         taken = [k for k in counted if updates[k].late is not None]
-        answers = []
+        answers, led = [], dict[int, list[Digest]]()
         for part in range(peers):
             rows = tuple(
                 Row(PeerId(str(k)), (weights or {}).get(k, steps * recipe.batch), u.parts[part], (PeerId(str(k)),))
@@ -162,6 +162,7 @@ class Members:
             )
             combine = Combine(self.round, part, self.shares, rows)
             answers.append((await self.islands[here[part % len(here)]].do(combine)).payload)
+            led.setdefault(here[part % len(here)], []).append(answers[-1].digest)
         samples = steps * recipe.batch * len(counted)
         work = Advance(self.round, self.state, tuple(answers), steps, samples, peers, self.shares)
         states = {(await self.islands[k].do(work)).state for k in here}
@@ -170,7 +171,8 @@ class Members:
         self.round += 1
         for index in here:
             mine = (index in counted,) * peers if index in encoding else None
-            adopt = Adopt(self.round - 1, self.vertex(), self.state, mine, late=index in taken)
+            mine_led = tuple(led.get(index, ()))
+            adopt = Adopt(self.round - 1, self.vertex(), self.state, mine, late=index in taken, led=mine_led)
             await self.islands[index].do(adopt)
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from atoll.host.member import Listening, holds_run, resume_run
 from atoll.host.store import Store
 from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
-from atoll.learn.recipes import diloco, in_swarm, swarm_problem
+from atoll.learn.recipes import Recipe, diloco, in_swarm, swarm_problem
 from atoll.node.body import write_genesis
 from atoll.node.config import (
     ABOUT,
@@ -262,6 +262,27 @@ def test_config_survives_its_own_encoding():
     assert decode_config(msgspec.to_builtins(config)) == config
 
 
+@pytest.mark.parametrize("name", ["auto", "streaming", "muloco"])
+def test_owners_remember_what_their_answers_left_out_where_they_are_believed(name: str):
+    """Two bits both ways and the same owners every round; elsewhere answers are finer, and owners drawn."""
+
+    def founded(*sets: str) -> tuple[Recipe, RunSettings]:
+        config = load_config(None, (f"train.recipe={name}", "model.name=gpt-tiny", *sets), {})
+        recipe = recipe_of(config)
+        return recipe, found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+
+    recipe, settings = founded()
+    assert (recipe.coding.down, recipe.coding.answer) == ("2bit", "remembered")
+    assert settings.steady is True and settings.topology == "butterfly"
+    for sets in (("run.trust=community",), ("sync.topology=tree",)):
+        recipe, elsewhere = founded(*sets)
+        assert (recipe.coding.down, recipe.coding.answer) == ("int8", "once")
+        assert b"steady" not in encode_settings(elsewhere)
+    lying = replace(settings, round=replace(settings.round, quorum="two-thirds"))
+    with pytest.raises(PeerFault, match="nobody could check their owners"):
+        decode_learning(lying)
+
+
 def test_recipes_are_those_that_exist_and_what_real_runs_cannot_do_is_refused():
     """Every method stands in one of the two lists, in the right one; those of the second are answered `not yet`."""
     assert set(RECIPES) | set(EXPERIMENTS) == {*METHODS, "demo"} and not set(RECIPES) & set(EXPERIMENTS)
@@ -282,13 +303,12 @@ def test_a_recipe_of_another_name_takes_what_the_file_says():
 
 
 def test_the_rate_of_a_recipe_with_muon_inside_is_that_of_what_muon_leaves_alone():
-    """Its own follows in proportion; owners remember nothing in real runs, so answers are int8."""
+    """Its own follows in proportion."""
     sets = ("train.recipe=muloco", "run.rounds=80", "train.lr=0.001", "train.weight_decay=0.05")
     recipe = recipe_of(load_config(None, sets, {}))
     assert isinstance(recipe.inner, Muon)
     assert (recipe.inner.rest.lr, recipe.inner.lr) == (0.001, 0.005)
     assert (recipe.inner.weight_decay, recipe.inner.rest.weight_decay) == (0.05, 0.05)
-    assert (recipe.coding.up, recipe.coding.down, recipe.coding.answer) == ("2bit", "int8", "once")
     assert (recipe.outer.momentum, recipe.inner.rest.total_steps) == (0.7, 80 * 30)
 
 
@@ -379,11 +399,10 @@ def test_recipes_that_agree_on_every_step_take_the_numbers_of_their_outer_step_a
 
 
 def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedule():
-    """Streaming: 4 fragments of 32 steps are 188 rounds of 8; owners remember nothing, so answers are int8."""
+    """Streaming: 4 fragments of 32 steps are 188 rounds of 8."""
     config = load_config(None, ("train.recipe=streaming", "sync.overlap=3"), {})
     recipe = recipe_of(config)
     assert (recipe.schedule.fragments, recipe.schedule.overlap, recipe.merge) == (4, 3, "delta")
-    assert (recipe.coding.up, recipe.coding.down, recipe.coding.answer) == ("2bit", "int8", "once")
     settings = settings_of(config, recipe)
     assert (settings.rounds, settings.round.inner_steps) == (188, 8)
     plain = recipe_of(load_config(None, ("sync.overlap=5", "sync.fragments=2", "train.inner_steps=20"), {}))
@@ -400,12 +419,12 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
 
 def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
     """Neither from Python, nor by believing a genesis that a newer version made."""
-    beginning = built_in(METHODS["streaming"]("gpt-nano"), "stdlib")
-    with pytest.raises(UsageError, match="owners that remember"):
+    beginning = built_in(METHODS["noloco"]("gpt-nano"), "stdlib")
+    with pytest.raises(UsageError, match="a reducer other than a mean"):
         found(beginning, RunSettings())
     good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
     learning = replace(decode_learning(good), recipe=beginning.recipe)
-    with pytest.raises(PeerFault, match="owners that remember"):
+    with pytest.raises(PeerFault, match="a reducer other than a mean"):
         decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from atoll.learn.inner import AdamW, Muon
 from atoll.learn.merge import Mix
 from atoll.learn.methods import auto, cooperative, decoupled, eager, sparseloco, streaming
 from atoll.learn.models import build_model, loss_of
-from atoll.learn.recipes import in_swarm, overlapping
+from atoll.learn.recipes import Recipe, in_swarm, overlapping
 from atoll.learn.reducer import Reducer
 from atoll.node.jobs import HandOver, Restore
 from atoll.node.jobs import Train as TrainAsked
@@ -79,6 +80,7 @@ def test_what_we_recommend_does_in_islands_what_it_does_in_the_experiment(tmp_pa
     """Muon inside, fragments that overlap, a momentum that settles: as `auto` runs among real peers."""
     recipe = in_swarm(auto("gpt-nano", rounds=3, inner_steps=12, fragments=3, overlap=2, batch=2, seq_len=16))
     assert isinstance(recipe.inner, Muon) and recipe.outer.settle and recipe.merge == "delta"
+    assert (recipe.coding.down, recipe.coding.answer) == ("2bit", "remembered")
     beside_the_experiment(tmp_path, recipe, book)
 
 

@@ -12,6 +12,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.limits import MIB, PART_BYTES_MAX
 from atoll.base.machine import Fact
+from atoll.keys.digest import digest
 from atoll.node.round import RoundBegan
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.node.topology import TOPOLOGIES, regions_of, way_of
@@ -54,6 +55,17 @@ def test_members_in_two_places_reduce_in_a_hierarchy_and_each_part_crosses_once(
 
 def test_members_in_one_place_reduce_in_a_butterfly():
     assert way_of(RunSettings(topology="auto"), plan_of(["a", "b", "c"])).topology.name == "butterfly"
+
+
+def test_owners_that_remember_own_the_same_parts_in_every_round():
+    names = ["a", "b", "c", "d", "e"]
+    plan = plan_of(names)
+    for settings, moves in ((RunSettings(), True), (RunSettings(steady=True), False)):
+        owned = {
+            tuple(part.owners for part in way_of(settings, copy(plan, head=digest(bytes([r])))).topology.parts)
+            for r in range(8)
+        }
+        assert (len(owned) > 1) == moves
 
 
 def measured(plan: RoundPlan, latency_s, rates: dict[int, Rates] | None = None) -> RoundPlan:

@@ -97,7 +97,8 @@ def recipe_of(config: Config) -> Recipe:
         if train.recipe in BUILT:
             if train.recipe in EVERY_STEP:
                 _check_given(train.recipe, given)
-            recipe = in_swarm(METHODS[train.recipe](config.model.name or "gpt-tiny", **given), sync.down or "int8")
+            recipe = METHODS[train.recipe](config.model.name or "gpt-tiny", **given)
+            recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
         else:
             published = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
             recipe = _adjusted(published, given, config.model.name)
@@ -113,6 +114,12 @@ def recipe_of(config: Config) -> Recipe:
     if sync.error_feedback is not None:
         recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
     return _accepting(recipe, sync)
+
+
+def _owners_believed(config: Config) -> bool:
+    """Nobody could make answers again that owners make of what they remember, nor hand rows on to them."""
+    told, direct = config.sync.statistic or "mean", ("auto", "butterfly", "star")
+    return config.run.trust == "private" and told == "mean" and config.sync.topology in direct
 
 
 def _check_given(

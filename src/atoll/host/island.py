@@ -30,6 +30,7 @@ from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
 from atoll.host.opening import Openings
+from atoll.host.owing import Owing
 from atoll.host.pieces import cut_state, rebuild_blob
 from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
@@ -37,7 +38,7 @@ from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.answers import Answering, answering, says_more
+from atoll.learn.answers import Answering, answering, remembers, says_more
 from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.data import cursor_after
@@ -122,6 +123,7 @@ class Island:
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
         self.away = Away(self.tended)
+        self.owing = Owing()  # where owners remember
         self.auditing: Auditing | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self.openings: Openings | None = None  # where answers are opened
@@ -408,13 +410,16 @@ class Island:
         return Common(round, self.head, self.head_name, learning.layout, momentum_of(learning.recipe.outer))
 
     def _combine(self, work: Combine, common: Common) -> Combined:
-        up, values = self._coded(work, common)
+        up, at, values = self._coded(work, common)
+        left_N: Tensor | None = None
         rows = [(row.weight, row.payload.data) for row in work.rows]
         down = codec_named(self._learning.recipe.coding.down)
         if work.weights:
             done = combine_weighed(rows, work.weights, values, up, down)
         elif says_more(self._learning.recipe):
             done = self._answering(work.part, work.shares, common).answer(rows)
+        elif remembers(self._learning.recipe):  # rows come straight from members there
+            done, left_N = self.owing.combine(rows, at, values, up, down)
         elif any(row.handed for row in work.rows):
             done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
         else:
@@ -424,10 +429,12 @@ class Island:
         name, payload = self._up_name if work.onward else self._down_name, None
         if done.wire is not None:
             payload = _payload(done.wire, name)
+            if left_N is not None:
+                self.owing.waits(payload.digest, at, left_N)
         return Combined(payload, counted, faulty, done.why)
 
     def _compare(self, work: Compare, common: Common) -> Products:
-        up, values = self._coded(work, common)
+        up, _, values = self._coded(work, common)
         done = compare([(row.weight, row.payload.data) for row in work.rows], values, up)
         counted = tuple(work.rows[i].peer for i in done.counted)
         return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
@@ -435,12 +442,12 @@ class Island:
     def _weigh(self, work: Weigh) -> Weights:
         return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
 
-    def _coded(self, work: Combine | Compare, common: Common) -> tuple[Codec, int]:
-        """What the rows of this part were encoded with, and how many values they have."""
+    def _coded(self, work: Combine | Compare, common: Common) -> tuple[Codec, int, int]:
+        """What the rows of this part were encoded with, where it begins, and how many values it has."""
         begin, end = self._turn(common.state)
         bounds = moved(part_bounds(end - begin, work.shares), begin)
         lo, hi = bounds[work.part]
-        return part_codec(self._learning.recipe.coding.up, common, bounds, work.part), hi - lo
+        return part_codec(self._learning.recipe.coding.up, common, bounds, work.part), lo, hi - lo
 
     def _advance(self, work: Advance) -> Advanced:
         before = self._find(work.before)
@@ -516,6 +523,7 @@ class Island:
         after = await loop.run_in_executor(self._arithmetic, self._find, work.state)
         if after is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
+        await loop.run_in_executor(self._arithmetic, self.owing.settle, work.led, len(after.anchor_F))
         if self.tended.ready:
             self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
         if self.auditing is not None:
@@ -572,6 +580,8 @@ class Island:
             await self._settle(work)
         elif work.claim is not None or work.afresh:
             self.memory_F, self.inner = None, b""
+        if work.afresh:
+            self.owing.forget()
         self.update, self.steps_since, self.loss_since = None, 0, 0.0
         self.head = after
         goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
@@ -716,6 +726,7 @@ class Island:
         if self._learning.recipe.own_anchors:
             self.own = Own(state.anchor_F, state.momentum_P)
         self.memory_F, self.inner = None, b""
+        self.owing.forget()
         self.update, self.tended.ready = None, False
         self.head = state  # last: a trainer that is starting looks at it, and then writes all of the above
 

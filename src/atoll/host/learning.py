@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
-from atoll.learn.answers import says_more
+from atoll.learn.answers import remembers, says_more
 from atoll.learn.audit import recipe_problem
 from atoll.learn.codec import CODECS, codec_named
 from atoll.learn.codec.blocks import BLOCK
@@ -156,13 +156,14 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     if problem := answers_problem(recipe, settings):
         why, fix = problem
         raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
-    reducer, direct = recipe.reducer, says_more(recipe) or recipe.reducer.quorum
+    reducer, direct = recipe.reducer, says_more(recipe) or remembers(recipe) or recipe.reducer.quorum
     accepted = Acceptance(reducer.quorum, reducer.grace) if reducer.quorum else UNSET
     settings = msgspec.structs.replace(
         settings,
         min_peers=max(reducer.peers_min, settings.min_peers),
         start_peers=max(reducer.peers_min, settings.start_peers),
         topology="butterfly" if direct and settings.topology == "auto" else settings.topology,
+        steady=True if remembers(recipe) else UNSET,
         round=msgspec.structs.replace(settings.round, acceptance=accepted),
     )
     if reducer.quorum and (problem := acceptance_problem(settings)):
@@ -178,7 +179,7 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
 
 def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | None:
     """What stands against answers that say more than an encoded mean, and what helps; None if nothing does."""
-    if not says_more(recipe):
+    if not says_more(recipe) and not remembers(recipe):
         return None
     if settings.round.quorum != "majority":
         return "nobody could check their owners", 'write run.trust = "private", or choose another train.recipe'

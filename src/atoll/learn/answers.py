@@ -135,6 +135,11 @@ def says_more(recipe: Recipe) -> bool:
     return gathered or agreeing or recipe.reducer.statistic != "mean"
 
 
+def remembers(recipe: Recipe) -> bool:
+    """Owners keep what their answers left out: nobody else can make these answers."""
+    return recipe.coding.answer == "remembered"
+
+
 def answering(recipe: Recipe, common: Common, bounds: Bounds, part: int) -> Answering:
     """Of this part in this round. `bounds` are places of the whole vector."""
     coding, sizes = recipe.coding, tensor_sizes(common.layout, *bounds[part])

@@ -91,7 +91,10 @@ def swarm_problem(recipe: Recipe) -> str:
         "a change of rhythm, a closing average or averages of moments": (
             bool(schedule.phases or schedule.closing) or schedule.moments != plain.moments
         ),
-        "owners that remember what their answers left out": coding.answer == "remembered",
+        "owners that remember what answers of more than a mean left out": (
+            coding.answer == "remembered"
+            and (reducer.statistic != "mean" or reducer.own == "fresh" or isinstance(recipe.outer, Agreeing))
+        ),
         f"answers in {coding.down}": coding.answer != "gathered" and not _stands_alone(coding.down),
         "a reducer other than a mean of all members' rows": (
             reducer.statistic not in SCALED or reducer not in (ours, fresh)
@@ -108,9 +111,10 @@ def swarm_problem(recipe: Recipe) -> str:
     return ", ".join(what for what, asked in cannot.items() if asked)
 
 
-def in_swarm(recipe: Recipe, down: str = "int8") -> Recipe:
-    """The nearest that a real run can do: its owners remember nothing of their answers, which are finer instead."""
-    if recipe.coding.answer != "remembered":
+def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recipe:
+    """The nearest that a real run can do. Where owners are not `believed`, or say more than a mean, they remember
+    nothing of their answers, which nobody could check; these are finer instead."""
+    if recipe.coding.answer != "remembered" or (believed and not swarm_problem(recipe)):
         return recipe
     coding = msgspec.structs.replace(recipe.coding, answer="once", down=down)
     nearest = msgspec.structs.replace(recipe, coding=coding)

@@ -106,6 +106,7 @@ class Adopt(msgspec.Struct, frozen=True):
     claim: Digest | None = None  # of mine, as the vertex holds it: what my next round must begin with
     afresh: bool = False  # the run went back: live parameters, feedback and moments are of another past, drop them
     late: bool = False  # the vertex holds my late work: also what I said of it in a life before
+    led: tuple[Digest, ...] = ()  # the answers in it that are mine, as an owner
 
 
 class GoBack(msgspec.Struct, frozen=True):

@@ -1059,7 +1059,8 @@ class Round:
         afresh = trial.back is not None
         claim, mine = self._my_claim(trial.body), None if afresh else counted
         late = self.ground.apart is not None and self.me in late_of(trial.body)
-        work = Adopt(self.plan.round, digest, trial.body.state, mine, claim, afresh, late)
+        led = tuple(_opened(s).digest for s in trial.body.parts if s is not None and s.signer == self.me)
+        work = Adopt(self.plan.round, digest, trial.body.state, mine, claim, afresh, late, led)
         return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
 
     def _my_claim(self, body: Body) -> Digest | None:

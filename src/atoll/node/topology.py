@@ -44,6 +44,9 @@ class Way:
     why: str
 
 
+STEADY = b"steady"  # what owners are drawn by where they are the same every round
+
+
 def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> Way:
     """Owners and those on the way are settled voters; whoever else contributes sends to owners directly.
 
@@ -67,9 +70,10 @@ def parts_planned(settings: RunSettings) -> int:
 
 def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> Way:
     wanted, peers, pieces = settings.topology, plan.owners, settings.pieces
+    seed = STEADY if settings.steady is True else plan.head
     if plan.settings.quorum != "majority" or settings.statistic != "mean":  # nobody can sort partial sums
         name = "star" if wanted == "star" else "butterfly"
-        return Way(_built(name, peers, plan.head, None, peers, pieces), "every row goes to its owner directly")
+        return Way(_built(name, peers, seed, None, peers, pieces), "every row goes to its owner directly")
     links = agreed_links(plan.members, peers)
     weights = dict(zip(peers, links.up_bytes_s, strict=True)) if links is not None else None
     if weights is not None and len(set(weights.values())) == 1:
@@ -78,15 +82,15 @@ def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> Way:
     measured = clusters_by_latency(links) if links is not None else peers
     near = named if any(isinstance(item, tuple) for item in named) else measured
     if wanted != "auto":
-        return Way(_built(wanted, peers, plan.head, weights, near, pieces), "as the run's settings say")
+        return Way(_built(wanted, peers, seed, weights, near, pieces), "as the run's settings say")
     if near is named:
-        return Way(_built("hierarchical", peers, plan.head, weights, near, pieces), "names say who is near whom")
+        return Way(_built("hierarchical", peers, seed, weights, near, pieces), "names say who is near whom")
     if links is None or not wire_bytes:
-        return Way(_built("butterfly", peers, plan.head, weights, near, pieces), "links are not known yet")
+        return Way(_built("butterfly", peers, seed, weights, near, pieces), "links are not known yet")
     rows, between = tuple(tuple(row) for row in links.latency_s), tuple(sorted(links.wan_bytes_s.items()))
     known = rows, tuple(links.up_bytes_s), tuple(links.regions), between
     name, why = _cheapest(*known, 1 << (wire_bytes - 1).bit_length(), pieces)
-    return Way(_built(name, peers, plan.head, weights, near, pieces), why)
+    return Way(_built(name, peers, seed, weights, near, pieces), why)
 
 
 def _built(
