@@ -38,7 +38,8 @@ class AdamW(msgspec.Struct, frozen=True, tag="adamw"):
 
 class Muon(msgspec.Struct, frozen=True, tag="muon"):
     """Orthogonalised momentum for matrices (Jordan et al. 2024), `rest` for embeddings and vectors, as MuLoCo
-    (2505.23725) has it. Better than AdamW in runs of 1500 steps, not in longer ones; 1.6 times the work of a step.
+    (2505.23725) has it. Better than AdamW if its rate fits the outer momentum (`methods.auto`); 1.6 times the work
+    of a step.
     """
 
     lr: float = 0.02

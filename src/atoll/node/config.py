@@ -261,10 +261,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "train.recipe": (
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '
         '"demo": the same, tuned for `atoll demo`. "local_sgd": no outer momentum. "opendiloco": fp16, 500 steps. '
-        '"streaming": four fragments in turn, 4 steps of overlap, 2 bits both ways (arXiv 2501.18512). "auto": the same '
+        '"streaming": four fragments in turn, 4 steps of overlap, 2 bits both ways (arXiv 2501.18512). '
+        '"auto": the same '
         "with Muon inside and an outer momentum that settles over the last 0.3 of the run. "
         '"eager": training never waits, a mean is taken in when the next round ends (arXiv 2502.12996). '
-        '"muloco": Muon inside, 2 bits both ways (arXiv 2505.23725). Where members do not trust each other, or rows are '
+        '"muloco": Muon inside, 2 bits both ways (arXiv 2505.23725). '
+        "Where members do not trust each other, or rows are "
         "handed on, these three have answers in int8. "
         '"fedavg": SGD inside, plain means (arXiv 1602.05629). '
         '"sparseloco": one value of 64 in 2 bits, rows gathered and clipped, no outer momentum (arXiv 2508.15706). '
