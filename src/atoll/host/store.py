@@ -69,8 +69,12 @@ class Opening:
         self.manifest = manifest
         self.unsynced_bytes = 0
 
-    def fits(self, index: int, proof: Digest) -> bool:
-        return 0 <= index < len(self.manifest.chunks) and self.manifest.chunks[index] == proof
+    def fits(self, index: int, proof: Digest, size_bytes: int) -> bool:
+        """Also in length: a stranger's manifest may name bytes that are longer than their place."""
+        manifest = self.manifest
+        if not 0 <= index < len(manifest.chunks):
+            return False
+        return manifest.chunks[index] == proof and manifest.chunk_bytes(index) == size_bytes
 
 
 class Store:
@@ -271,16 +275,20 @@ class Store:
 
     def _copy_from_others(self, name: Digest, manifest: Manifest, have: set[int]) -> set[int]:
         """Write what finished blobs share with this one into its file; the chunks that this was."""
-        lacking: dict[Digest, list[int]] = {}
+        lacking: dict[tuple[Digest, int], list[int]] = {}  # by digest and length
         for index, wanted in enumerate(manifest.chunks):
             if index not in have:
-                lacking.setdefault(wanted, []).append(index)
+                lacking.setdefault((wanted, manifest.chunk_bytes(index)), []).append(index)
         copied: set[int] = set()
         for path in (self.folder / "blobs").glob("[0-9a-f]" * 2 * DIGEST_BYTES + ".manifest"):
             other = Digest(bytes.fromhex(path.stem))
             held = self._manifests.get(other) or self._read_manifest(other)
-            for at, wanted in enumerate(held.chunks if held is not None else ()):
-                chunk = self.read_chunk(other, at) if wanted in lacking else None
+            for at, shared in enumerate(held.chunks) if held is not None else ():
+                wanted = shared, held.chunk_bytes(at)
+                try:
+                    chunk = self.read_chunk(other, at) if wanted in lacking else None
+                except OSError:  # a bad sector: the network has it, too
+                    continue
                 if chunk is None:
                     continue
                 for index in lacking.pop(wanted):
@@ -296,7 +304,7 @@ class Store:
         """Write this chunk, whose digest is `proof`, if a blob that is being fetched is made of it. Says into which
         room it went; None: nothing was written, whoever asks for it to be stored may be told why."""
         opening = self._openings.get(name)
-        if opening is None or not opening.fits(index, proof):
+        if opening is None or not opening.fits(index, proof, len(data)):
             return None
         try:
             self.store_chunk(name, index, data)
@@ -313,7 +321,7 @@ class Store:
             if opening is not None and self._durable:
                 opening.unsynced_bytes += len(data)
                 if opening.unsynced_bytes >= SYNCED_EVERY_BYTES:
-                    _sync_data(handle)
+                    self._sync_part(name, handle, _sync_data)
                     opening.unsynced_bytes = 0
         finally:
             os.close(handle)
@@ -328,9 +336,18 @@ class Store:
             part.unlink(missing_ok=True)
             return
         with part.open("r+b") as file:
-            os.fsync(file.fileno())
+            self._sync_part(name, file.fileno(), os.fsync)
         part.rename(path)
         _sync_folder(path.parent)
+
+    def _sync_part(self, name: Digest, handle: int, sync: Callable[[int], None]) -> None:
+        """A sync that failed is not tried again: the kernel tells of lost pages once and then calls them clean, so
+        the next one would succeed, and memory would show what the disk never got (fsyncgate, 2018)."""
+        try:
+            sync(handle)
+        except OSError:
+            self.drop_unfinished(name)
+            raise
 
     def take_in(self, path: Path, name: Digest, manifest: Manifest) -> None:
         """This file, whole and synced, becomes the blob of this name."""
@@ -401,7 +418,7 @@ class Store:
         try:
             manifest = _MANIFEST.decode(self._path(name).with_suffix(".manifest").read_bytes())
             manifest.check()
-        except (FileNotFoundError, msgspec.DecodeError, ValueError):
+        except (OSError, msgspec.DecodeError, ValueError):
             return None
         return manifest if blob_id(manifest) == name else None
 
@@ -527,7 +544,7 @@ def _make_room(path: Path, size_bytes: int) -> None:
             os.posix_fallocate(handle, 0, size_bytes)
         os.ftruncate(handle, size_bytes)
     except OSError as why:
-        if why.errno == errno.ENOSPC:
+        if why.errno in (errno.ENOSPC, errno.EDQUOT):
             path.unlink(missing_ok=True)
             raise RunFailedError(
                 "E-DISK-01",
