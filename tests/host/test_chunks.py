@@ -289,3 +289,23 @@ def test_a_disk_that_could_not_sync_has_lost_what_it_was_given(
         store.finish_blob(BLOB)
     assert store.open_blob(BLOB, MANIFEST) == frozenset(), "fetched again, not believed"
     store.close()
+
+
+def test_a_chunk_of_a_blob_that_became_whole_meanwhile_is_stored_already(tmp_path: Path):
+    """A state may be fetched for two reasons at once; whoever closes first takes the file of the other."""
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        store.open_blob(BLOB, MANIFEST)
+        for index in range(3):
+            store.store_chunk(BLOB, index, piece(index))
+        store.finish_blob(BLOB)
+        payload = Payload(MANIFEST.chunks[1], BLOB_CHUNK, piece(1))
+        assert await done(chunks, StoreChunk(BLOB, 1, payload)) is None
+        store.finish_blob(BLOB)
+        assert store.read_blob(BLOB) == DATA
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())

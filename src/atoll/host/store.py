@@ -314,7 +314,12 @@ class Store:
 
     def store_chunk(self, name: Digest, index: int, data: Buffer) -> None:
         """Write one verified chunk. Synced now and then: the disk works while the network does."""
-        handle = os.open(self._place(name) + ".part", os.O_WRONLY)
+        try:
+            handle = os.open(self._place(name) + ".part", os.O_WRONLY)
+        except FileNotFoundError:
+            if self.has_blob(name):
+                return  # somebody else who fetched it was done first
+            raise
         try:
             _write_at(handle, data, index * BLOB_CHUNK)
             opening = self._openings.get(name)
