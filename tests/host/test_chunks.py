@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,26 @@ def test_a_chunk_of_a_blob_that_became_whole_meanwhile_is_stored_already(tmp_pat
         store.close()
 
     asyncio.run(story())
+
+
+def test_a_full_disk_takes_back_what_given_up_downloads_were_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A joiner too slow for one state after the other never comes to tidy up; what is written to stays."""
+    fallocate = os.posix_fallocate
+    store = Store(tmp_path)
+    given_up, in_use = (Manifest(BLOB_CHUNK, (digest(name),)) for name in (b"given up", b"in use"))
+    parts = [store.blob_path(blob_id(m)).with_suffix(".part") for m in (given_up, in_use)]
+    for manifest in (given_up, in_use):
+        store.open_blob(blob_id(manifest), manifest)
+    os.utime(parts[0], (0, time.time() - stores.PARTS_BUSY_S - 1))
+
+    def nearly_full(handle: int, at: int, size_bytes: int) -> None:
+        if parts[0].exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fallocate(handle, at, size_bytes)
+
+    monkeypatch.setattr(stores.os, "posix_fallocate", nearly_full)
+    assert store.open_blob(BLOB, MANIFEST) == frozenset() and on_disk(store) == bytes(SIZE)
+    assert [part.exists() for part in parts] == [False, True]
+    store.close()

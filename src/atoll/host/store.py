@@ -44,6 +44,7 @@ VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones st
 MANIFESTS_HELD = 64
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 PARTS_KEPT_S = 86400.0  # of a blob that is not whole, since it was last written to: a cut download goes on
+PARTS_BUSY_S = 600.0  # where the disk is full only what was written to since then is spared
 SYNCED_EVERY_BYTES = 64 * 2**20  # of a blob that is being fetched: what its end or a power cut finds unsynced
 TAIL_BYTES = 4 * 2**20  # of the record read at start: about a thousand rounds
 
@@ -257,7 +258,12 @@ class Store:
             return frozenset(range(len(manifest.chunks)))
         path = self._part(name)
         if not path.exists() or path.stat().st_size != manifest.size_bytes:
-            _make_room(path, manifest.size_bytes)
+            try:
+                _make_room(path, manifest.size_bytes)
+            except RunFailedError:
+                if not self._drop_parts(PARTS_BUSY_S):
+                    raise
+                _make_room(path, manifest.size_bytes)
             have = _empty(manifest)
         else:
             with path.open("rb") as file:
@@ -369,14 +375,21 @@ class Store:
 
     def drop_blobs(self, keep: set[Digest]) -> None:
         """Forget finished blobs that nobody needs any more, and what a crash left unfinished long ago."""
+        self._drop_parts(PARTS_KEPT_S)
         for path in (self.folder / "blobs").iterdir():
-            if path.suffix == ".part":
-                with suppress(FileNotFoundError):  # finished meanwhile
-                    if path.stat().st_mtime < time.time() - PARTS_KEPT_S:
-                        path.unlink()
             if path.suffix == "" and Digest(bytes.fromhex(path.name)) not in keep:
                 path.unlink(missing_ok=True)
                 path.with_suffix(".manifest").unlink(missing_ok=True)
+
+    def _drop_parts(self, quiet_s: float) -> int:
+        """Forget unfinished blobs that nothing was written to for so long. How many those were."""
+        dropped = 0
+        for path in (self.folder / "blobs").glob("*.part"):
+            with suppress(FileNotFoundError):  # finished meanwhile
+                if path.stat().st_mtime < time.time() - quiet_s:
+                    path.unlink()
+                    dropped += 1
+        return dropped
 
     # ---- private state and secrets -------------------------------------------------------------------------
 
