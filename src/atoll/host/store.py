@@ -289,7 +289,9 @@ class Store:
         for path in (self.folder / "blobs").glob("[0-9a-f]" * 2 * DIGEST_BYTES + ".manifest"):
             other = Digest(bytes.fromhex(path.stem))
             held = self._manifests.get(other) or self._read_manifest(other)
-            for at, shared in enumerate(held.chunks) if held is not None else ():
+            if held is None:
+                continue
+            for at, shared in enumerate(held.chunks):
                 wanted = shared, held.chunk_bytes(at)
                 try:
                     chunk = self.read_chunk(other, at) if wanted in lacking else None
