@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+import pytest
+
 from atoll.base.limits import BLOB_CHUNK
+from atoll.host import store as stores
 from atoll.host.store import Store
 from atoll.keys.digest import blob_id, manifest_of
 
@@ -58,4 +62,20 @@ def test_chunks_of_zeros_are_there_as_soon_as_there_is_room(tmp_path: Path):
     store.store_chunk(name, 1, OLD[0])
     store.finish_blob(name)
     assert store.read_blob(name) == data
+    store.close()
+
+
+def test_a_disk_that_cannot_read_an_old_blob_does_not_stop_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A bad sector under what both share: that chunk comes from the network, as it would without the old blob."""
+
+    def broken(handle: int, buffers: object, at: int, flags: int = 0) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = Store(tmp_path)
+    store.put_blob(b"".join(OLD))
+    manifest = manifest_of(OLD[0] + b"more")
+    monkeypatch.setattr(stores.os, "preadv", broken)
+    assert store.open_blob(blob_id(manifest), manifest) == frozenset()
     store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -235,4 +236,100 @@ def test_a_long_download_is_synced_on_its_way(tmp_path: Path, monkeypatch: pytes
     for index in (0, 1, 2, 0):
         store.store_chunk(BLOB, index, piece(index))
     assert len(synced) == 1
+    store.close()
+
+
+def test_bytes_too_long_for_any_chunk_are_neither_hashed_nor_kept(tmp_path: Path):
+    """A stranger's frame may hold 64 MiB: 32 of those would be two gigabytes, and milliseconds of the loop each."""
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        told: list[Payload] = []
+        long = bytes(BLOB_CHUNK + 1)
+        chunks.take(Chunk(BLOB, 0), memoryview(long), told.append)
+        assert [len(payload.data) for payload in told] == [0]
+        assert told[0].size_bytes == len(long) and told[0].digest != digest(long)
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("data", [b"", b"short", bytes(BLOB_CHUNK)])
+def test_a_manifest_that_names_bytes_of_another_length_gets_nothing_written(data: bytes, tmp_path: Path):
+    """Whoever names a blob may name anything in it: 100 bytes here, and a digest of fewer or more."""
+    lie = Manifest(100, (digest(data),))
+    store = Store(tmp_path)
+    store.put_blob(data)  # also where this disk holds such a chunk
+    assert store.open_blob(blob_id(lie), lie) == frozenset()
+    assert store.land(blob_id(lie), 0, digest(data), data) is None
+    assert store.blob_path(blob_id(lie)).with_suffix(".part").read_bytes() == bytes(100)
+    store.close()
+
+
+@pytest.mark.parametrize("when", ["on its way", "at its end"])
+def test_a_disk_that_could_not_sync_has_lost_what_it_was_given(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It says so once and calls its cached pages clean: asked again it would say that all is well."""
+
+    def broken(handle: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = Store(tmp_path)
+    store.open_blob(BLOB, MANIFEST)
+    if when == "on its way":
+        monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", 2 * BLOB_CHUNK)
+        monkeypatch.setattr(stores, "_sync_data", broken)
+    for index in range(3):
+        store.land(BLOB, index, MANIFEST.chunks[index], piece(index))
+    monkeypatch.undo()
+    with monkeypatch.context() as patched, pytest.raises(OSError):
+        patched.setattr(stores.os, "fsync", broken)
+        store.finish_blob(BLOB)
+    assert store.open_blob(BLOB, MANIFEST) == frozenset(), "fetched again, not believed"
+    store.close()
+
+
+def test_a_chunk_of_a_blob_that_became_whole_meanwhile_is_stored_already(tmp_path: Path):
+    """A state may be fetched for two reasons at once; whoever closes first takes the file of the other."""
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        store.open_blob(BLOB, MANIFEST)
+        for index in range(3):
+            store.store_chunk(BLOB, index, piece(index))
+        store.finish_blob(BLOB)
+        payload = Payload(MANIFEST.chunks[1], BLOB_CHUNK, piece(1))
+        assert await done(chunks, StoreChunk(BLOB, 1, payload)) is None
+        store.finish_blob(BLOB)
+        assert store.read_blob(BLOB) == DATA
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+def test_a_full_disk_takes_back_what_given_up_downloads_were_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A joiner too slow for one state after the other never comes to tidy up; what is written to stays."""
+    fallocate = os.posix_fallocate
+    store = Store(tmp_path)
+    given_up, in_use = (Manifest(BLOB_CHUNK, (digest(name),)) for name in (b"given up", b"in use"))
+    parts = [store.blob_path(blob_id(m)).with_suffix(".part") for m in (given_up, in_use)]
+    for manifest in (given_up, in_use):
+        store.open_blob(blob_id(manifest), manifest)
+    os.utime(parts[0], (0, time.time() - stores.PARTS_BUSY_S - 1))
+
+    def nearly_full(handle: int, at: int, size_bytes: int) -> None:
+        if parts[0].exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fallocate(handle, at, size_bytes)
+
+    monkeypatch.setattr(stores.os, "posix_fallocate", nearly_full)
+    assert store.open_blob(BLOB, MANIFEST) == frozenset() and on_disk(store) == bytes(SIZE)
+    assert [part.exists() for part in parts] == [False, True]
     store.close()

@@ -299,3 +299,16 @@ def test_a_source_is_asked_for_several_chunks_at_a_time():
         return sum(isinstance(e, Send) for e in effects)
 
     assert [chunk_came(0), chunk_came(1)] == [0, 3]
+
+
+def test_a_chunk_of_another_length_than_its_place_is_not_stored():
+    """The namer of a blob may put the digest of 64 MiB into a manifest of 100 bytes: it is blamed."""
+    manifest = Manifest(100, (PIECES[0],))
+    blob = blob_id(manifest)
+    fetch = Fetch(blob, [NAMES[0]])
+    fetch.handle(Start({}), 0.0)
+    fetch.handle(Received(NAMES[0], ManifestIs(blob, manifest)), 0.0)
+    fetch.handle(Done(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0)
+    effects = fetch.handle(Received(NAMES[0], Chunk(blob, 0), Payload(PIECES[0], 64 * BLOB_CHUNK, b"")), 0.1)
+    assert [type(e.fact) for e in effects if isinstance(e, Report)] == [BadSource, FetchFailed]
+    assert not any(isinstance(e, Ask) for e in effects)

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from atoll.base.ids import ZERO_DIGEST
+from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.host.memory import Reused
 from atoll.host.store import NotInMemory, Opening, Store
@@ -26,7 +28,7 @@ from atoll.keys.digest import Buffer, digest
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.messages.history import Chunk
 
-ARRIVING_MAX = 32  # chunks that came and are not hashed yet; an honest one has a megabyte
+ARRIVING_MAX = 32  # chunks that came and are not hashed yet, a megabyte each
 AT_ONCE = 8  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
 
 Answer = Callable[[Any], None]  # is given the result, or the exception
@@ -59,6 +61,9 @@ class Chunks:
 
     def take(self, chunk: Chunk, data: memoryview, then: Callable[[Payload], None]) -> None:
         """A chunk came, nobody knows yet whether it is one: `then` is given its bytes by their name."""
+        if len(data) > BLOB_CHUNK:  # no chunk of anything, though a frame may be 64 times as long
+            then(Payload(ZERO_DIGEST, len(data), b""))
+            return
         if len(self._arriving) >= ARRIVING_MAX:
             then(Payload(digest(data), len(data), data))
             return

@@ -44,6 +44,7 @@ VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones st
 MANIFESTS_HELD = 64
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 PARTS_KEPT_S = 86400.0  # of a blob that is not whole, since it was last written to: a cut download goes on
+PARTS_BUSY_S = 600.0  # where the disk is full only what was written to since then is spared
 SYNCED_EVERY_BYTES = 64 * 2**20  # of a blob that is being fetched: what its end or a power cut finds unsynced
 TAIL_BYTES = 4 * 2**20  # of the record read at start: about a thousand rounds
 
@@ -69,8 +70,12 @@ class Opening:
         self.manifest = manifest
         self.unsynced_bytes = 0
 
-    def fits(self, index: int, proof: Digest) -> bool:
-        return 0 <= index < len(self.manifest.chunks) and self.manifest.chunks[index] == proof
+    def fits(self, index: int, proof: Digest, size_bytes: int) -> bool:
+        """Also in length: a stranger's manifest may name bytes that are longer than their place."""
+        manifest = self.manifest
+        if not 0 <= index < len(manifest.chunks):
+            return False
+        return manifest.chunks[index] == proof and manifest.chunk_bytes(index) == size_bytes
 
 
 class Store:
@@ -253,7 +258,12 @@ class Store:
             return frozenset(range(len(manifest.chunks)))
         path = self._part(name)
         if not path.exists() or path.stat().st_size != manifest.size_bytes:
-            _make_room(path, manifest.size_bytes)
+            try:
+                _make_room(path, manifest.size_bytes)
+            except RunFailedError:
+                if not self._drop_parts(PARTS_BUSY_S):
+                    raise
+                _make_room(path, manifest.size_bytes)
             have = _empty(manifest)
         else:
             with path.open("rb") as file:
@@ -271,16 +281,22 @@ class Store:
 
     def _copy_from_others(self, name: Digest, manifest: Manifest, have: set[int]) -> set[int]:
         """Write what finished blobs share with this one into its file; the chunks that this was."""
-        lacking: dict[Digest, list[int]] = {}
+        lacking: dict[tuple[Digest, int], list[int]] = {}  # by digest and length
         for index, wanted in enumerate(manifest.chunks):
             if index not in have:
-                lacking.setdefault(wanted, []).append(index)
+                lacking.setdefault((wanted, manifest.chunk_bytes(index)), []).append(index)
         copied: set[int] = set()
         for path in (self.folder / "blobs").glob("[0-9a-f]" * 2 * DIGEST_BYTES + ".manifest"):
             other = Digest(bytes.fromhex(path.stem))
             held = self._manifests.get(other) or self._read_manifest(other)
-            for at, wanted in enumerate(held.chunks if held is not None else ()):
-                chunk = self.read_chunk(other, at) if wanted in lacking else None
+            if held is None:
+                continue
+            for at, shared in enumerate(held.chunks):
+                wanted = shared, held.chunk_bytes(at)
+                try:
+                    chunk = self.read_chunk(other, at) if wanted in lacking else None
+                except OSError:  # a bad sector: the network has it, too
+                    continue
                 if chunk is None:
                     continue
                 for index in lacking.pop(wanted):
@@ -296,7 +312,7 @@ class Store:
         """Write this chunk, whose digest is `proof`, if a blob that is being fetched is made of it. Says into which
         room it went; None: nothing was written, whoever asks for it to be stored may be told why."""
         opening = self._openings.get(name)
-        if opening is None or not opening.fits(index, proof):
+        if opening is None or not opening.fits(index, proof, len(data)):
             return None
         try:
             self.store_chunk(name, index, data)
@@ -306,14 +322,19 @@ class Store:
 
     def store_chunk(self, name: Digest, index: int, data: Buffer) -> None:
         """Write one verified chunk. Synced now and then: the disk works while the network does."""
-        handle = os.open(self._place(name) + ".part", os.O_WRONLY)
+        try:
+            handle = os.open(self._place(name) + ".part", os.O_WRONLY)
+        except FileNotFoundError:
+            if self.has_blob(name):
+                return  # somebody else who fetched it was done first
+            raise
         try:
             _write_at(handle, data, index * BLOB_CHUNK)
             opening = self._openings.get(name)
             if opening is not None and self._durable:
                 opening.unsynced_bytes += len(data)
                 if opening.unsynced_bytes >= SYNCED_EVERY_BYTES:
-                    _sync_data(handle)
+                    self._sync_part(name, handle, _sync_data)
                     opening.unsynced_bytes = 0
         finally:
             os.close(handle)
@@ -328,9 +349,18 @@ class Store:
             part.unlink(missing_ok=True)
             return
         with part.open("r+b") as file:
-            os.fsync(file.fileno())
+            self._sync_part(name, file.fileno(), os.fsync)
         part.rename(path)
         _sync_folder(path.parent)
+
+    def _sync_part(self, name: Digest, handle: int, sync: Callable[[int], None]) -> None:
+        """A sync that failed is not tried again: the kernel tells of lost pages once and then calls them clean, so
+        the next one would succeed, and memory would show what the disk never got (fsyncgate, 2018)."""
+        try:
+            sync(handle)
+        except OSError:
+            self.drop_unfinished(name)
+            raise
 
     def take_in(self, path: Path, name: Digest, manifest: Manifest) -> None:
         """This file, whole and synced, becomes the blob of this name."""
@@ -347,14 +377,21 @@ class Store:
 
     def drop_blobs(self, keep: set[Digest]) -> None:
         """Forget finished blobs that nobody needs any more, and what a crash left unfinished long ago."""
+        self._drop_parts(PARTS_KEPT_S)
         for path in (self.folder / "blobs").iterdir():
-            if path.suffix == ".part":
-                with suppress(FileNotFoundError):  # finished meanwhile
-                    if path.stat().st_mtime < time.time() - PARTS_KEPT_S:
-                        path.unlink()
             if path.suffix == "" and Digest(bytes.fromhex(path.name)) not in keep:
                 path.unlink(missing_ok=True)
                 path.with_suffix(".manifest").unlink(missing_ok=True)
+
+    def _drop_parts(self, quiet_s: float) -> int:
+        """Forget unfinished blobs that nothing was written to for so long. How many those were."""
+        dropped = 0
+        for path in (self.folder / "blobs").glob("*.part"):
+            with suppress(FileNotFoundError):  # finished meanwhile
+                if path.stat().st_mtime < time.time() - quiet_s:
+                    path.unlink()
+                    dropped += 1
+        return dropped
 
     # ---- private state and secrets -------------------------------------------------------------------------
 
@@ -401,7 +438,7 @@ class Store:
         try:
             manifest = _MANIFEST.decode(self._path(name).with_suffix(".manifest").read_bytes())
             manifest.check()
-        except (FileNotFoundError, msgspec.DecodeError, ValueError):
+        except (OSError, msgspec.DecodeError, ValueError):
             return None
         return manifest if blob_id(manifest) == name else None
 
@@ -527,7 +564,7 @@ def _make_room(path: Path, size_bytes: int) -> None:
             os.posix_fallocate(handle, 0, size_bytes)
         os.ftruncate(handle, size_bytes)
     except OSError as why:
-        if why.errno == errno.ENOSPC:
+        if why.errno in (errno.ENOSPC, errno.EDQUOT):
             path.unlink(missing_ok=True)
             raise RunFailedError(
                 "E-DISK-01",

@@ -224,7 +224,8 @@ class Fetch:
             return []  # never asked for, or somebody else was faster
         if payload is None:
             return [*self._leave(sender), *self._ask_chunks(now)]
-        if payload.digest != self.manifest.chunks[index]:
+        # in length, too: whoever names a blob may put the digest of 64 MiB into a manifest of one
+        if (payload.digest, payload.size_bytes) != (self.manifest.chunks[index], self.manifest.chunk_bytes(index)):
             return [*self._blame(sender), *self._ask_chunks(now)]
         if (
             len(self.storing) >= self.requests_max
