@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 import torch
@@ -274,6 +276,51 @@ def test_a_trainer_that_dies_apart_costs_its_last_worth_of_steps(tmp_path, book)
         await by_blob(members, NOT_COUNTED)
         assert island.away.held.steps == 3 * STEPS
         assert float((island.away.held.delta_F - first_F - second_F).norm()) > 0, "and the round's own message"
+
+    story(tell, swarm(tmp_path, book))
+
+
+def test_a_round_that_is_over_before_its_trainer_has_started_is_not_gone_on_with(tmp_path, book):
+    """The trainer died, another is starting for steps apart, and meanwhile the round closes: were these steps taken,
+    they would be in the next update, and with all of that once more in late work.
+    """
+
+    async def tell(members: Members) -> None:
+        starts, started = asyncio.Event(), asyncio.Event()
+
+        class Slow(Inside):
+            async def start(self, spec):
+                starts.set()
+                await started.wait()
+                return await super().start(spec)
+
+        await members.train(OUT)
+        island = members.islands[OUT]
+        island.tended.ready, island.tended.trainer = False, Slow()
+        members.trainers[OUT] = island.trainer = island.tended.trainer
+        asked = asyncio.create_task(island.do(alone(members)))
+        await starts.wait()
+        await members.play(here=REST)
+        members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
+        await island.do(Adopt(members.round - 1, members.vertex(), members.state, (True,) * 3))
+        started.set()
+        with pytest.raises(RunFailedError, match="is over"):
+            await asked
+        await members.play(late=True)
+        assert island.away.base_F is None and island.away.held is None
+
+    story(tell, swarm(tmp_path, book))
+
+
+def test_late_work_does_not_ride_in_the_round_that_it_left(tmp_path, book):
+    """Killed while apart, it takes up the same round again, which is still open: voters would refuse it there."""
+
+    async def tell(members: Members) -> None:
+        island = members.islands[OUT]
+        island.away.held = LateWork(torch.ones(members.learning.layout.floats), members.round, STEPS, STEPS * 2)
+        assert (await members.train(OUT, late=True)).late is None and island.away.riding_F is None
+        await members.play(encoding=REST)
+        assert (await members.train(OUT, late=True)).late.steps == STEPS
 
     story(tell, swarm(tmp_path, book))
 

@@ -146,6 +146,24 @@ def _without(signed: Signed | None, peer: PeerId) -> Signed | None:
     return Signed(signed.signer, encode(replace(said, contributors=names)), signed.signature)
 
 
+def test_whoever_restarts_while_cut_off_claims_nothing_late_in_the_round_that_it_left():
+    """Nobody has a quorum, one member is killed apart, and the round that it takes up again is still open: others
+    would blame it, since late work is of a round before. It rides on the next one.
+    """
+    swarm = Swarm(1, SwarmKnobs(4, run=replace(SETTINGS, apart=MERGE)))
+    swarm.world.run(60.0, stop=lambda: swarm.head(ME) == 1)
+    swarm.world.split({ME, peer_name(1)})
+    alone = swarm.world.nodes[ME].island.alone
+    swarm.world.run(swarm.world.now + 100, stop=lambda: alone.out == 60)
+    swarm.world.crash(ME)
+    swarm.world.start(ME)
+    swarm.world.run(swarm.world.now + 100)  # an attempt fails, and it commits anew; the checkers see who is blamed
+    assert swarm.head(ME) == 1 and alone.held == 60
+    swarm.world.network.heal()
+    swarm.world.run(swarm.world.now + 200, stop=lambda: min(swarm.heads()) >= 8)  # put away, new, a member
+    assert swarm.checkers.late[ME] == 60 and alone.held == 0
+
+
 def test_genesis_cannot_ask_for_audits_and_for_steps_that_nobody_assigned():
     with pytest.raises(PeerFault, match="train apart"):
         decode_settings(encode_settings(replace(SETTINGS, apart=MERGE, audit_rate=0.1)))
