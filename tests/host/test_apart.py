@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.host.learning import built_in, found
 from atoll.host.shelf import read_private
-from atoll.learn.late import LateWork, carried, late_bytes, late_from_bytes
+from atoll.learn.late import FORMAT, LateWork, carried, late_bytes, late_from_bytes
 from atoll.learn.merge import Mix
 from atoll.learn.methods import data_parallel
 from atoll.learn.reducer import Reducer
+from atoll.learn.tensorfile import dump
 from atoll.node.jobs import Adopt, Left, Restore, TrainApart
 from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
@@ -281,8 +282,8 @@ def test_a_trainer_that_dies_apart_costs_its_last_worth_of_steps(tmp_path, book)
 
 
 def test_a_round_that_is_over_before_its_trainer_has_started_is_not_gone_on_with(tmp_path, book):
-    """The trainer died, another is starting for steps apart, and meanwhile the round closes: were these steps taken,
-    they would be in the next update, and with all of that once more in late work.
+    """Another trainer is starting for steps apart, and meanwhile the round closes: were these steps taken, they
+    would be in the next update, and with all of that once more in late work.
     """
 
     async def tell(members: Members) -> None:
@@ -369,7 +370,10 @@ def test_late_work_on_disk_is_read_back_or_refused():
     late = LateWork(torch.tensor([1.0, -2.0]), 3, 10, 20)
     again = late_from_bytes(late_bytes(late), 2)
     assert torch.equal(again.delta_F, late.delta_F) and (again.since, again.steps, again.samples) == (3, 10, 20)
-    for data, floats in ((late_bytes(late), 3), (late_bytes(late)[:-1], 2), (b"", 2)):
+    infinite, nothing = LateWork(torch.tensor([1.0, float("inf")]), 3, 10, 20), LateWork(late.delta_F, 3, 0, 20)
+    nameless = dump({"late": late.delta_F}, {"format": FORMAT})
+    damaged = late_bytes(late)[:-1], b"", nameless, late_bytes(infinite), late_bytes(nothing)
+    for data, floats in ((late_bytes(late), 3), *((data, 2) for data in damaged)):
         with pytest.raises(ValueError):
             late_from_bytes(data, floats)
 

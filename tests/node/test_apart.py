@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Received, Report
+from atoll.base.machine import Ask, Done, Received, Report
 from atoll.keys.digest import digest
 from atoll.node.apart import Apart as Apartness
 from atoll.node.apart import late_of, left_open
@@ -135,6 +135,19 @@ def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():
     claim = Late(0, 60, 960)
     commits = tuple(Signed(s.signer, encode(late(Stand().commit, claim)), b"") for s in body.commits[:1])
     assert late_of(replace(body, commits=(*commits, Signed(ME, b"\xc1", b"")))) == {body.commits[0].signer: claim}
+
+
+def test_late_work_of_a_life_before_is_given_up_where_its_round_is_not_in_memory_any_more():
+    """It was restored from the private file, and while that was read the history grew beyond what is held: the
+    vertex that may have it is not at hand, and it must not be sent again.
+    """
+    stand = Stand()
+    peer, history = stand.peer, stand.peer.history
+    peer.round, peer.restored_round = None, 0
+    for held in (history.bodies, history.vertices, history.ids):
+        del held[0]
+    (asked,) = [e.work for e in peer.handle(Done("restore", True), stand.swarm.world.now) if isinstance(e, Ask)]
+    assert asked.round == history.head and asked.left == Left(None, late=True)
 
 
 def _without(signed: Signed | None, peer: PeerId) -> Signed | None:

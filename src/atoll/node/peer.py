@@ -62,6 +62,7 @@ from atoll.base.machine import (
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.amend import Goal, amend_bytes, amends_in
+from atoll.node.apart import left_open
 from atoll.node.audits import Audits
 from atoll.node.body import ground_after, write_recovery
 from atoll.node.branches import Branches
@@ -430,6 +431,8 @@ class Peer:
         assert history is not None and pool is not None
         parent, head = history.bodies.get(self.at), history.ids.get(self.at)
         if parent is None or head is None:
+            if self.settings.apart_terms is not None:  # what a life before sent may have been counted meanwhile
+                self.left = left_open(self.me, 0, None)
             return self._regain("my state is older than the vertices in memory")
         if 0 < self.settings.rounds <= parent.trained and self.at == history.head:
             self.round, was_over, self.over = None, self.over, True
