@@ -230,6 +230,19 @@ def test_dropped_steps_leave_nothing(tmp_path, book):
     story(tell, swarm(tmp_path, book))
 
 
+def test_what_was_done_apart_before_the_run_went_back_is_dropped(tmp_path, book):
+    """Neither the steps, nor the message of the round that it left, nor what it held from another time."""
+
+    async def tell(members: Members) -> None:
+        await members.play()
+        await cut_off(members, rounds=2, worths=1)
+        await by_blob(members, replace(NOT_COUNTED, afresh=True))
+        island = members.islands[OUT]
+        assert island.away.held is None and island.memory_F is None
+
+    story(tell, swarm(tmp_path, book))
+
+
 def test_a_crash_costs_no_whole_worth_of_steps_and_counts_none_twice(tmp_path, book):
     """Killed while apart, and again when its late work was sent: the disk says what it owes, or the vertex."""
 

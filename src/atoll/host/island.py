@@ -603,6 +603,8 @@ class Island:
             left_F = await loop.run_in_executor(self._arithmetic, settle, update, left.counted, self.up)
             self.memory_F = self.away.settled(left_F, given=left.late)
             self._owe(0 if any(left.counted) else self.update_steps)
+        if left.afresh:
+            self.away.forget()
         self.update, self.away.riding_F = None, None
 
     def _owe(self, steps: int) -> None:

@@ -61,7 +61,7 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier, Vouch
-from atoll.node.amend import Goal, amend_bytes, amends_in
+from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in
 from atoll.node.apart import left_open
 from atoll.node.audits import Audits
 from atoll.node.body import ground_after, write_recovery
@@ -409,8 +409,14 @@ class Peer:
 
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
-        self.left = self.round.left(vertex) if self.round is not None else None
-        self.round = None
+        assert self.history is not None
+        current, self.round = self.round, None
+        self.left = current.left(vertex) if current is not None else None
+        if current is None or self.left is None:
+            return
+        bodies = [body for round, body in self.history.bodies.items() if round >= current.plan.round]
+        bodies += [decode_body(vertex.body)] if vertex is not None else []  # the history may not have it yet
+        self.left = replace(self.left, afresh=any(amend_of(body) is not None for body in bodies))
 
     def _restored(self, found: bool, now: Seconds) -> list[Effect]:
         assert self.history is not None

@@ -201,6 +201,8 @@ class Island:
             case Restore():
                 if work.left is not None:
                     self.alone.back(work.round, work.left.counted, work.left.late, self.steps_done)
+                    if work.left.afresh:
+                        self.alone.forget()
                 if work.state not in self.blobs:
                     return False
                 self.head = work.state
