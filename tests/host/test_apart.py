@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 import torch
@@ -11,10 +13,11 @@ from msgspec.structs import replace
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.host.learning import built_in, found
 from atoll.host.shelf import read_private
-from atoll.learn.late import LateWork, carried, late_bytes, late_from_bytes
+from atoll.learn.late import FORMAT, LateWork, carried, late_bytes, late_from_bytes
 from atoll.learn.merge import Mix
 from atoll.learn.methods import data_parallel
 from atoll.learn.reducer import Reducer
+from atoll.learn.tensorfile import dump
 from atoll.node.jobs import Adopt, Left, Restore, TrainApart
 from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
@@ -227,6 +230,19 @@ def test_dropped_steps_leave_nothing(tmp_path, book):
     story(tell, swarm(tmp_path, book))
 
 
+def test_what_was_done_apart_before_the_run_went_back_is_dropped(tmp_path, book):
+    """Neither the steps, nor the message of the round that it left, nor what it held from another time."""
+
+    async def tell(members: Members) -> None:
+        await members.play()
+        await cut_off(members, rounds=2, worths=1)
+        await by_blob(members, replace(NOT_COUNTED, afresh=True))
+        island = members.islands[OUT]
+        assert island.away.held is None and island.memory_F is None
+
+    story(tell, swarm(tmp_path, book))
+
+
 def test_a_crash_costs_no_whole_worth_of_steps_and_counts_none_twice(tmp_path, book):
     """Killed while apart, and again when its late work was sent: the disk says what it owes, or the vertex."""
 
@@ -278,6 +294,51 @@ def test_a_trainer_that_dies_apart_costs_its_last_worth_of_steps(tmp_path, book)
     story(tell, swarm(tmp_path, book))
 
 
+def test_a_round_that_is_over_before_its_trainer_has_started_is_not_gone_on_with(tmp_path, book):
+    """Another trainer is starting for steps apart, and meanwhile the round closes: were these steps taken, they
+    would be in the next update, and with all of that once more in late work.
+    """
+
+    async def tell(members: Members) -> None:
+        starts, started = asyncio.Event(), asyncio.Event()
+
+        class Slow(Inside):
+            async def start(self, spec):
+                starts.set()
+                await started.wait()
+                return await super().start(spec)
+
+        await members.train(OUT)
+        island = members.islands[OUT]
+        island.tended.ready, island.tended.trainer = False, Slow()
+        members.trainers[OUT] = island.trainer = island.tended.trainer
+        asked = asyncio.create_task(island.do(alone(members)))
+        await starts.wait()
+        await members.play(here=REST)
+        members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
+        await island.do(Adopt(members.round - 1, members.vertex(), members.state, (True,) * 3))
+        started.set()
+        with pytest.raises(RunFailedError, match="is over"):
+            await asked
+        await members.play(late=True)
+        assert island.away.base_F is None and island.away.held is None
+
+    story(tell, swarm(tmp_path, book))
+
+
+def test_late_work_does_not_ride_in_the_round_that_it_left(tmp_path, book):
+    """Killed while apart, it takes up the same round again, which is still open: voters would refuse it there."""
+
+    async def tell(members: Members) -> None:
+        island = members.islands[OUT]
+        island.away.held = LateWork(torch.ones(members.learning.layout.floats), members.round, STEPS, STEPS * 2)
+        assert (await members.train(OUT, late=True)).late is None and island.away.riding_F is None
+        await members.play(encoding=REST)
+        assert (await members.train(OUT, late=True)).late.steps == STEPS
+
+    story(tell, swarm(tmp_path, book))
+
+
 def test_steps_apart_are_taken_on_data_that_nobody_else_has(tmp_path, book, monkeypatch):
     """Two members cut off for three rounds' worth, one that goes on: half an epoch lies between their data."""
     read: dict[bool, set[int]] = {True: set(), False: set()}
@@ -322,7 +383,10 @@ def test_late_work_on_disk_is_read_back_or_refused():
     late = LateWork(torch.tensor([1.0, -2.0]), 3, 10, 20)
     again = late_from_bytes(late_bytes(late), 2)
     assert torch.equal(again.delta_F, late.delta_F) and (again.since, again.steps, again.samples) == (3, 10, 20)
-    for data, floats in ((late_bytes(late), 3), (late_bytes(late)[:-1], 2), (b"", 2)):
+    infinite, nothing = LateWork(torch.tensor([1.0, float("inf")]), 3, 10, 20), LateWork(late.delta_F, 3, 0, 20)
+    nameless = dump({"late": late.delta_F}, {"format": FORMAT})
+    damaged = late_bytes(late)[:-1], b"", nameless, late_bytes(infinite), late_bytes(nothing)
+    for data, floats in ((late_bytes(late), 3), *((data, 2) for data in damaged)):
         with pytest.raises(ValueError):
             late_from_bytes(data, floats)
 

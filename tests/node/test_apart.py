@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Received, Report
+from atoll.base.machine import Ask, Done, Received, Report
 from atoll.keys.digest import digest
 from atoll.node.apart import Apart as Apartness
 from atoll.node.apart import late_of, left_open
@@ -137,6 +137,19 @@ def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():
     assert late_of(replace(body, commits=(*commits, Signed(ME, b"\xc1", b"")))) == {body.commits[0].signer: claim}
 
 
+def test_late_work_of_a_life_before_is_given_up_where_its_round_is_not_in_memory_any_more():
+    """It was restored from the private file, and while that was read the history grew beyond what is held: the
+    vertex that may have it is not at hand, and it must not be sent again.
+    """
+    stand = Stand()
+    peer, history = stand.peer, stand.peer.history
+    peer.round, peer.restored_round = None, 0
+    for held in (history.bodies, history.vertices, history.ids):
+        del held[0]
+    (asked,) = [e.work for e in peer.handle(Done("restore", True), stand.swarm.world.now) if isinstance(e, Ask)]
+    assert asked.round == history.head and asked.left == Left(None, late=True)
+
+
 def _without(signed: Signed | None, peer: PeerId) -> Signed | None:
     if signed is None:
         return None
@@ -144,6 +157,24 @@ def _without(signed: Signed | None, peer: PeerId) -> Signed | None:
     assert isinstance(said, Answered)
     names = tuple(p for p in said.contributors if p != peer)
     return Signed(signed.signer, encode(replace(said, contributors=names)), signed.signature)
+
+
+def test_whoever_restarts_while_cut_off_claims_nothing_late_in_the_round_that_it_left():
+    """Nobody has a quorum, one member is killed apart, and the round that it takes up again is still open: others
+    would blame it, since late work is of a round before. It rides on the next one.
+    """
+    swarm = Swarm(1, SwarmKnobs(4, run=replace(SETTINGS, apart=MERGE)))
+    swarm.world.run(60.0, stop=lambda: swarm.head(ME) == 1)
+    swarm.world.split({ME, peer_name(1)})
+    alone = swarm.world.nodes[ME].island.alone
+    swarm.world.run(swarm.world.now + 100, stop=lambda: alone.out == 60)
+    swarm.world.crash(ME)
+    swarm.world.start(ME)
+    swarm.world.run(swarm.world.now + 100)  # an attempt fails, and it commits anew; the checkers see who is blamed
+    assert swarm.head(ME) == 1 and alone.held == 60
+    swarm.world.network.heal()
+    swarm.world.run(swarm.world.now + 200, stop=lambda: min(swarm.heads()) >= 8)  # put away, new, a member
+    assert swarm.checkers.late[ME] == 60 and alone.held == 0
 
 
 def test_genesis_cannot_ask_for_audits_and_for_steps_that_nobody_assigned():

@@ -19,6 +19,7 @@ from atoll.node.jobs import Adopt, FindState, GoBack, ReadVertices
 from atoll.node.peer import Fault
 from atoll.node.round import Round
 from atoll.node.verify import Kept, Return, verify_history
+from atoll.policy.apart import Apart
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.work import ReadManifest
 from atoll.sim.island import Shared
@@ -94,6 +95,24 @@ def returns(swarm: Swarm, name: PeerId = CREATOR) -> list[tuple[int, int]]:
     """(round, back to) as this peer's history tells them."""
     bodies = history_of(swarm, name).bodies.values()
     return [(b.round, back.round) for b in bodies if (back := amend_of(b)) is not None]
+
+
+def test_what_somebody_did_apart_from_a_past_that_was_left_is_dropped(monkeypatch):
+    """Dora is cut off and trains on, the others go back to before that; she comes back by the blob, far behind."""
+    monkeypatch.setattr("atoll.node.peer.ROUNDS_KEPT", 6)
+    swarm = swarm_of(apart=Apart("merge", 3))
+    for node in swarm.world.nodes.values():
+        node.island.knobs.states_kept = 1000
+    reach(swarm, 5)
+    alone, rest = swarm.world.nodes[DORA].island.alone, [CREATOR, BOB, CARL]
+    swarm.world.split({DORA})
+    swarm.world.run(swarm.world.now + 200.0, stop=lambda: alone.out > 0)
+    go_back(swarm, 2)
+    reach(swarm, max(swarm.heads()) + 10, rest)
+    assert alone.out and returns(swarm)
+    swarm.world.network.heal()
+    reach(swarm, max(swarm.heads()) + 8)
+    assert (alone.held, alone.out, alone.dropped) == (0, 0, alone.taken) and not swarm.checkers.late[DORA]
 
 
 def test_all_go_on_from_the_earlier_state_also_who_was_away_who_crashes_and_who_comes():

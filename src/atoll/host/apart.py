@@ -11,7 +11,6 @@ Never knows whether a quorum is heard, nor which rounds were agreed: its peer sa
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 
 from torch import Tensor
 
@@ -36,12 +35,9 @@ class Away:
         self.held: LateWork | None = None
         self.riding_F: Tensor | None = None  # what of it is in the update under way
 
-    async def train(
-        self, work: TrainApart, state: SharedState, recipe: Recipe, ready: Callable[[], Awaitable[None]]
-    ) -> Trained:
-        """Some more steps from x. The caller has the trainer's turn. Raises TrainerFailed."""
+    async def train(self, work: TrainApart, state: SharedState, recipe: Recipe) -> Trained:
+        """Some more steps from x. The caller has the turn of a trainer that is ready. Raises TrainerFailed."""
         begin, trainer = time.monotonic(), self._tended.trainer
-        await ready()
         if self.base_F is None:
             self.base_F, self.since, self.steps = trainer.read_x().clone(), work.round, 0
             self.batch, self.merge = recipe.batch, work.merge
@@ -104,9 +100,10 @@ class Away:
     def _plus(self, more: LateWork) -> LateWork:
         return more if self.held is None else self.held.plus(more)
 
-    def ride(self, fresh_F: Tensor) -> Late | None:
-        """Late work goes with an update of this pseudo-gradient, `riding_F` (F,) of it, if there is any."""
-        held = self.held
+    def ride(self, fresh_F: Tensor, round: int) -> Late | None:
+        """Late work goes with an update of this pseudo-gradient, `riding_F` (F,) of it, if there is any of a round
+        before: after a crash the round that it left is taken up again."""
+        held = self.held if self.held is not None and self.held.since < round else None
         self.riding_F = carried(held, fresh_F) if held is not None else None
         return Late(held.since, held.steps, held.samples) if held is not None else None
 

@@ -331,10 +331,12 @@ class Island:
     async def _train_apart(self, work: TrainApart) -> Trained:
         await self.tended.wanted(work.seconds_max)
         async with self.tended.turn:
-            if work.round <= self.adopted or self.head is None:
-                raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
             try:
-                done = await self.away.train(work, self.head, self._learning.recipe, self._ready)
+                if work.round > self.adopted and self.head is not None:
+                    await self._ready()
+                if work.round <= self.adopted or self.head is None:  # perhaps since a trainer has begun to start
+                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+                done = await self.away.train(work, self.head, self._learning.recipe)
             except TrainerFailed as failed:
                 await self.tended.failed()
                 raise failed
@@ -386,8 +388,9 @@ class Island:
             anchor_F, x_F = gathered_span(x_F, anchor_F, self._learning.layout.parameters)
         self.up = part_codecs(coding.up, self._common(work.round), moved(bounds, lo))
         x_N = x_F[lo:hi]
-        self.away.riding_F, late = None, None
-        if work.late and (late := self.away.ride(anchor_F[lo:hi] - x_N)) and self.away.riding_F is not None:
+        self.away.riding_F = None
+        late = self.away.ride(anchor_F[lo:hi] - x_N, work.round) if work.late else None
+        if self.away.riding_F is not None:
             x_N = x_N - self.away.riding_F
         self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
         self.update_steps = self.steps_since
@@ -610,6 +613,8 @@ class Island:
             left_F = await loop.run_in_executor(self._arithmetic, settle, update, left.counted, self.up)
             self.memory_F = self.away.settled(left_F, given=left.late)
             self._owe(0 if any(left.counted) else self.update_steps)
+        if left.afresh:
+            self.away.forget()
         self.update, self.away.riding_F = None, None
 
     def _owe(self, steps: int) -> None:

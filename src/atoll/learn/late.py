@@ -58,8 +58,15 @@ def late_from_bytes(data: bytes, floats: int) -> LateWork:
     except PeerFault as fault:
         raise ValueError(f"the private file is damaged: {fault.what}") from fault
     delta_F = tensors.get("late")
-    fits = delta_F is not None and delta_F.shape == (floats,) and delta_F.dtype == torch.float32
-    if metadata.get("format") != FORMAT or not fits:
+    if (
+        metadata.get("format") != FORMAT
+        or delta_F is None
+        or delta_F.shape != (floats,)
+        or delta_F.dtype != torch.float32
+        or not bool(delta_F.isfinite().all())
+    ):
         raise ValueError(f"the private file holds no late work of a model of {floats} values")
-    since, steps, samples = (int(metadata[name]) for name in ("since", "steps", "samples"))
+    since, steps, samples = (int(metadata.get(name, -1)) for name in ("since", "steps", "samples"))
+    if since < 0 or steps <= 0 or samples <= 0:  # what voters refuse
+        raise ValueError(f"the private file holds late work of {steps} steps, {samples} samples, since {since}")
     return LateWork(delta_F.clone(), since, steps, samples)

@@ -133,6 +133,7 @@ class Left(msgspec.Struct, frozen=True):
 
     counted: tuple[bool, ...] | None  # per part; None if I encoded nothing
     late: bool  # my late work is in it, or may be
+    afresh: bool = False  # the run went back since: whatever I owe is of another past, drop it
 
 
 class Restore(msgspec.Struct, frozen=True):

@@ -61,7 +61,8 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier, Vouch
-from atoll.node.amend import Goal, amend_bytes, amends_in
+from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in
+from atoll.node.apart import left_open
 from atoll.node.audits import Audits
 from atoll.node.body import ground_after, write_recovery
 from atoll.node.branches import Branches
@@ -408,8 +409,14 @@ class Peer:
 
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
-        self.left = self.round.left(vertex) if self.round is not None else None
-        self.round = None
+        assert self.history is not None
+        current, self.round = self.round, None
+        self.left = current.left(vertex) if current is not None else None
+        if current is None or self.left is None:
+            return
+        bodies = [body for round, body in self.history.bodies.items() if round >= current.plan.round]
+        bodies += [decode_body(vertex.body)] if vertex is not None else []  # the history may not have it yet
+        self.left = replace(self.left, afresh=any(amend_of(body) is not None for body in bodies))
 
     def _restored(self, found: bool, now: Seconds) -> list[Effect]:
         assert self.history is not None
@@ -430,6 +437,8 @@ class Peer:
         assert history is not None and pool is not None
         parent, head = history.bodies.get(self.at), history.ids.get(self.at)
         if parent is None or head is None:
+            if self.settings.apart_terms is not None:  # what a life before sent may have been counted meanwhile
+                self.left = left_open(self.me, 0, None)
             return self._regain("my state is older than the vertices in memory")
         if 0 < self.settings.rounds <= parent.trained and self.at == history.head:
             self.round, was_over, self.over = None, self.over, True

@@ -39,9 +39,9 @@ class Alone:
             self.kept(self.head)
         return steps
 
-    def late(self, batch: int) -> Late | None:
-        """What rides on the update that is being made."""
-        return Late(self.since, self.held, self.held * batch) if self.held else None
+    def late(self, round: int, batch: int) -> Late | None:
+        """What rides on the update of this round."""
+        return Late(self.since, self.held, self.held * batch) if self.held and self.since < round else None
 
     def back(self, round: int, counted: tuple[bool, ...] | None, late: bool, steps: int) -> None:
         """The round that was under way is over; `steps` of it count late if nobody counted them."""

@@ -167,7 +167,8 @@ class Island:
             case Encode():
                 parts = tuple(self._part(work, index) for index in range(work.parts))
                 self.encoded[work.round] = tuple(part.digest for part in parts)
-                return Encoded(parts, self._claim(work.round), self.alone.late(BATCH) if work.late else None)
+                late = self.alone.late(work.round, BATCH) if work.late else None
+                return Encoded(parts, self._claim(work.round), late)
             case Combine():
                 return self._combine(work)
             case Compare():  # names have no distances: all rows lie alike
@@ -200,6 +201,8 @@ class Island:
             case Restore():
                 if work.left is not None:
                     self.alone.back(work.round, work.left.counted, work.left.late, self.steps_done)
+                    if work.left.afresh:
+                        self.alone.forget()
                 if work.state not in self.blobs:
                     return False
                 self.head = work.state
