@@ -25,6 +25,7 @@ from atoll.node.settings import RunSettings
 from atoll.protocol.reduce.work import Combine, Row
 
 PEERS = 2
+SHARES = (1,) * PEERS
 
 
 class Inside:

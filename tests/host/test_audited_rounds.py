@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from members import Inside
 from msgspec.structs import replace
-from test_overlap import Inside
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId

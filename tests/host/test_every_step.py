@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from members import PEERS, SHARES, Inside, Members, story
 from msgspec.structs import replace
-from test_overlap import PEERS, SHARES, Inside, Members, build_flat, story
+from test_overlap import build_flat
 
 from atoll.base.errors import PeerFault
 from atoll.host.learning import built_in, decode_learning, found

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_overlap import PEERS, SHARES, Members, recipe_for, story
+from members import PEERS, SHARES, Members, recipe_for, story
 
 from atoll.base.ids import PeerId
 from atoll.learn.aggregate import RULES

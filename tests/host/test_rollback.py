@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from members import Members, recipe_for
 from msgspec.structs import replace
-from test_overlap import Members, recipe_for
 from torch import nn
 
 from atoll.base.errors import RunFailedError

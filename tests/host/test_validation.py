@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from members import PEERS, SHARES, Members, recipe_for
 from msgspec.structs import replace
-from test_overlap import PEERS, SHARES, Members, recipe_for
 
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId

@@ -57,6 +57,7 @@ class Group:
     dead: set[PeerId] = field(default_factory=set)
     now: float = 0.0
     has_clock: bool = True
+    silent: bool = False  # the dead are gone for their silence alone
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
@@ -91,6 +92,7 @@ class Group:
             awaits,
             self.dead.__contains__,
             self.kept[p],
+            unheard=lambda q: self.silent and q in self.dead,
             judges=judges,
         )
 
@@ -210,6 +212,20 @@ def test_an_owner_that_goes_silent_costs_its_time_and_no_more(has_clock: bool, l
     others = set(group.names) - {first}
     assert {group.machines[p].answers[1].statement.signer for p in others} == {second}
     assert least_s <= group.now <= most_s
+
+
+@pytest.mark.parametrize("has_clock", [True, False])
+def test_a_silent_death_costs_a_moment_in_which_others_may_have_its_rows(has_clock: bool):
+    """A twelfth of a window of six seconds; also where there is no clock, and owners have five times as long."""
+    group = Group(4, has_clock=has_clock, silent=True)
+    group.dead.add(group.names[3])
+    group.begin()
+    while not all(group.parts_of(p).keys() == set(range(4)) for p in group.names[:3]):
+        if group.flying:
+            group.deliver(0)
+        else:
+            group.tick()
+    assert 0.0 < group.now <= 0.5
 
 
 def test_a_part_without_any_owner_is_missing_and_the_others_are_not():

@@ -7,6 +7,7 @@ import pytest
 from atoll.base.ids import Seconds
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed, ShareBegan, TrainEnded
+from atoll.node.jobs import Adopt, Encode
 from atoll.policy.plan import Acceptance
 from atoll.sim.scenarios import run_scenario
 from atoll.sim.scenarios.stage import Stage
@@ -79,6 +80,46 @@ def test_steps_that_came_too_late_for_a_round_are_in_the_next_update():
     per_round = 20 / SLOWER  # steps of its own in the time of one round
     assert stage.measured["slow"] * len(slow) > 1.3 * slow.count(True), "a round's worth each would be less"
     assert max(said) > 3 * 20 + 1.5 * per_round
+
+
+def test_an_update_that_nobody_was_told_of_is_none():
+    """The slow one encodes for so long that the others share without it: its steps stay where they are, with their
+    samples. In error feedback they would weigh nothing, and where there is none they would be lost."""
+    stage = Stage("straggler", 3, 4, 8, "majority")
+    encoded, adopted, told = set[int](), dict[int, Adopt](), set[int]()
+
+    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+        slow = stage.swarm.founders[-1]
+        if isinstance(fact, RoundClosed) and node.name == slow:
+            told.update(fact.body.round for signed in fact.body.commits if signed.signer == slow)
+
+    gather = stage.gather
+
+    def gathered(*words: object, **more: object):
+        swarm = gather(*words, **more)
+        swarm.world.watchers.append(watch)
+        island = swarm.world.nodes[swarm.founders[-1]].island
+        takes_s, do = island.takes_s, island.do
+
+        def does(work: object) -> object:
+            if isinstance(work, Adopt):
+                adopted[work.round] = work
+            return do(work)
+
+        def takes(work: object) -> Seconds:
+            if isinstance(work, Encode):
+                encoded.add(work.round)
+                return 0.55
+            return takes_s(work)
+
+        island.takes_s, island.do = takes, does
+        return swarm
+
+    stage.gather = gathered
+    tell(stage, Acceptance(quorum=2, grace=2))
+    in_vain = (encoded & adopted.keys()) - told
+    assert in_vain, "it was still encoding"
+    assert [adopted[round].counted for round in sorted(in_vain)] == [None] * len(in_vain)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -232,7 +232,7 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             "E-RUN-20",
             f"members of this run cannot train apart: {problem}",
             cause=f'sync.apart = "{settings.apart_terms.then}" asks for it',
-            fix='write sync.apart = "wait", or choose the recipe diloco and sync.fragments = 1',
+            fix='write sync.apart = "wait", or choose the recipe diloco, sync.fragments = 1 and sync.quorum = 0',
         )
     settings = _reducing(beginning.recipe, settings)
     canary = state_hash(beginning.canary) if beginning.canary else UNSET

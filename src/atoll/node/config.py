@@ -340,13 +340,13 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "sync.quorum": (
         "Updates after which the others are waited for no longer than sync.grace: whoever still trains hands over "
-        "the steps that it has, and what comes too late is part of its next update. 0 waits for everybody, as long "
-        'as training may last. Needs run.trust = "private" and a butterfly or star, since whoever is first decides '
-        "how long a round is."
+        "the steps that it has, and what comes too late is part of its next update; a recipe that agrees on every "
+        'step drops it. 0 waits for everybody, as long as training may last. Needs run.trust = "private" and a '
+        "butterfly or star, since whoever is first decides how long a round is."
     ),
     "sync.grace": (
         "Steps of a median member that the others may be later; a twelfth of an owner's window comes on top, for "
-        "words on their way. With sync.quorum only. About as long as one step of the slowest."
+        "words on their way. With sync.quorum only. As long as a step of the slowest, or it may never count."
     ),
     "sync.apart": (
         "What a member does that is cut off from a quorum, once an attempt has failed (specs/apart.md). "

@@ -162,6 +162,7 @@ class Round:
         self.trained: Trained | None = None
         self.encoding = False  # what I trained is, or was
         self.encoded: tuple[Payload, ...] | None = None
+        self.told = False  # somebody may have heard that it is encoded
         self.claim: Digest | None = None  # of how I trained for it
         self.late: Late | None = None  # of what I did apart and send with it
         self.apart = Apart(ground, self.me, gone)
@@ -410,6 +411,7 @@ class Round:
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
         effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self._commits().giving)]
         effects += [Send(p, message) for p in self.hearers if p != self.me]
+        self.told |= self.encoded is not None
         if self.encoded is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, self.encoded), now)
         return effects + self._share_if_due(now)
@@ -1055,6 +1057,8 @@ class Round:
         counted: tuple[bool, ...] | None = None
         if self.encoded is not None and trial.body.parts:
             counted = tuple(a is not None and self.me in a.contributors for a in trial.answers)
+            if self.plan.quorum_of_updates is not None and not self.told and not any(counted):
+                counted = None  # the others began while it was encoded: its steps stay where they are
         assert self.final is not None
         afresh = trial.back is not None
         claim, mine = self._my_claim(trial.body), None if afresh else counted

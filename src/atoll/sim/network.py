@@ -46,7 +46,7 @@ class Network:
     latency: dict[tuple[PeerId, PeerId], Seconds] = field(default_factory=dict)
     uplink_bytes_s: dict[PeerId, float] = field(default_factory=dict)  # of peers whose link is unlike the others'
     downlink_bytes_s: dict[PeerId, float] = field(default_factory=dict)
-    waiting: dict[tuple[PeerId, PeerId, Hashable], Waiting] = field(default_factory=dict)
+    waiting: dict[PeerId, dict[tuple[PeerId, Hashable], Waiting]] = field(default_factory=dict)  # by sender
     sent: int = 0
     lost: int = 0
     bytes: int = 0
@@ -56,11 +56,14 @@ class Network:
         sender, payload = event.sender, event.payload
         said = Waiting(event, now)
         if payload is not None and (place := event.message.place) is not None:
-            older = self.waiting.get((sender, to, place))
+            if self.uplink_free.get(sender, 0.0) <= now:
+                self.waiting[sender] = {}  # all of it has left
+            waiting = self.waiting.setdefault(sender, {})
+            older = waiting.get((to, place))
             if older is not None and older.begins > now and older.size_bytes == payload.size_bytes:
                 older.event = event
                 return older, []
-            self.waiting[sender, to, place] = said
+            waiting[to, place] = said
         self.sent += 1
         if (sender, to) in self.blocked or self.draw.random() < self.knobs.loss_rate:
             self.lost += 1

@@ -69,6 +69,12 @@ class ReducePlan:
         until = tuple(now + BEGUN_WINDOWS * (t - first) for t in self.answer_until)
         return replace(self, answer_until=until, window_s=BEGUN_WINDOWS * self.window_s)
 
+    @property
+    def others_rows_s(self) -> Seconds:
+        """How long an owner that has begun waits for rows that only others hear: words, which need no more time
+        where calls give owners more of it."""
+        return self.window_s / 12 / (1 if self.has_clock else BEGUN_WINDOWS)
+
     def gather_until(self, owner_index: int, thirds: int) -> Seconds:
         """An owner gathers for two thirds of its window, who hands on for one third; the rest is for the way."""
         return self.answer_until[owner_index] - thirds * self.window_s / 3

@@ -229,7 +229,7 @@ class Reduce:
 
     def _without_the_gone_at(self, part: int, now: Seconds) -> Seconds:
         """When I go on without the rows of those who are gone: other owners may have them, where links broke."""
-        return self.complete.setdefault(part, now) + self.plan.window_s / 12
+        return self.complete.setdefault(part, now) + self.plan.others_rows_s
 
     def _pull(self, part: int, authors: Iterable[PeerId]) -> list[Effect]:
         """Ask the other owners of a part for rows, once each."""
