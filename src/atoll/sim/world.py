@@ -142,6 +142,11 @@ class World:
         """Kill it around its `keeps`-th durable write from now: the moment at which forgetting would hurt most."""
         self.nodes[name].dies_after = keeps
 
+    def cut(self, a: PeerId, b: PeerId) -> None:
+        """Nothing passes between these two; their connection breaks a little later."""
+        self.network.split({a}, {b})
+        self.at(self.now + BROKEN_S, lambda: self._break_link(a, b))
+
     def split(self, side: set[PeerId], both_ways: bool = True) -> None:
         """Nothing passes from `side` to everybody else; connections across the cut break a little later."""
         others = set(self.nodes) - side

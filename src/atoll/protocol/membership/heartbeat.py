@@ -22,6 +22,7 @@ from atoll.base.machine import Effect, Fact, LinkDown, LinkUp, Received, Report,
 from atoll.wire.messages.membership import Beat, BeatBack
 
 WATCH_ALL_UP_TO = 8  # members; up to here everybody watches everybody
+MINDED_MAX = 8  # members beside those, to whom my link broke
 WATCHED = 4  # peers that each one watches above that size: load per peer stays constant
 SAMPLES = 8  # clock exchanges remembered per peer; the one with the smallest round trip counts
 
@@ -62,6 +63,7 @@ class Heartbeat:
         self.watched: dict[PeerId, Watched] = {}
         self.chosen: frozenset[PeerId] = frozenset()  # of those, the ones that are mine to watch by the plan
         self.others: tuple[PeerId, ...] = ()  # members that I do not watch
+        self.minded: set[PeerId] = set()  # of these, those whose link to me broke: nobody watches that one but I
         self.beats = 0
         self.trips: dict[PeerId, deque[Seconds]] = {}  # recent round trips to any member
         self.refused: set[PeerId] = set()
@@ -88,7 +90,8 @@ class Heartbeat:
             at = ring.index(self.me) if self.me in ring else 0
             chosen = [p for p in (ring[(at + k + 1) % len(ring)] for k in range(WATCHED)) if p != self.me]
         self.chosen = frozenset(chosen)
-        self.watched = {p: self.watched.get(p) or Watched(now) for p in chosen}
+        self.minded &= set(members) - self.chosen
+        self.watched = {p: self.watched.get(p) or Watched(now) for p in (*chosen, *sorted(self.minded))}
         self.others = tuple(p for p in members if p != self.me and p not in self.chosen)
         self.trips = {p: trips for p, trips in self.trips.items() if p in members}
         self.silent &= self.watched.keys()
@@ -148,12 +151,16 @@ class Heartbeat:
         match event:
             case LinkUp(peer):
                 self.refused.discard(peer)
+                self.minded.discard(peer)
                 return self.heard(peer, now)
             case LinkDown(peer, refused=True) if peer not in self.refused:
                 was_gone = self.gone(peer)
                 self.refused.add(peer)
                 return [] if was_gone else [Report(Suspected(peer=peer, why="refused"))]
-            case LinkDown():
+            case LinkDown(peer):
+                if peer in self.others and len(self.minded) < MINDED_MAX:
+                    self.minded.add(peer)
+                    self.watched.setdefault(peer, Watched(now))
                 return []  # the network may be back before the silence is long enough
 
     def beat(self, event: Received, now: Seconds, head: int) -> list[Effect]:
