@@ -29,8 +29,10 @@ KINDS = {
     ("kind", "peers", "far"), [*((kind, 7, far) for kind in KINDS for far in (2, 4)), ("private", 12, 4)]
 )
 def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, peers: int, far: int):
-    """All of their updates count, in all parts, and rounds are about as long as before; also where, of twelve, neither
-    would watch the other by the plan."""
+    """All of their updates count, in all parts, and rounds are about as long as before.
+
+    Of twelve members neither would watch the other by the plan.
+    """
     run = replace(RunSettings(round=PACED), **KINDS[kind])
     swarm = Swarm(
         1, SwarmKnobs(peers, NetworkKnobs(0.005, 0.02, jitter_s=0.005), IslandKnobs(update_bytes=400_000), run=run)
