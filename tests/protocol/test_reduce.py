@@ -22,6 +22,7 @@ from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import Reduce
+from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.topology import Topology, butterfly, hierarchical, ring, star, tree
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
@@ -84,9 +85,7 @@ class Group:
             return any(q not in names and q not in self.dead for q in (self.names if among is None else among))
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
-        return reduce_for(
-            self.notaries[p],
-            self.plan,
+        around = Surroundings(
             keys.get,
             self.commits.get,
             awaits,
@@ -95,6 +94,7 @@ class Group:
             unheard=lambda q: self.silent and q in self.dead,
             judges=judges,
         )
+        return reduce_for(self.notaries[p], self.plan, around)
 
     def begin(self) -> Group:
         for p in self.names:

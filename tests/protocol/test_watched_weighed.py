@@ -27,6 +27,7 @@ from atoll.protocol.reduce.facts import NoAnswer, Reduced, RowsWeighed
 from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.rows import Update, name_of, shares_left
 from atoll.protocol.reduce.run import Reduce
+from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.watched_weighed import WatchedWeighedReduce
 from atoll.protocol.reduce.witness import Contradicted, Doubted, Lied, OtherRows
 from atoll.sim.signatures import VirtualSigner
@@ -415,8 +416,8 @@ class Broken(Watched):
             return any(q not in names and not gone(q) for q in (self.names if among is None else among))
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
-        own = self.notaries[p], self.plan, keys.get, self.commits.get, awaits, gone, self.kept[p]
-        return reduce_for(*own, judges=judges)
+        around = Surroundings(keys.get, self.commits.get, awaits, gone, self.kept[p], judges=judges)
+        return reduce_for(self.notaries[p], self.plan, around)
 
 
 def test_two_broken_links_of_seven_cost_no_row():

@@ -29,6 +29,7 @@ from atoll.protocol.reduce.facts import NoAnswer, PartMissing, Reduced, RowsWeig
 from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.rows import name_of
 from atoll.protocol.reduce.run import Reduce
+from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.weighed import WeighedReduce
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.sim.signatures import VirtualSigner
@@ -172,7 +173,8 @@ class Cut(Weighed):
             return any(q not in names and not gone(q) for q in (self.names if among is None else among))
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
-        return reduce_for(self.notaries[p], self.plan, keys.get, self.commits.get, awaits, gone, self.kept[p])
+        around = Surroundings(keys.get, self.commits.get, awaits, gone, self.kept[p])
+        return reduce_for(self.notaries[p], self.plan, around)
 
 
 def test_a_row_that_its_author_gave_to_another_owner_is_asked_of_that_one():

@@ -29,15 +29,19 @@ class Owing:
     def combine(
         self, rows: Sequence[tuple[int, Buffer]], lo: int, n: int, up: Codec, down: Codec
     ) -> tuple[Combined, Tensor | None]:
-        """The answer for n values from `lo` on, and what it leaves out: for `waits`, once it has a name."""
+        """The answer for n values from `lo` on, and what it leaves out, (n,): for `waits`, once it has a name.
+
+        DoubleSqueeze (`learn.combine.combine_remembering`, 1905.05957) with a memory that does not fade.
+        """
         owed_N = None if self._owed_F is None else self._owed_F[lo : lo + n]
         return combine_remembering(rows, n, up, down, owed_N, 1.0)
 
     def waits(self, answer: Digest, lo: int, left_N: Tensor) -> None:
+        """What this answer of mine leaves out, (n,), if a vertex takes it."""
         self._waiting[answer] = lo, left_N
 
     def settle(self, led: Collection[Digest], floats: int) -> None:
-        """A vertex is final that holds these answers of mine."""
+        """A vertex is final that holds these answers of mine, of a model of so many values."""
         for answer in led:
             if (left := self._waiting.get(answer)) is not None:
                 if self._owed_F is None:
@@ -47,6 +51,6 @@ class Owing:
         self._waiting.clear()
 
     def forget(self) -> None:
-        """The run went back: what was left out belongs to another past."""
+        """I begin from another state than the one that I led to: what was left out belongs to another past."""
         self._owed_F = None
         self._waiting.clear()

@@ -86,6 +86,7 @@ from atoll.protocol.reduce.facts import PartAnswered, Reduced
 from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.rows import Made, Update
 from atoll.protocol.reduce.run import Reduce
+from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.witness import Contradicted, Lied, OtherRows
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import Notary
@@ -349,9 +350,7 @@ class Round:
         self.too_early = set()
         if self.ground.topology is None:
             return effects
-        self.reduce = reduce_for(
-            self.notary,
-            self.ground.reduce_plan(self.attempt, self.timing),
+        around = Surroundings(
             self.ground.vote_key_of.get,
             self._commit_of,
             self._awaits,
@@ -362,6 +361,7 @@ class Round:
             judges=self.agreement.votes,
             two_faced=self.two_faced,
         )
+        self.reduce = reduce_for(self.notary, self.ground.reduce_plan(self.attempt, self.timing), around)
         effects += self._encode() if self.trained is not None else []  # it was too late for the last attempt
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 

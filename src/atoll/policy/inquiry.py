@@ -5,6 +5,8 @@ A finding counts when so many members have it that one of them is honest. Never 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from atoll.base.ids import PeerId
 from atoll.policy.plan import QuorumRule
 from atoll.wire.messages.statements import Finding
@@ -21,7 +23,7 @@ def voices_needed(voters: int, rule: QuorumRule) -> int:
     return max(2, (voters - 1) // 3 + 1 if rule == "two-thirds" else 0)
 
 
-class Inquiry:
+class Inquiry(ABC):
     """One of them. Subclasses say whose turn it is."""
 
     round: int
@@ -30,9 +32,9 @@ class Inquiry:
     needed: int  # against it, to refute it
     said: dict[PeerId, tuple[int, Finding]]  # in the vertex of which round, what
 
+    @abstractmethod
     def asked(self, head: int) -> tuple[PeerId, ...]:
         """Who is to look, as of this round's vertex."""
-        raise NotImplementedError
 
     @property
     def against(self) -> int:

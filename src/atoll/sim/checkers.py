@@ -27,7 +27,7 @@ from atoll.base.limits import (
 from atoll.base.machine import Fact
 from atoll.node.facts import Accused, Disagreed, RoundClosed, StateMissing
 from atoll.node.peer import CaughtUp, Fault
-from atoll.protocol.consensus.agreement import Equivocation
+from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.dag.history import WINDOW
 from atoll.protocol.reduce.run import Garbage, PartAnswered
 from atoll.sim.world import Node

@@ -26,12 +26,16 @@ class NetworkKnobs:
     downlink_bytes_s: float = 12.5e6
 
 
+@dataclass
 class Waiting:
     """A payload's message until it leaves: what arrives is what was said last."""
 
-    def __init__(self, event: Received, begins: Seconds) -> None:
-        self.event, self.begins = event, begins
-        self.size_bytes = event.payload.size_bytes if event.payload is not None else 0
+    event: Received
+    begins: Seconds
+
+    @property
+    def size_bytes(self) -> int:
+        return self.event.payload.size_bytes if self.event.payload is not None else 0
 
 
 @dataclass

@@ -45,6 +45,7 @@ from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import Reduce
+from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.topology import Topology
 from atoll.protocol.reduce.work import Combine
 from atoll.sim.island import Island, IslandKnobs
@@ -142,8 +143,8 @@ class Reduction:
             return any(q not in names and q not in noticed for q in (self.peers if among is None else among))
 
         notary = cast(Notary, desk)
-        commit_of, gone = self.commits.get, noticed.__contains__
-        self.machines[peer] = reduce_for(notary, self.plan, _vote_key, commit_of, awaits, gone)
+        around = Surroundings(_vote_key, self.commits.get, awaits, noticed.__contains__)
+        self.machines[peer] = reduce_for(notary, self.plan, around)
 
     def run(self) -> Outcome:
         """Play until nothing moves any more."""

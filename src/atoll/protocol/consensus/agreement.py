@@ -20,21 +20,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Effect, Fact, Keep, Report, Send
-from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge, Prepared
+from atoll.base.machine import Effect, Keep, Send
+from atoll.protocol.consensus.facts import Bound, Free, Judge, Prepared
 from atoll.protocol.consensus.grounds import Grounds, Proofs
 from atoll.protocol.consensus.said import Said
+from atoll.protocol.consensus.voter import ATTEMPTS_AHEAD, Voter
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
-from atoll.wire.evidence import contradiction
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
-
-ATTEMPTS_AHEAD = 2  # statements are remembered for the views of this many attempts ahead: clocks differ by less
 
 
 @dataclass
@@ -52,7 +48,7 @@ class Tally:
     told: bool = False  # the round knows that I may propose
 
 
-class Agreement:
+class Agreement(Voter):
     """One voter's (or listener's) side of the agreement that closes one round."""
 
     def __init__(
@@ -65,32 +61,20 @@ class Agreement:
         proposers: tuple[PeerId, ...],
         kept: bytes | None = None,
     ) -> None:
-        assert 0 < quorum <= len(vote_keys) == len(proposers)
-        self.notary, self.me, self.round, self.trace = notary, notary.me, round, trace
-        self.vote_keys, self.quorum, self.proposers = vote_keys, quorum, proposers
-        self.votes = vote_keys.get(self.me) == notary.signer.vote_key  # not yet with a session that is not agreed
+        super().__init__(notary, round, trace, vote_keys, quorum, proposers)
         self.said = Said.recall(kept)
         self.view = self.said.timed_out + 1
         self.tallies: dict[int, Tally] = {}
-        self.bodies = dict(self.said.bodies)
+        self.bodies |= self.said.bodies
         self.proofs = Proofs(notary, round, vote_keys, quorum)
         for known in (self.said.claimed, self.said.high):
             if known is not None:
                 self.proofs.add(known)
-        self.asked: set[Digest] = set()  # bodies that the round was asked to judge
-        self.approved: set[Digest] = set()
-        self.caught: set[PeerId] = set()  # signers whose contradiction was reported: one pair says it all
-        self.decided: Decided | None = None
-        self.over = False  # decided, here or elsewhere: nothing is said any more
 
     # ---- what the round calls ------------------------------------------------------------------------------
 
     def begin(self) -> list[Effect]:
         return self._see_if_i_propose()
-
-    def proposer(self, view: int) -> PeerId:
-        """Everybody in turn within an attempt, and each attempt begins with another one."""
-        return self.proposers[(view + self._attempt(view)) % len(self.proposers)]
 
     def has_proposed(self, view: int) -> bool:
         """Also before a restart."""
@@ -161,19 +145,6 @@ class Agreement:
             if tally.digest == digest:
                 effects += self._vote("prepare", view, digest)
         return effects
-
-    def learn_body(self, body: bytes) -> list[Effect]:
-        """Bytes that arrived by another way; completes a decision whose certificate came first."""
-        digest = vertex_id(body)
-        self._hold(digest, body)
-        if self.decided is not None and self.decided.digest == digest and self.decided.body is None:
-            self.decided = replace(self.decided, body=body)
-            return [Report(self.decided)]
-        return []
-
-    def stop(self) -> None:
-        """The round's vertex came from somebody else: there is nothing left to agree on."""
-        self.over = True
 
     def close_view(self, view: int) -> list[Effect]:
         """This view and all before it are over for me: say so, once, and move on to the next."""
@@ -340,18 +311,6 @@ class Agreement:
         # also when the others were faster: their certificate was complete before I came to this view
         return [*effects, *self._vote("commit", vote.view, vote.digest)]
 
-    def _decide(self, certificate: Certificate) -> list[Effect]:
-        self.over = True
-        self.decided = Decided(
-            round=self.round,
-            trace=self.trace,
-            view=certificate.view,
-            digest=certificate.digest,
-            body=self.bodies.get(certificate.digest),
-            certificate=certificate,
-        )
-        return [Report(self.decided)]
-
     # ---- views ---------------------------------------------------------------------------------------------
 
     def _see_if_i_propose(self) -> list[Effect]:
@@ -426,21 +385,5 @@ class Agreement:
         ahead = ATTEMPTS_AHEAD * len(self.proposers)
         return max(0, self.view - 1) <= view <= self.view + ahead or view in self.tallies
 
-    def _voted(self, view: int, signed: Signed) -> Voted:
-        return Voted(self.round, self._attempt(view), self.trace, signed)
-
-    def _attempt(self, view: int) -> int:
-        return view // len(self.proposers)
-
     def _keep(self) -> Keep:
         return Keep(f"said/{self.round}/agreement", self.said.keep())
-
-    def _catch(self, first: Signed, second: Signed) -> list[Effect]:
-        if first.signer in self.caught:
-            return []
-        self.caught.add(first.signer)
-        evidence = contradiction(self.notary.run, self.vote_keys[first.signer], first, second)
-        return [self._report(Equivocation(peer=first.signer, evidence=evidence))]
-
-    def _report(self, fact: Fact) -> Report:
-        return Report(replace(fact, round=self.round, trace=self.trace))

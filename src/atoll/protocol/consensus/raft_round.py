@@ -22,20 +22,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
-from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Effect, Fact, Keep, Report, Send
-from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
+from atoll.base.machine import Effect, Keep, Send
+from atoll.protocol.consensus.facts import Bound, Free, Judge
 from atoll.protocol.consensus.grounds import timeouts_shown
+from atoll.protocol.consensus.voter import ATTEMPTS_AHEAD, Voter
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
-from atoll.wire.evidence import contradiction
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Timeout, Vote
-
-ATTEMPTS_AHEAD = 2  # words are remembered for the views of this many attempts ahead: clocks differ by less
 
 Entry = tuple[int, Digest]  # the view in which a body was accepted, and the body's name
 NOTHING: Entry = (-1, ZERO_DIGEST)
@@ -72,7 +69,7 @@ class Term:
     told: bool = False  # the round knows that I may propose
 
 
-class RaftRound:
+class RaftRound(Voter):
     """One voter's (or listener's) side of the one entry that closes one round."""
 
     def __init__(
@@ -85,29 +82,20 @@ class RaftRound:
         proposers: tuple[PeerId, ...],
         kept: bytes | None = None,
     ) -> None:
-        assert len(vote_keys) < 2 * quorum <= 2 * len(vote_keys) == 2 * len(proposers)
-        self.notary, self.me, self.round, self.trace = notary, notary.me, round, trace
-        self.vote_keys, self.quorum, self.proposers = vote_keys, quorum, proposers
+        assert len(vote_keys) < 2 * quorum
+        super().__init__(notary, round, trace, vote_keys, quorum, proposers)
         self.others = tuple(p for p in vote_keys if p != self.me)
-        self.votes = vote_keys.get(self.me) == notary.signer.vote_key  # not yet with a session that is not agreed
         self.kept = _KEPT.decode(kept) if kept else Kept()
         self.view = max(self.kept.closed + 1, self.kept.newest[0])
         self.tallies: dict[int, Term] = {}
-        self.bodies: dict[Digest, bytes] = {self.kept.newest[1]: self.kept.body} if self.has_voted else {}
-        self.asked: set[Digest] = set()  # bodies that the round was asked to judge
-        self.approved = set(self.bodies)  # a restarted voter needs no second look at what it accepted
-        self.caught: set[PeerId] = set()  # signers whose contradiction was reported: one pair says it all
-        self.decided: Decided | None = None
-        self.over = False  # decided, here or elsewhere: nothing is said any more
+        if self.has_voted:  # a restarted voter needs no second look at what it accepted
+            self.bodies[self.kept.newest[1]] = self.kept.body
+            self.approved.add(self.kept.newest[1])
 
     # ---- what the round calls ------------------------------------------------------------------------------
 
     def begin(self) -> list[Effect]:
         return self._see_if_i_lead()
-
-    def proposer(self, view: int) -> PeerId:
-        """Everybody in turn within an attempt, and each attempt begins with another one."""
-        return self.proposers[(view + self._attempt(view)) % len(self.proposers)]
 
     def has_proposed(self, view: int) -> bool:
         """Also before a restart: whoever leads accepts what it proposes in the same breath."""
@@ -169,19 +157,6 @@ class RaftRound:
         """The round has recomputed everything in this body and found it right."""
         self.approved.add(digest)
         return self._look(self.view)
-
-    def learn_body(self, body: bytes) -> list[Effect]:
-        """Bytes that arrived by another way; completes a decision whose certificate came first."""
-        digest = vertex_id(body)
-        self.bodies.setdefault(digest, body)
-        if self.decided is not None and self.decided.digest == digest and self.decided.body is None:
-            self.decided = replace(self.decided, body=body)
-            return [Report(self.decided)]
-        return []
-
-    def stop(self) -> None:
-        """The round's vertex came from somebody else: there is nothing left to agree on."""
-        self.over = True
 
     def close_view(self, view: int) -> list[Effect]:
         """This view and all before it are over for me.
@@ -337,18 +312,6 @@ class RaftRound:
             return []
         return self._decide(Certificate(self.round, view, "commit", digest, tuple(sorted(same.items()))))
 
-    def _decide(self, certificate: Certificate) -> list[Effect]:
-        self.over = True
-        self.decided = Decided(
-            round=self.round,
-            trace=self.trace,
-            view=certificate.view,
-            digest=certificate.digest,
-            body=self.bodies.get(certificate.digest),
-            certificate=certificate,
-        )
-        return [Report(self.decided)]
-
     # ---- terms ---------------------------------------------------------------------------------------------
 
     def _leave_if_over(self) -> list[Effect]:
@@ -427,24 +390,8 @@ class RaftRound:
         """Words of long finished views change nothing; those of far future ones are not remembered."""
         return max(0, self.view - 1) <= view <= self.view + ATTEMPTS_AHEAD * len(self.proposers)
 
-    def _voted(self, view: int, signed: Signed) -> Voted:
-        return Voted(self.round, self._attempt(view), self.trace, signed)
-
-    def _attempt(self, view: int) -> int:
-        return view // len(self.proposers)
-
     def _keep(self) -> Keep:
         return Keep(f"said/{self.round}/agreement", msgspec.msgpack.encode(self.kept))
-
-    def _catch(self, first: Signed, second: Signed) -> list[Effect]:
-        if first.signer in self.caught:
-            return []
-        self.caught.add(first.signer)
-        evidence = contradiction(self.notary.run, self.vote_keys[first.signer], first, second)
-        return [self._report(Equivocation(peer=first.signer, evidence=evidence))]
-
-    def _report(self, fact: Fact) -> Report:
-        return Report(replace(fact, round=self.round, trace=self.trace))
 
 
 def _newest(ballots: Iterable[Timeout]) -> Entry:

@@ -22,7 +22,7 @@ from atoll.base.machine import Effect, Fact, LinkDown, LinkUp, Received, Report,
 from atoll.wire.messages.membership import Beat, BeatBack
 
 WATCH_ALL_UP_TO = 8  # members; up to here everybody watches everybody
-MINDED_MAX = 8  # members beside those, to whom my link broke
+MINDED_MAX = 8  # watched beside those since my link to them broke: more at once is no broken link, but my own
 WATCHED = 4  # peers that each one watches above that size: load per peer stays constant
 SAMPLES = 8  # clock exchanges remembered per peer; the one with the smallest round trip counts
 
@@ -63,7 +63,7 @@ class Heartbeat:
         self.watched: dict[PeerId, Watched] = {}
         self.chosen: frozenset[PeerId] = frozenset()  # of those, the ones that are mine to watch by the plan
         self.others: tuple[PeerId, ...] = ()  # members that I do not watch
-        self.minded: set[PeerId] = set()  # of these, those whose link to me broke: nobody watches that one but I
+        self.minded: set[PeerId] = set()  # of these, those to whom my link broke: I watch them, too
         self.beats = 0
         self.trips: dict[PeerId, deque[Seconds]] = {}  # recent round trips to any member
         self.refused: set[PeerId] = set()

@@ -19,7 +19,7 @@ wants a reduce asks `kinds.reduce_for`, which knows from the plan which of the f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -50,6 +50,7 @@ from atoll.protocol.reduce.hearsay import Hearsay
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.route import Route
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, Made, Update
+from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.work import Combine, Combined, Products, Row
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
@@ -57,36 +58,23 @@ from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Re
 from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
-Awaits = Callable[[int, Container[PeerId], Iterable[PeerId] | None], bool]
-
 OPENED_MAX = 2  # times that one row is opened to one peer: it may be lost once
 ONWARD = -1  # where an owner's index would stand: for a peer that hands it on
 
 
 class Reduce:
-    """One peer's side of one attempt. `commit_of` says what a peer committed to, or None."""
+    """One peer's side of one attempt."""
 
-    def __init__(
-        self,
-        notary: Notary,
-        plan: ReducePlan,
-        vote_key_of: Callable[[PeerId], bytes | None],
-        commit_of: Callable[[PeerId], Commit | None],
-        awaits: Awaits,
-        gone: Callable[[PeerId], bool],
-        said: Container[str] = (),
-        filled: Callable[[], int | None] = lambda: None,
-        unheard: Callable[[PeerId], bool] = lambda peer: False,
-    ) -> None:
-        """`awaits(part, names, among)`: may somebody of `among` (None: anybody) still come who is not in `names`?
-
-        `filled()`: how many parts, the first ones, the longest update has; None while that cannot be known.
-        `unheard(peer)`: gone for its silence alone; others may hear it.
-        """
+    def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
         self.notary, self.plan, self.me = notary, plan, notary.me
-        self.vote_key_of, self.commit_of = vote_key_of, commit_of
-        self.awaits, self.gone, self.filled, self.unheard = awaits, gone, filled, unheard
-        self.route, self.hearsay = Route(plan, self.me, gone), Hearsay(plan, gone)
+        self.vote_key_of, self.commit_of = around.vote_key_of, around.commit_of
+        self.awaits, self.gone, self.filled, self.unheard = (
+            around.awaits,
+            around.gone,
+            around.filled,
+            around.unheard,
+        )
+        self.route, self.hearsay = Route(plan, self.me, self.gone), Hearsay(plan, self.gone)
         self.update: Update | None = None
         self.my_rows: dict[int, Held] = {}  # of it, for those who ask again and again
         self.gathers: dict[int, Gather] = {}  # parts that I may have to answer for
@@ -95,7 +83,7 @@ class Reduce:
         for part in range(plan.parts):
             if self.me in plan.owners(part):
                 # answered before a restart, and the bytes are lost: silence, the next owner answers
-                closed = self._said_name(part) in said
+                closed = self._said_name(part) in around.said
                 self.gathers[part] = Gather(plan.owners(part).index(self.me), closed=closed)
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
         self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
@@ -286,7 +274,7 @@ class Reduce:
             *until,
             *thirds,
             gather_until(0, 2),
-            *(self._without_the_gone_at(part, 0.0) for part in self.complete),
+            *(at + self.plan.others_rows_s for at in self.complete.values()),
         ]
 
     # ---- sending my parts ----------------------------------------------------------------------------------
@@ -568,10 +556,14 @@ class Reduce:
         return self._take_opened_row(part, author, row, now)
 
     def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
+        gather = self._gather_short_of(part, author)
+        return self._take(part, gather, author, row, now) if gather is not None else []
+
+    def _gather_short_of(self, part: int, author: PeerId) -> Gather | None:
+        """Where this row goes that I asked others for; None: I did not, or it comes too late."""
         gather = self.gathers.get(part)
-        if (part, author) not in self.pulled or gather is None or gather.closed:
-            return []
-        return self._take(part, gather, author, row, now)
+        asked = (part, author) in self.pulled
+        return gather if asked and gather is not None and not gather.closed else None
 
     def _row_held(self, part: int, peer: PeerId) -> Held | None:
         if peer == self.me:

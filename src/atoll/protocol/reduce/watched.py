@@ -10,40 +10,29 @@ Never passes answers on: who believes nobody needs no messenger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Done, Effect, Event, Failed, Payload, Send
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held
-from atoll.protocol.reduce.run import Awaits, Reduce
+from atoll.protocol.reduce.run import Reduce
+from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.protocol.reduce.work import Combined
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Repeat
-from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
+from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
 
 class WatchedReduce(Reduce):
     """One peer's side of one attempt whose plan has witnesses. Made by `kinds.reduce_for`."""
 
-    def __init__(
-        self,
-        notary: Notary,
-        plan: ReducePlan,
-        vote_key_of: Callable[[PeerId], bytes | None],
-        commit_of: Callable[[PeerId], Commit | None],
-        awaits: Awaits,
-        gone: Callable[[PeerId], bool],
-        said: Container[str],
-        filled: Callable[[], int | None],
-        unheard: Callable[[PeerId], bool],
-        judges: bool,
-        two_faced: Container[PeerId],
-    ) -> None:
-        super().__init__(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, unheard)
-        self.watch = Witnesses(plan, self.me, self._row_held, commit_of, gone, judges, two_faced)
+    def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
+        super().__init__(notary, plan, around)
+        judged = around.judges, around.two_faced
+        self.watch = Witnesses(plan, self.me, self._row_held, self.commit_of, self.gone, *judged)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody
 
@@ -192,8 +181,9 @@ class WatchedReduce(Reduce):
         return Send(to, self._message_of(held))
 
     def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
-        taken = super()._take_opened_row(part, author, row, now)
-        return taken or (self.watch.take(part, author, row) if self.watch.wants(part, author) else [])
+        if self._gather_short_of(part, author) is not None:
+            return super()._take_opened_row(part, author, row, now)
+        return self.watch.take(part, author, row) if self.watch.wants(part, author) else []
 
     def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])

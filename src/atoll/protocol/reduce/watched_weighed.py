@@ -16,7 +16,7 @@ Never weighs by the word of one owner, never combines rows that were not the one
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ from atoll.protocol.reduce.checks import (
 from atoll.protocol.reduce.facts import NoAnswer, RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
-from atoll.protocol.reduce.run import Awaits
+from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.watched import WatchedReduce
 from atoll.protocol.reduce.weighed import influenced
 from atoll.protocol.reduce.witness import Lied, Question, Witnesses, Word
@@ -45,7 +45,7 @@ from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Row
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Comparison, Declined, WantPart, WantRow, WantWords
-from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
+from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
 
 Choice = tuple[Digest | None, ...]  # of each part, what its rows were compared to; None: it goes without
 
@@ -56,32 +56,17 @@ TOLD_MAX = 2 * ASKS_MAX  # times that one peer is told my words about one part
 class WatchedWeighedReduce(WatchedReduce):
     """One peer's side of one attempt whose plan weighs rows and has witnesses. Made by `reduce.reduce_for`."""
 
-    def __init__(
-        self,
-        notary: Notary,
-        plan: ReducePlan,
-        vote_key_of: Callable[[PeerId], bytes | None],
-        commit_of: Callable[[PeerId], Commit | None],
-        awaits: Awaits,
-        gone: Callable[[PeerId], bool],
-        said: Container[str],
-        filled: Callable[[], int | None],
-        unheard: Callable[[PeerId], bool],
-        judges: bool,
-        two_faced: Container[PeerId],
-    ) -> None:
-        super().__init__(
-            notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, unheard, judges, two_faced
-        )
-        own = plan, self.me, self._row_held, commit_of, gone
+    def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
+        super().__init__(notary, plan, around)
+        own = plan, self.me, self._row_held, self.commit_of, self.gone
         sums = Question("judge", self._sum_again, lambda said: self.verdicts.get(said.rows), self._same_rows)
-        self.watch = Witnesses(*own, judges, two_faced, sums)
-        weighs = judges or bool(self.gathers)
+        self.watch = Witnesses(*own, around.judges, around.two_faced, sums)
+        weighs = around.judges or bool(self.gathers)
         rows = Question("recompare", self._compare_again, lambda said: True, self.watch.same_rows)
-        self.compared = Witnesses(*own, weighs, two_faced, rows)
+        self.compared = Witnesses(*own, weighs, around.two_faced, rows)
         self.comparing: set[int] = set()  # parts whose rows I compare, or compared
         # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
-        self.lost = {part for part in self.gathers if self._compared_name(part) in said}
+        self.lost = {part for part in self.gathers if self._compared_name(part) in around.said}
         self.asked_for: Choice | None = None  # what I weigh by
         self.weighing: Weighing | None = None  # what came of it, and what I combine with
         self.chosen: dict[Choice, Weighing | None] = {}  # what the rule said, or is just asked; None: nothing

@@ -17,7 +17,7 @@ Never compares a part twice, never combines with weights of its own liking, neve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import fsum
 from typing import NamedTuple
@@ -40,12 +40,13 @@ from atoll.protocol.reduce.checks import (
 from atoll.protocol.reduce.facts import NoAnswer, RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
-from atoll.protocol.reduce.run import Awaits, Reduce
+from atoll.protocol.reduce.run import Reduce
+from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.work import Combine, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Comparison, Declined, Repeat, WantRow
-from atoll.wire.messages.statements import Answered, Commit, Compared, Signed, Weighing
+from atoll.wire.messages.statements import Answered, Compared, Signed, Weighing
 
 Word = tuple[Signed, Compared]
 Early = tuple[PeerId, Signed, Answered, Payload | None]
@@ -66,23 +67,12 @@ WISHES_MAX = 2  # for one row, of everybody who may have it: it may be lost once
 class WeighedReduce(Reduce):
     """One peer's side of one attempt whose plan weighs rows. Made by `kinds.reduce_for`."""
 
-    def __init__(
-        self,
-        notary: Notary,
-        plan: ReducePlan,
-        vote_key_of: Callable[[PeerId], bytes | None],
-        commit_of: Callable[[PeerId], Commit | None],
-        awaits: Awaits,
-        gone: Callable[[PeerId], bool],
-        said: Container[str] = (),
-        filled: Callable[[], int | None] = lambda: None,
-        unheard: Callable[[PeerId], bool] = lambda peer: False,
-    ) -> None:
-        super().__init__(notary, plan, vote_key_of, commit_of, awaits, gone, said, filled, unheard)
+    def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
+        super().__init__(notary, plan, around)
         self.words: list[dict[int, Word]] = [{} for _ in range(plan.parts)]  # by owner index
         self.comparing: set[int] = set()  # parts whose rows I compare, or compared
         # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
-        self.lost = {part for part in self.gathers if self._compared_name(part) in said}
+        self.lost = {part for part in self.gathers if self._compared_name(part) in around.said}
         self.asked_for: Asked | None = None
         self.mine: Weighing | None = None  # what I combine with
         self.weighings: dict[Digest, Weighing] = {}  # mine, and those of the answers that I heard
@@ -431,11 +421,10 @@ class WeighedReduce(Reduce):
             effects += [Send(holder, wish) for holder in sorted(holders) if not self.gone(holder)]
         return effects
 
-    def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
+    def _gather_short_of(self, part: int, author: PeerId) -> Gather | None:
         gather = self.gathers.get(part)
-        if gather is None or gather.closed or (part, author) not in self.pulled | self.wished.keys():
-            return []
-        return self._take(part, gather, author, row, now)
+        wished = self.wished[part, author] > 0 and gather is not None and not gather.closed
+        return gather if wished else super()._gather_short_of(part, author)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
