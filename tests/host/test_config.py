@@ -25,19 +25,12 @@ from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
 from atoll.learn.recipes import Recipe, diloco, in_swarm, swarm_problem
 from atoll.node.body import write_genesis
-from atoll.node.config import (
-    ABOUT,
-    EXPERIMENTS,
-    NOT_YET,
-    RECIPE,
-    RECIPES,
-    Config,
-    chosen_statistic,
-    commented_toml,
-    decode_config,
-    keys,
-    reference,
-)
+from atoll.node.config.about import ABOUT, RECIPE
+from atoll.node.config.meaning import chosen_statistic
+from atoll.node.config.page import commented_toml, reference
+from atoll.node.config.reading import decode_config
+from atoll.node.config.sections import Config, keys
+from atoll.node.config.sense import EXPERIMENTS, NOT_YET, RECIPES
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.policy.apart import Apart
 from atoll.policy.pieces import Coded
@@ -157,7 +150,7 @@ def test_every_key_is_explained_and_nothing_else_is():
 
 
 def test_the_reference_page_is_what_the_code_says():
-    """After a change: python -c 'from atoll.node.config import reference; print(reference(), end="")'."""
+    """After a change: python -c 'from atoll.node.config.page import reference; print(reference(), end="")'."""
     assert DOCS.read_text() == reference()
 
 

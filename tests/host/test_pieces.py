@@ -17,7 +17,7 @@ from atoll.host.shelf import Shelf
 from atoll.host.store import Store
 from atoll.keys import erasure
 from atoll.keys.digest import blob_id, manifest_of
-from atoll.node.config import Keep
+from atoll.node.config.sections import Keep
 from atoll.node.jobs import CutState, Rebuild
 
 pytest.importorskip("pyeclib")

@@ -22,7 +22,7 @@ from atoll.learn.layout import layout_of
 from atoll.learn.methods import eager
 from atoll.learn.recipes import Recipe, in_swarm
 from atoll.learn.state import gone_back, initial_state, state_from_bytes
-from atoll.node.config import Keep
+from atoll.node.config.sections import Keep
 from atoll.node.jobs import Adopt, FindState, GoBack
 from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import Body, Metrics, Vertex

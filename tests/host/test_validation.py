@@ -21,7 +21,7 @@ from atoll.host.trainer.words import LookOn, Validate
 from atoll.host.validating import SAMPLES
 from atoll.keys.digest import digest
 from atoll.learn.state import state_hash
-from atoll.node.config import Keep
+from atoll.node.config.sections import Keep
 from atoll.node.jobs import Adopt, Advance, Encode, Hold
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.jobs import Validate as ValidateAsked

@@ -19,15 +19,9 @@ from msgspec.structs import replace
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
-from atoll.node.config import (
-    CHANGE_OF_SCHEDULE,
-    Config,
-    Sync,
-    chosen_statistic,
-    coded_of,
-    decode_config,
-    tolerance_of,
-)
+from atoll.node.config.meaning import chosen_statistic, coded_of, tolerance_of
+from atoll.node.config.reading import decode_config
+from atoll.node.config.sections import Config, Sync
 from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
@@ -40,6 +34,7 @@ if TYPE_CHECKING:
     from atoll.learn.recipes import Recipe
 
 ENVIRONMENT = "ATOLL_"
+CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
 EVERY_STEP = ("data_parallel", "demo_", "powersgd")  # recipes that agree on the gradient of every step
 BUILT = (
     "diloco",

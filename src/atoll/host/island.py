@@ -61,7 +61,7 @@ from atoll.learn.update import (
     settle,
 )
 from atoll.learn.weighing import compare, weigh
-from atoll.node.config import Keep
+from atoll.node.config.sections import Keep
 from atoll.node.jobs import (
     Adopt,
     Advance,

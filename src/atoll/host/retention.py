@@ -14,7 +14,7 @@ from itertools import chain
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.host.store import Store
-from atoll.node.config import Keep
+from atoll.node.config.sections import Keep
 from atoll.wire.codec import decode_body, decode_vertex
 
 SPACED_MAX = 64  # states of every so many rounds: a week of rounds of ten minutes, at a state in two or three hours

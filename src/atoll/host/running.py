@@ -25,7 +25,7 @@ from atoll.host.api import Door, neighbours
 from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of
 from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
-from atoll.node.config import Config
+from atoll.node.config.sections import Config
 
 FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard asks for what it lacks

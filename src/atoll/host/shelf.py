@@ -24,7 +24,7 @@ from atoll.learn.late import LateWork, late_bytes, late_from_bytes
 from atoll.learn.layout import Layout
 from atoll.learn.state import SharedState, state_bytes, state_from_bytes
 from atoll.learn.update import memory_bytes, memory_from_bytes
-from atoll.node.config import Keep
+from atoll.node.config.sections import Keep
 
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
 STATES_KEPT_S = 60.0  # older ones stay on disk for laggards this long, which a download of the head has to fit

@@ -1,0 +1,44 @@
+"""What a config stands for where a key is left out or written short: pure functions of its values."""
+
+from __future__ import annotations
+
+from atoll.base.errors import UsageError
+from atoll.base.limits import CODED_PIECES_MAX
+from atoll.node.config.sections import Config, Keep, Run
+from atoll.policy.pieces import Coded
+from atoll.policy.presets import PRESETS, statistic_of
+from atoll.policy.trust import StatisticName
+
+
+def tolerance_of(run: Run) -> float:
+    """The share of members that may lie, also where only `trust` is written."""
+    if run.byzantine_tolerance is not None:
+        return run.byzantine_tolerance
+    return PRESETS[run.trust].tolerance
+
+
+def chosen_statistic(config: Config) -> StatisticName:
+    """What rows become: as the config says, else as its trust has it, as far as there are members enough."""
+    run = config.run
+    if config.sync.statistic is not None:
+        return config.sync.statistic
+    return statistic_of(PRESETS[run.trust], tolerance_of(run), run.min_peers, max(run.start_peers, run.min_peers))
+
+
+def coded_of(keep: Keep) -> Coded | None:
+    """How older states are cut, None where they lie whole. UsageError for what is no code."""
+    if not keep.coded:
+        return None
+    k, _, n = keep.coded.partition("/")
+    try:
+        made = Coded(int(k), int(n), keep.every_rounds, keep.repair_after)
+        if 1 <= made.k < made.n <= CODED_PIECES_MAX:
+            return made
+    except ValueError:
+        pass
+    raise UsageError(
+        "E-CFG-12",
+        f'keep.coded = "{keep.coded}" says not how many pieces of how many make a state',
+        cause=f"it is K/N with 1 <= K < N <= {CODED_PIECES_MAX}",
+        fix='write keep.coded = "6/10", or leave it empty',
+    )

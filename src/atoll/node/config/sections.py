@@ -1,0 +1,181 @@
+"""run.toml as a value: its sections, what may stand in them, and what stands there where nothing is written.
+
+Sections [run] [model] [data] [train] [sync] [consensus] are hashed into genesis and travel with the run; [network]
+and [node] stay on this computer. What keys mean is said in `about.py`, which of them fit each other in `sense.py`.
+Promises: a `Config` made without arguments is a run that works. Knows types and bounds only, never another key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from msgspec import Meta
+
+from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX
+from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
+from atoll.policy.presets import Trust
+from atoll.policy.trust import StatisticName
+from atoll.policy.validation import VALIDATE_EVERY_MAX
+
+DURATION = {"unit": "duration"}
+
+Duration = Annotated[float, Meta(gt=0, extra=DURATION)]  # seconds, or text such as "30 s" and "2h"
+Text = Annotated[str, Meta(max_length=64)]
+Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
+Count = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0, lt=2**31)]
+Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Run(Section, frozen=True):
+    """What the run is. Travels with the run."""
+
+    name: Text = "run"
+    rounds: Whole | None = None
+    start_peers: Peers = 1
+    min_peers: Peers = 1
+    trust: Trust = "private"
+    byzantine_tolerance: Share | None = None
+    open_to_all: bool = False
+    era_rounds: EraRounds = ERA_ROUNDS
+    audit_rate: Share | None = None
+    reputation: bool | None = None
+    validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
+    validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
+    openings: Share | None = None
+    first_train: Duration = 180.0
+    train_max: Duration = 3600.0
+    suspect: Duration = 6.0
+    beat: Duration = 2.0
+
+
+class Model(Section, frozen=True):
+    """What learns. Travels with the run, by name: code never travels."""
+
+    name: str = ""
+
+
+class Data(Section, frozen=True):
+    """What it learns from. Members that do not have the very same data fetch it from each other."""
+
+    source: str = "stdlib"
+    canary: str = ""
+
+
+class Train(Section, frozen=True):
+    """How it learns. Travels with the run. What is left out is as the recipe has it."""
+
+    recipe: Text = "diloco"
+    inner_steps: Count | None = None
+    batch: Count | None = None
+    seq_len: Count | None = None
+    lr: Positive | None = None
+    weight_decay: Share | None = None
+    clip_norm: Positive | None = None
+    warmup_steps: Whole | None = None
+    outer_lr: Positive | None = None
+    outer_momentum: Share | None = None
+    seed: Whole | None = None
+    adaptive_batching: bool = False
+
+
+class Sync(Section, frozen=True):
+    """How updates travel. Travels with the run."""
+
+    up: str | None = None
+    down: str | None = None
+    error_feedback: Share | None = None
+    overlap: Whole | None = None
+    fragments: Count | None = None
+    pipeline_depth: Count = 3
+    compression_ratio: Share = 0.1
+    compression_level: Literal[3, 5, 9] = 3
+    topology: TopologyName = "auto"
+    statistic: StatisticName | None = None
+    quorum: Annotated[int, Meta(ge=0, le=PEERS_MAX)] | None = None
+    grace: Whole | None = None
+    apart: Literal["wait", "merge", "drop"] = "wait"
+    apart_rounds: Annotated[int, Meta(ge=1, le=APART_ROUNDS_MAX)] = 10
+
+
+class Consensus(Section, frozen=True):
+    """How members agree on every round. Travels with the run, but for max_retries."""
+
+    protocol: str = "bft"
+    timeout: Duration = 30.0
+    timeout_min: Duration = 7.5
+    max_retries: Count = 3
+
+
+class Network(Section, frozen=True):
+    """How this peer is reached. Stays on this computer. Addresses are multiaddrs: /ip4/192.0.2.7/tcp/7071."""
+
+    listen_addresses: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce_addresses: tuple[str, ...] = ()
+    upload_bytes_s: Whole = 0
+    enable_nat_traversal: bool = False
+    enable_relay: bool = False
+
+
+class Keep(Section, frozen=True):
+    """Which older states of the model stay on this disk, to go back to. `coded` travels with the run."""
+
+    newest: Whole = 8
+    every_rounds: Count = 20
+    bytes_max: Bytes = 10_000_000_000
+    coded: Text = ""
+    repair_after: Duration = 3600.0
+
+
+class Node(Section, frozen=True):
+    """This peer. Stays on this computer, but for the name."""
+
+    name: Text = ""
+    threads: Whole = 0
+
+
+class Config(Section, frozen=True):
+    run: Run = Run()
+    model: Model = Model()
+    data: Data = Data()
+    train: Train = Train()
+    sync: Sync = Sync()
+    consensus: Consensus = Consensus()
+    network: Network = Network()
+    keep: Keep = Keep()
+    node: Node = Node()
+
+
+def sections() -> list[tuple[str, type[Section]]]:
+    """Their names and types, in the order of the file."""
+    return [(name, type(getattr(Config(), name))) for name in Config.__struct_fields__]
+
+
+def keys() -> list[str]:
+    """Every key there is, in the order of the file."""
+    return [f"{section}.{name}" for section, owner in sections() for name in owner.__struct_fields__]
+
+
+def default_of(key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(Config(), section), name)
+
+
+def toml_text(value: object) -> str:
+    """A value as one writes it in the file."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f'"{value}"'
+        case tuple():
+            return "[" + ", ".join(toml_text(v) for v in cast("tuple[object, ...]", value)) + "]"
+        case _:
+            return str(value)

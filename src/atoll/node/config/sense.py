@@ -1,0 +1,201 @@
+"""Does a config make sense? What does not exist yet, what does nothing, what cannot work together.
+
+Promises: a key whose feature does not exist yet says "not yet" instead of being ignored; every refusal says why,
+and what to write instead. Looks at a `Config` alone: what a model or the other members make impossible is found
+where these are known.
+"""
+
+from __future__ import annotations
+
+from atoll.base.errors import UsageError
+from atoll.base.limits import PEERS_MAX
+from atoll.node.config.meaning import coded_of, tolerance_of
+from atoll.node.config.sections import Config, Run, default_of, toml_text
+from atoll.policy.trust import StatisticName, peers_for_one_liar
+
+RECIPES = (
+    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
+    *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
+)
+EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
+    *("noloco", "sparta", "des_loc", "delayed_nesterov"),
+)
+NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
+    "train.adaptive_batching": "batches do not follow the measured speed yet",
+    "sync.pipeline_depth": "the transport decides how many pieces are on their way",
+    "network.enable_nat_traversal": "give an address that others can dial: network.announce_addresses",
+    "network.enable_relay": "give an address that others can dial: network.announce_addresses",
+}
+
+
+def demand_sense(config: Config) -> None:
+    """UsageError for the first thing in it that would not do what it says."""
+    _check_made(config)
+    _check_sense(config)
+
+
+def _check_made(config: Config) -> None:
+    """What does not exist yet is refused, never ignored."""
+    for key, why in NOT_YET.items():
+        default = default_of(key)
+        section, _, name = key.partition(".")
+        if getattr(getattr(config, section), name) != default:
+            raise UsageError("E-CFG-04", f"{key}: not yet", cause=why, fix=f"leave {key} at {toml_text(default)}")
+    recipe = config.train.recipe
+    if recipe in EXPERIMENTS:
+        raise UsageError(
+            "E-CFG-04",
+            f'train.recipe = "{recipe}": not yet',
+            cause="it runs in one process so far: atoll.experiment",
+            fix=f"choose one of {', '.join(RECIPES)}",
+        )
+    if recipe not in RECIPES:
+        raise UsageError(
+            "E-CFG-02", f'train.recipe: no recipe is called "{recipe}"', fix=f"choose one of {', '.join(RECIPES)}"
+        )
+    protocol = config.consensus.protocol
+    if protocol == "snow":
+        raise UsageError(
+            "E-CFG-04",
+            'consensus.protocol = "snow": not yet',
+            cause="a preference decides nothing for good (specs/raft.md), and nothing in a run asks for one",
+            fix='leave it at "bft"',
+        )
+    if protocol not in ("bft", "raft"):
+        raise UsageError(
+            "E-CFG-02", f'consensus.protocol: there is no protocol called "{protocol}"', fix='leave it at "bft"'
+        )
+
+
+def _check_sense(config: Config) -> None:
+    coded_of(config.keep)
+    run, consensus = config.run, config.consensus
+    tolerance = run.byzantine_tolerance
+    if tolerance is not None and not 0 <= tolerance <= 1 / 3 + 0.004:
+        raise UsageError(
+            "E-CFG-05",
+            f"run.byzantine_tolerance = {tolerance:g} is impossible",
+            cause="no agreement survives more than a third of liars (Pease, Shostak, Lamport 1980)",
+            fix="write 0 (trust = private) or 0.33 (trust = community or open)",
+        )
+    if tolerance and tolerance * PEERS_MAX < 1:
+        raise UsageError(
+            "E-CFG-05",
+            f"run.byzantine_tolerance = {tolerance:g} withstands nobody: not one of {PEERS_MAX} members, the most "
+            "that a run has",
+            fix="write 0.33, or leave it out",
+        )
+    if tolerance is not None and (tolerance > 0) == (run.trust == "private"):
+        raise UsageError(
+            "E-CFG-05",
+            f'run.byzantine_tolerance = {tolerance:g} does not fit run.trust = "{run.trust}"',
+            fix=f'write run.trust = "{"community" if tolerance > 0 else "private"}"',
+        )
+    _check_protocol(config)
+    _check_statistic(config)
+    _check_openings(run)
+    used = f"{config.sync.up or ''}+{config.sync.down or ''}"
+    for key, words, like in (
+        ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),
+        ("sync.compression_level", ("zstd",), "int8+zstd"),
+    ):
+        value = getattr(config.sync, key.removeprefix("sync."))
+        if value != default_of(key) and not any(word in used.split("+") for word in words):
+            raise UsageError(
+                "E-CFG-10",
+                f"{key} = {value} changes nothing: no codec of this run asks for it",
+                fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
+            )
+    if config.sync.apart == "wait" and config.sync.apart_rounds != default_of("sync.apart_rounds"):
+        raise UsageError(
+            "E-CFG-10",
+            "sync.apart_rounds changes nothing: members of this run that are cut off stand still",
+            fix='write sync.apart = "merge", or leave sync.apart_rounds at '
+            + toml_text(default_of("sync.apart_rounds")),
+        )
+    if config.sync.apart != "wait" and run.audit_rate:
+        raise UsageError(
+            "E-CFG-13",
+            f'sync.apart = "{config.sync.apart}" cannot work with run.audit_rate = {run.audit_rate:g}',
+            cause="an auditor takes the steps of a round again, and nobody assigned those that are taken apart",
+            fix='write run.audit_rate = 0, or sync.apart = "wait"',
+        )
+    if not run.validate_every and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
+        key = "data.canary" if config.data.canary else "run.validate_margin"
+        raise UsageError(
+            "E-CFG-10",
+            f"{key} changes nothing: members of this run do not look at its model",
+            fix=f"write run.validate_every = 1, or leave {key} at {toml_text(default_of(key))}",
+        )
+    for small, large, low, high in (
+        ("run.min_peers", "run.start_peers", run.min_peers, run.start_peers),
+        ("run.first_train", "run.train_max", run.first_train, run.train_max),
+        ("3 x run.beat", "run.suspect", 3 * run.beat, run.suspect),
+        ("run.suspect", "a fifth of consensus.timeout", run.suspect, consensus.timeout / 5),
+    ):
+        if low > high:
+            raise UsageError(
+                "E-CFG-06",
+                f"{small} ({low:g}) must not be more than {large} ({high:g})",
+                fix=f"lower {small.split(' x ')[-1]} or raise {large.rsplit(' ', 1)[-1]}",
+            )
+
+
+def _check_protocol(config: Config) -> None:
+    trust = config.run.trust
+    if config.consensus.protocol == "raft" and trust != "private":
+        raise UsageError(
+            "E-CFG-11",
+            f'consensus.protocol = "raft" withstands no liar, and run.trust = "{trust}" expects some',
+            cause="a voter that says two things could have two histories agreed on",
+            fix='write run.trust = "private", or consensus.protocol = "bft"',
+        )
+
+
+def _check_openings(run: Run) -> None:
+    if not run.openings or run.trust == "community":
+        return
+    because = {
+        "private": "members do not lie there, so that nobody would be expelled for what is found",
+        "open": "several owners combine every part there, and open the rows whenever they differ",
+    }
+    raise UsageError(
+        "E-CFG-11",
+        f'run.openings = {run.openings:g} does nothing with run.trust = "{run.trust}"',
+        cause=because[run.trust],
+        fix='write run.trust = "community", or leave run.openings out',
+    )
+
+
+def _check_statistic(config: Config) -> None:
+    """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
+    run, name, topology = config.run, config.sync.statistic, config.sync.topology
+    if run.trust == "open":
+        _check_enough(run, 'run.trust = "open"')
+    if name is None or name == "mean":
+        return
+    if run.trust == "private":
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.statistic = "{name}" withstands liars, and run.trust = "private" says that there are none',
+            fix='write run.trust = "community", or sync.statistic = "mean"',
+        )
+    if topology in ("ring", "tree", "hierarchical"):
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.statistic = "{name}" cannot work with sync.topology = "{topology}"',
+            cause="its rows are combined on the way, and a sum of rows can neither be sorted nor compared",
+            fix='write sync.topology = "butterfly" (or "star", or "auto")',
+        )
+    _check_enough(run, f'sync.statistic = "{name}"', name)
+
+
+def _check_enough(run: Run, what: str, statistic: StatisticName = "mean") -> None:
+    least = peers_for_one_liar(tolerance_of(run), statistic)
+    if run.min_peers < least:
+        raise UsageError(
+            "E-CFG-11",
+            f"{what} withstands nobody among {run.min_peers} members (run.min_peers)",
+            cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} it takes {least} to withstand one liar",
+            fix=f"write run.min_peers = {least} and run.start_peers = {least} or more",
+        )
