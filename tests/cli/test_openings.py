@@ -19,7 +19,7 @@ LIAR = """
 from atoll.host.island import Island
 honest = Island._combine
 def spoilt(self, work, common):
-    from atoll.host.island import _payload
+    from atoll.host.arithmetic import named
     from msgspec.structs import replace
     done = honest(self, work, common)
     if done.payload is None:
@@ -27,7 +27,7 @@ def spoilt(self, work, common):
     wire = bytearray(done.payload.data)
     for at in range(900, len(wire), 1000):  # a level or two of every block
         wire[at] = wire[at] == 0
-    return replace(done, payload=_payload(bytes(wire), self._down_name))
+    return replace(done, payload=named(bytes(wire), self._down_name))
 Island._combine = spoilt
 """
 

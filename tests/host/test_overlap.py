@@ -240,7 +240,7 @@ def test_an_update_that_was_not_counted_returns_to_the_feedback_and_only_there(t
         await members.play()
         island = members.islands[1]
         before = island.memory_F.clone()
-        lo, hi = island._turn(island.head)
+        lo, hi = island.learning.turn(island.head)
         anchor_F = island.head.anchor_F
         await members.play(counted=(0,))
         x_F = members.trainers[1].child.x_F

@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -24,8 +22,8 @@ from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Payload
 from atoll.host.apart import Away
+from atoll.host.arithmetic import advanced, answer, compared, named, weighed
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
@@ -38,17 +36,14 @@ from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.answers import Answering, answering, remembers, says_more
-from atoll.learn.codec import Codec, codec_named, native
-from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.answers import remembers
+from atoll.learn.codec import Codec, native
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
 from atoll.learn.inner import Accumulate
 from atoll.learn.merge import Merge
-from atoll.learn.outer import PLAIN, SHARED, momentum_of
-from atoll.learn.schedule import turn_of
-from atoll.learn.state import SharedState, decode_parts, export_model, gone_back, moved_by
-from atoll.learn.statistic import Statistic
+from atoll.learn.outer import PLAIN
+from atoll.learn.state import SharedState, export_model, gone_back
 from atoll.learn.update import (
     Common,
     Update,
@@ -56,11 +51,9 @@ from atoll.learn.update import (
     gathered_span,
     moved,
     part_bounds,
-    part_codec,
     part_codecs,
     settle,
 )
-from atoll.learn.weighing import compare, weigh
 from atoll.node.config.sections import Keep
 from atoll.node.jobs import (
     Adopt,
@@ -86,7 +79,7 @@ from atoll.node.jobs import (
     Trained,
     Validate,
 )
-from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
+from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh
 from atoll.protocol.transfer.work import CloseBlob
 
 
@@ -190,9 +183,11 @@ class Island:
             case Compare():
                 if work.round <= self.adopted:
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
-                return await loop.run_in_executor(self._arithmetic, self._compare, work, self._common(work.round))
+                return await loop.run_in_executor(
+                    self._arithmetic, compared, work, self._learning, self._common(work.round)
+                )
             case Weigh():
-                return await loop.run_in_executor(self._arithmetic, self._weigh, work)
+                return await loop.run_in_executor(self._arithmetic, weighed, work)
             case Advance():
                 return await loop.run_in_executor(self._arithmetic, self._advance, work)
             case Adopt():
@@ -378,7 +373,7 @@ class Island:
 
     def _encode(self, work: Encode) -> Encoded:
         assert self.head is not None
-        coding, (lo, hi) = self._learning.recipe.coding, self._turn(self.head)
+        coding, (lo, hi) = self._learning.recipe.coding, self._learning.turn(self.head)
         native.load_for(hi - lo)
         bounds, anchor_F = part_bounds(hi - lo, work.shares), self.head.anchor_F
         if self.own is not None:
@@ -401,96 +396,27 @@ class Island:
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, self.update, self.memory_F, self.up)
-        return Encoded(tuple(_payload(wire, self._up_name) for wire in self.update.wires), claim, late)
-
-    def _turn(self, before: SharedState) -> tuple[int, int]:
-        """[lo, hi) of the vector that the round after this state carries."""
-        return turn_of(self._learning.recipe.schedule, self._learning.layout, before.round)
+        return Encoded(tuple(named(wire, self._up_name) for wire in self.update.wires), claim, late)
 
     def _common(self, round: int) -> Common:
         assert self.head is not None and self.head_name is not None
-        learning = self._learning
-        return Common(round, self.head, self.head_name, learning.layout, momentum_of(learning.recipe.outer))
+        return self._learning.common(round, self.head, self.head_name)
 
     def _combine(self, work: Combine, common: Common) -> Combined:
-        up, at, values = self._coded(work, common)
-        left_N: Tensor | None = None
-        rows = [(row.weight, row.payload.data) for row in work.rows]
-        down = codec_named(self._learning.recipe.coding.down)
-        if work.weights:
-            done = combine_weighed(rows, work.weights, values, up, down)
-        elif says_more(self._learning.recipe):
-            done = self._answering(work.part, work.shares, common).answer(rows)
-        elif remembers(self._learning.recipe):  # rows come straight from members there
-            done, left_N = self.owing.combine(rows, at, values, up, down)
-        elif any(row.handed for row in work.rows):
-            done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
-        else:
-            done = combine(rows, values, up, down, Statistic(work.statistic, work.liars))
-        counted = tuple(work.rows[i].peer for i in done.counted)
-        faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        name, payload = self._up_name if work.onward else self._down_name, None
-        if done.wire is not None:
-            payload = _payload(done.wire, name)
-            if left_N is not None:
-                self.owing.waits(payload.digest, at, left_N)
-        return Combined(payload, counted, faulty, done.why)
-
-    def _compare(self, work: Compare, common: Common) -> Products:
-        up, _, values = self._coded(work, common)
-        done = compare([(row.weight, row.payload.data) for row in work.rows], values, up)
-        counted = tuple(work.rows[i].peer for i in done.counted)
-        return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
-
-    def _weigh(self, work: Weigh) -> Weights:
-        return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
-
-    def _coded(self, work: Combine | Compare, common: Common) -> tuple[Codec, int, int]:
-        """What the rows of this part were encoded with, where it begins, and how many values it has."""
-        begin, end = self._turn(common.state)
-        bounds = moved(part_bounds(end - begin, work.shares), begin)
-        lo, hi = bounds[work.part]
-        return part_codec(self._learning.recipe.coding.up, common, bounds, work.part), lo, hi - lo
+        name = self._up_name if work.onward else self._down_name
+        return answer(work, self._learning, common, self.owing, name)
 
     def _advance(self, work: Advance) -> Advanced:
         before = self._find(work.before)
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        recipe, layout, (lo, hi) = self._learning.recipe, self._learning.layout, self._turn(before)
-        combined_N, agreement_N = self._heard(work, before)
-        after = moved_by(
-            combined_N,
-            before,
-            self._outer,
-            steps=work.steps,
-            samples=work.steps * recipe.batch * work.shards,
-            tokens=work.samples * recipe.seq_len,
-            turn=None if hi - lo == layout.floats else (lo, hi),
-            agreement_N=agreement_N,
-        )
-        name = self.shelf.put(after, layout)
+        after, combined_N = advanced(work, self._learning, before)
+        name = self.shelf.put(after, self._learning.layout)
         if self.own is not None:
             self.means[name] = combined_N
             while len(self.means) > STATES_HELD:
                 self.means.popitem(last=False)
         return Advanced(name)
-
-    def _heard(self, work: Advance, before: SharedState) -> tuple[Tensor, Tensor | float]:
-        """The combined update of the round's stretch, and how much the members agreed."""
-        recipe, (lo, hi) = self._learning.recipe, self._turn(before)
-        bounds, parts = part_bounds(hi - lo, work.shares), [None if p is None else p.data for p in work.parts]
-        if not says_more(recipe):
-            return decode_parts(parts, bounds, codec_named(recipe.coding.down), hi - lo), 1.0
-        common = replace(self._common(work.round), state=before, name=work.before)
-        combined_N, agreement_N = torch.zeros(hi - lo), torch.ones(hi - lo)
-        for part, (wire, (a, b)) in enumerate(zip(parts, bounds, strict=True)):
-            if wire is not None:
-                combined_N[a:b], agreement_N[a:b] = self._answering(part, work.shares, common).read(wire)
-        return combined_N, agreement_N
-
-    def _answering(self, part: int, shares: tuple[int, ...], common: Common) -> Answering:
-        begin, end = self._turn(common.state)
-        return answering(self._learning.recipe, common, moved(part_bounds(end - begin, shares), begin), part)
 
     def _go_back(self, work: GoBack) -> Advanced:
         before, earlier = self._find(work.before), self._find(work.back_to)
@@ -500,14 +426,8 @@ class Island:
         return Advanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
 
     @property
-    def _outer(self) -> SHARED:
-        outer = self._learning.recipe.outer
-        assert isinstance(outer, SHARED), "decode_learning refuses the others"
-        return outer
-
-    @property
     def _own_outer(self) -> PLAIN:
-        outer = self._outer
+        outer = self._learning.recipe.outer
         assert isinstance(outer, PLAIN), "decode_learning refuses the others"
         return outer
 
@@ -526,7 +446,8 @@ class Island:
         after = await loop.run_in_executor(self._arithmetic, self._find, work.state)
         if after is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        await loop.run_in_executor(self._arithmetic, self.owing.settle, work.led, len(after.anchor_F))
+        if remembers(self._learning.recipe):
+            await loop.run_in_executor(self._arithmetic, self.owing.settle, work.led, len(after.anchor_F))
         if self.tended.ready:
             self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
         if self.auditing is not None:
@@ -647,7 +568,7 @@ class Island:
         self.head = after
         if before is None or before.anchor_F is after.anchor_F:
             return
-        lo, hi = self._turn(before)
+        lo, hi = self._learning.turn(before)
         how: Merge | Literal["shift"] = "shift"
         if self.own is not None:
             value_N = by_F
@@ -704,7 +625,7 @@ class Island:
         left_N = await loop.run_in_executor(self._arithmetic, settle, update, counted, self.up)
         left_N = self.away.settled(left_N, work.late)
         assert self.head is not None
-        (lo, hi), floats = self._turn(self.head), len(self.head.anchor_F)
+        (lo, hi), floats = self._learning.turn(self.head), len(self.head.anchor_F)
         if hi - lo == floats:
             self.memory_F = left_N
             return True
@@ -751,10 +672,6 @@ class Island:
         if self.learning is None:
             raise RunFailedError("E-RUN-04", "the run's genesis is not known yet")
         return self.learning
-
-
-def _payload(wire: Buffer, name: Callable[[Buffer], Digest]) -> Payload:
-    return Payload(name(wire), len(wire), wire)
 
 
 torch.set_num_threads(1)  # the arithmetic thread; trainers have processes of their own

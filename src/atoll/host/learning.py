@@ -18,9 +18,11 @@ from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model, misfit
 from atoll.learn.opening import Cut, opening_problem
+from atoll.learn.outer import momentum_of
 from atoll.learn.recipes import Recipe, swarm_problem
-from atoll.learn.schedule import fragments_of
-from atoll.learn.state import initial_state, state_bytes, state_hash
+from atoll.learn.schedule import fragments_of, turn_of
+from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
+from atoll.learn.update import Common
 from atoll.node.settings import RunSettings, acceptance_problem
 from atoll.node.topology import parts_planned
 from atoll.policy.openings import Terms
@@ -34,6 +36,14 @@ class Learning(msgspec.Struct, frozen=True):
     data_blob: Digest  # its name
     layout: Layout  # names, shapes and dtypes that every member's model must have
     canary: Digest | UnsetType = UNSET  # more held-out data, as a blob, which validators look at too
+
+    def turn(self, before: SharedState) -> tuple[int, int]:
+        """[lo, hi) of the vector that the round after this state carries."""
+        return turn_of(self.recipe.schedule, self.layout, before.round)
+
+    def common(self, round: int, before: SharedState, name: Digest) -> Common:
+        """What all members of this round know: the state of this name that it builds on."""
+        return Common(round, before, name, self.layout, momentum_of(self.recipe.outer))
 
 
 def decode_learning(settings: RunSettings) -> Learning:

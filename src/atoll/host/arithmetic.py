@@ -1,0 +1,132 @@
+"""The tensor arithmetic that members of a round agree on: what owners make of rows, and all make of answers.
+
+    answer     the rows of a part become one answer, as the recipe and the work say
+    compared   the inner products of its rows, where distances weigh them; `weighed` is what follows from them
+    moved      the state that all answers of a round lead to, the same bytes at everybody
+
+Promises: pure functions of work, genesis and the state that the round builds on, but for what an owner owes from
+earlier answers, and that is given. Runs on one thread, off the loop. Never knows what this peer itself has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from atoll.base.ids import Digest
+from atoll.base.machine import Payload
+from atoll.host.learning import Learning
+from atoll.host.owing import Owing
+from atoll.keys.digest import Buffer
+from atoll.learn.answers import Answering, answering, remembers, says_more
+from atoll.learn.codec import Codec, codec_named
+from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.outer import SHARED
+from atoll.learn.recipes import Recipe
+from atoll.learn.state import SharedState, decode_parts, moved_by
+from atoll.learn.statistic import Statistic
+from atoll.learn.update import Common, moved, part_bounds, part_codec
+from atoll.learn.weighing import compare, weigh
+from atoll.node.jobs import Advance
+from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
+
+Namer = Callable[[Buffer], Digest]  # what a wire is called
+
+
+def named(wire: Buffer, name: Namer) -> Payload:
+    return Payload(name(wire), len(wire), wire)
+
+
+def shared_outer(recipe: Recipe) -> SHARED:
+    assert isinstance(recipe.outer, SHARED), "decode_learning refuses the others"
+    return recipe.outer
+
+
+# ---- an owner ----------------------------------------------------------------------------------------------
+
+
+def answer(work: Combine, learning: Learning, common: Common, owing: Owing, name: Namer) -> Combined:
+    """What the rows of a part become. What an answer leaves out waits in `owing`, where owners remember."""
+    up, at, values = _coded(work, learning, common)
+    left_N: Tensor | None = None
+    rows = [(row.weight, row.payload.data) for row in work.rows]
+    down = codec_named(learning.recipe.coding.down)
+    if work.weights:
+        done = combine_weighed(rows, work.weights, values, up, down)
+    elif says_more(learning.recipe):
+        done = _answering(work.part, work.shares, learning, common).answer(rows)
+    elif remembers(learning.recipe):  # rows come straight from members there
+        done, left_N = owing.combine(rows, at, values, up, down)
+    elif any(row.handed for row in work.rows):
+        done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
+    else:
+        done = combine(rows, values, up, down, Statistic(work.statistic, work.liars))
+    counted = tuple(work.rows[i].peer for i in done.counted)
+    faulty = tuple(work.rows[i].peer for i, _ in done.faults)
+    payload = None
+    if done.wire is not None:
+        payload = named(done.wire, name)
+        if left_N is not None:
+            owing.waits(payload.digest, at, left_N)
+    return Combined(payload, counted, faulty, done.why)
+
+
+def compared(work: Compare, learning: Learning, common: Common) -> Products:
+    """Inner products of the rows of a part."""
+    up, _, values = _coded(work, learning, common)
+    done = compare([(row.weight, row.payload.data) for row in work.rows], values, up)
+    counted = tuple(work.rows[i].peer for i in done.counted)
+    return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+
+
+def weighed(work: Weigh) -> Weights:
+    return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
+
+
+def _coded(work: Combine | Compare, learning: Learning, common: Common) -> tuple[Codec, int, int]:
+    """What the rows of this part were encoded with, where it begins, and how many values it has."""
+    begin, end = learning.turn(common.state)
+    bounds = moved(part_bounds(end - begin, work.shares), begin)
+    lo, hi = bounds[work.part]
+    return part_codec(learning.recipe.coding.up, common, bounds, work.part), lo, hi - lo
+
+
+# ---- everybody ---------------------------------------------------------------------------------------------
+
+
+def advanced(work: Advance, learning: Learning, before: SharedState) -> tuple[SharedState, Tensor]:
+    """The state after a round with these answers, and the combined update (N,) of its stretch that led there."""
+    recipe, layout, (lo, hi) = learning.recipe, learning.layout, learning.turn(before)
+    combined_N, agreement_N = _heard(work, learning, before)
+    after = moved_by(
+        combined_N,
+        before,
+        shared_outer(recipe),
+        steps=work.steps,
+        samples=work.steps * recipe.batch * work.shards,
+        tokens=work.samples * recipe.seq_len,
+        turn=None if hi - lo == layout.floats else (lo, hi),
+        agreement_N=agreement_N,
+    )
+    return after, combined_N
+
+
+def _heard(work: Advance, learning: Learning, before: SharedState) -> tuple[Tensor, Tensor | float]:
+    """The combined update of the round's stretch, and how much the members agreed."""
+    recipe, (lo, hi) = learning.recipe, learning.turn(before)
+    bounds, parts = part_bounds(hi - lo, work.shares), [None if p is None else p.data for p in work.parts]
+    if not says_more(recipe):
+        return decode_parts(parts, bounds, codec_named(recipe.coding.down), hi - lo), 1.0
+    common = learning.common(work.round, before, work.before)
+    combined_N, agreement_N = torch.zeros(hi - lo), torch.ones(hi - lo)
+    for part, (wire, (a, b)) in enumerate(zip(parts, bounds, strict=True)):
+        if wire is not None:
+            combined_N[a:b], agreement_N[a:b] = _answering(part, work.shares, learning, common).read(wire)
+    return combined_N, agreement_N
+
+
+def _answering(part: int, shares: tuple[int, ...], learning: Learning, common: Common) -> Answering:
+    begin, end = learning.turn(common.state)
+    return answering(learning.recipe, common, moved(part_bounds(end - begin, shares), begin), part)
