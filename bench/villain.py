@@ -29,7 +29,7 @@ from torch import Tensor
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Event, Payload, Send
 from atoll.cli.main import main as atoll
-from atoll.host import driver, island
+from atoll.host import driver, island, mine
 from atoll.keys.digest import digest
 from atoll.node.peer import Peer
 from atoll.sim.villains import equivocate
@@ -134,13 +134,13 @@ def main() -> None:
     kind, after, words = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     if kind == "poison":
         honest = island.Island._encode
-        lie = poisoned(island.encode_update)
+        lie = poisoned(mine.encode_update)
 
         def _encode(self: island.Island, work: Any) -> Any:
             if self.head is None or self.head.round < after:
                 return honest(self, work)
             confess(work.round)
-            island.encode_update = lie
+            mine.encode_update = lie
             return honest(self, work)
 
         island.Island._encode = _encode

@@ -122,14 +122,16 @@ def test_late_work_that_no_vertex_took_is_held_and_error_feedback_has_none_of_it
         fresh_F = await fresh_of(members)
         await members.play(counted=REST, late=True)
         assert island.away.held is held and island.away.riding_F is None
-        assert torch.allclose(island.memory_F, fresh_F, atol=1e-6), "the round's own message returned, and no more"
-        owed_F = island.memory_F.clone()
+        assert torch.allclose(island.mine.memory_F, fresh_F, atol=1e-6), (
+            "the round's own message returned, and no more"
+        )
+        owed_F = island.mine.memory_F.clone()
         fresh_F = await fresh_of(members)
         await members.play(late=True)
         rode_F = carried(held, fresh_F)
         sent_F = members.sent
         assert island.away.held is None
-        assert torch.allclose(sent_F + island.memory_F, owed_F + fresh_F + rode_F, atol=1e-5)
+        assert torch.allclose(sent_F + island.mine.memory_F, owed_F + fresh_F + rode_F, atol=1e-5)
 
     async def fresh_of(members: Members) -> torch.Tensor:
         """The pseudo-gradient that the coming round will have: the very steps, taken by a copy of its trainer."""
@@ -145,7 +147,7 @@ def test_late_work_that_no_vertex_took_is_held_and_error_feedback_has_none_of_it
             if index == OUT and self.watch:
                 island = self.islands[OUT]
                 self.fresh_F.copy_(island.head.anchor_F - self.trainers[OUT].read_x())
-                wires = zip(island.up, island.update.wires, island.update.bounds, strict=True)
+                wires = zip(island.mine.up, island.mine.update.wires, island.mine.update.bounds, strict=True)
                 self.sent.copy_(torch.cat([up.decode(wire, hi - lo) for up, wire, (lo, hi) in wires]))
             return encoded
 
@@ -199,7 +201,7 @@ def test_rounds_that_are_caught_up_one_by_one_bring_the_same_late_work(tmp_path,
         x_F = await cut_off(members, rounds=1, worths=2)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
         await island.do(Adopt(members.round - 1, members.vertex(), members.state, (False,) * 3))
-        assert island.memory_F is None and island.steps_since == 0
+        assert island.mine.memory_F is None and island.steps_since == 0
         assert torch.allclose(island.away.held.delta_F, anchor_F - x_F, atol=1e-6)
         assert island.away.held.steps == 3 * STEPS
 
@@ -238,7 +240,7 @@ def test_what_was_done_apart_before_the_run_went_back_is_dropped(tmp_path, book)
         await cut_off(members, rounds=2, worths=1)
         await by_blob(members, replace(NOT_COUNTED, afresh=True))
         island = members.islands[OUT]
-        assert island.away.held is None and island.memory_F is None
+        assert island.away.held is None and island.mine.memory_F is None
 
     story(tell, swarm(tmp_path, book))
 

@@ -365,7 +365,7 @@ def test_what_a_crash_took_is_never_a_lie(tmp_path: Path, book: str):
         await island.do(
             Adopt(1, swarm.vertex(1), swarm.state, (True,) * 3, digest(b"what I said in a life before"))
         )
-        assert island.inner == b"" and island.memory_F is None and island.auditing.last is None
+        assert island.inner == b"" and island.mine.memory_F is None and island.auditing.last is None
 
     play(tmp_path, book, story)
 

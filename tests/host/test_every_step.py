@@ -93,7 +93,7 @@ def test_a_gradient_that_comes_too_late_is_dropped_and_one_that_did_not_count_to
     recipe = data_parallel("gpt-nano", rounds=9, **SMALL)
 
     def _wires(island):
-        return zip(island.up, island.update.wires, island.update.bounds, strict=True)
+        return zip(island.mine.up, island.mine.update.wires, island.mine.update.bounds, strict=True)
 
     async def tell(members: Members) -> None:
         await members.play()

@@ -198,7 +198,7 @@ def test_eager_members_have_the_anchors_of_the_experiment_and_agree_on_one_more(
                 while run.now < turn * 6:
                     run.step()
                 for island, theirs_F in zip(members.islands, run.anchors, strict=True):
-                    assert torch.equal(island.own.anchor_F, theirs_F), turn
+                    assert torch.equal(island.mine.own.anchor_F, theirs_F), turn
         while run.now < steps:
             run.step()
         moved = float((run.agreed() - build_flat("gpt-nano", 0)).norm())
@@ -214,18 +214,18 @@ def test_an_eager_member_whose_round_was_agreed_without_it_sends_all_of_it_again
     async def tell(members: Members) -> None:
         await members.play()
         await members.play(counted=(0,))
-        assert float(members.islands[1].memory_F.norm()) > 0, "what was not counted waits in the feedback"
+        assert float(members.islands[1].mine.memory_F.norm()) > 0, "what was not counted waits in the feedback"
         await members.play(encoding=(0,), counted=(0,))
         await members.play()
-        assert float(members.islands[1].memory_F.norm()) == 0
-        gap = float((members.islands[1].own.anchor_F - members.islands[0].own.anchor_F).norm())
+        assert float(members.islands[1].mine.memory_F.norm()) == 0
+        gap = float((members.islands[1].mine.own.anchor_F - members.islands[0].mine.own.anchor_F).norm())
         moved = float((members.islands[0].head.anchor_F - build_flat("gpt-nano", 0)).norm())
         assert 0 < gap < moved
         await members.islands[1].close()
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
         assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
-        assert torch.equal(island.own.anchor_F, island.head.anchor_F)
+        assert torch.equal(island.mine.own.anchor_F, island.head.anchor_F)
         await members.play()
         assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
 
@@ -239,15 +239,15 @@ def test_an_update_that_was_not_counted_returns_to_the_feedback_and_only_there(t
     async def tell(members: Members) -> None:
         await members.play()
         island = members.islands[1]
-        before = island.memory_F.clone()
+        before = island.mine.memory_F.clone()
         lo, hi = island.learning.turn(island.head)
         anchor_F = island.head.anchor_F
         await members.play(counted=(0,))
         x_F = members.trainers[1].child.x_F
         outside = torch.ones(len(before), dtype=torch.bool)
         outside[lo:hi] = False
-        assert torch.equal(island.memory_F[outside], before[outside])
-        assert float(island.memory_F[lo:hi].norm()) > 2 * float(before[lo:hi].norm())
+        assert torch.equal(island.mine.memory_F[outside], before[outside])
+        assert float(island.mine.memory_F[lo:hi].norm()) > 2 * float(before[lo:hi].norm())
         assert not torch.equal(x_F[lo:hi], anchor_F[lo:hi])
 
     story(tell, Members(tmp_path, recipe, book))
@@ -342,7 +342,9 @@ def test_a_restarted_member_goes_on_from_the_head_with_its_feedback(tmp_path, bo
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
         assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
-        assert torch.equal(island.memory_F, old.memory_F) and torch.equal(island.head.anchor_F, old.head.anchor_F)
+        assert torch.equal(island.mine.memory_F, old.mine.memory_F) and torch.equal(
+            island.head.anchor_F, old.head.anchor_F
+        )
         await old.close()
         await members.play()
         assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
@@ -365,7 +367,7 @@ def test_who_fetched_the_state_begins_anew_from_it(tmp_path, book):
         members.islands = [*both, members.island(1)]
         island = members.islands[1]
         assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
-        assert island.memory_F is None
+        assert island.mine.memory_F is None
         await members.play()
         assert torch.equal(island.head.anchor_F, both[0].head.anchor_F)
 

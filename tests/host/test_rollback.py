@@ -77,7 +77,7 @@ def test_an_island_goes_on_with_nothing_of_its_own(tmp_path: Path, book: str, re
         assert (head.round, head.steps, head.tokens) == (then.round, then.steps, then.tokens)
         assert head.samples == before.samples + recipe.schedule.turn_steps * recipe.batch * 2 > then.samples
         for island in members.islands:
-            assert island.memory_F is None and island.inner == b"" and island.update is None
+            assert island.mine.memory_F is None and island.inner == b"" and island.mine.update is None
         fresh = Members(tmp_path / "b", recipe, book)
         fresh.state = {store.put_blob(members.stores[0].read_blob(members.state)) for store in fresh.stores}.pop()
         fresh.round = members.round

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -27,32 +26,23 @@ from atoll.host.arithmetic import advanced, answer, compared, named, weighed
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
+from atoll.host.mine import Mine, gathers
 from atoll.host.opening import Openings
 from atoll.host.owing import Owing
 from atoll.host.pieces import cut_state, rebuild_blob
-from atoll.host.shelf import STATES_HELD, Shelf, read_private, write_private
+from atoll.host.shelf import Shelf, read_private, write_private
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import remembers
-from atoll.learn.codec import Codec, native
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
-from atoll.learn.inner import Accumulate
 from atoll.learn.merge import Merge
-from atoll.learn.outer import PLAIN
 from atoll.learn.state import SharedState, export_model, gone_back
 from atoll.learn.update import (
     Common,
-    Update,
-    encode_update,
-    gathered_span,
-    moved,
-    part_bounds,
-    part_codecs,
-    settle,
 )
 from atoll.node.config.sections import Keep
 from atoll.node.jobs import (
@@ -71,7 +61,6 @@ from atoll.node.jobs import (
     Judge,
     JudgeOpening,
     LayOpen,
-    Left,
     Rebuild,
     Restore,
     Train,
@@ -99,28 +88,23 @@ class Island:
         self.tended = Tended(threads, trainer)
         self.trainer = self.tended.trainer
         self.shelf = Shelf(store, keep)
+        self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
+        self.away = Away(self.tended)
+        self.mine = Mine(self.away, self._arithmetic)
         self.head: SharedState | None = None
         self.head_name: Digest | None = None
         self.head_vertex: Digest | None = None
         self.adopted = -1  # the round whose state is the head, or is just becoming it
-        self.memory_F: Tensor | None = None
         self.inner = b""
-        self.update: Update | None = None
-        self.update_steps = 0  # that it stands for, late work apart
-        self.up: tuple[Codec, ...] = ()  # what it was encoded with
-        self.own: Own | None = None  # my own anchor, where the recipe gives every member one
-        self.means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
         self.members = 1  # whose updates make the mean of this round
         self.hurried = -1  # the round in which I was last told to hand over what I have
         self.step_s: Seconds = 0.0  # of the last steps taken
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self.loss_since = 0.0
-        self.away = Away(self.tended)
         self.owing = Owing()  # where owners remember
         self.auditing: Auditing | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self.openings: Openings | None = None  # where answers are opened
-        self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
         self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
@@ -170,11 +154,11 @@ class Island:
             case TrainApart():
                 return await self._train_apart(work)
             case Encode():
-                if self.own is not None and work.round <= self.adopted:  # it must not move my anchor any more
+                if self.mine.own is not None and work.round <= self.adopted:  # it must not move my anchor any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
                 encoded = await loop.run_in_executor(self._arithmetic, self._encode, work)
-                if self.own is not None:
-                    await self._merge_own(self.own)
+                if self.mine.own is not None:
+                    await self._merge_own(self.mine.own)
                 return encoded
             case Combine():
                 if work.round <= self.adopted:
@@ -225,7 +209,8 @@ class Island:
                 await loop.run_in_executor(self._disk, stored, self.store, work)
                 return self.shelf.hold_a_while(work.blob)
             case Restore():
-                await self._leave_open(work.left)
+                if work.left is not None:
+                    await self.mine.leave_open(work.left)
                 return await loop.run_in_executor(self._arithmetic, self._restore, work)
             case _:
                 return await loop.run_in_executor(self._disk, stored, self.store, work)
@@ -264,7 +249,7 @@ class Island:
     def _wanders(self) -> bool:
         """Live parameters do not begin every round from the head's."""
         schedule = self._learning.recipe.schedule
-        return schedule.overlap > 0 or schedule.fragments > 1 or self.own is not None
+        return schedule.overlap > 0 or schedule.fragments > 1 or self.mine.own is not None
 
     @property
     def _shown_F(self) -> Tensor | None:
@@ -303,7 +288,7 @@ class Island:
                     shards=work.shards,
                     global_step=self.head.steps,
                     until=begin + work.seconds_max,
-                    ahead=schedule.overlap if self.own is None else schedule.inner_steps,
+                    ahead=schedule.overlap if self.mine.own is None else schedule.inner_steps,
                     **chain,
                 )
                 if self.auditing is not None:
@@ -365,38 +350,20 @@ class Island:
                 inner = self.inner  # before it is written: the run may go back meanwhile
                 await self.trainer.set_inner_state(inner)
             written = self.head
-            await self.trainer.write_x(written.anchor_F if self.own is None else self.own.anchor_F)
+            await self.trainer.write_x(self.mine.begins(written))
         self.steps_since, self.loss_since = 0, 0.0
         self.tended.ready = True
 
     # ---- tensors -------------------------------------------------------------------------------------------
 
     def _encode(self, work: Encode) -> Encoded:
-        assert self.head is not None
-        coding, (lo, hi) = self._learning.recipe.coding, self._learning.turn(self.head)
-        native.load_for(hi - lo)
-        bounds, anchor_F = part_bounds(hi - lo, work.shares), self.head.anchor_F
-        if self.own is not None:
-            anchor_F = self.own.anchor_F
-        x_F, memory_N = self.trainer.read_x(), None if self.memory_F is None else self.memory_F[lo:hi]
-        if self._gathers:
-            anchor_F, x_F = gathered_span(x_F, anchor_F, self._learning.layout.parameters)
-        self.up = part_codecs(coding.up, self._common(work.round), moved(bounds, lo))
-        x_N = x_F[lo:hi]
-        self.away.riding_F = None
-        late = self.away.ride(anchor_F[lo:hi] - x_N, work.round) if work.late else None
-        if self.away.riding_F is not None:
-            x_N = x_N - self.away.riding_F
-        self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
-        self.update_steps = self.steps_since
-        if self.own is not None:
-            wires = zip(self.up, self.update.wires, bounds, strict=True)
-            mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
-            self.own.sent(self._own_outer, mine_F, self.members, self.head.steps)
+        mine, common = self.mine, self._common(work.round)
+        x_F = self.trainer.read_x()
+        update, late = mine.encode(work, self._learning, common, x_F, self.steps_since, self.members)
         claim = None
         if self.auditing is not None:
-            claim = self.auditing.claim(work.round, self.update, self.memory_F, self.up)
-        return Encoded(tuple(named(wire, self._up_name) for wire in self.update.wires), claim, late)
+            claim = self.auditing.claim(work.round, update, mine.memory_F, mine.up)
+        return Encoded(tuple(named(wire, self._up_name) for wire in update.wires), claim, late)
 
     def _common(self, round: int) -> Common:
         assert self.head is not None and self.head_name is not None
@@ -412,10 +379,7 @@ class Island:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         after, combined_N = advanced(work, self._learning, before)
         name = self.shelf.put(after, self._learning.layout)
-        if self.own is not None:
-            self.means[name] = combined_N
-            while len(self.means) > STATES_HELD:
-                self.means.popitem(last=False)
+        self.mine.led(name, combined_N)
         return Advanced(name)
 
     def _go_back(self, work: GoBack) -> Advanced:
@@ -424,12 +388,6 @@ class Island:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         samples = work.steps * self._learning.recipe.batch * work.shards
         return Advanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
-
-    @property
-    def _own_outer(self) -> PLAIN:
-        outer = self._learning.recipe.outer
-        assert isinstance(outer, PLAIN), "decode_learning refuses the others"
-        return outer
 
     # ---- what was agreed -----------------------------------------------------------------------------------
 
@@ -440,8 +398,7 @@ class Island:
         if work.late:
             self.away.forget()
         was_apart = await self.away.come_back()
-        sent_in_vain = self.update is not None and work.counted is not None and not any(work.counted)
-        in_vain = self.update_steps if sent_in_vain else 0
+        in_vain = self.mine.in_vain(work.counted)
         loop = asyncio.get_running_loop()
         after = await loop.run_in_executor(self._arithmetic, self._find, work.state)
         if after is None:
@@ -466,13 +423,13 @@ class Island:
                 await self._merge(work, after)
         else:  # it is starting, or gone: it will begin from the head, whichever that is by then
             await self._settle(work)
-            self._move_own(work.state, after)
+            self.mine.hear(work.state, self._learning, self.head, after)
             self.head = after
         self.head_name, self.head_vertex = work.state, work.vertex
         if work.afresh:
             self.away.forget()
         elif was_apart and in_vain:
-            self._owe(in_vain)
+            self.mine.owe(in_vain)
         if work.afresh:
             await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for long
         await loop.run_in_executor(self._disk, self._keep_private, work.vertex)
@@ -480,7 +437,7 @@ class Island:
     async def _merge(self, work: Adopt, after: SharedState) -> None:
         """The live parameters take in the new anchor."""
         before, mine = self.head, await self._settle(work)
-        if mine or self._gathers:  # a gradient that comes too late is one of another anchor
+        if mine or gathers(self._learning.recipe):  # a gradient that comes too late is one of another anchor
             self.steps_since, self.loss_since = 0, 0.0
         self.head = after
         if not self.tended.ready or (before is not None and before.anchor_F is after.anchor_F):
@@ -491,7 +448,7 @@ class Island:
                 await self.trainer.write_x(after.anchor_F + (self.trainer.read_x() - before.anchor_F))
             else:
                 await self.trainer.write_x(after.anchor_F)
-            if not self._gathers:  # else it remembers nothing
+            if not gathers(self._learning.recipe):  # else it remembers nothing
                 self.inner = await self.trainer.inner_state()
         except TrainerFailed:
             await self.tended.failed()
@@ -503,10 +460,10 @@ class Island:
         if counts:
             await self._settle(work)
         elif work.claim is not None or work.afresh:
-            self.memory_F, self.inner = None, b""
+            self.mine.memory_F, self.inner = None, b""
         if work.afresh:
             self.owing.forget()
-        self.update, self.steps_since, self.loss_since = None, 0, 0.0
+        self.mine.update, self.steps_since, self.loss_since = None, 0, 0.0
         self.head = after
         goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
         if counts and not goes_on:
@@ -522,35 +479,6 @@ class Island:
             self.inner = b"" if counts else self.inner
             await self.tended.failed()
 
-    async def _leave_open(self, left: Left | None) -> None:
-        """The round that was under way is settled elsewhere, and a later state takes its place."""
-        if left is None:
-            return
-        if left.late:
-            self.away.forget()
-        was_apart, update = await self.away.come_back(), self.update
-        if was_apart and update is not None and left.counted is not None:
-            loop = asyncio.get_running_loop()
-            left_F = await loop.run_in_executor(self._arithmetic, settle, update, left.counted, self.up)
-            self.memory_F = self.away.settled(left_F, given=left.late)
-            self._owe(0 if any(left.counted) else self.update_steps)
-        if left.afresh:
-            self.away.forget()
-        self.update, self.away.riding_F = None, None
-
-    def _owe(self, steps: int) -> None:
-        """My round was left without me: what error feedback would make good goes with the rest, as late work. The
-        update of a newcomer, which I shall be for a round, carries feedback and weighs nothing.
-        """
-        if self.away.merge and self.memory_F is not None:
-            self.away.owe(self.memory_F, steps)
-            self.memory_F = None
-
-    @property
-    def _gathers(self) -> bool:
-        """Trainers hand over sums of gradients in the place of parameters."""
-        return isinstance(self._learning.recipe.inner, Accumulate)
-
     @property
     def _runs_on(self) -> bool:
         """x does not begin every round from the head, so that the trainer takes in only what moved, by itself."""
@@ -564,13 +492,13 @@ class Island:
         before, mine = self.head, await self._settle(work)
         if mine:
             self.steps_since, self.loss_since = 0, 0.0
-        by_F = self._move_own(work.state, after)
+        by_F = self.mine.hear(work.state, self._learning, before, after)
         self.head = after
         if before is None or before.anchor_F is after.anchor_F:
             return
         lo, hi = self._learning.turn(before)
         how: Merge | Literal["shift"] = "shift"
-        if self.own is not None:
+        if self.mine.own is not None:
             value_N = by_F
         elif mine:
             value_N, how = after.anchor_F[lo:hi], self._learning.recipe.merge
@@ -600,39 +528,8 @@ class Island:
             except TrainerFailed:
                 await self.tended.failed()
 
-    def _move_own(self, state: Digest, after: SharedState) -> Tensor | None:
-        """My own anchor hears of an agreed round; by what (F,) it moved at once, None if it did not."""
-        own, before = self.own, self.head
-        if own is None or before is None or after.round == before.round:
-            return None
-        before_F = own.anchor_F
-        mean_F = self.means.get(state)
-        if mean_F is None:  # agreed without me: the agreed anchor has all that mine would miss
-            self.own = own = Own(after.anchor_F, after.momentum_P)
-        elif not own.agreed(self._own_outer, mean_F, before.steps):
-            return None
-        return own.anchor_F - before_F
-
     async def _settle(self, work: Adopt) -> bool:
-        """Error feedback after an agreed round; True if something of mine was encoded for it."""
-        update, self.update = self.update, None
-        counted = work.counted
-        if counted is None and self.own is not None and update is not None:
-            counted = (False,) * len(update.wires)  # my own anchor has it already: the feedback makes it good
-        if counted is None or update is None:
-            return False
-        loop = asyncio.get_running_loop()
-        left_N = await loop.run_in_executor(self._arithmetic, settle, update, counted, self.up)
-        left_N = self.away.settled(left_N, work.late)
-        assert self.head is not None
-        (lo, hi), floats = self._learning.turn(self.head), len(self.head.anchor_F)
-        if hi - lo == floats:
-            self.memory_F = left_N
-            return True
-        if self.memory_F is None:
-            self.memory_F = torch.zeros(floats)
-        self.memory_F[lo:hi] = left_N
-        return True
+        return await self.mine.settle(work, self._learning, self.head)
 
     def _restore(self, work: Restore) -> bool:
         state = self._find(work.state)
@@ -641,7 +538,7 @@ class Island:
         self.head_name, self.adopted = work.state, work.round
         self._begin_afresh(state)
         private = read_private(self.store, work.vertex, self._learning.layout.floats)
-        self.memory_F, self.inner, claim, late = private
+        self.mine.memory_F, self.inner, claim, late = private
         self.away.held, self.head_vertex = self.away.held or late, work.vertex
         if self.auditing is not None:
             self.auditing.remember(claim)
@@ -649,11 +546,10 @@ class Island:
 
     def _begin_afresh(self, state: SharedState) -> None:
         """From this state with nothing of my own, like a newcomer: my steps, feedback and moments led elsewhere."""
-        if self._learning.recipe.own_anchors:
-            self.own = Own(state.anchor_F, state.momentum_P)
-        self.memory_F, self.inner = None, b""
+        self.mine.begin_afresh(self._learning, state)
+        self.inner = b""
         self.owing.forget()
-        self.update, self.tended.ready = None, False
+        self.tended.ready = False
         self.head = state  # last: a trainer that is starting looks at it, and then writes all of the above
 
     def _find(self, name: Digest) -> SharedState | None:
@@ -661,7 +557,7 @@ class Island:
 
     def _keep_private(self, vertex: Digest) -> None:
         claim = self.auditing.memory() if self.auditing is not None else b""
-        write_private(self.store, vertex, self.memory_F, self.inner, claim, self.away.kept())
+        write_private(self.store, vertex, self.mine.memory_F, self.inner, claim, self.away.kept())
         assert self.head_name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
         data = [blob for blob in (self._learning.data_blob, self._learning.canary) if blob is not UNSET]

@@ -1,0 +1,172 @@
+"""What this peer sends of its own, and what it keeps until a vertex says what became of it.
+
+    encode     the pseudo-gradient and the error feedback become the wires of an update
+    settle     the round is agreed: of what it did not count the feedback makes good
+    hear       where every member has an anchor of its own: I moved it by what I sent, now by what is agreed
+
+Promises: a value is in the feedback, in an update under way, in late work (`apart.py`) or in a vertex, never in two
+of them. Never asks a trainer for anything, and never decides what counted: vertices do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import torch
+from torch import Tensor
+
+from atoll.base.ids import Digest
+from atoll.host.apart import Away
+from atoll.host.learning import Learning
+from atoll.host.shelf import STATES_HELD
+from atoll.learn.codec import Codec, native
+from atoll.learn.eager import Own
+from atoll.learn.inner import Accumulate
+from atoll.learn.outer import PLAIN
+from atoll.learn.recipes import Recipe
+from atoll.learn.state import SharedState
+from atoll.learn.update import (
+    Common,
+    Update,
+    encode_update,
+    gathered_span,
+    moved,
+    part_bounds,
+    part_codecs,
+    settle,
+)
+from atoll.node.jobs import Adopt, Encode, Left
+from atoll.wire.messages.statements import Late
+
+
+def gathers(recipe: Recipe) -> bool:
+    """Trainers hand over sums of gradients in the place of parameters."""
+    return isinstance(recipe.inner, Accumulate)
+
+
+class Mine:
+    def __init__(self, away: Away, arithmetic: Executor) -> None:
+        self.memory_F: Tensor | None = None  # error feedback
+        self.update: Update | None = None  # under way
+        self.up: tuple[Codec, ...] = ()  # what it was encoded with
+        self.own: Own | None = None  # my own anchor, where the recipe gives every member one
+        self._steps = 0  # that the update stands for, late work apart
+        self._means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
+        self._away = away
+        self._arithmetic = arithmetic
+
+    def begins(self, head: SharedState) -> Tensor:
+        """The x (F,) that a trainer begins with at this head."""
+        return head.anchor_F if self.own is None else self.own.anchor_F
+
+    def encode(
+        self, work: Encode, learning: Learning, common: Common, x_F: Tensor, steps: int, members: int
+    ) -> tuple[Update, Late | None]:
+        """The update of so many steps, from the anchor to this x (F,), and the late work that rides on it.
+
+        `members` send one each; their mean is what my own anchor hears of.
+        """
+        coding, head, (lo, hi) = learning.recipe.coding, common.state, learning.turn(common.state)
+        native.load_for(hi - lo)
+        bounds, anchor_F = part_bounds(hi - lo, work.shares), self.begins(head)
+        memory_N = None if self.memory_F is None else self.memory_F[lo:hi]
+        if gathers(learning.recipe):
+            anchor_F, x_F = gathered_span(x_F, anchor_F, learning.layout.parameters)
+        self.up = part_codecs(coding.up, common, moved(bounds, lo))
+        x_N = x_F[lo:hi]
+        self._away.riding_F = None
+        late = self._away.ride(anchor_F[lo:hi] - x_N, work.round) if work.late else None
+        if self._away.riding_F is not None:
+            x_N = x_N - self._away.riding_F
+        update = self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
+        self._steps = steps
+        if self.own is not None:
+            wires = zip(self.up, update.wires, bounds, strict=True)
+            mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
+            self.own.sent(_outer(learning), mine_F, members, head.steps)
+        return update, late
+
+    def in_vain(self, counted: Sequence[bool] | None) -> int:
+        """Steps of the update under way, if this is what a vertex says of it and nothing of it counts."""
+        return self._steps if self.update is not None and counted is not None and not any(counted) else 0
+
+    async def settle(self, work: Adopt, learning: Learning, before: SharedState | None) -> bool:
+        """Error feedback after a round that built on this state; True if something of mine was encoded for it."""
+        update, self.update = self.update, None
+        counted = work.counted
+        if counted is None and self.own is not None and update is not None:
+            counted = (False,) * len(update.wires)  # my own anchor has it already: the feedback makes it good
+        if counted is None or update is None:
+            return False
+        left_N = self._away.settled(await self._left(update, counted), work.late)
+        assert before is not None
+        (lo, hi), floats = learning.turn(before), len(before.anchor_F)
+        if hi - lo == floats:
+            self.memory_F = left_N
+            return True
+        if self.memory_F is None:
+            self.memory_F = torch.zeros(floats)
+        self.memory_F[lo:hi] = left_N
+        return True
+
+    async def leave_open(self, left: Left) -> None:
+        """The round that was under way is settled elsewhere, and a later state takes its place."""
+        if left.late:
+            self._away.forget()
+        was_apart, update = await self._away.come_back(), self.update
+        if was_apart and update is not None and left.counted is not None:
+            self.memory_F = self._away.settled(await self._left(update, left.counted), given=left.late)
+            self.owe(0 if any(left.counted) else self._steps)
+        if left.afresh:
+            self._away.forget()
+        self.update, self._away.riding_F = None, None
+
+    async def _left(self, update: Update, counted: Sequence[bool]) -> Tensor:
+        """What these parts of it leave to the feedback, (N,)."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._arithmetic, settle, update, counted, self.up)
+
+    def owe(self, steps: int) -> None:
+        """My round was left without me: what error feedback would make good goes with the rest, as late work. The
+        update of a newcomer, which I shall be for a round, carries feedback and weighs nothing.
+        """
+        if self._away.merge and self.memory_F is not None:
+            self._away.owe(self.memory_F, steps)
+            self.memory_F = None
+
+    def led(self, state: Digest, mean_F: Tensor) -> None:
+        """This mean (F,) leads to this state, if that is agreed."""
+        if self.own is not None:
+            self._means[state] = mean_F
+            while len(self._means) > STATES_HELD:
+                self._means.popitem(last=False)
+
+    def hear(
+        self, state: Digest, learning: Learning, before: SharedState | None, after: SharedState
+    ) -> Tensor | None:
+        """My own anchor hears of an agreed round; by what (F,) it moved at once, None if it did not."""
+        own = self.own
+        if own is None or before is None or after.round == before.round:
+            return None
+        before_F = own.anchor_F
+        mean_F = self._means.get(state)
+        if mean_F is None:  # agreed without me: the agreed anchor has all that mine would miss
+            self.own = own = Own(after.anchor_F, after.momentum_P)
+        elif not own.agreed(_outer(learning), mean_F, before.steps):
+            return None
+        return own.anchor_F - before_F
+
+    def begin_afresh(self, learning: Learning, state: SharedState) -> None:
+        """From this state with nothing of my own, like a newcomer: my feedback and anchor led elsewhere."""
+        if learning.recipe.own_anchors:
+            self.own = Own(state.anchor_F, state.momentum_P)
+        self.memory_F, self.update = None, None
+
+
+def _outer(learning: Learning) -> PLAIN:
+    outer = learning.recipe.outer
+    assert isinstance(outer, PLAIN), "decode_learning refuses the others"
+    return outer
