@@ -201,7 +201,7 @@ def test_rounds_that_are_caught_up_one_by_one_bring_the_same_late_work(tmp_path,
         x_F = await cut_off(members, rounds=1, worths=2)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
         await island.do(Adopt(members.round - 1, members.vertex(), members.state, (False,) * 3))
-        assert island.mine.memory_F is None and island.steps_since == 0
+        assert island.mine.memory_F is None and island.live.steps_since == 0
         assert torch.allclose(island.away.held.delta_F, anchor_F - x_F, atol=1e-6)
         assert island.away.held.steps == 3 * STEPS
 

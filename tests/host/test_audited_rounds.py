@@ -311,7 +311,7 @@ def test_a_trainer_that_restarts_before_its_round_is_agreed_goes_on_with_fresh_m
     async def story(swarm: Swarm) -> None:
         await swarm.play()
         bob = swarm.islands[1]
-        own_do, old = bob.do, bob.inner
+        own_do, old = bob.do, bob.live.inner
 
         async def do(work: Any) -> Any:
             if isinstance(work, Adopt):
@@ -321,7 +321,7 @@ def test_a_trainer_that_restarts_before_its_round_is_agreed_goes_on_with_fresh_m
 
         bob.do = do
         await swarm.play()
-        assert bob.inner == b""
+        assert bob.live.inner == b""
         bob.do = own_do
         await swarm.play()
         said = await swarm.audited(1, 0)
@@ -365,7 +365,7 @@ def test_what_a_crash_took_is_never_a_lie(tmp_path: Path, book: str):
         await island.do(
             Adopt(1, swarm.vertex(1), swarm.state, (True,) * 3, digest(b"what I said in a life before"))
         )
-        assert island.inner == b"" and island.mine.memory_F is None and island.auditing.last is None
+        assert island.live.inner == b"" and island.mine.memory_F is None and island.auditing.last is None
 
     play(tmp_path, book, story)
 

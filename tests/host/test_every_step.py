@@ -99,7 +99,7 @@ def test_a_gradient_that_comes_too_late_is_dropped_and_one_that_did_not_count_to
         await members.play()
         await members.play(encoding=(0,), counted=(0,))
         island, child = members.islands[1], members.trainers[1].child
-        assert torch.equal(child.x_F, island.head.anchor_F) and island.steps_since == 0
+        assert torch.equal(child.x_F, island.head.anchor_F) and island.live.steps_since == 0
         assert not child.inner.first_P.any()
         await members.play(counted=(0,))
         assert recipe.coding.beta == 0.0, "what lies in the feedback of an exact codec is never looked at"

@@ -274,7 +274,7 @@ def test_whoever_encoded_nothing_keeps_all_its_steps_on_top_of_the_new_anchor(tm
         await members.play(encoding=(0,), counted=(0,))
         (how, by_F), after_F = moved[0], island.head.anchor_F
         assert how == "shift" and torch.allclose(by_F, after_F - before_F, atol=1e-6)
-        assert island.steps_since == recipe.schedule.turn_steps
+        assert island.live.steps_since == recipe.schedule.turn_steps
 
         before_F = island.head.anchor_F
         trained = await island.do(TrainAsked(members.round, 12, 600.0, 1, PEERS))
@@ -299,13 +299,13 @@ def test_a_round_closes_while_a_step_is_long_and_the_next_waits_for_its_merge(tm
 
         trainer.merge = slow
         await members.play()
-        assert island.head.round == 1 and not island._merging.done()
+        assert island.head.round == 1 and not island.live._merging.done()
         training = asyncio.create_task(island.do(TrainAsked(1, 12, 600.0, 1, PEERS)))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not training.done()
         gate.set()
-        assert (await training).steps == 12 and island._merging.done()
+        assert (await training).steps == 12 and island.live._merging.done()
 
     story(tell, Members(tmp_path, recipe, book))
 
@@ -318,14 +318,14 @@ def test_a_trainer_that_began_anew_is_not_given_what_its_head_has(tmp_path, book
         island = members.islands[1]
         await members.play()
         await island.tended.turn.acquire()
-        island._merging = asyncio.create_task(
-            island._merge_running(island.tended.lives, 0, torch.ones(len(island.head.anchor_F)), "shift")
+        island.live._merging = asyncio.create_task(
+            island.live._merge_running(island.tended.lives, 0, torch.ones(len(island.head.anchor_F)), "shift")
         )
         island.tended.ready = False
         await island._ready()
         members.trainers[1].quiet = False
         island.tended.turn.release()
-        await island._merging
+        await island.live._merging
         assert torch.equal(members.trainers[1].child.x_F, island.head.anchor_F)
 
     story(tell, Members(tmp_path, recipe, book))

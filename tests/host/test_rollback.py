@@ -77,7 +77,7 @@ def test_an_island_goes_on_with_nothing_of_its_own(tmp_path: Path, book: str, re
         assert (head.round, head.steps, head.tokens) == (then.round, then.steps, then.tokens)
         assert head.samples == before.samples + recipe.schedule.turn_steps * recipe.batch * 2 > then.samples
         for island in members.islands:
-            assert island.mine.memory_F is None and island.inner == b"" and island.mine.update is None
+            assert island.mine.memory_F is None and island.live.inner == b"" and island.mine.update is None
         fresh = Members(tmp_path / "b", recipe, book)
         fresh.state = {store.put_blob(members.stores[0].read_blob(members.state)) for store in fresh.stores}.pop()
         fresh.round = members.round
@@ -104,7 +104,7 @@ def test_a_trainer_that_is_starting_holds_nobody_up_and_begins_from_there(
         first = members.state
         await members.play()
         island = members.islands[0]
-        island.inner = b"moments of the state that is left"
+        island.live.inner = b"moments of the state that is left"
         begun, goes_on = asyncio.Event(), asyncio.Event()
         where = island.tended if at == "start" else island.trainer
         does, given = getattr(where, at), []

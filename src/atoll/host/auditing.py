@@ -53,9 +53,8 @@ from atoll.learn.audit.shown import (
 )
 from atoll.learn.codec import Codec
 from atoll.learn.data import cursor_after
-from atoll.learn.outer import momentum_of
 from atoll.learn.state import SharedState
-from atoll.learn.update import Common, Update, part_bounds, part_codecs
+from atoll.learn.update import Update, part_bounds, part_codecs
 from atoll.node.jobs import Adopt, Exhibit, Exhibited, Judge, Judged, Train
 
 MADE_HELD = 2  # rounds whose update can still be shown; they hold one vector more each
@@ -225,7 +224,7 @@ class Auditing:
         """Is what it sent what comes of its last state?"""
         learning, floats = self.learning, self.learning.layout.floats
         bounds = part_bounds(floats, work.shares)
-        common = Common(work.round, before, work.before, learning.layout, momentum_of(learning.recipe.outer))
+        common = learning.common(work.round, before, work.before)
         return judge_update(
             assignment,
             shown.claim,

@@ -1,8 +1,10 @@
 """The island behind a peer: the trainer process that owns the device, and the tensors of the shared state.
 
 Carries out the work that machines ask for, off the event loop: training in the trainer's own process (`tended.py`),
-tensor arithmetic on one thread (torch releases Python's lock), disk on another. Anchor, outer state and error
-feedback belong to the peer and live here and in `shelf.py`, so a crashed trainer costs a round and nothing more.
+tensor arithmetic on one thread (torch releases Python's lock), disk on another. What is in whose hands: the head in
+`agreed.py`, older states in `shelf.py`, error feedback and the update under way in `mine.py`, x and its steps in
+`live.py`; sums that everybody must agree on are functions (`arithmetic.py`). All of it belongs to the peer, so a
+crashed trainer costs a round and nothing more. What is told here is which of them hears of what, in which order.
 Promises: every piece of work is answered once; `Advanced` and `Adopt` are answered when their bytes are durable.
 Never decides anything: what is counted and what is the head is said by the vertex.
 """
@@ -10,23 +12,24 @@ Never decides anything: what is counted and what is the head is said by the vert
 from __future__ import annotations
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.ids import Digest, PeerId
+from atoll.host.agreed import Agreed
 from atoll.host.apart import Away
 from atoll.host.arithmetic import advanced, answer, compared, named, weighed
 from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
-from atoll.host.mine import Mine, gathers
+from atoll.host.live import Live
+from atoll.host.mine import Mine
 from atoll.host.opening import Openings
 from atoll.host.owing import Owing
 from atoll.host.pieces import cut_state, rebuild_blob
@@ -37,13 +40,8 @@ from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import remembers
-from atoll.learn.data import cursor_after
-from atoll.learn.eager import Own
-from atoll.learn.merge import Merge
 from atoll.learn.state import SharedState, export_model, gone_back
-from atoll.learn.update import (
-    Common,
-)
+from atoll.learn.update import Common
 from atoll.node.config.sections import Keep
 from atoll.node.jobs import (
     Adopt,
@@ -65,7 +63,6 @@ from atoll.node.jobs import (
     Restore,
     Train,
     TrainApart,
-    Trained,
     Validate,
 )
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh
@@ -91,23 +88,19 @@ class Island:
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self.away = Away(self.tended)
         self.mine = Mine(self.away, self._arithmetic)
-        self.head: SharedState | None = None
-        self.head_name: Digest | None = None
-        self.head_vertex: Digest | None = None
-        self.adopted = -1  # the round whose state is the head, or is just becoming it
-        self.inner = b""
-        self.members = 1  # whose updates make the mean of this round
-        self.hurried = -1  # the round in which I was last told to hand over what I have
-        self.step_s: Seconds = 0.0  # of the last steps taken
-        self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
-        self.loss_since = 0.0
+        self.agreed = Agreed()
+        self.live = Live(self.tended, self.away, self.mine, self.agreed)
         self.owing = Owing()  # where owners remember
         self.auditing: Auditing | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self.openings: Openings | None = None  # where answers are opened
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
-        self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
+
+    @property
+    def head(self) -> SharedState | None:
+        """The agreed state that it goes on from."""
+        return self.agreed.head
 
     def be_audited(self, run: Digest, me: PeerId) -> None:
         """Rounds of this run are: keep a chain of every one, and be able to take others' again."""
@@ -133,9 +126,7 @@ class Island:
 
     async def close(self) -> None:
         await self.trainer.stop()
-        if self._merging is not None:
-            self._merging.cancel()
-            await asyncio.gather(self._merging, return_exceptions=True)
+        await self.live.close()
         self._arithmetic.shutdown(wait=True, cancel_futures=True)
         self._disk.shutdown(wait=True, cancel_futures=True)
         self._coding.shutdown(wait=True, cancel_futures=True)
@@ -145,27 +136,26 @@ class Island:
         loop = asyncio.get_running_loop()
         match work:
             case Train():
-                return await self._train(work)
+                if not self.trains:
+                    raise RunFailedError("E-TRN-10", "this peer does not train")
+                return await self.live.train(work, self._learning, self.auditing)
             case HandOver():
-                self.hurried = max(self.hurried, work.round)  # its training may be waiting for its turn
-                if self.tended.ready:
-                    self.trainer.hand_over()
-                return None
+                return self.live.hand_over(work.round)
             case TrainApart():
-                return await self._train_apart(work)
+                return await self.live.train_apart(work, self._learning, self._keep)
             case Encode():
-                if self.mine.own is not None and work.round <= self.adopted:  # it must not move my anchor any more
+                if self.mine.own is not None and work.round <= self.agreed.round:  # it must not move any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
                 encoded = await loop.run_in_executor(self._arithmetic, self._encode, work)
                 if self.mine.own is not None:
-                    await self._merge_own(self.mine.own)
+                    await self.live.follow(self.mine.own)
                 return encoded
             case Combine():
-                if work.round <= self.adopted:
+                if work.round <= self.agreed.round:
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
                 return await loop.run_in_executor(self._arithmetic, self._combine, work, self._common(work.round))
             case Compare():
-                if work.round <= self.adopted:
+                if work.round <= self.agreed.round:
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
                 return await loop.run_in_executor(
                     self._arithmetic, compared, work, self._learning, self._common(work.round)
@@ -224,108 +214,6 @@ class Island:
     def _down_name(self, wire: Buffer) -> Digest:
         return digest(wire) if self.openings is None else self.openings.down.name(wire)
 
-    async def evaluate(self, samples: int = 512) -> Evaluated:
-        """Validation loss of the head."""
-        await self.tended.equipped()
-        async with self.tended.turn:
-            await self._ready()
-            return await self.trainer.evaluate(samples, self._shown_F)
-
-    async def sample(self, prompt: str, count: int, seed: int) -> str:
-        await self.tended.equipped()
-        async with self.tended.turn:
-            await self._ready()
-            return await self.trainer.sample(prompt, count, seed, self._shown_F)
-
-    async def end_on_head(self) -> None:
-        """The run is over: the live parameters become the agreed ones."""
-        head_F = self._shown_F
-        if head_F is None or not self.tended.ready:
-            return
-        async with self.tended.turn:
-            await self.trainer.write_x(head_F)
-
-    @property
-    def _wanders(self) -> bool:
-        """Live parameters do not begin every round from the head's."""
-        schedule = self._learning.recipe.schedule
-        return schedule.overlap > 0 or schedule.fragments > 1 or self.mine.own is not None
-
-    @property
-    def _shown_F(self) -> Tensor | None:
-        """The head's parameters, where live ones may be others."""
-        others = self._wanders or self.away.base_F is not None
-        return self.head.anchor_F if others and self.head is not None else None
-
-    async def export(self) -> bytes:
-        """The agreed model by tensor name, as a safetensors file."""
-        assert self.head is not None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._arithmetic, export_model, self.head, self._learning.layout)
-
-    # ---- the trainer ---------------------------------------------------------------------------------------
-
-    async def _train(self, work: Train) -> Trained:
-        if not self.trains:
-            raise RunFailedError("E-TRN-10", "this peer does not train")
-        begin = time.monotonic()
-        await self.tended.wanted(work.seconds_max)
-        async with self.tended.turn:
-            if self._runs_on and work.round <= self.adopted:
-                raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
-            try:
-                await self._ready()
-                assert self.head is not None
-                schedule, self.members = self._learning.recipe.schedule, work.shards
-                chain = {}
-                if self.auditing is not None:
-                    held = tuple(sorted(self.auditing.showing))
-                    chain = {"assignment": self.auditing.assignment(work, self.head), "held": held}
-                done = await self.trainer.train(
-                    work.steps if work.round > self.hurried else 0,  # then those that were taken ahead
-                    cursor=cursor_after(self.head.samples, work.shards),
-                    shard=work.shard,
-                    shards=work.shards,
-                    global_step=self.head.steps,
-                    until=begin + work.seconds_max,
-                    ahead=schedule.overlap if self.mine.own is None else schedule.inner_steps,
-                    **chain,
-                )
-                if self.auditing is not None:
-                    self.auditing.taken = done
-            except TrainerFailed as failed:
-                await self.tended.failed()
-                raise failed
-        self.tended.failures = 0
-        carried = self.steps_since and self._learning.recipe.reducer.quorum  # the last round went on without them
-        if (done.steps == 0 or done.loss is None) and not carried:
-            return Trained(0, 0, 0.0, 0.0)
-        if done.steps and done.loss is not None:
-            self.loss_since += done.loss * done.steps
-            self.steps_since += done.steps
-            self.step_s = done.seconds / done.steps
-        samples = self.steps_since * self._learning.recipe.batch
-        loss = self.loss_since / self.steps_since
-        return Trained(self.steps_since, samples, loss, self.step_s)
-
-    async def _train_apart(self, work: TrainApart) -> Trained:
-        await self.tended.wanted(work.seconds_max)
-        async with self.tended.turn:
-            try:
-                if work.round > self.adopted and self.head is not None:
-                    await self._ready()
-                if work.round <= self.adopted or self.head is None:  # perhaps since a trainer has begun to start
-                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
-                done = await self.away.train(work, self.head, self._learning.recipe)
-            except TrainerFailed as failed:
-                await self.tended.failed()
-                raise failed
-            self.tended.failures = 0
-            if work.merge and done.steps and self.head_vertex is not None:  # a crash shall not cost all of it
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._disk, self._keep_private, self.head_vertex)
-            return done
-
     async def warm_up(self) -> None:
         """Start the trainer before it is needed: a newcomer's first round should not wait for imports."""
         if not self.trains:
@@ -339,35 +227,50 @@ class Island:
 
     async def _ready(self) -> None:
         """The trainer runs and holds the live parameters."""
-        if self.tended.ready:
+        await self.live.ready(self._learning)
+
+    async def evaluate(self, samples: int = 512) -> Evaluated:
+        """Validation loss of the head."""
+        await self.tended.equipped()
+        async with self.tended.turn:
+            await self._ready()
+            return await self.trainer.evaluate(samples, self.live.shown(self._learning.recipe))
+
+    async def sample(self, prompt: str, count: int, seed: int) -> str:
+        await self.tended.equipped()
+        async with self.tended.turn:
+            await self._ready()
+            return await self.trainer.sample(prompt, count, seed, self.live.shown(self._learning.recipe))
+
+    async def end_on_head(self) -> None:
+        """The run is over: the live parameters become the agreed ones."""
+        head_F = self.live.shown(self._learning.recipe)
+        if head_F is None or not self.tended.ready:
             return
+        async with self.tended.turn:
+            await self.trainer.write_x(head_F)
+
+    async def export(self) -> bytes:
+        """The agreed model by tensor name, as a safetensors file."""
         assert self.head is not None
-        self.away.fold()  # before another trainer begins from the head
-        await self.tended.start(self._learning)
-        written, inner = None, b""
-        while written is not self.head or inner != self.inner:  # vertices are adopted while it starts
-            if inner != self.inner:
-                inner = self.inner  # before it is written: the run may go back meanwhile
-                await self.trainer.set_inner_state(inner)
-            written = self.head
-            await self.trainer.write_x(self.mine.begins(written))
-        self.steps_since, self.loss_since = 0, 0.0
-        self.tended.ready = True
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._arithmetic, export_model, self.head, self._learning.layout)
 
     # ---- tensors -------------------------------------------------------------------------------------------
 
     def _encode(self, work: Encode) -> Encoded:
         mine, common = self.mine, self._common(work.round)
         x_F = self.trainer.read_x()
-        update, late = mine.encode(work, self._learning, common, x_F, self.steps_since, self.members)
+        update, late = mine.encode(work, self._learning, common, x_F, self.live.steps_since, self.live.members)
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, update, mine.memory_F, mine.up)
         return Encoded(tuple(named(wire, self._up_name) for wire in update.wires), claim, late)
 
     def _common(self, round: int) -> Common:
-        assert self.head is not None and self.head_name is not None
-        return self._learning.common(round, self.head, self.head_name)
+        head, name = self.agreed.head, self.agreed.name
+        assert head is not None and name is not None
+        return self._learning.common(round, head, name)
 
     def _combine(self, work: Combine, common: Common) -> Combined:
         name = self._up_name if work.onward else self._down_name
@@ -392,9 +295,8 @@ class Island:
     # ---- what was agreed -----------------------------------------------------------------------------------
 
     async def _adopt(self, work: Adopt) -> None:
-        if self._merging is not None:  # one at a time: a loop that pauses must not pile up states
-            await self._merging
-        self.adopted = work.round
+        await self.live.taken_in()
+        self.agreed.round = work.round
         if work.late:
             self.away.forget()
         was_apart = await self.away.come_back()
@@ -416,130 +318,56 @@ class Island:
         elif work.afresh:
             async with self.tended.turn:
                 await loop.run_in_executor(self._arithmetic, self._begin_afresh, after)
-        elif self.tended.ready and self._runs_on:
-            await self._take_in(work, after)
+        elif self.tended.ready and self.live.runs_on(self._learning.recipe):
+            self.live.take_in(self._learning, *await self._follow(work, after))
         elif self.tended.ready:
             async with self.tended.turn:
-                await self._merge(work, after)
+                before, after, sent, _ = await self._follow(work, after)
+                await self.live.merge(self._learning.recipe, before, after, sent)
         else:  # it is starting, or gone: it will begin from the head, whichever that is by then
-            await self._settle(work)
-            self.mine.hear(work.state, self._learning, self.head, after)
-            self.head = after
-        self.head_name, self.head_vertex = work.state, work.vertex
+            await self._follow(work, after)
+        self.agreed.name, self.agreed.vertex = work.state, work.vertex
         if work.afresh:
             self.away.forget()
         elif was_apart and in_vain:
             self.mine.owe(in_vain)
         if work.afresh:
             await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for long
-        await loop.run_in_executor(self._disk, self._keep_private, work.vertex)
+        await self._keep(work.vertex)
 
-    async def _merge(self, work: Adopt, after: SharedState) -> None:
-        """The live parameters take in the new anchor."""
-        before, mine = self.head, await self._settle(work)
-        if mine or gathers(self._learning.recipe):  # a gradient that comes too late is one of another anchor
-            self.steps_since, self.loss_since = 0, 0.0
-        self.head = after
-        if not self.tended.ready or (before is not None and before.anchor_F is after.anchor_F):
-            return
-        try:
-            if not mine and before is not None and self.steps_since:
-                # nothing of mine was encoded: keep my own steps on top of the new anchor
-                await self.trainer.write_x(after.anchor_F + (self.trainer.read_x() - before.anchor_F))
-            else:
-                await self.trainer.write_x(after.anchor_F)
-            if not gathers(self._learning.recipe):  # else it remembers nothing
-                self.inner = await self.trainer.inner_state()
-        except TrainerFailed:
-            await self.tended.failed()
+    async def _follow(
+        self, work: Adopt, after: SharedState
+    ) -> tuple[SharedState | None, SharedState, bool, Tensor | None]:
+        """The state is the head, and what is mine of its round is settled. Returns the head before, this one,
+        whether something of mine was encoded, and what my own anchor (F,) moved by."""
+        before, sent = self.head, await self.mine.settle(work, self._learning, self.head)
+        by_F = self.mine.hear(work.state, self._learning, before, after)
+        self.agreed.head = after
+        return before, after, sent, by_F
 
     async def _begin_anew(self, work: Adopt, after: SharedState, counts: bool) -> None:
         """Where rounds are audited each one begins from the anchor, with moments and error feedback as vertices
         hold them against me: as before if my round does not count, as it left them if it does, else fresh. Fresh,
         too, where the run went back: an auditor takes that for a crash."""
         if counts:
-            await self._settle(work)
+            await self.mine.settle(work, self._learning, self.head)
         elif work.claim is not None or work.afresh:
-            self.mine.memory_F, self.inner = None, b""
+            self.mine.memory_F, self.live.inner = None, b""
         if work.afresh:
             self.owing.forget()
-        self.mine.update, self.steps_since, self.loss_since = None, 0, 0.0
-        self.head = after
+        self.mine.update, self.agreed.head = None, after
         goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
-        if counts and not goes_on:
-            self.inner = b""  # another trainer than the one that took the steps: it never had their moments
-        try:
-            if self.tended.ready:
-                await self.trainer.write_x(after.anchor_F)
-                if goes_on:
-                    self.inner = await self.trainer.inner_state()
-                else:
-                    await self.trainer.set_inner_state(self.inner)
-        except TrainerFailed:
-            self.inner = b"" if counts else self.inner
-            await self.tended.failed()
-
-    @property
-    def _runs_on(self) -> bool:
-        """x does not begin every round from the head, so that the trainer takes in only what moved, by itself."""
-        return self._learning.recipe.merge != "replace" or self._wanders
-
-    async def _take_in(self, work: Adopt, after: SharedState) -> None:
-        """The same while x goes its own way: between two steps, for which the next round does not wait.
-
-        Where nothing of mine was encoded, all my own steps stay on top of the new anchor: what moved is added.
-        """
-        before, mine = self.head, await self._settle(work)
-        if mine:
-            self.steps_since, self.loss_since = 0, 0.0
-        by_F = self.mine.hear(work.state, self._learning, before, after)
-        self.head = after
-        if before is None or before.anchor_F is after.anchor_F:
-            return
-        lo, hi = self._learning.turn(before)
-        how: Merge | Literal["shift"] = "shift"
-        if self.mine.own is not None:
-            value_N = by_F
-        elif mine:
-            value_N, how = after.anchor_F[lo:hi], self._learning.recipe.merge
-        else:
-            value_N = after.anchor_F[lo:hi] - before.anchor_F[lo:hi]
-        self._merging = asyncio.create_task(self._merge_running(self.tended.lives, lo, value_N, how))
-
-    async def _merge_running(
-        self, life: int, lo: int, value_N: Tensor | None, how: Merge | Literal["shift"]
-    ) -> None:
-        async with self.tended.turn:
-            if not self.tended.ready or life != self.tended.lives:
-                return  # another trainer began from a head that has it
-            try:
-                if value_N is not None:
-                    await self.trainer.merge(lo, value_N, how)
-                self.inner = await self.trainer.inner_state()
-            except TrainerFailed:
-                await self.tended.failed()
-
-    async def _merge_own(self, own: Own) -> None:
-        """My own anchor moved with what I sent: x goes on from it, with the steps taken since."""
-        async with self.tended.turn:
-            try:
-                if self.tended.ready:
-                    await self.trainer.merge(0, own.anchor_F, "delta")
-            except TrainerFailed:
-                await self.tended.failed()
-
-    async def _settle(self, work: Adopt) -> bool:
-        return await self.mine.settle(work, self._learning, self.head)
+        await self.live.begin_again(after.anchor_F, counts, goes_on)
 
     def _restore(self, work: Restore) -> bool:
         state = self._find(work.state)
         if state is None:
             return False
-        self.head_name, self.adopted = work.state, work.round
+        self.agreed.name, self.agreed.round = work.state, work.round
         self._begin_afresh(state)
         private = read_private(self.store, work.vertex, self._learning.layout.floats)
-        self.mine.memory_F, self.inner, claim, late = private
-        self.away.held, self.head_vertex = self.away.held or late, work.vertex
+        self.mine.memory_F, self.live.inner, claim, late = private
+        self.away.held, self.agreed.vertex = self.away.held or late, work.vertex
         if self.auditing is not None:
             self.auditing.remember(claim)
         return True
@@ -547,21 +375,26 @@ class Island:
     def _begin_afresh(self, state: SharedState) -> None:
         """From this state with nothing of my own, like a newcomer: my steps, feedback and moments led elsewhere."""
         self.mine.begin_afresh(self._learning, state)
-        self.inner = b""
+        self.live.inner = b""
         self.owing.forget()
         self.tended.ready = False
-        self.head = state  # last: a trainer that is starting looks at it, and then writes all of the above
+        self.agreed.head = state  # last: a trainer that is starting looks at it, and then writes all of the above
 
     def _find(self, name: Digest) -> SharedState | None:
         return self.shelf.find(name, self._learning.layout)
 
+    async def _keep(self, vertex: Digest) -> None:
+        """What is this peer's own, and good for this vertex, is durable."""
+        await asyncio.get_running_loop().run_in_executor(self._disk, self._keep_private, vertex)
+
     def _keep_private(self, vertex: Digest) -> None:
         claim = self.auditing.memory() if self.auditing is not None else b""
-        write_private(self.store, vertex, self.mine.memory_F, self.inner, claim, self.away.kept())
-        assert self.head_name is not None
+        write_private(self.store, vertex, self.mine.memory_F, self.live.inner, claim, self.away.kept())
+        name = self.agreed.name
+        assert name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
         data = [blob for blob in (self._learning.data_blob, self._learning.canary) if blob is not UNSET]
-        self.shelf.tidy({self.head_name, *data, *needed}, self.adopted)
+        self.shelf.tidy({name, *data, *needed}, self.agreed.round)
 
     @property
     def _learning(self) -> Learning:

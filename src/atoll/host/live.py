@@ -1,0 +1,245 @@
+"""The live parameters x and the steps in them: where a trainer begins, what it is asked for, what x takes in.
+
+    train      steps from x; what no vertex has counted yet is added up
+    merge      a round is agreed and x stands still: it becomes the anchor
+    take_in    the same while x runs on: between two steps, for which nobody waits
+
+Promises: a trainer that starts, however long that takes, begins from the head of the moment at which it is ready;
+a step is counted once. Never decides what the head is, nor what of a round was mine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from atoll.base.errors import RunFailedError
+from atoll.base.ids import Digest
+from atoll.host.agreed import Agreed
+from atoll.host.apart import Away
+from atoll.host.auditing import Auditing
+from atoll.host.learning import Learning
+from atoll.host.mine import Mine, gathers
+from atoll.host.tended import Tended
+from atoll.host.trainer import TrainerFailed
+from atoll.learn.data import cursor_after
+from atoll.learn.eager import Own
+from atoll.learn.merge import Merge
+from atoll.learn.recipes import Recipe
+from atoll.learn.state import SharedState
+from atoll.node.jobs import Train, TrainApart, Trained
+
+
+class Live:
+    """Reads of `mine` only whether there is an anchor of my own, and where that stands."""
+
+    def __init__(self, tended: Tended, away: Away, mine: Mine, agreed: Agreed) -> None:
+        self.inner = b""  # moments, as they go into the private file
+        self.members = 1  # whose updates make the mean of this round
+        self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
+        self._loss_since = 0.0
+        self._step_s = 0.0  # of the last steps taken
+        self._hurried = -1  # the round in which I was last told to hand over what I have
+        self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
+        self._tended, self._away, self._mine, self._agreed = tended, away, mine, agreed
+        self._trainer = tended.trainer
+
+    # ---- steps ---------------------------------------------------------------------------------------------
+
+    async def ready(self, learning: Learning) -> None:
+        """The trainer runs and holds the live parameters. The caller has its turn. Raises TrainerFailed."""
+        if self._tended.ready:
+            return
+        agreed = self._agreed
+        assert agreed.head is not None
+        self._away.fold()  # before another trainer begins from the head
+        await self._tended.start(learning)
+        written, inner = None, b""
+        while written is not agreed.head or inner != self.inner:  # vertices are adopted while it starts
+            if inner != self.inner:
+                inner = self.inner  # before it is written: the run may go back meanwhile
+                await self._trainer.set_inner_state(inner)
+            written = agreed.head
+            await self._trainer.write_x(self._mine.begins(written))
+        self._count_anew()
+        self._tended.ready = True
+
+    async def train(self, work: Train, learning: Learning, auditing: Auditing | None) -> Trained:
+        begin, agreed = time.monotonic(), self._agreed
+        await self._tended.wanted(work.seconds_max)
+        async with self._tended.turn:
+            if self.runs_on(learning.recipe) and work.round <= agreed.round:
+                raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+            try:
+                await self.ready(learning)
+                assert agreed.head is not None
+                schedule, self.members = learning.recipe.schedule, work.shards
+                chain: dict[str, Any] = {}
+                if auditing is not None:
+                    held = tuple(sorted(auditing.showing))
+                    chain = {"assignment": auditing.assignment(work, agreed.head), "held": held}
+                done = await self._trainer.train(
+                    work.steps if work.round > self._hurried else 0,  # then those that were taken ahead
+                    cursor=cursor_after(agreed.head.samples, work.shards),
+                    shard=work.shard,
+                    shards=work.shards,
+                    global_step=agreed.head.steps,
+                    until=begin + work.seconds_max,
+                    ahead=schedule.overlap if self._mine.own is None else schedule.inner_steps,
+                    **chain,
+                )
+                if auditing is not None:
+                    auditing.taken = done
+            except TrainerFailed as failed:
+                await self._tended.failed()
+                raise failed
+        self._tended.failures = 0
+        carried = self.steps_since and learning.recipe.reducer.quorum  # the last round went on without them
+        if (done.steps == 0 or done.loss is None) and not carried:
+            return Trained(0, 0, 0.0, 0.0)
+        if done.steps and done.loss is not None:
+            self._loss_since += done.loss * done.steps
+            self.steps_since += done.steps
+            self._step_s = done.seconds / done.steps
+        samples = self.steps_since * learning.recipe.batch
+        return Trained(self.steps_since, samples, self._loss_since / self.steps_since, self._step_s)
+
+    async def train_apart(
+        self, work: TrainApart, learning: Learning, keep: Callable[[Digest], Awaitable[None]]
+    ) -> Trained:
+        """`keep` makes durable, for this vertex, what is this peer's own."""
+        agreed = self._agreed
+        await self._tended.wanted(work.seconds_max)
+        async with self._tended.turn:
+            try:
+                if work.round > agreed.round and agreed.head is not None:
+                    await self.ready(learning)
+                if work.round <= agreed.round or agreed.head is None:  # perhaps since a trainer has begun to start
+                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+                done = await self._away.train(work, agreed.head, learning.recipe)
+            except TrainerFailed as failed:
+                await self._tended.failed()
+                raise failed
+            self._tended.failures = 0
+            if work.merge and done.steps and agreed.vertex is not None:  # a crash shall not cost all of it
+                await keep(agreed.vertex)
+            return done
+
+    def hand_over(self, round: int) -> None:
+        self._hurried = max(self._hurried, round)  # its training may be waiting for its turn
+        if self._tended.ready:
+            self._trainer.hand_over()
+
+    def _count_anew(self) -> None:
+        self.steps_since, self._loss_since = 0, 0.0
+
+    # ---- what was agreed -----------------------------------------------------------------------------------
+
+    def runs_on(self, recipe: Recipe) -> bool:
+        """x does not begin every round from the head, so that the trainer takes in only what moved, by itself."""
+        return recipe.merge != "replace" or self._wanders(recipe)
+
+    def _wanders(self, recipe: Recipe) -> bool:
+        """Live parameters do not begin every round from the head's."""
+        schedule = recipe.schedule
+        return schedule.overlap > 0 or schedule.fragments > 1 or self._mine.own is not None
+
+    def shown(self, recipe: Recipe) -> Tensor | None:
+        """The head's parameters (F,), where live ones may be others."""
+        others, head = self._wanders(recipe) or self._away.base_F is not None, self._agreed.head
+        return head.anchor_F if others and head is not None else None
+
+    async def merge(self, recipe: Recipe, before: SharedState | None, after: SharedState, sent: bool) -> None:
+        """x becomes the new anchor; `sent` says whether an update of mine was encoded. The caller has the turn."""
+        if sent or gathers(recipe):  # a gradient that comes too late is one of another anchor
+            self._count_anew()
+        if not self._tended.ready or (before is not None and before.anchor_F is after.anchor_F):
+            return
+        try:
+            if not sent and before is not None and self.steps_since:
+                # nothing of mine was encoded: keep my own steps on top of the new anchor
+                await self._trainer.write_x(after.anchor_F + (self._trainer.read_x() - before.anchor_F))
+            else:
+                await self._trainer.write_x(after.anchor_F)
+            if not gathers(recipe):  # else it remembers nothing
+                self.inner = await self._trainer.inner_state()
+        except TrainerFailed:
+            await self._tended.failed()
+
+    async def begin_again(self, anchor_F: Tensor, counts: bool, goes_on: bool) -> None:
+        """x becomes this anchor (F,), and no step is in it that its round does not count.
+
+        Where the round counts, moments are as its steps left them if that trainer goes on, else fresh. Where it
+        does not, they are `inner`, which is what they were before.
+        """
+        self._count_anew()
+        if counts and not goes_on:
+            self.inner = b""  # another trainer than the one that took the steps: it never had their moments
+        try:
+            if self._tended.ready:
+                await self._trainer.write_x(anchor_F)
+                if goes_on:
+                    self.inner = await self._trainer.inner_state()
+                else:
+                    await self._trainer.set_inner_state(self.inner)
+        except TrainerFailed:
+            self.inner = b"" if counts else self.inner
+            await self._tended.failed()
+
+    def take_in(
+        self, learning: Learning, before: SharedState | None, after: SharedState, sent: bool, by_F: Tensor | None
+    ) -> None:
+        """The same as `merge` while x goes its own way: between two steps, for which the next round does not wait.
+
+        Where nothing of mine was encoded, all my own steps stay on top of the new anchor: what moved is added.
+        `by_F` is what my own anchor moved by, where I have one.
+        """
+        if sent:
+            self._count_anew()
+        if before is None or before.anchor_F is after.anchor_F:
+            return
+        lo, hi = learning.turn(before)
+        how: Merge | Literal["shift"] = "shift"
+        if self._mine.own is not None:
+            value_N = by_F
+        elif sent:
+            value_N, how = after.anchor_F[lo:hi], learning.recipe.merge
+        else:
+            value_N = after.anchor_F[lo:hi] - before.anchor_F[lo:hi]
+        self._merging = asyncio.create_task(self._merge_running(self._tended.lives, lo, value_N, how))
+
+    async def _merge_running(
+        self, life: int, lo: int, value_N: Tensor | None, how: Merge | Literal["shift"]
+    ) -> None:
+        async with self._tended.turn:
+            if not self._tended.ready or life != self._tended.lives:
+                return  # another trainer began from a head that has it
+            try:
+                if value_N is not None:
+                    await self._trainer.merge(lo, value_N, how)
+                self.inner = await self._trainer.inner_state()
+            except TrainerFailed:
+                await self._tended.failed()
+
+    async def taken_in(self) -> None:
+        """One at a time: a loop that pauses must not pile up states."""
+        if self._merging is not None:
+            await self._merging
+
+    async def follow(self, own: Own) -> None:
+        """My own anchor moved with what I sent: x goes on from it, with the steps taken since."""
+        async with self._tended.turn:
+            try:
+                if self._tended.ready:
+                    await self._trainer.merge(0, own.anchor_F, "delta")
+            except TrainerFailed:
+                await self._tended.failed()
+
+    async def close(self) -> None:
+        if self._merging is not None:
+            self._merging.cancel()
+            await asyncio.gather(self._merging, return_exceptions=True)
