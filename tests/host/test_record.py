@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.host.record import Progress, data_parallel_bytes, plain
-from atoll.host.store import Record
+from atoll.host.record import Progress, Record, data_parallel_bytes, plain
 
 LEARNING = {
     "at": 0.0,

@@ -116,7 +116,7 @@ def export(
 ) -> None:
     """Write the agreed state of a round, or its model, if this folder still holds it, checked byte for byte."""
     from atoll.cli.verify import blob_id_of
-    from atoll.host.store import write_durably
+    from atoll.host.durable import write_durably
 
     folder = folder_of(run)
     with kept_in(folder) as kept:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
     """The files written. RunFailedError if this run or this state is none that this version can read."""
     from atoll.cli.checkpoint import read_vertex
+    from atoll.host.durable import write_durably
     from atoll.host.learning import decode_learning
-    from atoll.host.store import write_durably
     from atoll.learn.export import hugging_face_files
     from atoll.learn.state import state_from_bytes
     from atoll.node.settings import decode_settings

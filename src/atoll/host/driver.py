@@ -44,8 +44,8 @@ from atoll.host.clock import Clock
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links, LinkSettings
 from atoll.host.reach import dialable
-from atoll.host.record import Progress, entry_of
-from atoll.host.store import Record, Store
+from atoll.host.record import Progress, Record, entry_of
+from atoll.host.store import Store
 from atoll.keys.digest import Buffer
 from atoll.keys.identity import (
     Identity,

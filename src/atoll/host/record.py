@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
@@ -35,6 +37,7 @@ SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClo
 LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # behind bad states, the newest
 LATE_MAX = 16  # members that came back from being apart with what they did there, the newest
+TAIL_BYTES = 4 * 2**20  # of the file read at start: about a thousand rounds
 CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
 
 
@@ -273,3 +276,29 @@ class Progress:
 def data_parallel_bytes(peers: int, steps: int, parameters: int) -> int:
     """What one of `peers` sends when fp32 gradients are all-reduced in a ring at every step: 2 (M-1)/M 4P each."""
     return round(2 * (peers - 1) / max(1, peers) * 4 * parameters * steps)
+
+
+class Record:
+    """facts.jsonl: one line per fact, for people, plots and replays."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+
+    def tail(self) -> list[dict[str, Any]]:
+        """The newest entries, oldest first; a line that a power cut tore is skipped."""
+        size = self._path.stat().st_size
+        with self._path.open("rb") as file:
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).split(b"\n")[1 if size > TAIL_BYTES else 0 :]
+        entries: list[dict[str, Any]] = []
+        for line in lines:
+            with suppress(msgspec.DecodeError):
+                entries.append(msgspec.json.decode(line))
+        return entries
+
+    def write(self, entry: dict[str, object]) -> None:
+        self._file.write(msgspec.json.encode(entry, enc_hook=str) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()

@@ -15,9 +15,9 @@ from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Fact
 from atoll.host.driver import Driver, Seat
+from atoll.host.durable import write_durably
 from atoll.host.island import Island
 from atoll.host.learning import ATTACHED, decode_learning
-from atoll.host.store import write_durably
 from atoll.host.trainer import Beat
 from atoll.keys.erasure import ready
 from atoll.learn.data import data_digest, load_data

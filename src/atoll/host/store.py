@@ -5,7 +5,7 @@
     blobs/<hex>               finished blobs; <hex>.part while they are being fetched
     blobs/<hex>.manifest      their chunk digests; proves itself by its name, made again if lost
     private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
-    facts.jsonl               the record of the run for people and plots
+    facts.jsonl               the record of the run for people and plots: `record.py`
 
 Promises: what `keep` or `finish_blob` returned for survives a power cut; a half-written file never has a final
 name. Never trusts a blob whose bytes do not hash to its name.
@@ -29,6 +29,7 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
+from atoll.host.durable import make_room, sync_folder, write_at, write_durably
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import ReadVertices
 from atoll.protocol.dag.eras import SEALED_HELD, ReadEra
@@ -46,7 +47,6 @@ _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 PARTS_KEPT_S = 86400.0  # of a blob that is not whole, since it was last written to: a cut download goes on
 PARTS_BUSY_S = 600.0  # where the disk is full only what was written to since then is spared
 SYNCED_EVERY_BYTES = 64 * 2**20  # of a blob that is being fetched: what its end or a power cut finds unsynced
-TAIL_BYTES = 4 * 2**20  # of the record read at start: about a thousand rounds
 
 _sync_data = getattr(os, "fdatasync", os.fsync)
 AT_ONCE = getattr(os, "RWF_NOWAIT", 0)  # read what is in memory, fail for what is not; Linux
@@ -259,11 +259,11 @@ class Store:
         path = self._part(name)
         if not path.exists() or path.stat().st_size != manifest.size_bytes:
             try:
-                _make_room(path, manifest.size_bytes)
+                make_room(path, manifest.size_bytes)
             except RunFailedError:
                 if not self._drop_parts(PARTS_BUSY_S):
                     raise
-                _make_room(path, manifest.size_bytes)
+                make_room(path, manifest.size_bytes)
             have = _empty(manifest)
         else:
             with path.open("rb") as file:
@@ -329,7 +329,7 @@ class Store:
                 return  # somebody else who fetched it was done first
             raise
         try:
-            _write_at(handle, data, index * BLOB_CHUNK)
+            write_at(handle, data, index * BLOB_CHUNK)
             opening = self._openings.get(name)
             if opening is not None and self._durable:
                 opening.unsynced_bytes += len(data)
@@ -351,7 +351,7 @@ class Store:
         with part.open("r+b") as file:
             self._sync_part(name, file.fileno(), os.fsync)
         part.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def _sync_part(self, name: Digest, handle: int, sync: Callable[[int], None]) -> None:
         """A sync that failed is not tried again: the kernel tells of lost pages once and then calls them clean, so
@@ -368,7 +368,7 @@ class Store:
         self._write_manifest(name, manifest)
         path.rename(self._path(name))
         if self._durable:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def drop_unfinished(self, name: Digest) -> None:
         """Forget what is here of a blob that is not fetched any more."""
@@ -533,92 +533,7 @@ def stored(store: Store, work: Any) -> Any:
             raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
 
 
-def write_durably(path: Path, data: Buffer, mode: int = 0o644) -> None:
-    """Under its final name only once every byte is on disk: write aside, sync, rename, sync the folder."""
-    temporary = path.with_name(path.name + ".tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[os.write(handle, view) :]
-        os.fsync(handle)
-    except OSError as why:
-        os.close(handle)
-        temporary.unlink(missing_ok=True)
-        raise RunFailedError(
-            "E-DISK-01",
-            f"cannot write {path.name}: {why.strerror}",
-            cause="the disk is full or read-only",
-            fix=f"free some space in {path.parent}, then start again",
-        ) from why
-    os.close(handle)
-    temporary.rename(path)
-    _sync_folder(path.parent)
-
-
-def _make_room(path: Path, size_bytes: int) -> None:
-    """An empty file of this size, its blocks set aside: a disk that is too small says so before the download."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        if size_bytes and hasattr(os, "posix_fallocate"):  # not on macOS
-            os.posix_fallocate(handle, 0, size_bytes)
-        os.ftruncate(handle, size_bytes)
-    except OSError as why:
-        if why.errno in (errno.ENOSPC, errno.EDQUOT):
-            path.unlink(missing_ok=True)
-            raise RunFailedError(
-                "E-DISK-01",
-                f"cannot make room for {size_bytes / 1e9:.2f} GB: {why.strerror}",
-                cause="the disk is full",
-                fix=f"free some space in {path.parent}, then start again",
-            ) from why
-        os.ftruncate(handle, size_bytes)  # this kind of file system sets nothing aside
-    finally:
-        os.close(handle)
-
-
 def _empty(manifest: Manifest) -> set[int]:
     """The chunks of zeros, of which a file that was just made consists: moments at the beginning of a run."""
     zeros = {size: digest(bytes(size)) for size in {manifest.chunk_bytes(i) for i in range(len(manifest.chunks))}}
     return {i for i, chunk in enumerate(manifest.chunks) if chunk == zeros[manifest.chunk_bytes(i)]}
-
-
-def _write_at(handle: int, data: Buffer, at: int) -> None:
-    view = memoryview(data).cast("B")
-    while view:
-        count = os.pwrite(handle, view, at)
-        view, at = view[count:], at + count
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-class Record:
-    """facts.jsonl: one line per fact, for people, plots and replays."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("ab", buffering=0)
-
-    def tail(self) -> list[dict[str, Any]]:
-        """The newest entries, oldest first; a line that a power cut tore is skipped."""
-        size = self._path.stat().st_size
-        with self._path.open("rb") as file:
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read(TAIL_BYTES).split(b"\n")[1 if size > TAIL_BYTES else 0 :]
-        entries: list[dict[str, Any]] = []
-        for line in lines:
-            with suppress(msgspec.DecodeError):
-                entries.append(msgspec.json.decode(line))
-        return entries
-
-    def write(self, entry: dict[str, object]) -> None:
-        self._file.write(msgspec.json.encode(entry, enc_hook=str) + b"\n")
-
-    def close(self) -> None:
-        self._file.close()
