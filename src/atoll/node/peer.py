@@ -64,7 +64,7 @@ from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in
 from atoll.node.apart import left_open
 from atoll.node.audits import Audits
-from atoll.node.body import ground_after, write_recovery
+from atoll.node.body import write_recovery
 from atoll.node.branches import Branches
 from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
@@ -80,6 +80,7 @@ from atoll.node.facts import (
     StateMissing,
     StateRebuilt,
 )
+from atoll.node.ground import ground_after
 from atoll.node.jobs import Left, ReadVertices, Restore
 from atoll.node.pieces import Pieces
 from atoll.node.reports import ReportPool

@@ -44,18 +44,8 @@ from atoll.keys.digest import digest, merkle_root
 from atoll.node.amend import amend_of, amends_in
 from atoll.node.apart import Apart, late_of, left_open
 from atoll.node.back import Back
-from atoll.node.body import (
-    Ground,
-    amend_among,
-    check_body,
-    claims_right,
-    commit_flaw,
-    late_right,
-    parts_fit,
-    row_weight,
-    weighs_right,
-    write_body,
-)
+from atoll.node.body import amend_among, check_body, write_body
+from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, row_weight, weighs_right
 from atoll.node.facts import (
     Accused,
     AttemptFailed,
@@ -72,6 +62,7 @@ from atoll.node.facts import (
     TrainEnded,
 )
 from atoll.node.grace import Grace
+from atoll.node.ground import Ground
 from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, HandOver, Left, Train, Trained
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
