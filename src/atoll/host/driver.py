@@ -58,8 +58,8 @@ from atoll.keys.identity import (
 )
 from atoll.keys.signer import Vouch
 from atoll.node.amend import Goal
-from atoll.node.facts import RoundClosed
-from atoll.node.peer import MembershipChanged, Peer, Wish
+from atoll.node.facts import MembershipChanged, RoundClosed
+from atoll.node.peer import Peer, Wish
 from atoll.policy.plan import quorum
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode

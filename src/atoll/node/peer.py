@@ -1,6 +1,7 @@
 """One peer: the rooms it is made of, and the only place that connects them.
 
     Heartbeat   who is alive, what time it is           History   what was agreed
+    Roster      whom it makes a member, whom I reach
     Round       the story of the round in progress      Fetch     a state on its way here
     Serve       blobs for others                        pool      member reports for the next vertex
     Eras        long-lived signatures under the history
@@ -22,12 +23,10 @@ from functools import partial
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CODEC_EXTRA,
-    COMMITTEE_MAX,
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
     HELD_BYTES_MAX,
@@ -39,13 +38,11 @@ from atoll.base.limits import (
 from atoll.base.machine import (
     Ask,
     Carried,
-    Contact,
     Done,
     Effect,
     Event,
     Fact,
     Failed,
-    Forget,
     Keep,
     Lane,
     LinkDown,
@@ -71,9 +68,14 @@ from atoll.node.early import EarlyWords
 from atoll.node.facts import (
     Accused,
     AuditEnded,
+    CaughtUp,
     Fault,
+    FetchBegan,
+    GenesisKnown,
     Looked,
+    Refused,
     RoundClosed,
+    RunOver,
     ShareBegan,
     StateLacked,
     StateLost,
@@ -84,6 +86,7 @@ from atoll.node.ground import ground_after
 from atoll.node.jobs import Left, ReadVertices, Restore
 from atoll.node.pieces import Pieces
 from atoll.node.reports import ReportPool
+from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, decode_settings, other_rules
 from atoll.node.trial import Measured
@@ -98,7 +101,7 @@ from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import SERVED_AT_ONCE, Fetch, Fetched, FetchFailed, Serve
 from atoll.protocol.transfer.work import DropBlob
-from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
@@ -126,11 +129,10 @@ from atoll.wire.messages.statements import (
     Suspect,
     Validated,
 )
-from atoll.wire.messages.vertex import Body, Member, Standing, Vertex
+from atoll.wire.messages.vertex import Body, Vertex
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
 BACK_AGAIN_S = 3.0  # so is a word to go back, to members that were a vertex behind when they heard it
-PASSED_ON = 8  # voters of a large swarm to whom each reader passes a report on: all but e^-8 hear it of somebody
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
 VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
 
@@ -149,48 +151,6 @@ def part_bytes_most(update_bytes: int) -> int:
     """Of one payload, where an update is so large without a codec; 0: nobody knows. Bodies fit in always."""
     part = min(PART_BYTES_MAX, update_bytes or PART_BYTES_MAX)
     return part + part // CODEC_EXTRA + CONTROL_FRAME_MAX
-
-
-class GenesisKnown(Fact, frozen=True, kw_only=True):
-    phase = "join"
-    settings: RunSettings
-    vertex: Vertex
-
-
-class CaughtUp(Fact, frozen=True, kw_only=True):
-    """My state is the one agreed in this round."""
-
-    phase = "join"
-    by: str  # "disk", "blob" or "rounds"
-
-
-class FetchBegan(Fact, frozen=True, kw_only=True):
-    phase = "join"
-    why: str
-
-
-class MembershipChanged(Fact, frozen=True, kw_only=True):
-    phase = "membership"
-    joined: tuple[PeerId, ...]
-    left: tuple[PeerId, ...]
-    members: tuple[Member, ...]
-
-
-class Refused(Fact, frozen=True, kw_only=True):
-    """A member turned my join down, or I cannot take part myself."""
-
-    phase = "join"
-    by: PeerId
-    code: str
-    what: str
-    fix: str
-    for_good: bool = False  # asking again is no use
-
-
-class RunOver(Fact, frozen=True, kw_only=True):
-    phase = "keep"
-    rounds: int
-    state: Digest
 
 
 class Peer:
@@ -224,14 +184,14 @@ class Peer:
         self.left: Left | None = None  # what I owe of the round that I left for it
         self.serve = Serve()
         self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
-        self.pool: ReportPool | None = None  # as soon as there is a history
+        self.roster: Roster | None = None  # as soon as there is a history
+        self.pool: ReportPool | None = None  # the same
         self.branches: Branches | None = None  # the same
         self.said: dict[str, bytes] = {}
         self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
         self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # of those, to whom, how often
         self.early = EarlyWords()
         self.hinted: dict[PeerId, Seconds] = {}
-        self.standings: tuple[Digest, dict[PeerId, Standing]] = ZERO_DIGEST, {}  # as of this head
         self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # to be let in: with which word, and when
         self.linked: set[PeerId] = set()
         self.rates = Rates()
@@ -370,6 +330,7 @@ class Peer:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
         self.settings = decode_settings(decode_body(vertex.body).settings)
         self.history = History(vertex, self.notary, self._voters_of, self.settings.recovery)
+        self.roster = Roster(self.me, self.history, self.wish.role == "client")
         self.pool = ReportPool(self.notary, self.history, self.settings)
         self.branches = Branches(self.history)
         if every := self.settings.era_rounds:
@@ -555,14 +516,14 @@ class Peer:
         pool.settle(body)
         for unwanted in self.earlier.settle(pool):
             self.wanted.pop(unwanted, None)
-        changed = self._membership_change(before, body)
+        changed = change_of(before.members, body.members)
         effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex))]
         effects += self.pieces.grew() if self.pieces is not None else []
         effects += self._learn_identities(body)
         effects += self._end_era(body)
         effects += self._from_audits(self.audits.grew(body, now), now) if self.audits is not None else []
         effects += self._from_validators(self.validators.grew(body), now) if self.validators is not None else []
-        return effects + ([*changed, *self._follow_members(now)] if changed else [])
+        return effects + ([self._fact(changed), *self._follow_members(now)] if changed else [])
 
     def _end_era(self, body: Body) -> list[Effect]:
         """If an era ends with this vertex, sign it for as long as keys last; nobody waits for that."""
@@ -572,69 +533,27 @@ class Peer:
         return ended + self.eras.mine(body.round, self._within_reach()) if ended else []
 
     def _learn_identities(self, body: Body) -> list[Effect]:
-        """Joins bring the long-lived keys whose digest the membership holds from then on."""
-        effects: list[Effect] = []
-        pinned = {m.peer: m.identity for m in body.members}
-        for signed in body.reports:
-            statement = decode_statement(signed.body, signed.signer)
-            if isinstance(statement, Join):
-                public = self.notary.verifier.identity_of(statement.certificate)
-                if public is not None and digest(public) == pinned.get(statement.peer):
-                    self.identities[statement.peer] = public
-                    effects.append(Keep(f"identity/{statement.peer}", public))
-        return effects
-
-    def _membership_change(self, before: Body, after: Body) -> list[Effect]:
-        if before.members == after.members:
-            return []
-        old = {m.peer for m in before.members if m.present}
-        new = {m.peer for m in after.members if m.present}
-        standings = {m.peer: m.standing for m in before.members}
-        moved = any(standings.get(m.peer) != m.standing for m in after.members)
-        if old == new and not moved:
-            return [self._fact(MembershipChanged(joined=(), left=(), members=after.members))]
-        joined, left = tuple(sorted(new - old)), tuple(sorted(old - new))
-        return [self._fact(MembershipChanged(joined=joined, left=left, members=after.members))]
+        """For handshakes with those who joined in this round."""
+        found = identities_in(body, self.notary.verifier)
+        self.identities.update(found)
+        return [Keep(f"identity/{peer}", public) for peer, public in found.items()]
 
     def _follow_members(self, now: Seconds) -> list[Effect]:
         """Connections and heartbeats follow the agreed membership."""
-        assert self.history is not None
-        body = self.history.head_body
-        reach = {self.me, *self._within_reach()}
-        present = tuple(m.peer for m in body.members if m.present and m.peer in reach)
-        voters = sum(m.votes for m in body.members)
-        self.heartbeat.accusers_needed = suspicions_needed(voters, self.settings.round.quorum)
-        self.heartbeat.watch(present, now)
-        effects: list[Effect] = [
-            Contact(m.peer, m.addresses) for m in body.members if m.peer in present and m.peer != self.me
-        ]
-        sought = self._put_away() if body.epoch else set[PeerId]()
-        effects += [Contact(m.peer, m.addresses) for m in body.members if m.peer in sought]
-        away = (m.peer for m in body.members if not m.present and m.peer not in sought)
-        effects += [Forget(peer) for peer in away if peer != self.me]
-        return effects
-
-    def _put_away(self) -> set[PeerId]:
-        """Whom the recovery took for gone, and who is not back: they may go on elsewhere, and nobody would know."""
-        assert self.history is not None
-        bodies = self.history.bodies
-        began = [r for r in bodies if r - 1 in bodies and bodies[r].epoch > bodies[r - 1].epoch]
-        lost = {m.peer for r in began for m in bodies[r].members if not m.present}
-        had = {m.peer for r in began for m in bodies[r - 1].members if m.votes}
-        return {m.peer for m in self.history.head_body.members if m.standing == "away"} & lost & had - {self.me}
+        assert self.roster is not None
+        self.heartbeat.accusers_needed = suspicions_needed(self.roster.voters, self.settings.round.quorum)
+        self.heartbeat.watch(self.roster.present(), now)
+        return self.roster.contacts()
 
     def _within_reach(self) -> list[PeerId]:
-        """Members that I can have a connection to: all that are present, but clients cannot dial each other."""
-        assert self.history is not None
-        members = [m for m in self.history.head_body.members if m.present]
-        client = any(m.peer == self.me and m.role == "client" for m in members) or self.wish.role == "client"
-        return [m.peer for m in members if m.peer != self.me and not (client and m.role == "client")]
+        assert self.roster is not None
+        return self.roster.within_reach()
 
     # ---- messages of rounds --------------------------------------------------------------------------------
 
     def _hear_round(self, event: Received, message: RoundMessage, now: Seconds) -> list[Effect]:
         """Members are heard; those that are away are helped to catch up; a stranger leaves no trace."""
-        standing = self._standing_of(event.sender)
+        standing = self.roster.standing_of(event.sender) if self.roster is not None else None
         if standing is None or standing == "expelled":
             return []
         self._check_size(event)
@@ -654,15 +573,6 @@ class Peer:
         if isinstance(message, PartBytes):
             return []
         return self._hint(event.sender, message.round, now)
-
-    def _standing_of(self, peer: PeerId) -> Standing | None:
-        """In the newest membership that I know of; asked with every message of a round."""
-        if self.history is None:
-            return None
-        head = self.history.head_id
-        if self.standings[0] != head:
-            self.standings = head, {m.peer: m.standing for m in self.history.head_body.members}
-        return self.standings[1].get(peer)
 
     def _check_size(self, event: Received) -> None:
         """Raise PeerFault for more bytes than a part, or a body, of this run can have."""
@@ -845,7 +755,8 @@ class Peer:
 
     def _unheard(self, peer: PeerId) -> bool:
         """It is no member now, or silent: whoever has another choice does not ask it."""
-        return self._standing_of(peer) in (None, "away", "expelled") or self.heartbeat.gone(peer)
+        assert self.roster is not None
+        return self.roster.standing_of(peer) in (None, "away", "expelled") or self.heartbeat.gone(peer)
 
     def _tend_pieces(self, now: Seconds) -> list[Effect]:
         """Every beat: make what is lacking while no round needs the line, say what is here."""
@@ -1010,7 +921,7 @@ class Peer:
         `sign` is the recovery identity's. Raises ValueError with the reason where that is no use.
         """
         history, pool = self.history, self.pool
-        mine = None if history is None else next((m for m in history.head_body.members if m.peer == self.me), None)
+        mine = self.roster.mine if self.roster is not None else None
         if history is None or pool is None or mine is None or not mine.present:
             raise ValueError("this peer is not a member (yet)")
         if self.over:
@@ -1048,7 +959,7 @@ class Peer:
 
     def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
-        assert self.history is not None and self.pool is not None
+        assert self.roster is not None and self.pool is not None
         if look := self.earlier.read(signed, self.pool, self.settings.recovery):
             return look  # it names an old vertex: on disk, and then heard again
         pooled = self.pool.add(signed, self._run_time(now))
@@ -1068,22 +979,10 @@ class Peer:
             effects += self.earlier.find(statement.state)
         told_by_all = isinstance(statement, Suspect)  # each accuser says it to everybody itself
         if sender == signed.signer and sender != self.me and pooled.fresh and not told_by_all:
-            effects += [Send(p, MemberReport(signed)) for p in self._passes_on_to(signed)]
+            effects += [Send(p, MemberReport(signed)) for p in self.roster.passes_on_to(signed)]
         if self.round is not None:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
         return effects
-
-    def _passes_on_to(self, signed: Signed) -> list[PeerId]:
-        """Voters to whom a report goes on. In a large swarm each reader draws a few: its author told everybody, and
-        a lie that all members report would else cost the cube of their number in messages.
-        """
-        assert self.history is not None
-        members = self.history.head_body.members
-        voters = [m.peer for m in members if m.votes and m.peer not in (self.me, signed.signer)]
-        if len(voters) <= COMMITTEE_MAX:
-            return voters
-        first = draw_below(signed.body, f"{self.me} passes on", len(voters))
-        return (voters * 2)[first : first + PASSED_ON]
 
     def _turn_down(self, sender: PeerId, reported: Reported, why: str) -> list[Effect]:
         if not isinstance(reported.statement, Join) or sender != reported.by:
@@ -1148,10 +1047,8 @@ class Peer:
         return out
 
     def _suspect(self, peer: PeerId, why: str, now: Seconds) -> list[Effect]:
-        if self.history is None:
-            return []
-        mine = next((m for m in self.history.head_body.members if m.peer == self.me), None)
-        if mine is None or not mine.votes:
+        mine = self.roster.mine if self.roster is not None else None
+        if self.history is None or mine is None or not mine.votes:
             return []
         reason = "refused" if why == "refused" else "silent"
         return self._tell_members(self.notary.sign(Suspect(self.history.head + 1, peer, reason)), now)

@@ -25,8 +25,7 @@ from atoll.base.limits import (
     ROUNDS_KEPT,
 )
 from atoll.base.machine import Fact
-from atoll.node.facts import Accused, Disagreed, RoundClosed, StateMissing
-from atoll.node.peer import CaughtUp, Fault
+from atoll.node.facts import Accused, CaughtUp, Disagreed, Fault, RoundClosed, StateMissing
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.dag.history import WINDOW
 from atoll.protocol.reduce.run import Garbage, PartAnswered
