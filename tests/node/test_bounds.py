@@ -179,7 +179,7 @@ def test_a_stranger_costs_nothing_but_its_connection(stand: Stand, ahead: int):
     effects = [e for word in words for e in stand.hears(word, payload, by=STRANGER)]
     assert not [e for e in effects if isinstance(e, Send)]
     assert (len(peer.early), peer.early.size_bytes, peer.early.count_of[STRANGER]) == (0, 0, 0)
-    assert not peer.early.dropped and STRANGER not in peer.hinted
+    assert not peer.early.dropped and STRANGER not in peer.news.hinted
     assert STRANGER not in round.too_early | round.repeated_to and round.parts.held == before
     stand.hears(words[0], payload, by=MEMBER)
     assert ahead not in (1, 2) or peer.early.count_of[MEMBER] == 1  # a member's early word is remembered
@@ -190,7 +190,7 @@ def test_strangers_that_say_they_know_more_are_not_remembered_for_ever(stand: St
     for k in range(PEERS_MAX + 50):
         effects = stand.hears(Beat(0.0, 900), by=PeerId(f"stranger {k}"))
         assert any(isinstance(e, Send) and isinstance(e.message, WantVertices) for e in effects)
-    assert len(stand.peer.hinted) <= PEERS_MAX
+    assert len(stand.peer.news.hinted) <= PEERS_MAX
 
 
 # ---- payloads ------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """One peer: the rooms it is made of, and the only place that connects them.
 
     Heartbeat   who is alive, what time it is           History   what was agreed
-    Roster      whom it makes a member, whom I reach
+    Roster      whom it makes a member, whom I reach    News      vertices asked for, shown and read
+    Admission   what I say to become a member
     Round       the story of the round in progress      Fetch     a state on its way here
     Serve       blobs for others                        pool      member reports for the next vertex
     Eras        long-lived signatures under the history
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from msgspec import UNSET
@@ -32,7 +32,6 @@ from atoll.base.limits import (
     HELD_BYTES_MAX,
     PART_BYTES_MAX,
     PART_GIVEN_MAX,
-    PEERS_MAX,
     ROUNDS_KEPT,
 )
 from atoll.base.machine import (
@@ -58,6 +57,7 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier, Vouch
+from atoll.node.admission import Admission, Wish, refusal_of
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in
 from atoll.node.apart import left_open
 from atoll.node.audits import Audits
@@ -83,7 +83,8 @@ from atoll.node.facts import (
     StateRebuilt,
 )
 from atoll.node.ground import ground_after
-from atoll.node.jobs import Left, ReadVertices, Restore
+from atoll.node.jobs import Left, Restore
+from atoll.node.news import News
 from atoll.node.pieces import Pieces
 from atoll.node.reports import ReportPool
 from atoll.node.roster import Roster, change_of, identities_in
@@ -92,14 +93,14 @@ from atoll.node.settings import OTHER_RULES_FIX, RunSettings, decode_settings, o
 from atoll.node.trial import Measured
 from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
-from atoll.policy.members import FULL, RECENT, Reported, suspicions_needed
+from atoll.policy.members import suspicions_needed
 from atoll.policy.plan import plan_round
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import open_door
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
-from atoll.protocol.transfer.fetch import SERVED_AT_ONCE, Fetch, Fetched, FetchFailed, Serve
+from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
 from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import Notary
@@ -121,30 +122,15 @@ from atoll.wire.messages.statements import (
     Audited,
     Caught,
     Invite,
-    Join,
     Leave,
-    Ready,
     Signed,
-    Statement,
     Suspect,
     Validated,
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
-JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
 BACK_AGAIN_S = 3.0  # so is a word to go back, to members that were a vertex behind when they heard it
-HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
-VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
-
-
-@dataclass(frozen=True)
-class Wish:
-    """How this peer wants to take part."""
-
-    role: str = "trainer"  # a visitor reads along and never asks to be let in
-    name: str = ""
-    addresses: tuple[str, ...] = ()
-    admission: bytes = b""
+FETCH_AGAIN_S = 1.0  # after no source could serve a state
 
 
 def part_bytes_most(update_bytes: int) -> int:
@@ -183,7 +169,7 @@ class Peer:
         self.restored_round = -1  # the round whose state is being fetched or restored
         self.left: Left | None = None  # what I owe of the round that I left for it
         self.serve = Serve()
-        self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
+        self.news = News()
         self.roster: Roster | None = None  # as soon as there is a history
         self.pool: ReportPool | None = None  # the same
         self.branches: Branches | None = None  # the same
@@ -191,8 +177,7 @@ class Peer:
         self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
         self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # of those, to whom, how often
         self.early = EarlyWords()
-        self.hinted: dict[PeerId, Seconds] = {}
-        self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # to be let in: with which word, and when
+        self.admission = Admission(self.me, signer)
         self.linked: set[PeerId] = set()
         self.rates = Rates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
@@ -236,9 +221,9 @@ class Peer:
             case Failed(job) if job == "restore":
                 return self._restored(False, now)
             case Done(job, result) if job.startswith("history/"):
-                return self._give_read(job, result)
+                return self.news.read(job, result)
             case Failed(job) if job.startswith("history/"):
-                return self._give_read(job, ())
+                return self.news.read(job, ())
             case Done(job, result) if job.startswith("era/"):
                 return self.eras.read(job, result) if self.eras is not None else []
             case Failed(job) if job.startswith("era/"):
@@ -270,17 +255,17 @@ class Peer:
             case RoundMessage():
                 return self._hear_round(event, message, now)
             case Beat(head=head) | BeatBack(head=head):
-                return self.heartbeat.beat(event, now, self._head()) + self._ask_news(sender, head, now)
+                return self.heartbeat.beat(event, now, self._head()) + self.news.ask(sender, head, now)
             case Hello(run, head):
                 if run != self.run:
                     raise PeerFault(sender, "belongs to another run")
-                return self._ask_news(sender, head, now)
+                return self.news.ask(sender, head, now)
             case MemberReport(statement):
                 return self._hear_report(sender, statement, now)
             case JoinRefused(code, what, fix):
                 return [self._fact(Refused(by=sender, code=code, what=what, fix=fix))]
             case WantVertices(first):
-                return self._give_vertices(sender, first)
+                return self.news.give(sender, first)
             case Vertices():
                 return self._hear_vertices(sender, message, now)
             case WantManifest() | WantChunk():
@@ -330,6 +315,7 @@ class Peer:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
         self.settings = decode_settings(decode_body(vertex.body).settings)
         self.history = History(vertex, self.notary, self._voters_of, self.settings.recovery)
+        self.news.history = self.history
         self.roster = Roster(self.me, self.history, self.wish.role == "client")
         self.pool = ReportPool(self.notary, self.history, self.settings)
         self.branches = Branches(self.history)
@@ -572,7 +558,7 @@ class Peer:
             return []
         if isinstance(message, PartBytes):
             return []
-        return self._hint(event.sender, message.round, now)
+        return self.news.hint(event.sender, message.round, now)
 
     def _check_size(self, event: Received) -> None:
         """Raise PeerFault for more bytes than a part, or a body, of this run can have."""
@@ -602,50 +588,10 @@ class Peer:
     def _ask_unheard(self) -> list[Effect]:
         return self.round.ask_again(self.early.unheard(self.round.plan.round)) if self.round is not None else []
 
-    def _hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
-        """This peer works on a round that is over: show it the vertex."""
-        if self.history is None or self._hinted_lately(peer, now):
-            return []
-        vertices = self.history.since(round, VERTICES_BYTES_MAX)
-        return [Send(peer, Vertices(vertices, self.history.head))] if vertices else []
-
-    def _hinted_lately(self, peer: PeerId, now: Seconds) -> bool:
-        """If not, it is now."""
-        if now - self.hinted.get(peer, -1e9) < HINT_AGAIN_S:
-            return True
-        if len(self.hinted) >= PEERS_MAX:
-            self.hinted.clear()
-        self.hinted[peer] = now
-        return False
-
     # ---- catching up ---------------------------------------------------------------------------------------
 
     def _head(self) -> int:
         return self.history.head if self.history is not None else -2
-
-    def _ask_news(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
-        if head <= self._head() or self._hinted_lately(sender, now):
-            return []
-        return [Send(sender, WantVertices(self._head() + 1 if self.history is not None else -1))]
-
-    def _give_vertices(self, sender: PeerId, first: int) -> list[Effect]:
-        if self.history is None:
-            return []
-        vertices = self.history.since(max(first, -1), VERTICES_BYTES_MAX)
-        if vertices:
-            return [Send(sender, Vertices(vertices, self.history.head))]
-        job = f"history/{first}/{sender}"  # older than what I hold in memory
-        if 0 <= first <= self.history.head and len(self.reading) < SERVED_AT_ONCE and job not in self.reading:
-            self.reading[job] = sender
-            return [Ask(job, ReadVertices(first, VERTICES_BYTES_MAX))]
-        return []
-
-    def _give_read(self, job: str, kept: Sequence[bytes]) -> list[Effect]:
-        asker = self.reading.pop(job, None)
-        if asker is None or self.history is None or not kept:
-            return []
-        vertices = tuple(decode_vertex(data) for data in kept)
-        return [Send(asker, Vertices(vertices, self.history.head))]
 
     def _hear_vertices(self, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
@@ -741,7 +687,7 @@ class Peer:
                 out.append(Ask("restore", Restore(self.restored_round, vertex, effect.fact.blob)))
             elif isinstance(effect, Report) and isinstance(effect.fact, FetchFailed):
                 self.fetch = None
-                out.append(SetTimer("fetch-again", now + HINT_AGAIN_S))
+                out.append(SetTimer("fetch-again", now + FETCH_AGAIN_S))
         return out
 
     # ---- pieces of older states ----------------------------------------------------------------------------
@@ -842,39 +788,10 @@ class Peer:
 
     def _seek_admission(self, now: Seconds) -> list[Effect]:
         """Ask to be what I wish to be, until the agreed membership says so."""
-        history = self.history
-        if history is None or self.leaving or self.wish.role == "visitor":
+        if self.history is None or self.leaving:
             return []
-        mine = next((m for m in history.head_body.members if m.peer == self.me), None)
-        statement: Statement
-        moved = mine is not None and bool(self.wish.addresses) and mine.addresses != self.wish.addresses
-        if mine is None or mine.standing == "away" or mine.vote_key != self.notary.signer.vote_key or moved:
-            w, signer = self.wish, self.notary.signer
-            role = w.role if w.role in ("observer", "client") else "trainer"
-            statement = Join(
-                self.me,
-                signer.vote_key,
-                signer.certificate,
-                w.addresses,
-                role,
-                w.name,
-                history.head_id,
-                w.admission,
-            )
-        elif mine.standing == "observer" and mine.role != "observer" and self.at in history.ids and self._is_near():
-            statement = Ready(history.ids[self.at], history.bodies[self.at].state)  # rounds may outrun my disk
-        else:
-            return []
-        before, at = self.asked
-        if isinstance(statement, before or ()) and now - at < JOIN_AGAIN_S:
-            return []
-        self.asked = type(statement), now
-        return self._tell_members(self.notary.sign(statement), now)
-
-    def _is_near(self) -> bool:
-        """My state is the head's or follows close behind; what is left comes with the next rounds."""
-        assert self.history is not None
-        return self.history.head - self.at <= RECENT // 4
+        word = self.admission.word(self.wish, self.history, self.at, now)
+        return self._tell_members(self.notary.sign(word), now) if word is not None else []
 
     def farewell(self, why: str, now: Seconds) -> list[Effect]:
         """I am leaving on purpose: say so to everybody, so that nobody waits."""
@@ -967,7 +884,8 @@ class Peer:
             return []
         by, statement = pooled.reported.by, pooled.reported.statement
         if pooled.wrong is not None:
-            return self._turn_down(sender, pooled.reported, pooled.wrong)
+            refused = refusal_of(pooled.reported, pooled.wrong) if sender == by else None
+            return [Send(sender, refused)] if refused is not None else []
         effects: list[Effect] = []
         if isinstance(statement, Suspect) and by != self.me:
             self.heartbeat.accuse(statement.peer, by, now)
@@ -983,17 +901,6 @@ class Peer:
         if self.round is not None:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
         return effects
-
-    def _turn_down(self, sender: PeerId, reported: Reported, why: str) -> list[Effect]:
-        if not isinstance(reported.statement, Join) or sender != reported.by:
-            return []
-        if why == "it is a member already" or why.startswith("it was written too long ago"):
-            return []  # not a refusal: it will see so in the next vertices
-        what = f"your join was refused: {why}"
-        if why.startswith(FULL):
-            fix = "wait until a member has left and join again, or start a run of your own: atoll up"
-            return [Send(sender, JoinRefused("E-JOIN-02", what, fix))]
-        return [Send(sender, JoinRefused("E-JOIN-01", what, "atoll join NEW_TICKET"))]
 
     # ---- heartbeats, links, time ---------------------------------------------------------------------------
 
@@ -1070,7 +977,7 @@ class Peer:
     def _wake(self, now: Seconds) -> list[Effect]:
         """This computer slept: nobody was silent, I was deaf. Ask what happened meanwhile."""
         self.heartbeat.slept(now)
-        self.hinted.clear()
+        self.news.woke()
         effects: list[Effect] = [SetTimer("beat", now)]
         if self.history is not None:
             peers = self._within_reach()
