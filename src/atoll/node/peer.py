@@ -3,7 +3,8 @@
     Heartbeat   who is alive, what time it is           History   what was agreed
     Roster      whom it makes a member, whom I reach    News      vertices asked for, shown and read
     Admission   what I say to become a member
-    Round       the story of the round in progress      Fetch     a state on its way here
+    Round       the story of the round in progress      Regain    the agreed state, on its way here
+    OldParts    of rounds that are over, for laggards
     Serve       blobs for others                        pool      member reports for the next vertex
     Eras        long-lived signatures under the history
     Earlier     states that the run may go back to      Validators  is what was agreed any good?
@@ -16,7 +17,6 @@ I/O, never decides without a vertex, and lets no stranger's message change anyth
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -29,9 +29,7 @@ from atoll.base.limits import (
     CODEC_EXTRA,
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
-    HELD_BYTES_MAX,
     PART_BYTES_MAX,
-    PART_GIVEN_MAX,
     ROUNDS_KEPT,
 )
 from atoll.base.machine import (
@@ -43,10 +41,8 @@ from atoll.base.machine import (
     Fact,
     Failed,
     Keep,
-    Lane,
     LinkDown,
     LinkUp,
-    Payload,
     Received,
     Report,
     Send,
@@ -83,9 +79,10 @@ from atoll.node.facts import (
     StateRebuilt,
 )
 from atoll.node.ground import ground_after
-from atoll.node.jobs import Left, Restore
 from atoll.node.news import News
+from atoll.node.old_parts import OldParts
 from atoll.node.pieces import Pieces
+from atoll.node.regain import Regain
 from atoll.node.reports import ReportPool
 from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
@@ -130,7 +127,6 @@ from atoll.wire.messages.statements import (
 from atoll.wire.messages.vertex import Body, Vertex
 
 BACK_AGAIN_S = 3.0  # so is a word to go back, to members that were a vertex behind when they heard it
-FETCH_AGAIN_S = 1.0  # after no source could serve a state
 
 
 def part_bytes_most(update_bytes: int) -> int:
@@ -162,20 +158,15 @@ class Peer:
         self.eras: Eras | None = None  # where the run has them
         self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
         self.round: Round | None = None
-        self.fetch: Fetch | None = None
+        self.regain = Regain(run)
         self.wanted: dict[Digest, Fetch] = {}  # other blobs that the driver asked for, such as the data set
-        self.restoring = False
-        self.lack = "the agreed state is not on this disk"  # why a state is fetched
-        self.restored_round = -1  # the round whose state is being fetched or restored
-        self.left: Left | None = None  # what I owe of the round that I left for it
         self.serve = Serve()
         self.news = News()
         self.roster: Roster | None = None  # as soon as there is a history
         self.pool: ReportPool | None = None  # the same
         self.branches: Branches | None = None  # the same
         self.said: dict[str, bytes] = {}
-        self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
-        self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # of those, to whom, how often
+        self.old_parts = OldParts()
         self.early = EarlyWords()
         self.admission = Admission(self.me, signer)
         self.linked: set[PeerId] = set()
@@ -305,7 +296,7 @@ class Peer:
         effects += self._restore_pieces(kept)
         effects += self._from_audits(self.audits.resume(now), now) if self.audits is not None else []
         effects += self._from_validators(self.validators.resume(), now) if self.validators is not None else []
-        return effects + self._follow_members(now) + self._restore()
+        return effects + self._follow_members(now) + self.regain.begin(self.history)
 
     def _ask_genesis(self) -> list[Effect]:
         return [Send(peer, WantVertices(-1)) for peer in self.bootstrap]
@@ -342,39 +333,23 @@ class Peer:
         plan = plan_round(head, body, self.settings.round)
         return plan.vote_keys, plan.quorum
 
-    def _regain(self, why: str) -> list[Effect]:
-        """I do not hold the state of my head: take it from disk, if it is there, else from the members."""
-        self.lack = why
-        return self._restore()
-
-    def _restore(self) -> list[Effect]:
-        assert self.history is not None
-        self.restoring, self.fetch = True, None
-        history = self.history
-        self.restored_round = history.head
-        left, self.left = self.left, None  # told once: what it owes may be under way again when a state comes
-        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, left))]
-
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
         assert self.history is not None
         current, self.round = self.round, None
-        self.left = current.left(vertex) if current is not None else None
-        if current is None or self.left is None:
+        self.regain.left = left = current.left(vertex) if current is not None else None
+        if current is None or left is None:
             return
         bodies = [body for round, body in self.history.bodies.items() if round >= current.plan.round]
         bodies += [decode_body(vertex.body)] if vertex is not None else []  # the history may not have it yet
-        self.left = replace(self.left, afresh=any(amend_of(body) is not None for body in bodies))
+        self.regain.left = replace(left, afresh=any(amend_of(body) is not None for body in bodies))
 
     def _restored(self, found: bool, now: Seconds) -> list[Effect]:
-        assert self.history is not None
-        self.restoring = False
-        if not found:
-            return self._fetch_state(self.lack, now)
+        how = self.regain.restored(found)
+        if how is None:
+            return self._fetch_state(self.regain.lack, now)
         # the history may have grown while the state was on its way: go on from the state's own vertex
-        self.at = self.restored_round
-        how = "blob" if self.fetch is not None else "disk"
-        self.fetch = None
+        self.at = self.regain.round
         return [self._fact(CaughtUp(round=self.at, by=how)), *self._begin_round(now)]
 
     # ---- rounds --------------------------------------------------------------------------------------------
@@ -386,8 +361,8 @@ class Peer:
         parent, head = history.bodies.get(self.at), history.ids.get(self.at)
         if parent is None or head is None:
             if self.settings.apart_terms is not None:  # what a life before sent may have been counted meanwhile
-                self.left = left_open(self.me, 0, None)
-            return self._regain("my state is older than the vertices in memory")
+                self.regain.left = left_open(self.me, 0, None)
+            return self.regain.begin(history, "my state is older than the vertices in memory")
         if 0 < self.settings.rounds <= parent.trained and self.at == history.head:
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
@@ -398,8 +373,7 @@ class Peer:
         raft = self.settings.by_raft
         turns = plan.turns(parent.proposer if raft else None)
         agreement = open_door(raft, self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, turns, kept)
-        self._drop_old_parts(plan.round)
-        held = self.held.setdefault(plan.round, {})
+        held = self.old_parts.begin(plan.round)
         gone, unheard = self.heartbeat.gone, self.heartbeat.unheard
         self.round = Round(
             ground,
@@ -430,19 +404,7 @@ class Peer:
         """Everybody works on this round, so everybody holds what came before it: nobody will ask for its parts."""
         assert self.round is not None
         if {m.peer for m in self.round.plan.members if m.present} <= set(share.committed):
-            self.held = {share.round: self.round.parts.held}
-
-    def _drop_old_parts(self, round: int) -> None:
-        """Laggards are served the parts of recent rounds, as many as memory allows."""
-        kept: dict[int, dict[Digest, Payload]] = {}
-        size = 0
-        for r in sorted(self.held, reverse=True):
-            size += sum(p.size_bytes for p in self.held[r].values())
-            if r <= round - ROUNDS_KEPT or size > HELD_BYTES_MAX:
-                break
-            kept[r] = self.held[r]
-        self.held = kept
-        self.given = Counter({key: times for key, times in self.given.items() if key[0] in kept})
+            self.old_parts.keep_only(share.round)
 
     def _to_round(self, event: Event, now: Seconds) -> list[Effect]:
         if self.round is None:
@@ -469,7 +431,8 @@ class Peer:
                 case StateMissing():
                     self._leave_round(effect.fact.vertex)
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)
-                    out += self._regain(effect.fact.why)
+                    assert self.history is not None
+                    out += self.regain.begin(self.history, effect.fact.why)
                 case _:
                     pass
         return out
@@ -545,7 +508,7 @@ class Peer:
         self._check_size(event)
         current = self.round.plan.round if self.round is not None else self.at + 1
         if isinstance(message, WantPart) and message.round != current:
-            return self._give_old_part(event.sender, message)
+            return self.old_parts.give(event.sender, message)
         if message.round == current and self.round is not None:
             return self._to_round(event, now)
         if message.round >= current and standing == "away":
@@ -566,14 +529,6 @@ class Peer:
         if payload is not None and payload.size_bytes > most:
             what = f"sent {payload.size_bytes} bytes at once; a part of this run has {most} at most"
             raise PeerFault(event.sender, what)
-
-    def _give_old_part(self, sender: PeerId, wish: WantPart) -> list[Effect]:
-        payload, slot = self.held.get(wish.round, {}).get(wish.digest), (wish.round, sender, wish.digest)
-        if payload is None or self.given[slot] >= PART_GIVEN_MAX:
-            return []
-        self.given[slot] += 1
-        answer = PartBytes(wish.round, wish.attempt, wish.trace, wish.digest)
-        return [Send(sender, answer, Lane.BULK, payload)]
 
     def _replay_early(self, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
@@ -614,22 +569,22 @@ class Peer:
             effects.append(Send(sender, WantVertices(history.head + 1)))
             return effects  # all of them first: a state is fetched once, for the newest
         if fresh:
-            return effects + self._follow_members(now) + self._restore()
+            return effects + self._follow_members(now) + self.regain.begin(self.history)
         return effects + self._catch_up(now)
 
     def _catch_up(self, now: Seconds) -> list[Effect]:
         """My history is ahead of my state: by a few rounds, replay their parts; by many, fetch the state."""
         history = self.history
         assert history is not None
-        if self.fetch is not None and self.fetch.manifest is None and history.head > self.restored_round:
+        if self.regain.is_outrun(history):
             return self._fetch_state("a newer state was agreed on", now)  # the old one is soon nobody's any more
-        if self.fetch is not None or self.restoring or history.head <= self.at:
+        if self.regain.busy or history.head <= self.at:
             return self._seek_admission(now)
         if self.round is None:
-            return self._begin_round(now) if self.at >= -1 else self._regain("joining")
+            return self._begin_round(now) if self.at >= -1 else self.regain.begin(history, "joining")
         if history.head - self.at > ROUNDS_KEPT // 2:
             self._leave_round(history.vertices.get(self.round.plan.round))
-            return self._regain(f"{history.head - self.at} rounds behind")
+            return self.regain.begin(history, f"{history.head - self.at} rounds behind")
         vertex = history.vertices.get(self.round.plan.round)
         if vertex is None:
             return []
@@ -638,12 +593,8 @@ class Peer:
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.history
         assert history is not None
-        self.restored_round = history.head
-        body = history.head_body
-        sources = self._within_reach()
-        if not sources:
+        if not self.regain.fetch_from(self._within_reach(), history):
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
-        self.fetch = Fetch(body.state, sources)
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect]:
@@ -676,19 +627,7 @@ class Peer:
         if self.audits is not None:
             ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
             out += self._from_audits([e for fact in ended for e in self.audits.fetched(fact)], now)
-        if self.fetch is None:
-            return out
-        for effect in self.fetch.handle(event, now):
-            out.append(effect)
-            if isinstance(effect, Report) and isinstance(effect.fact, Fetched):
-                self.restoring = True
-                assert self.history is not None
-                vertex = self.history.ids.get(self.restored_round, self.run)
-                out.append(Ask("restore", Restore(self.restored_round, vertex, effect.fact.blob)))
-            elif isinstance(effect, Report) and isinstance(effect.fact, FetchFailed):
-                self.fetch = None
-                out.append(SetTimer("fetch-again", now + FETCH_AGAIN_S))
-        return out
+        return out + self.regain.handle(event, self.history, now)
 
     # ---- pieces of older states ----------------------------------------------------------------------------
 
@@ -778,7 +717,8 @@ class Peer:
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
         if self.audits is None:
             return []
-        busy = {*self.wanted, *((self.fetch.blob,) if self.fetch is not None else ())}
+        state = self.regain.fetch
+        busy = {*self.wanted, *((state.blob,) if state is not None else ())}
         fetch, effects = self.audits.point(sender, told, busy, now)
         if fetch is not None:
             self.wanted[fetch.blob] = fetch
@@ -909,8 +849,8 @@ class Peer:
         if self.history is None:
             return [*effects, *self._ask_genesis()]
         effects += self._watch(now)
-        if self.fetch is None and not self.restoring and self.round is None and not self.over:
-            effects += self._catch_up(now) if self.at >= -1 else self._regain("trying again")
+        if not self.regain.busy and self.round is None and not self.over:
+            effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(self.history, "trying again")
         effects += self.eras.ask(self._within_reach(), now) if self.eras is not None else []
         effects += self.audits.ask_again() if self.audits is not None else []
         effects += self._tend_pieces(now)
@@ -966,7 +906,8 @@ class Peer:
         effects += self.heartbeat_facts(self.heartbeat.link(event, now), now)
         if self.history is None:
             effects.append(Send(peer, WantVertices(-1)))
-        for fetch in (*self.wanted.values(), *((self.fetch,) if self.fetch is not None else ())):
+        state = self.regain.fetch
+        for fetch in (*self.wanted.values(), *((state,) if state is not None else ())):
             effects += fetch.linked(peer, now)
         effects += self.pieces.linked(peer, now) if self.pieces is not None else []
         effects += self.eras.ask_of(peer, now) if self.eras is not None else []
@@ -990,7 +931,9 @@ class Peer:
             state = Digest(bytes.fromhex(name.rpartition("/")[2]))
             return self.earlier.find(state, anew=True) if self._wants_back() else []
         if name == "fetch-again":
-            return [] if self.fetch is not None or self.restoring else self._regain("the last source failed")
+            if self.regain.busy or self.history is None:
+                return []
+            return self.regain.begin(self.history, "the last source failed")
         if name.startswith("gather/"):
             return self._serve_pieces(event, now)
         if name.startswith("serve/"):

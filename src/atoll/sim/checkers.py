@@ -136,7 +136,7 @@ class Checkers:
             return
         assert len(peer.early) <= EARLY_MESSAGES_MAX and peer.early.size_bytes <= EARLY_BYTES_MAX
         assert peer.pool is None or len(peer.pool) <= REPORTS_PER_VERTEX_MAX
-        assert len(peer.held) <= ROUNDS_KEPT + 1
+        assert len(peer.old_parts.held) <= ROUNDS_KEPT + 1
         if peer.history is not None:
             assert len(peer.history.vertices) <= WINDOW + 2
         if peer.round is not None:
