@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from msgspec import UNSET
+
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
@@ -27,11 +29,13 @@ from atoll.policy.room import WEIGHT_BYTES, name_bytes
 from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import decode_statement, encode
+from atoll.wire.messages.round import Answer, Comparison
 from atoll.wire.messages.statements import (
     Amend,
     Answered,
     Commit,
+    Weighing,
 )
 from atoll.wire.messages.vertex import Body, Member
 
@@ -212,3 +216,17 @@ def _answered_bytes(parent: Body) -> int:
         return 0
     answers = [decode_statement(signed.body, signed.signer) for signed in parent.parts if signed is not None]
     return sum(a.size_bytes for a in answers if isinstance(a, Answered))
+
+
+def size_flaw(ground: Ground, message: object) -> str | None:
+    """What is longer in this message than anything of this round can be; None if nothing is."""
+    match message:
+        case Answer(statement=statement) if len(statement.body) > ground.answer_bytes_max:
+            return f"an answer of {len(statement.body)} bytes"
+        case Answer(weighing=Weighing() as weighing) if (size := len(encode(weighing))) > ground.weighing_bytes_max:
+            return f"an answer with {size} bytes of weights"
+        case Comparison(statement=statement, products=products):
+            size = len(statement.body) + (len(products) if products is not UNSET else 0)
+            return f"a comparison of {size} bytes" if size > ground.compared_bytes_max else None
+        case _:
+            return None

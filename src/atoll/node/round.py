@@ -40,11 +40,13 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.keys.digest import digest, merkle_root
-from atoll.node.amend import amend_of, amends_in
+from atoll.keys.digest import merkle_root
+from atoll.node.advances import Advances
+from atoll.node.amend import amends_in
 from atoll.node.apart import Apart, late_of, left_open
 from atoll.node.back import Back
 from atoll.node.body import amend_among, check_body, write_body
+from atoll.node.closing import closed_by, told_by
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, row_weight, weighs_right
 from atoll.node.facts import (
     Accused,
@@ -55,18 +57,17 @@ from atoll.node.facts import (
     OtherSize,
     Passed,
     RoundBegan,
-    RoundClosed,
     ShareBegan,
     StateLacked,
     StateMissing,
     TrainEnded,
 )
 from atoll.node.grace import Grace
-from atoll.node.ground import Ground
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, HandOver, Left, Train, Trained
+from atoll.node.ground import Ground, size_flaw
+from atoll.node.jobs import Adopt, Advanced, Encode, Encoded, HandOver, Left, Train, Trained
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
-from atoll.node.trial import Commits, Measured, Step, Trial
+from atoll.node.trial import Commits, Measured, Step, Trial, named_in, opened, step_of, trial_of
 from atoll.policy.plan import HAND_OVER_S
 from atoll.policy.trust import Strikes
 from atoll.policy.windows import patience_shown
@@ -170,7 +171,7 @@ class Round:
         self.wanted_body: Digest | None = None  # a body that a certificate names and that I lack
         self.asked_for_body = 0
         self.trials: dict[Digest, Trial] = {}
-        self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
+        self.advances = Advances(ground, self.parts.held)
         self.back = Back(self.plan, ground.parent.state)
         self.final: Vertex | None = None  # decided; what is left is to hold its state
         self.adopting = self.closed = False
@@ -193,9 +194,9 @@ class Round:
                 return self._trained(result, now)
             case Done(job, Encoded() as result) if job == f"{name}/encode":
                 return self._encoded(result, now)
-            case Done(job, Advanced() as result) if job.startswith(f"{name}/advance/"):
-                return self._advanced(job, result.state, now)
-            case Done(job, Advanced() as result) if self.back.done(job, result.state):
+            case Done(job, Advanced() as result) if self.advances.done(job, result.state) or self.back.done(
+                job, result.state
+            ):
                 return self._try_all(now) + self._propose_if_ready(now)
             case Failed(job) if (state := self.back.failed(job)) is not None:
                 return [self._report(StateLacked(state=state)), *self._go_on_without(now)]
@@ -243,17 +244,8 @@ class Round:
             case Answer() | Handed() | Declined() | WantRow() | Comparison() | WantWords():
                 if message.attempt != self.attempt or self.reduce is None:
                     return []
-                if isinstance(message, Answer) and len(message.statement.body) > self.ground.answer_bytes_max:
-                    raise PeerFault(sender, f"an answer of {len(message.statement.body)} bytes")
-                if isinstance(message, Answer) and message.weighing is not UNSET:
-                    size = len(encode(message.weighing))
-                    if size > self.ground.weighing_bytes_max:
-                        raise PeerFault(sender, f"an answer with {size} bytes of weights")
-                if isinstance(message, Comparison):
-                    size = len(message.statement.body)
-                    size += len(message.products) if message.products is not UNSET else 0
-                    if size > self.ground.compared_bytes_max:
-                        raise PeerFault(sender, f"a comparison of {size} bytes")
+                if (flaw := size_flaw(self.ground, message)) is not None:
+                    raise PeerFault(sender, flaw)
                 return self.reduce.handle(event, now)
             case WantPart():
                 return self._give_part(sender, message, now)
@@ -616,7 +608,7 @@ class Round:
         self.view = tuple(answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
         self.patience.sharing_ended(now)
         step = self._my_step()
-        effects = self._advance(step) if step is not None else []  # early: every voter needs this state
+        effects = self.advances.ask(step) if step is not None else []  # early: every voter needs this state
         if step is not None and (back := self._wanted_back(step)) is not None:
             effects += self.back.ask(step, back[1])  # or this one
         return effects + self._propose_if_ready(now) + self._pass_view(now)
@@ -624,15 +616,9 @@ class Round:
     def _my_step(self) -> Step | None:
         """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
         commits = self._commits().of
-        if self.view is None or not _named(self.view) <= commits.keys():
+        if self.view is None or not (named := named_in(self.view)) <= commits.keys():
             return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
-        return self._step(self.view, [commits[p][0] for p in sorted(_named(self.view))])
-
-    def _step(self, parts: Sequence[Signed | None], commits: Sequence[Commit]) -> Step:
-        digests = tuple(None if s is None else _opened(s).digest for s in parts)
-        # an update that spans failed rounds stands for more steps than the plan gave; the schedule goes on by one
-        steps = min(max((c.steps for c in commits), default=0), self.plan.settings.inner_steps)
-        return Step(digests, steps, sum(c.samples for c in commits))
+        return step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan.settings.inner_steps)
 
     # ---- agree ---------------------------------------------------------------------------------------------
 
@@ -647,15 +633,15 @@ class Round:
         if self.view is None or step is None:
             return []
         back = self._wanted_back(step)
-        state = self.advances.get(step) if back is None else self.back.state(step, back[1])
+        state = self.advances.state(step) if back is None else self.back.state(step, back[1])
         if state is None:
-            return self._advance(step) if back is None else self.back.ask(step, back[1])
+            return self.advances.ask(step) if back is None else self.back.ask(step, back[1])
         body = self._body(self.view, self._commits().of, state, now, back)
         return self.agreement.propose(self.free, encode(body))
 
     def _propose_members(self, view: int, now: Seconds) -> list[Effect]:
         """In a round that only assembles them there may be news, or none."""
-        parent, step = self.ground.parent, self._step((), ())
+        parent, step = self.ground.parent, step_of((), (), self.plan.settings.inner_steps)
         back = self._wanted_back(step)
         state = parent.state if back is None else self.back.state(step, back[1])
         if state is None:
@@ -706,13 +692,13 @@ class Round:
         wrong = check_body(self.ground, self.notary, body, now)
         if wrong is not None:
             return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
-        trial = self.trials.setdefault(vertex_id(raw), self._trial(raw))
+        trial = self.trials.setdefault(vertex_id(raw), trial_of(raw, self.plan.settings.inner_steps))
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
         if self.reduce is not None and body.attempt == self.attempt:
             weighing = None if body.weighing is UNSET else body.weighing
             for signed in body.parts:
                 if signed is not None:
-                    effects += self.reduce.examine(signed, _opened(signed), now, weighing)
+                    effects += self.reduce.examine(signed, opened(signed), now, weighing)
         return effects + self._try(vertex_id(raw), trial, now)
 
     def _compare_body(self, body: Body, now: Seconds) -> list[Effect]:
@@ -720,12 +706,6 @@ class Round:
         known = self.commits.get(body.attempt, Commits()).of
         pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
         return [effect for mine, other in pairs for effect in self._compare_commits(mine, other, now)]
-
-    def _trial(self, raw: bytes) -> Trial:
-        body = decode_body(raw)
-        commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commit)]
-        answers = tuple(None if s is None else _opened(s) for s in body.parts)
-        return Trial(raw, body, answers, self._step(body.parts, commits), amend_of(body))
 
     def _try(self, digest: Digest, trial: Trial, now: Seconds) -> list[Effect]:
         """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
@@ -738,10 +718,10 @@ class Round:
         if trial.state is None and not trial.body.parts:
             trial.state = self.ground.parent.state  # nothing was averaged: the state stays
         if trial.state is None:
-            trial.state = self.advances.get(trial.step)
+            trial.state = self.advances.state(trial.step)
             if trial.state is None:
                 missing = [a for a in trial.answers if a is not None and a.digest not in self.parts.held]
-                return self._want(trial, missing, now) if missing else self._advance(trial.step)
+                return self._want(trial, missing, now) if missing else self.advances.ask(trial.step)
         if trial.state != trial.body.state:
             if trial.final:
                 return self._cannot("my state differs from the agreed one")
@@ -780,34 +760,6 @@ class Round:
     def _try_all(self, now: Seconds) -> list[Effect]:
         waiting = [(key, trial) for key, trial in self.trials.items() if trial.state is None]
         return [effect for key, trial in waiting for effect in self._try(key, trial, now)]
-
-    def _advance(self, step: Step) -> list[Effect]:
-        if step in self.advances:
-            return []
-        self.advances[step] = None
-        payloads = tuple(self.parts.held[d] if d is not None else None for d in step.parts)
-        shards = len(self.plan.trainers)
-        work = Advance(
-            self.plan.round,
-            self.ground.parent.state,
-            payloads,
-            step.steps,
-            step.samples,
-            shards,
-            self.ground.shares,
-        )
-        return [Ask(self._advance_job(step), work)]
-
-    def _advance_job(self, step: Step) -> str:
-        return f"round/{self.plan.round}/advance/{digest(encode(step)).hex()[:16]}"
-
-    def _advanced(self, job: str, state: Digest, now: Seconds) -> list[Effect]:
-        effects: list[Effect] = []
-        for step in self.advances:
-            if self._advance_job(step) == job:
-                self.advances[step] = state
-        effects += self._try_all(now)
-        return effects + self._propose_if_ready(now)
 
     def _want(self, trial: Trial, missing: Sequence[Answered], now: Seconds) -> list[Effect]:
         """The proposer and other voters hold the combined bytes; whose owner is there is on its way already."""
@@ -891,7 +843,7 @@ class Round:
         self.parts.keep_only(needed)
         self.combined = {name: made for name, made in self.combined.items() if name in needed}
         self.combined |= self.reduce.made if self.reduce is not None else {}  # its body may be on its way
-        self.advances = {s: state for s, state in self.advances.items() if state is None or needed & {*s.parts}}
+        self.advances.keep_only(needed)
 
     def _last_view(self, attempt: int) -> int:
         """Each attempt has one view per voter; the clock ends them all at once."""
@@ -911,8 +863,8 @@ class Round:
             no_votes = gave_up.union(p for p in self.plan.committee if p != self.me and self.gone(p))
             if len(no_votes) > self.plan.tolerated:
                 return self.agreement.close_view(view)  # the rest are too few, and should meet in a later one
-        busy = any(state is None for state in self.advances.values()) or bool(self.back.asked)
-        begun = self.agreement.is_open or self._my_step() in self.advances
+        busy = self.advances.busy or bool(self.back.asked)
+        begun = self.agreement.is_open or self.advances.begun(self._my_step())
         return self.agreement.close_view(view) if self.patience.view_is_over(view, now, busy, begun) else []
 
     def _nudge(self, now: Seconds) -> list[Effect]:
@@ -1026,20 +978,14 @@ class Round:
         self.final = vertex
         self.patience.decided(now)
         key = vertex_id(vertex.body)
-        trial = self.trials.setdefault(key, self._trial(vertex.body))
+        trial = self.trials.setdefault(key, trial_of(vertex.body, self.plan.settings.inner_steps))
         trial.final = True
         return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(key, trial, now)]
 
     def _tell_listeners(self, vertex: Vertex) -> list[Effect]:
         """Observers and members outside the committee did not see the votes: two voters tell each of them."""
-        committee = self.plan.committee
-        if self.me not in committee:
-            return []
-        mine = committee.index(self.me)
-        others = [m.peer for m in self.plan.members if m.present and m.peer not in set(committee)]
         news = Vertices((vertex,), self.plan.round)
-        chosen = [p for k, p in enumerate(others) if mine in (k % len(committee), (k + 1) % len(committee))]
-        return [Send(p, news) for p in chosen]
+        return [Send(p, news) for p in told_by(self.me, self.plan)]
 
     def _adopt(self, digest: Digest, trial: Trial) -> list[Effect]:
         if self.adopting:
@@ -1054,7 +1000,7 @@ class Round:
         afresh = trial.back is not None
         claim, mine = self._my_claim(trial.body), None if afresh else counted
         late = self.ground.apart is not None and self.me in late_of(trial.body)
-        led = tuple(_opened(s).digest for s in trial.body.parts if s is not None and s.signer == self.me)
+        led = tuple(opened(s).digest for s in trial.body.parts if s is not None and s.signer == self.me)
         work = Adopt(self.plan.round, digest, trial.body.state, mine, claim, afresh, late, led)
         return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
 
@@ -1068,22 +1014,9 @@ class Round:
         assert self.final is not None
         self.closed = True
         body = decode_body(self.final.body)
-        answers = [_opened(s) for s in body.parts if s is not None]
-        listed = [set(a.contributors) for a in answers]
-        counted = set[PeerId]().union(*listed)
-        partly = counted - counted.intersection(*listed)
-        trainers = {m.peer for m in self.plan.trainers}
-        closed = RoundClosed(
-            vertex=self.final,
-            body=body,
-            id=vertex_id(self.final.body),
-            counted=tuple(sorted(counted)),
-            partly=tuple(sorted(partly)),
-            missing=() if self.assembling else tuple(sorted(trainers - counted)),
-            parts_missing=sum(s is None for s in body.parts),
-        )
+        closed = closed_by(self.final, body, self.plan, self.assembling)
         self.combined |= self.reduce.made if self.reduce is not None else {}
-        agreed = {a.digest for a in answers}
+        agreed = {opened(s).digest for s in body.parts if s is not None}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
         self.reduce, self.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]
@@ -1116,14 +1049,3 @@ class Round:
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
-
-
-def _opened(signed: Signed) -> Answered:
-    """An Answered whose signature was checked when the body or the message was."""
-    statement = decode_statement(signed.body, signed.signer)
-    assert isinstance(statement, Answered)
-    return statement
-
-
-def _named(parts: Sequence[Signed | None]) -> set[PeerId]:
-    return {p for s in parts if s is not None for p in _opened(s).contributors}
