@@ -569,7 +569,7 @@ class Peer:
             effects.append(Send(sender, WantVertices(history.head + 1)))
             return effects  # all of them first: a state is fetched once, for the newest
         if fresh:
-            return effects + self._follow_members(now) + self.regain.begin(self.history)
+            return effects + self._follow_members(now) + self.regain.begin(history)
         return effects + self._catch_up(now)
 
     def _catch_up(self, now: Seconds) -> list[Effect]:

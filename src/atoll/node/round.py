@@ -14,7 +14,7 @@ not list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from math import isfinite
 
 from msgspec import UNSET
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import BODY_BYTES_MAX, COMMIT_BYTES_MAX, COMMITTEE_MAX
+from atoll.base.limits import BODY_BYTES_MAX
 from atoll.base.machine import (
     Ask,
     Done,
@@ -47,14 +47,14 @@ from atoll.node.apart import Apart, late_of, left_open
 from atoll.node.back import Back
 from atoll.node.body import amend_among, check_body, write_body
 from atoll.node.closing import closed_by, told_by
-from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, row_weight, weighs_right
+from atoll.node.commitment import row_weight
+from atoll.node.commitments import Commitments, Twice
 from atoll.node.facts import (
     Accused,
     AttemptFailed,
     Disagreed,
     Fault,
     Lapsed,
-    OtherSize,
     Passed,
     RoundBegan,
     ShareBegan,
@@ -147,11 +147,10 @@ class Round:
         self.strikes = strikes or Strikes()
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
-        self.hearers, self.speakers = self._audience()
+        self.committed = Commitments(ground, notary, gone)
         self.attempt = 0
         self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
-        self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.trained: Trained | None = None
         self.encoding = False  # what I trained is, or was
         self.encoded: tuple[Payload, ...] | None = None
@@ -160,10 +159,8 @@ class Round:
         self.late: Late | None = None  # of what I did apart and send with it
         self.apart = Apart(ground, self.me, gone)
         self.passes: str | None = None
-        self.commits: dict[int, Commits] = {}
         self.reduce: Reduce | None = None
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
-        self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
         self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
         self.free: int | None = None  # the view in which I may propose what I like
@@ -319,11 +316,7 @@ class Round:
         self.grace.attempt_begins()
         self.parts.attempt_begins(now)
         self._forget_old_parts()
-        self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
-        # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
-        settled = self._settled
-        mine = {self.me} if self.trains else set[PeerId]()
-        self.awaited = (set(self.speakers) & settled | mine) - self._commits().of.keys() - self.two_faced
+        self.committed.attempt_begins(self.attempt, self.trains)
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
@@ -335,14 +328,14 @@ class Round:
             return effects
         around = Surroundings(
             self.ground.vote_key_of.get,
-            self._commit_of,
-            self._awaits,
+            self.committed.commit_of,
+            self.committed.awaits,
             self.gone,
             self.said,
-            self._filled,
+            self.committed.filled,
             self.unheard,
             judges=self.agreement.votes,
-            two_faced=self.two_faced,
+            two_faced=self.committed.two_faced,
         )
         self.reduce = reduce_for(self.notary, self.ground.reduce_plan(self.attempt, self.timing), around)
         effects += self._encode() if self.trained is not None else []  # it was too late for the last attempt
@@ -383,17 +376,16 @@ class Round:
         """Sign what I have, once per attempt, unless the sharing began without me."""
         ready = self.encoded is not None or self.passes is not None
         name = f"said/{self.plan.round}/{self.attempt}/commit"
-        if name in self.said and self._commit_of(self.me) is None:
+        if name in self.said and self.committed.commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
-        if not ready or self.patience.sharing or self._commit_of(self.me) is not None:
+        if not ready or self.patience.sharing or self.committed.commit_of(self.me) is not None:
             return []
         commit = self._my_commit()
         signed = self.notary.sign(commit)
-        self._commits().hear(self.me, commit, signed)
-        self.awaited.discard(self.me)
+        self.committed.say(commit, signed)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
-        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self._commits().giving)]
-        effects += [Send(p, message) for p in self.hearers if p != self.me]
+        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self.committed.now.giving)]
+        effects += [Send(p, message) for p in self.committed.hearers if p != self.me]
         self.told |= self.encoded is not None
         if self.encoded is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, self.encoded), now)
@@ -404,10 +396,9 @@ class Round:
         commit = decode_statement(said, self.me)
         assert isinstance(commit, Commit)
         signed = self.notary.sign(commit)
-        self._commits().hear(self.me, commit, signed)
-        self.awaited.discard(self.me)
+        self.committed.say(commit, signed)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
-        sends: list[Effect] = [Send(p, message) for p in self.hearers if p != self.me]
+        sends: list[Effect] = [Send(p, message) for p in self.committed.hearers if p != self.me]
         return sends + self._share_if_due(now)
 
     def _my_commit(self) -> Commit:
@@ -435,38 +426,20 @@ class Round:
         )
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
-        commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))
-        if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + 2:
-            return []
-        known = self.commits.get(commit.attempt) or Commits()
-        before = known.of.get(signed.signer)
-        if before is not None and before[1].body == signed.body:
-            return []  # it comes with every row, and was looked at when it came first
-        if len(signed.body) + len(signed.signature) > COMMIT_BYTES_MAX:
-            raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
-        if not parts_fit(self.ground, commit) or self.assembling:
-            raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
-        flaw = commit_flaw(commit)
-        if flaw is not None:
-            raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
-        if not weighs_right(self.ground, signed.signer, commit):
-            raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
-        if not claims_right(self.ground, commit):
-            raise PeerFault(signed.signer, "does not say how it trained", signed.body)
-        if not late_right(self.ground, signed.signer, commit):
-            raise PeerFault(signed.signer, "claims late work that it cannot have", signed.body)
-        if before is not None:  # the first commitment counts; a different one could follow another's reveal
-            return self._compare_commits(before[1], signed, now)
-        if signed.signer in self.two_faced and self.ground.witnesses:
-            return []
-        self.commits.setdefault(commit.attempt, known).hear(signed.signer, commit, signed)
-        effects = self._compare_sizes([signed.signer])
-        if commit.attempt != self.attempt:
-            return effects
-        self.awaited.discard(signed.signer)
+        match self.committed.hear(signed):
+            case Commit(attempt=attempt):
+                effects = self._compare_sizes([signed.signer])
+                return effects + self._go_on(now) if attempt == self.attempt else effects
+            case Twice(first, second):
+                return self._compare_commits(first, second, now)
+            case None:
+                return []
+
+    def _go_on(self, now: Seconds) -> list[Effect]:
+        """One less is waited for."""
         if self.patience.sharing and self.reduce is not None:
-            return effects + self.reduce.look_again(now)
-        return effects + self._share_if_due(now)
+            return self.reduce.look_again(now)
+        return self._share_if_due(now)
 
     def _compare_commits(self, first: Signed, second: Signed, now: Seconds) -> list[Effect]:
         """Whoever commits twice may keep everybody waiting for rows that fit neither word: nobody waits for it.
@@ -474,43 +447,22 @@ class Round:
         Where members may lie, the two words are their own proof.
         """
         signer = first.signer
-        if first.body == second.body or signer in self.two_faced:
+        if first.body == second.body or signer in self.committed.two_faced:
             return []
         may_lie = self.plan.settings.quorum == "two-thirds"
         told = self._accuse(signer, Caught(first, second)) if may_lie else []
         return told + self._await_no_more(signer, now)
 
     def _await_no_more(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        """It committed twice. What came of it counts.
-
-        Where owners watch each other honest ones make different sums of it: there its rows of this attempt are on
-        their way, and there will be none in the next one.
-        """
-        self.two_faced.add(peer)
-        if self.ground.witnesses:
-            for commits in (c for attempt, c in self.commits.items() if attempt > self.attempt):
-                commits.of.pop(peer, None)
-                commits.giving.discard(peer)
-            return []
-        self.awaited.discard(peer)
-        if self.patience.sharing and self.reduce is not None:
-            return self.reduce.look_again(now)
-        return self._share_if_due(now)
+        return self._go_on(now) if self.committed.waits_no_more(peer) else []
 
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""
-        known = self._commits().of
-        said = [known[p][1] for p in names if p in known and p != self.me]
+        said = self.committed.said_by(names)
         return [Send(to, Committed(self.plan.round, self.attempt, self.plan.trace, signed)) for signed in said]
 
     def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
-        """Say whose update has another length than mine: where callers choose the length, that is a mistake."""
-        commits, mine = self._commits(), self._commit_of(self.me)
-        if mine is None or not mine.parts:
-            return []
-        values = {p: commits.of[p][0].values for p in peers if p in commits.giving}
-        others = {p: n for p, n in values.items() if n != mine.values}
-        return [self._report(OtherSize(peer=p, values=n, mine=mine.values)) for p, n in others.items()]
+        return [self._report(fact) for fact in self.committed.other_sizes(peers)]
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
         """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
@@ -521,27 +473,10 @@ class Round:
 
     def _answer_commit(self, sender: PeerId, message: Committed) -> list[Effect]:
         """It has not heard mine: what was lost is said again to whoever asks."""
-        mine = self._commits().of.get(self.me)
-        if not message.asks or mine is None or sender not in self.hearers:
+        mine = self.committed.mine
+        if not message.asks or mine is None or sender not in self.committed.hearers:
             return []
         return [Send(sender, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1]))]
-
-    def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-        """(who hears my commitment, whose commitment I hear).
-
-        Everybody in a small swarm, but that clients cannot hear each other. In a large one a commitment goes to
-        owners and voters, who need it, and those of first owners go to everybody, since nobody reveals a part to
-        an owner that has not committed.
-        """
-        trainers = tuple(m.peer for m in self.plan.trainers)
-        if len(trainers) <= COMMITTEE_MAX:
-            heard = self.plan.voters if self.me not in self.plan.voters else trainers
-            return heard, heard
-        first = {owners[0] for owners in self.ground.owners}
-        concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
-        hearers = trainers if self.me in first else tuple(sorted(concerned))
-        speakers = trainers if self.me in concerned else tuple(sorted(first))
-        return hearers, speakers
 
     # ---- share ---------------------------------------------------------------------------------------------
 
@@ -551,10 +486,10 @@ class Round:
         if self.patience.sharing or self.reduce is None or self.final is not None:
             return []
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
-        if not late and any(p == self.me or not self.gone(p) for p in self.awaited):
+        if not late and any(p == self.me or not self.gone(p) for p in self.committed.awaited):
             return self._hurry(now)
         self.patience.sharing_begins(now)
-        known, absent = sorted(self._commits().of), sorted(self.awaited)
+        known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         return [self._report(fact), *self.reduce.handle(Start({}), now)]
 
@@ -562,35 +497,13 @@ class Round:
         """Enough have committed: the others have a grace, and I hand over what I have."""
         if self.plan.quorum_of_updates is None:
             return []
-        committed = len(self._commits().giving & self._settled)
+        committed = len(self.committed.now.giving & self.committed.settled)
         if not self.grace.begins(self.timing, self.attempt, committed, now):
             return []
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/grace/{self.attempt}", self.grace.until)]
         if self.trains and self.trained is None and self.passes is None:
             effects.append(Ask(f"round/{self.plan.round}/hand-over", HandOver(self.plan.round)))
         return effects
-
-    def _awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
-        """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""
-        commits = self._commits()
-        unwaited = self.two_faced if not self.ground.witnesses else ()
-        for peer in commits.giving if among is None else among:
-            if peer in names or (peer != self.me and (peer in unwaited or self.gone(peer))):
-                continue
-            known = commits.of.get(peer)
-            if known is not None and known[0].parts > part:
-                return True
-            if known is None and (member := self.plan.by_peer.get(peer)) is not None and member.trains:
-                return True  # in a large swarm I do not hear the commitments of everybody whose row I hand on
-        return False
-
-    def _filled(self) -> int | None:
-        """Parts of the longest update; None while somebody I could hear from has not said what it has."""
-        commits, trainers = self._commits(), self.plan.trainers
-        said = all(m.peer in commits.of or self.gone(m.peer) for m in trainers)
-        if not said or len(trainers) > COMMITTEE_MAX or len(commits.of) < self.plan.quorum:
-            return None  # whoever hears too few may be the one who is cut off
-        return max((commits.of[p][0].parts for p in commits.giving), default=0)
 
     def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
@@ -615,7 +528,7 @@ class Round:
 
     def _my_step(self) -> Step | None:
         """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
-        commits = self._commits().of
+        commits = self.committed.now.of
         if self.view is None or not (named := named_in(self.view)) <= commits.keys():
             return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
         return step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan.settings.inner_steps)
@@ -636,7 +549,7 @@ class Round:
         state = self.advances.state(step) if back is None else self.back.state(step, back[1])
         if state is None:
             return self.advances.ask(step) if back is None else self.back.ask(step, back[1])
-        body = self._body(self.view, self._commits().of, state, now, back)
+        body = self._body(self.view, self.committed.now.of, state, now, back)
         return self.agreement.propose(self.free, encode(body))
 
     def _propose_members(self, view: int, now: Seconds) -> list[Effect]:
@@ -703,7 +616,7 @@ class Round:
 
     def _compare_body(self, body: Body, now: Seconds) -> list[Effect]:
         """Its proposer may have heard another commitment of somebody than I did."""
-        known = self.commits.get(body.attempt, Commits()).of
+        known = self.committed.in_attempt(body.attempt).of
         pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
         return [effect for mine, other in pairs for effect in self._compare_commits(mine, other, now)]
 
@@ -877,11 +790,10 @@ class Round:
                 if trial.final and not self.adopting:
                     effects += self._try(key, trial, now)
             return effects
-        mine = self._commits().of.get(self.me)
+        mine = self.committed.mine
         if not self.assembling and mine is not None:
             message = Committed(self.plan.round, self.attempt, self.plan.trace, mine[1], asks=True)
-            silent = [p for p in self.speakers if p != self.me and self._commit_of(p) is None and not self.gone(p)]
-            effects += [Send(p, message) for p in silent]
+            effects += [Send(p, message) for p in self.committed.silent()]
         if self.assembling or self.view is not None:
             effects += self.agreement.remind()
         if self.wanted_body is not None:
@@ -918,8 +830,8 @@ class Round:
         if self.closed or self.final is not None:
             return []
         effects: list[Effect] = []
-        mine = self._commits().of.get(self.me)
-        if mine is not None and peer in self.hearers:
+        mine = self.committed.mine
+        if mine is not None and peer in self.committed.hearers:
             effects.append(Send(peer, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1])))
         if self.reduce is not None and self.patience.sharing:
             effects += self.reduce.resend(peer)
@@ -1033,19 +945,14 @@ class Round:
     # ---- small words ---------------------------------------------------------------------------------------
 
     @property
-    def _settled(self) -> set[PeerId]:
-        """Trainers that are waited for."""
-        return {m.peer for m in self.plan.trainers if m.standing == "member"}
+    def commits(self) -> Mapping[int, Commits]:
+        """By attempt, this one and the next ones: what people are told of who is here."""
+        return self.committed.heard
 
-    def _commits(self) -> Commits:
-        found = self.commits.get(self.attempt)
-        if found is None:
-            found = self.commits[self.attempt] = Commits()
-        return found
-
-    def _commit_of(self, peer: PeerId) -> Commit | None:
-        known = self._commits().of.get(peer)
-        return known[0] if known is not None else None
+    @property
+    def awaited(self) -> Set[PeerId]:
+        """Whose commitment this attempt waits for."""
+        return self.committed.awaited
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
