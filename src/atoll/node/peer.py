@@ -2,10 +2,9 @@
 
     Heartbeat   who is alive, what time it is           History   what was agreed
     Roster      whom it makes a member, whom I reach    News      vertices asked for, shown and read
-    Admission   what I say to become a member
-    Round       the story of the round in progress      Regain    the agreed state, on its way here
-    OldParts    of rounds that are over, for laggards
-    Serve       blobs for others                        pool      member reports for the next vertex
+    Admission   what I say to become a member           pool      member reports for the next vertex
+    Round       the story of the round in progress      OldParts  of rounds that are over, for laggards
+    Regain      the agreed state, on its way here       Serve     blobs for others
     Eras        long-lived signatures under the history
     Earlier     states that the run may go back to      Validators  is what was agreed any good?
     Pieces      older states in coded pieces
