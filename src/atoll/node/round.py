@@ -15,14 +15,13 @@ not list.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from math import isfinite
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BODY_BYTES_MAX
 from atoll.base.machine import (
     Ask,
@@ -40,14 +39,12 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.keys.digest import merkle_root
 from atoll.node.advances import Advances
 from atoll.node.amend import amends_in
 from atoll.node.apart import Apart, late_of, left_open
 from atoll.node.back import Back
 from atoll.node.body import amend_among, check_body, write_body
 from atoll.node.closing import closed_by, told_by
-from atoll.node.commitment import row_weight
 from atoll.node.commitments import Commitments, Twice
 from atoll.node.facts import (
     Accused,
@@ -64,7 +61,8 @@ from atoll.node.facts import (
 )
 from atoll.node.grace import Grace
 from atoll.node.ground import Ground, size_flaw
-from atoll.node.jobs import Adopt, Advanced, Encode, Encoded, HandOver, Left, Train, Trained
+from atoll.node.jobs import Adopt, Advanced, Encoded, HandOver, Left, Train, Trained
+from atoll.node.my_update import MyUpdate
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial, named_in, opened, step_of, trial_of
@@ -109,14 +107,12 @@ from atoll.wire.messages.statements import (
     Commit,
     Compared,
     Complaint,
-    Late,
     Signed,
     Weighing,
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
-NOT_LATE = Late(0, 0, 0)
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 TURNS_WITHOUT_CLOCK = 4  # of all proposers in one attempt
 
@@ -143,7 +139,6 @@ class Round:
         self.patience, self.grace = Patience(), Grace()
         self.parts = Parts(self.plan, self.patience, held)
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
-        self.measured = measured
         self.strikes = strikes or Strikes()
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
@@ -151,14 +146,8 @@ class Round:
         self.attempt = 0
         self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
-        self.trained: Trained | None = None
-        self.encoding = False  # what I trained is, or was
-        self.encoded: tuple[Payload, ...] | None = None
-        self.told = False  # somebody may have heard that it is encoded
-        self.claim: Digest | None = None  # of how I trained for it
-        self.late: Late | None = None  # of what I did apart and send with it
+        self.update = MyUpdate(ground, self.me, measured)
         self.apart = Apart(ground, self.me, gone)
-        self.passes: str | None = None
         self.reduce: Reduce | None = None
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
@@ -338,57 +327,47 @@ class Round:
             two_faced=self.committed.two_faced,
         )
         self.reduce = reduce_for(self.notary, self.ground.reduce_plan(self.attempt, self.timing), around)
-        effects += self._encode() if self.trained is not None else []  # it was too late for the last attempt
+        effects += self._encode() if self.update.trained is not None else []  # it was too late for the last attempt
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 
     def _trained(self, trained: Trained, now: Seconds) -> list[Effect]:
-        if trained.steps == 0:
-            return self._pass("its time was over before the first inner step", now)
-        if not isfinite(trained.loss):
-            return self._pass(f"its training loss is {trained.loss}", now)
-        self.trained = trained
+        if (why := self.update.takes(trained)) is not None:
+            return self._pass(why, now)
         fact = TrainEnded(steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s)
         return [self._report(fact), *self._encode()]
 
     def _encode(self) -> list[Effect]:
-        """Once, and not where the others have begun without me: what I have then goes into my next update whole."""
+        """Not where the others have begun without me: what I have then goes into my next update whole."""
         late = self.patience.sharing and self.plan.quorum_of_updates is not None
-        if late or self.encoding:
-            return []
-        self.encoding = True
-        work = Encode(self.plan.round, self.ground.shares, self.ground.takes_late(self.me))
-        return [Ask(f"round/{self.plan.round}/encode", work)]
+        return [] if late else self.update.encode()
 
     def _encoded(self, encoded: Encoded, now: Seconds) -> list[Effect]:
-        assert 0 < len(encoded.parts) <= len(self.ground.owners)
-        if self.ground.audited and encoded.claim is None:
-            return self._pass("it cannot show how it trained, and rounds of this run are audited", now)
-        self.encoded, self.claim, self.late = encoded.parts, encoded.claim, encoded.late
+        if (why := self.update.encodes(encoded)) is not None:
+            return self._pass(why, now)
         return self._commit_if_ready(now)
 
     def _pass(self, why: str, now: Seconds) -> list[Effect]:
-        self.passes = why
+        self.update.passes = why
         return [self._report(Passed(why=why)), *self._commit_if_ready(now)]
 
     # ---- commit --------------------------------------------------------------------------------------------
 
     def _commit_if_ready(self, now: Seconds) -> list[Effect]:
         """Sign what I have, once per attempt, unless the sharing began without me."""
-        ready = self.encoded is not None or self.passes is not None
         name = f"said/{self.plan.round}/{self.attempt}/commit"
         if name in self.said and self.committed.commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
-        if not ready or self.patience.sharing or self.committed.commit_of(self.me) is not None:
+        if not self.update.ready or self.patience.sharing or self.committed.commit_of(self.me) is not None:
             return []
-        commit = self._my_commit()
+        commit = self.update.commit(self.attempt)
         signed = self.notary.sign(commit)
         self.committed.say(commit, signed)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
         effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self.committed.now.giving)]
         effects += [Send(p, message) for p in self.committed.hearers if p != self.me]
-        self.told |= self.encoded is not None
-        if self.encoded is not None and self.reduce is not None:
-            effects += self.reduce.contribute(Update(signed, self.encoded), now)
+        mine = self.update.said()
+        if mine is not None and self.reduce is not None:
+            effects += self.reduce.contribute(Update(signed, mine), now)
         return effects + self._share_if_due(now)
 
     def _repeat_commit(self, said: bytes, now: Seconds) -> list[Effect]:
@@ -400,30 +379,6 @@ class Round:
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
         sends: list[Effect] = [Send(p, message) for p in self.committed.hearers if p != self.me]
         return sends + self._share_if_due(now)
-
-    def _my_commit(self) -> Commit:
-        round, attempt = self.plan.round, self.attempt
-        if self.encoded is None or self.trained is None:
-            return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, (self.passes or "")[:200])
-        t, root, measured = self.trained, merkle_root(tuple(p.digest for p in self.encoded)), self.measured()
-        late = self.late or NOT_LATE
-        # a newcomer's first update is shared and checked like any other, but moves nothing yet
-        weight = row_weight(self.ground, self.me, t.steps, t.samples)
-        return Commit(
-            round=round,
-            attempt=attempt,
-            root=root,
-            parts=len(self.encoded),
-            steps=t.steps + late.steps,
-            samples=t.samples + late.samples,
-            loss=t.loss,
-            step_s=t.step_s,
-            weight=weight,
-            offset_s=measured.offset_s,
-            values=t.values,
-            links=measured.links,
-            claim=self.claim or self.late or UNSET,
-        )
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         match self.committed.hear(signed):
@@ -501,7 +456,7 @@ class Round:
         if not self.grace.begins(self.timing, self.attempt, committed, now):
             return []
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/grace/{self.attempt}", self.grace.until)]
-        if self.trains and self.trained is None and self.passes is None:
+        if self.trains and self.update.trained is None and self.update.passes is None:
             effects.append(Ask(f"round/{self.plan.round}/hand-over", HandOver(self.plan.round)))
         return effects
 
@@ -732,15 +687,14 @@ class Round:
 
     def _train_apart(self) -> list[Effect]:
         """An attempt failed: if that is for want of voters I go on by myself, once my update is made."""
-        mine = self.encoded is not None or self.passes is not None
-        return self.apart.go_on() if self.trains and mine and self.final is None else []
+        return self.apart.go_on() if self.trains and self.update.ready and self.final is None else []
 
     def left(self, vertex: Vertex | None) -> Left | None:
         """I go on from a later state: what this round counted of mine, where anything hangs on it."""
         if self.ground.apart is None:
             return None
         body = decode_body(vertex.body) if vertex is not None else None
-        return left_open(self.me, len(self.encoded or ()), body)
+        return left_open(self.me, len(self.update.encoded or ()), body)
 
     def _attempt_due(self, now: Seconds) -> int:
         """By the clock. Where there is none all propose in turn, and in turn again, before all is sent anew."""
@@ -904,9 +858,9 @@ class Round:
             return []
         self.adopting = True
         counted: tuple[bool, ...] | None = None
-        if self.encoded is not None and trial.body.parts:
+        if self.update.encoded is not None and trial.body.parts:
             counted = tuple(a is not None and self.me in a.contributors for a in trial.answers)
-            if self.plan.quorum_of_updates is not None and not self.told and not any(counted):
+            if self.plan.quorum_of_updates is not None and not self.update.told and not any(counted):
                 counted = None  # the others began while it was encoded: its steps stay where they are
         assert self.final is not None
         afresh = trial.back is not None
@@ -930,7 +884,7 @@ class Round:
         self.combined |= self.reduce.made if self.reduce is not None else {}
         agreed = {opened(s).digest for s in body.parts if s is not None}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
-        self.reduce, self.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
+        self.reduce, self.update.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]
         timers += [f"grace/{self.attempt}"] if self.grace.until is not None else []
         cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]
@@ -943,6 +897,11 @@ class Round:
         return [self._report(StateMissing(vertex=self.final, why=why))]
 
     # ---- small words ---------------------------------------------------------------------------------------
+
+    @property
+    def encoded(self) -> tuple[Payload, ...] | None:
+        """The parts of my own update, once it is made."""
+        return self.update.encoded
 
     @property
     def commits(self) -> Mapping[int, Commits]:
