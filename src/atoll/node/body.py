@@ -15,10 +15,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import (
-    REPORT_BYTES_MAX,
-    REPORTS_PER_VERTEX_MAX,
-)
+from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.keys.digest import digest
 from atoll.node.amend import amend_holds, amends_in, first_of
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right

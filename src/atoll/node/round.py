@@ -384,13 +384,13 @@ class Round:
         match self.committed.hear(signed):
             case Commit(attempt=attempt):
                 effects = self._compare_sizes([signed.signer])
-                return effects + self._go_on(now) if attempt == self.attempt else effects
+                return effects + self._awaits_less(now) if attempt == self.attempt else effects
             case Twice(first, second):
                 return self._compare_commits(first, second, now)
             case None:
                 return []
 
-    def _go_on(self, now: Seconds) -> list[Effect]:
+    def _awaits_less(self, now: Seconds) -> list[Effect]:
         """One less is waited for."""
         if self.patience.sharing and self.reduce is not None:
             return self.reduce.look_again(now)
@@ -409,7 +409,7 @@ class Round:
         return told + self._await_no_more(signer, now)
 
     def _await_no_more(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        return self._go_on(now) if self.committed.waits_no_more(peer) else []
+        return self._awaits_less(now) if self.committed.waits_no_more(peer) else []
 
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""

@@ -1,5 +1,5 @@
-"""What a round holds while it is not agreed: the commitments it heard, what it says in
-its own, and the bodies it checks.
+"""What a round holds while it is not agreed: the commitments it heard, what it says in its own, and the bodies it
+checks. Values, and what follows from signed bytes alone; never anything that lasts longer than the round.
 """
 
 from __future__ import annotations
