@@ -17,7 +17,8 @@ from form import asking, lines, report, versions
 
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import digest
-from atoll.node.body import ground_after, write_body
+from atoll.node.body import write_body
+from atoll.node.ground import ground_after
 from atoll.node.settings import RunSettings, decode_settings
 from atoll.node.verify import Audit, Kept, verify_history
 from atoll.policy.members import RECENT, Recent

@@ -16,8 +16,8 @@ from atoll.host.member import identity_of, session_of
 from atoll.host.store import Store
 from atoll.keys import erasure
 from atoll.keys.digest import digest
+from atoll.node.admission import Wish
 from atoll.node.facts import StateLost
-from atoll.node.peer import Wish
 from atoll.protocol.transfer.fetch import FetchFailed
 
 STATE = digest(b"an earlier state")

@@ -143,7 +143,7 @@ def test_late_work_of_a_life_before_is_given_up_where_its_round_is_not_in_memory
     """
     stand = Stand()
     peer, history = stand.peer, stand.peer.history
-    peer.round, peer.restored_round = None, 0
+    peer.round, peer.regain.round = None, 0
     for held in (history.bodies, history.vertices, history.ids):
         del held[0]
     (asked,) = [e.work for e in peer.handle(Done("restore", True), stand.swarm.world.now) if isinstance(e, Ask)]

@@ -58,7 +58,7 @@ class Stand:
     def __init__(self) -> None:
         self.swarm = Swarm(1, SwarmKnobs(4))
         self.swarm.world.run(0.5)
-        while not self.peer.held or not any(self.peer.held.values()):
+        while not self.peer.old_parts.held or not any(self.peer.old_parts.held.values()):
             assert self.swarm.world.now < 60
             self.swarm.world.run(self.swarm.world.now + 0.05)
 
@@ -69,7 +69,7 @@ class Stand:
         return peer
 
     def part(self) -> tuple[int, Digest]:
-        return next((round, digest) for round, parts in self.peer.held.items() for digest in parts)
+        return next((round, digest) for round, parts in self.peer.old_parts.held.items() for digest in parts)
 
     def hears(self, message, payload: Payload | None = None, by: PeerId = MEMBER, at: float | None = None):
         now = self.swarm.world.now if at is None else at
@@ -125,10 +125,10 @@ def test_an_attempt_that_does_not_end_counts_anew_every_minute(stand: Stand):
 def test_a_laggard_is_given_a_part_of_an_old_round_a_few_times(stand: Stand):
     """Old rounds have no attempts any more: what was not enough is fetched as a whole state."""
     round, digest = stand.part()
-    kept = dict(stand.peer.held[round])
+    kept = dict(stand.peer.old_parts.held[round])
     while stand.peer.at < round or stand.peer.round is None:
         stand.swarm.world.run(stand.swarm.world.now + 0.05)
-    stand.peer.held[round] = kept
+    stand.peer.old_parts.held[round] = kept
     assert stand.given(WantPart(round, 0, "", digest), 100) == PART_GIVEN_MAX
     assert stand.given(WantPart(round, 0, "", digest), 1, by=OTHER) == 1
 
@@ -179,7 +179,7 @@ def test_a_stranger_costs_nothing_but_its_connection(stand: Stand, ahead: int):
     effects = [e for word in words for e in stand.hears(word, payload, by=STRANGER)]
     assert not [e for e in effects if isinstance(e, Send)]
     assert (len(peer.early), peer.early.size_bytes, peer.early.count_of[STRANGER]) == (0, 0, 0)
-    assert not peer.early.dropped and STRANGER not in peer.hinted
+    assert not peer.early.dropped and STRANGER not in peer.news.hinted
     assert STRANGER not in round.too_early | round.repeated_to and round.parts.held == before
     stand.hears(words[0], payload, by=MEMBER)
     assert ahead not in (1, 2) or peer.early.count_of[MEMBER] == 1  # a member's early word is remembered
@@ -190,7 +190,7 @@ def test_strangers_that_say_they_know_more_are_not_remembered_for_ever(stand: St
     for k in range(PEERS_MAX + 50):
         effects = stand.hears(Beat(0.0, 900), by=PeerId(f"stranger {k}"))
         assert any(isinstance(e, Send) and isinstance(e.message, WantVertices) for e in effects)
-    assert len(stand.peer.hinted) <= PEERS_MAX
+    assert len(stand.peer.news.hinted) <= PEERS_MAX
 
 
 # ---- payloads ------------------------------------------------------------------------------------------------

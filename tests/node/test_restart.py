@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from atoll.base.machine import Ask, Done, Received, Start
+from atoll.node.facts import CaughtUp, Refused
 from atoll.node.jobs import Restore
-from atoll.node.peer import CaughtUp, Refused
 from atoll.node.settings import RULES, RunSettings, encode_settings
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, encode, vertex_id

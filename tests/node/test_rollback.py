@@ -14,9 +14,8 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Received
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in, goal_of
 from atoll.node.body import _judge_reports
-from atoll.node.facts import AttemptFailed, StateLacked
+from atoll.node.facts import AttemptFailed, Fault, StateLacked
 from atoll.node.jobs import Adopt, FindState, GoBack, ReadVertices
-from atoll.node.peer import Fault
 from atoll.node.round import Round
 from atoll.node.verify import Kept, Return, verify_history
 from atoll.policy.apart import Apart

@@ -13,7 +13,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import MIB, PART_BYTES_MAX
 from atoll.base.machine import Fact
 from atoll.keys.digest import digest
-from atoll.node.round import RoundBegan
+from atoll.node.facts import RoundBegan
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.node.topology import TOPOLOGIES, regions_of, way_of
 from atoll.policy.links import Rates, report

@@ -14,9 +14,8 @@ from atoll.base.machine import Ask, Done, Effect, Received, Send
 from atoll.node.amend import amend_of, amends_in, goal_of
 from atoll.node.blame import refusals
 from atoll.node.body import amend_among, check_body, write_body
-from atoll.node.facts import AttemptFailed, Disagreed, WentBack
+from atoll.node.facts import AttemptFailed, Disagreed, Fault, WentBack
 from atoll.node.jobs import FindState, Hold, Losses, Validate
-from atoll.node.peer import Fault
 from atoll.node.verify import Kept, Return, verify_history
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings

@@ -15,7 +15,8 @@ from atoll.base.machine import Ask, Done, Effect, Event, Received, Send
 from atoll.cli.verify import votes_alone
 from atoll.host.store import Store, stored
 from atoll.keys.digest import digest
-from atoll.node.peer import Fault, Peer
+from atoll.node.facts import Fault
+from atoll.node.peer import Peer
 from atoll.node.verify import Kept, verify_history
 from atoll.protocol.dag.eras import Begin, Era, Eras, ReadEra, decode_era, encode_era, ends, era_bytes
 from atoll.sim.network import NetworkKnobs

@@ -44,8 +44,7 @@ from atoll.learn.layout import Layout, difference
 from atoll.learn.merge import Merge as How
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState, state_bytes
-from atoll.node.facts import RoundClosed
-from atoll.node.peer import GenesisKnown, Refused, RunOver
+from atoll.node.facts import GenesisKnown, Refused, RoundClosed, RunOver
 from atoll.node.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.openings import SHARE
 from atoll.policy.plan import RoundSettings

@@ -57,9 +57,10 @@ from atoll.keys.identity import (
     signature_bytes,
 )
 from atoll.keys.signer import Vouch
+from atoll.node.admission import Wish
 from atoll.node.amend import Goal
-from atoll.node.facts import RoundClosed
-from atoll.node.peer import MembershipChanged, Peer, Wish
+from atoll.node.facts import MembershipChanged, RoundClosed
+from atoll.node.peer import Peer
 from atoll.policy.plan import quorum
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode

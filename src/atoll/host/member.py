@@ -27,9 +27,9 @@ from atoll.host.run import PeerHost
 from atoll.host.store import Store
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
+from atoll.node.admission import Wish
 from atoll.node.body import write_genesis
 from atoll.node.config.sections import Keep
-from atoll.node.peer import Wish
 from atoll.node.settings import OTHER_RULES_FIX, other_rules
 from atoll.protocol.dag.history import genesis_digest
 from atoll.wire.codec import decode_body, decode_vertex, encode

@@ -22,8 +22,7 @@ from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
 from atoll.node.amend import amend_of
 from atoll.node.apart import late_of
-from atoll.node.facts import Looked, RoundClosed, StateJudged
-from atoll.node.peer import GenesisKnown, MembershipChanged
+from atoll.node.facts import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.policy.validation import LOSS_MOST, NAT
 from atoll.protocol.consensus.facts import Decided, Judge

@@ -22,8 +22,7 @@ from atoll.host.trainer import Beat
 from atoll.keys.erasure import ready
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.models import task_of
-from atoll.node.facts import StateLost, StateRebuilt
-from atoll.node.peer import CaughtUp, GenesisKnown, Refused
+from atoll.node.facts import CaughtUp, GenesisKnown, Refused, StateLost, StateRebuilt
 from atoll.protocol.transfer.fetch import Fetched
 
 

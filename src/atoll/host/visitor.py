@@ -24,9 +24,9 @@ from atoll.host.pieces import rebuild_blob
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.keys.erasure import demand_ready
+from atoll.node.admission import Wish
 from atoll.node.facts import StateLost, StateRebuilt
 from atoll.node.jobs import HoldPieces, Rebuild, Restore
-from atoll.node.peer import Wish
 from atoll.protocol.dag.eras import EraSealed
 from atoll.protocol.transfer.fetch import Fetched, FetchFailed
 from atoll.wire.codec import decode_body, decode_vertex

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Ask, Effect
-from atoll.node.body import Ground
 from atoll.node.facts import TrainedApart
+from atoll.node.ground import Ground
 from atoll.node.jobs import Left, TrainApart, Trained
 from atoll.policy.apart import heard, too_few
 from atoll.wire.codec import statement_in

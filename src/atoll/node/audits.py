@@ -21,8 +21,8 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import AUDIT_TURN, MIB
 from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send, Start
-from atoll.node.body import ground_after
 from atoll.node.facts import Accused, AuditDrawn, AuditEnded, OpeningVerdict, Verdict
+from atoll.node.ground import ground_after
 from atoll.node.jobs import Exhibit, Exhibited, Hold, Judge, Judged, JudgeOpening, LaidOpen
 from atoll.node.openings import judge_opening, lay_open
 from atoll.node.reports import ReportPool

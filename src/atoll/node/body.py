@@ -7,43 +7,25 @@ combined parts. Whose turn it is to propose is the agreement's business. Never t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from math import isfinite
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import (
-    ANSWER_BYTES_MAX,
-    PARTS_MAX,
-    PEERS_MAX,
-    REPORT_BYTES_MAX,
-    REPORTS_PER_VERTEX_MAX,
-    WEIGHED_ROWS_MAX,
-    WORDS_MAX,
-)
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.keys.digest import digest
 from atoll.node.amend import amend_holds, amends_in, first_of
+from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
+from atoll.node.ground import Ground
 from atoll.node.reputation import next_scores
 from atoll.node.settings import RunSettings, encode_settings
-from atoll.node.topology import parts_most, way_of
-from atoll.policy.apart import Apart
-from atoll.policy.links import report_flaw
-from atoll.policy.members import Recent, Reported, admissible, next_members
-from atoll.policy.plan import RoundPlan
-from atoll.policy.reputation import FLOOR, influence_of
-from atoll.policy.room import WEIGHT_BYTES, name_bytes
-from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
+from atoll.policy.members import Reported, next_members
 from atoll.policy.windows import Shown, next_window
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
-from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import name_of
-from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import (
@@ -60,185 +42,7 @@ from atoll.wire.messages.statements import (
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 from atoll.wire.opening import made_of_fits
 
-NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
-WEIGHING_BYTES = 32  # the heads of the lists in a weighing
-PLACE_BYTES = 3  # of a part's number in it
 CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What a round stands on: agreed facts and the judgement of reports, handed in by the peer."""
-
-    plan: RoundPlan
-    parent: Body
-    topology: Topology | None  # how updates are reduced; None in a round that only assembles members
-    why: str  # this topology, in words for people
-    admissible: Callable[[Reported, bool], str | None]  # (report, as proposer)
-    statistic: StatisticName = "mean"
-    tolerance: float = 0.0
-    witnessed: bool = False
-    parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
-    recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
-    audited: bool = False  # who gives an update must claim how it trained
-    reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
-    demanded: Amend | None = None  # validators found the state bad: where this round is to go back to
-    opened: bool = False  # blocks of answers are opened
-    apart: Apart | None = None  # who hears no quorum trains on
-
-    @cached_property
-    def owners(self) -> tuple[tuple[PeerId, ...], ...]:
-        """Of each part, in the order in which they take over."""
-        return tuple(part.owners for part in self.topology.parts) if self.topology is not None else ()
-
-    @cached_property
-    def shares(self) -> tuple[int, ...]:
-        """Relative sizes of the parts."""
-        return tuple(part.share for part in self.topology.parts) if self.topology is not None else ()
-
-    @cached_property
-    def weightless(self) -> frozenset[PeerId]:
-        """Newcomers: their rows are shared and checked like any other, but move nothing yet."""
-        return frozenset(m.peer for m in self.plan.trainers if m.standing == "new")
-
-    def takes_late(self, peer: PeerId) -> bool:
-        """Late work may ride on this member's update: it is merged in this run, and the row weighs something."""
-        return self.apart is not None and self.apart.then == "merge" and peer not in self.weightless
-
-    @cached_property
-    def influence(self) -> dict[PeerId, int]:
-        """What each settled trainer weighs against the others; nobody where no records are kept."""
-        if not self.reputed:
-            return {}
-        settled = (m.peer for m in self.plan.trainers if m.standing == "member")
-        return influence_of({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
-
-    @cached_property
-    def liars(self) -> int:
-        """How many of the rows that count may be lies."""
-        return liars_among(len(self.plan.trainers) - len(self.weightless), self.tolerance)
-
-    @cached_property
-    def weighs(self) -> bool:
-        """Rows are weighed by distances between whole updates."""
-        return self.statistic in DISTANCES
-
-    @property
-    def trainers_most(self) -> int:
-        """Rows beyond those whose distances are taken would stop the learning of all."""
-        return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
-
-    @cached_property
-    def compared_bytes_max(self) -> int:
-        """Of a signed comparison."""
-        rows = min(len(self.plan.trainers), WEIGHED_ROWS_MAX)
-        return self.answer_bytes_max + 8 * (rows * (rows + 1) // 2)
-
-    @cached_property
-    def weighing_bytes_max(self) -> int:
-        """Of an encoded weighing, which travels beside an answer and stands in the vertex."""
-        if not self.weighs:
-            return 0
-        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)
-        digests = DIGEST_BYTES * (len(self.owners) if self.witnesses else 1)
-        return names + digests + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
-
-    @cached_property
-    def witnesses(self) -> int:
-        """Owners after the first that combine every part too."""
-        owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
-        return witnesses(owners, liars_among(len(self.plan.voters), self.tolerance)) if self.witnessed else 0
-
-    def reduce_plan(self, attempt: int, timing: RoundPlan | None = None) -> ReducePlan:
-        """`timing`: the plan with the windows that I go by, if they are others."""
-        assert self.topology is not None
-        plan = timing or self.plan
-        return ReducePlan(
-            plan.round,
-            attempt,
-            plan.trace,
-            self.topology,
-            tuple(m.peer for m in plan.members if m.present),
-            plan.times(attempt).answer_until,
-            self.statistic,
-            self.liars,
-            rows_needed(self.statistic, self.liars),
-            self.witnesses,
-            self.weighs,
-            self.weightless,
-            frozenset(m.peer for m in plan.members if m.present and not m.trains),
-            plan.window_s(attempt),
-            plan.has_clock,
-            self.influence if self.weighs else {},
-            self.opened,
-        )
-
-    @cached_property
-    def answer_bytes_max(self) -> int:
-        """Of a signed answer: who says more than there is to say fills the vertex."""
-        return ANSWER_BYTES_MAX + sum(name_bytes(m.peer) for m in self.plan.members if m.trains)
-
-    @cached_property
-    def vote_key_of(self) -> dict[PeerId, bytes]:
-        return {m.peer: m.vote_key for m in self.plan.members if m.present}
-
-    @cached_property
-    def known_keys(self) -> dict[PeerId, bytes]:
-        return known_keys(self.plan.members)
-
-
-def known_keys(members: Sequence[Member]) -> dict[PeerId, bytes]:
-    """Under which anybody's words may be held against it: also of those that are away."""
-    return {m.peer: m.vote_key for m in members if m.standing != "expelled"}
-
-
-def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
-    """What the round after `parent` stands on. Enough members, or it only assembles more.
-
-    The first round that trains waits for settled ones: a newcomer's update moves nothing, and nobody who was waited
-    for shall count for nothing.
-    """
-    parts = parts_most(settings, parent)
-    if parent.trained:
-        enough = len(plan.voters) >= settings.min_peers
-    else:
-        settled = sum(m.votes and m.standing == "member" for m in plan.members)
-        enough = settled >= max(settings.start_peers, settings.min_peers)
-
-    def judge(reported: Reported, as_proposer: bool) -> str | None:
-        wall_s = parent.time_s if as_proposer else None
-        return admissible(reported, parent, recent, run, settings.open_to_all, wall_s, parts)
-
-    who, validations = settings.recovery, recent.validations
-    demanded = validations.demanded() if validations.head == parent.round else None
-    if not enough:
-        why, kind = "too few members to train", settings.statistic
-        return Ground(
-            plan,
-            parent,
-            None,
-            why,
-            judge,
-            kind,
-            parts_most=parts,
-            recovery=who,
-            reputed=settings.reputed,
-            demanded=demanded,
-        )
-    way = way_of(settings, plan, _answered_bytes(parent))
-    trust = settings.statistic, settings.tolerance, settings.witnessed
-    audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
-    more = audited, reputed, demanded, opened, settings.apart_terms
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more)
-
-
-def _answered_bytes(parent: Body) -> int:
-    """Of all combined parts of the last round; 0 where the length of an update is its caller's choice."""
-    commits = [decode_statement(signed.body, signed.signer) for signed in parent.commits[:1]]
-    if any(isinstance(commit, Commit) and commit.values for commit in commits):
-        return 0
-    answers = [decode_statement(signed.body, signed.signer) for signed in parent.parts if signed is not None]
-    return sum(a.size_bytes for a in answers if isinstance(a, Answered))
 
 
 def write_body(
@@ -475,73 +279,6 @@ def _misweighed(ground: Ground, body: Body, answers: Sequence[Answered]) -> str 
     name = name_of(weighing)
     other = [answered.part for answered in answers if answered.rows != name or not made_with(answered, weighing)]
     return f"its answer for part {other[0]} is of another weighing" if other else None
-
-
-def parts_fit(ground: Ground, commit: Commit) -> bool:
-    """A pass has no parts; an update has all of them, or the first ones where its length is its caller's choice."""
-    planned = len(ground.owners)
-    return commit.parts in (0, planned) or (commit.values > 0 and 0 < commit.parts < planned)
-
-
-def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
-    """A row weighs what it should. Where rows are sorted, each must weigh something."""
-    member = ground.plan.by_peer.get(peer)
-    if member is None or not member.trains:
-        return False
-    if commit.parts == 0 or member.standing == "new":
-        return commit.weight == 0
-    own = row_weight(ground, peer, commit.steps_now, commit.samples_now)
-    return commit.weight == own and (commit.samples > 0 or ground.statistic == "mean")
-
-
-def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
-    """What a trainer's update counts in a mean: the samples it learned from, and a newcomer's nothing.
-
-    Where records are kept these decide, and how many of the steps assigned it took: what it says of its samples
-    then moves nothing.
-    """
-    if peer in ground.weightless:
-        return 0
-    if not ground.reputed or ground.statistic != "mean":
-        return samples
-    return ground.influence[peer] * max(0, min(steps, ground.plan.settings.inner_steps))
-
-
-def late_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
-    """Late work is where it may be, and is a part of what the commitment stands for."""
-    late = commit.late
-    if late is None:
-        return True
-    fits = 0 <= late.since < commit.round and 0 < late.steps < commit.steps and 0 < late.samples < commit.samples
-    return commit.parts > 0 and ground.takes_late(peer) and fits
-
-
-def claims_right(ground: Ground, commit: Commit) -> bool:
-    """Where rounds are audited an update comes with a claim that can be, and nowhere else does anything."""
-    if commit.claimed is None:
-        return not (ground.audited and commit.parts)
-    return ground.audited and commit.parts > 0 and len(commit.claimed) == DIGEST_BYTES
-
-
-def commit_flaw(commit: Commit) -> str | None:
-    """What no honest peer says: numbers that break sums for everybody, or words that fill the vertex."""
-    if not (
-        isfinite(commit.loss)
-        and isfinite(commit.step_s)
-        and isfinite(commit.offset_s)
-        and abs(commit.loss) < NUMBER_MAX
-    ):
-        return "holds a number that is not one"
-    if not (
-        0 <= commit.values < NUMBER_MAX
-        and 0 <= commit.steps < NUMBER_MAX
-        and 0 <= commit.samples < NUMBER_MAX
-        and 0 <= commit.step_s < NUMBER_MAX
-    ):
-        return "holds a number that cannot be"
-    if len(commit.why) > WORDS_MAX or len(commit.root) != DIGEST_BYTES:
-        return "holds a text or a digest that is too long"
-    return report_flaw(commit.links)
 
 
 def _window(

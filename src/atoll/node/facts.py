@@ -1,4 +1,4 @@
-"""What one peer's side of a round tells upward: how it began, what it lacked, whom it caught, how it closed.
+"""What a peer tells upward: how it came to take part, how rounds began and closed, what it lacked, whom it caught.
 
 Facts are read by the driver, the dashboard and the simulator's checkers; saying them changes nothing.
 """
@@ -9,8 +9,51 @@ from typing import Literal
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
+from atoll.node.settings import RunSettings
 from atoll.wire.messages.statements import Caught, Complaint, Finding, Lapse
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.vertex import Body, Member, Vertex
+
+
+class GenesisKnown(Fact, frozen=True, kw_only=True):
+    phase = "join"
+    settings: RunSettings
+    vertex: Vertex
+
+
+class CaughtUp(Fact, frozen=True, kw_only=True):
+    """My state is the one agreed in this round."""
+
+    phase = "join"
+    by: str  # "disk", "blob" or "rounds"
+
+
+class FetchBegan(Fact, frozen=True, kw_only=True):
+    phase = "join"
+    why: str
+
+
+class MembershipChanged(Fact, frozen=True, kw_only=True):
+    phase = "membership"
+    joined: tuple[PeerId, ...]
+    left: tuple[PeerId, ...]
+    members: tuple[Member, ...]
+
+
+class Refused(Fact, frozen=True, kw_only=True):
+    """A member turned my join down, or I cannot take part myself."""
+
+    phase = "join"
+    by: PeerId
+    code: str
+    what: str
+    fix: str
+    for_good: bool = False  # asking again is no use
+
+
+class RunOver(Fact, frozen=True, kw_only=True):
+    phase = "keep"
+    rounds: int
+    state: Digest
 
 
 class RoundBegan(Fact, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import UNSET
 
 from atoll.base.ids import Digest, PeerId
-from atoll.node.body import Ground
+from atoll.node.ground import Ground
 from atoll.node.jobs import JudgeOpening, LayOpen
 from atoll.policy.openings import Opening
 from atoll.protocol.reduce.rows import Made, weights_in

@@ -1,8 +1,10 @@
 """One peer: the rooms it is made of, and the only place that connects them.
 
     Heartbeat   who is alive, what time it is           History   what was agreed
-    Round       the story of the round in progress      Fetch     a state on its way here
-    Serve       blobs for others                        pool      member reports for the next vertex
+    Roster      whom it makes a member, whom I reach    News      vertices asked for, shown and read
+    Admission   what I say to become a member           pool      member reports for the next vertex
+    Round       the story of the round in progress      OldParts  of rounds that are over, for laggards
+    Regain      the agreed state, on its way here       Serve     blobs for others
     Eras        long-lived signatures under the history
     Earlier     states that the run may go back to      Validators  is what was agreed any good?
     Pieces      older states in coded pieces
@@ -14,43 +16,32 @@ I/O, never decides without a vertex, and lets no stranger's message change anyth
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CODEC_EXTRA,
-    COMMITTEE_MAX,
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
-    HELD_BYTES_MAX,
     PART_BYTES_MAX,
-    PART_GIVEN_MAX,
-    PEERS_MAX,
     ROUNDS_KEPT,
 )
 from atoll.base.machine import (
     Ask,
     Carried,
-    Contact,
     Done,
     Effect,
     Event,
     Fact,
     Failed,
-    Forget,
     Keep,
-    Lane,
     LinkDown,
     LinkUp,
-    Payload,
     Received,
     Report,
     Send,
@@ -61,43 +52,53 @@ from atoll.base.machine import (
 )
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer, Verifier, Vouch
+from atoll.node.admission import Admission, Wish, refusal_of
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in
 from atoll.node.apart import left_open
 from atoll.node.audits import Audits
-from atoll.node.body import ground_after, write_recovery
+from atoll.node.body import write_recovery
 from atoll.node.branches import Branches
 from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
 from atoll.node.facts import (
     Accused,
     AuditEnded,
+    CaughtUp,
     Fault,
+    FetchBegan,
+    GenesisKnown,
     Looked,
+    Refused,
     RoundClosed,
+    RunOver,
     ShareBegan,
     StateLacked,
     StateLost,
     StateMissing,
     StateRebuilt,
 )
-from atoll.node.jobs import Left, ReadVertices, Restore
+from atoll.node.ground import ground_after
+from atoll.node.news import News
+from atoll.node.old_parts import OldParts
 from atoll.node.pieces import Pieces
+from atoll.node.regain import Regain
 from atoll.node.reports import ReportPool
+from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, decode_settings, other_rules
 from atoll.node.trial import Measured
 from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
-from atoll.policy.members import FULL, RECENT, Reported, suspicions_needed
+from atoll.policy.members import suspicions_needed
 from atoll.policy.plan import plan_round
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import open_door
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
-from atoll.protocol.transfer.fetch import SERVED_AT_ONCE, Fetch, Fetched, FetchFailed, Serve
+from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
 from atoll.protocol.transfer.work import DropBlob
-from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
@@ -117,79 +118,20 @@ from atoll.wire.messages.statements import (
     Audited,
     Caught,
     Invite,
-    Join,
     Leave,
-    Ready,
     Signed,
-    Statement,
     Suspect,
     Validated,
 )
-from atoll.wire.messages.vertex import Body, Member, Standing, Vertex
+from atoll.wire.messages.vertex import Body, Vertex
 
-JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
 BACK_AGAIN_S = 3.0  # so is a word to go back, to members that were a vertex behind when they heard it
-PASSED_ON = 8  # voters of a large swarm to whom each reader passes a report on: all but e^-8 hear it of somebody
-HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
-VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
-
-
-@dataclass(frozen=True)
-class Wish:
-    """How this peer wants to take part."""
-
-    role: str = "trainer"  # a visitor reads along and never asks to be let in
-    name: str = ""
-    addresses: tuple[str, ...] = ()
-    admission: bytes = b""
 
 
 def part_bytes_most(update_bytes: int) -> int:
     """Of one payload, where an update is so large without a codec; 0: nobody knows. Bodies fit in always."""
     part = min(PART_BYTES_MAX, update_bytes or PART_BYTES_MAX)
     return part + part // CODEC_EXTRA + CONTROL_FRAME_MAX
-
-
-class GenesisKnown(Fact, frozen=True, kw_only=True):
-    phase = "join"
-    settings: RunSettings
-    vertex: Vertex
-
-
-class CaughtUp(Fact, frozen=True, kw_only=True):
-    """My state is the one agreed in this round."""
-
-    phase = "join"
-    by: str  # "disk", "blob" or "rounds"
-
-
-class FetchBegan(Fact, frozen=True, kw_only=True):
-    phase = "join"
-    why: str
-
-
-class MembershipChanged(Fact, frozen=True, kw_only=True):
-    phase = "membership"
-    joined: tuple[PeerId, ...]
-    left: tuple[PeerId, ...]
-    members: tuple[Member, ...]
-
-
-class Refused(Fact, frozen=True, kw_only=True):
-    """A member turned my join down, or I cannot take part myself."""
-
-    phase = "join"
-    by: PeerId
-    code: str
-    what: str
-    fix: str
-    for_good: bool = False  # asking again is no use
-
-
-class RunOver(Fact, frozen=True, kw_only=True):
-    phase = "keep"
-    rounds: int
-    state: Digest
 
 
 class Peer:
@@ -215,23 +157,17 @@ class Peer:
         self.eras: Eras | None = None  # where the run has them
         self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
         self.round: Round | None = None
-        self.fetch: Fetch | None = None
+        self.regain = Regain(run)
         self.wanted: dict[Digest, Fetch] = {}  # other blobs that the driver asked for, such as the data set
-        self.restoring = False
-        self.lack = "the agreed state is not on this disk"  # why a state is fetched
-        self.restored_round = -1  # the round whose state is being fetched or restored
-        self.left: Left | None = None  # what I owe of the round that I left for it
         self.serve = Serve()
-        self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
-        self.pool: ReportPool | None = None  # as soon as there is a history
+        self.news = News()
+        self.roster: Roster | None = None  # as soon as there is a history
+        self.pool: ReportPool | None = None  # the same
         self.branches: Branches | None = None  # the same
         self.said: dict[str, bytes] = {}
-        self.held: dict[int, dict[Digest, Payload]] = {}  # combined parts of recent rounds, for laggards
-        self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # of those, to whom, how often
+        self.old_parts = OldParts()
         self.early = EarlyWords()
-        self.hinted: dict[PeerId, Seconds] = {}
-        self.standings: tuple[Digest, dict[PeerId, Standing]] = ZERO_DIGEST, {}  # as of this head
-        self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # to be let in: with which word, and when
+        self.admission = Admission(self.me, signer)
         self.linked: set[PeerId] = set()
         self.rates = Rates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
@@ -275,9 +211,9 @@ class Peer:
             case Failed(job) if job == "restore":
                 return self._restored(False, now)
             case Done(job, result) if job.startswith("history/"):
-                return self._give_read(job, result)
+                return self.news.read(job, result)
             case Failed(job) if job.startswith("history/"):
-                return self._give_read(job, ())
+                return self.news.read(job, ())
             case Done(job, result) if job.startswith("era/"):
                 return self.eras.read(job, result) if self.eras is not None else []
             case Failed(job) if job.startswith("era/"):
@@ -309,17 +245,17 @@ class Peer:
             case RoundMessage():
                 return self._hear_round(event, message, now)
             case Beat(head=head) | BeatBack(head=head):
-                return self.heartbeat.beat(event, now, self._head()) + self._ask_news(sender, head, now)
+                return self.heartbeat.beat(event, now, self._head()) + self.news.ask(sender, head, now)
             case Hello(run, head):
                 if run != self.run:
                     raise PeerFault(sender, "belongs to another run")
-                return self._ask_news(sender, head, now)
+                return self.news.ask(sender, head, now)
             case MemberReport(statement):
                 return self._hear_report(sender, statement, now)
             case JoinRefused(code, what, fix):
                 return [self._fact(Refused(by=sender, code=code, what=what, fix=fix))]
             case WantVertices(first):
-                return self._give_vertices(sender, first)
+                return self.news.give(sender, first)
             case Vertices():
                 return self._hear_vertices(sender, message, now)
             case WantManifest() | WantChunk():
@@ -359,7 +295,7 @@ class Peer:
         effects += self._restore_pieces(kept)
         effects += self._from_audits(self.audits.resume(now), now) if self.audits is not None else []
         effects += self._from_validators(self.validators.resume(), now) if self.validators is not None else []
-        return effects + self._follow_members(now) + self._restore()
+        return effects + self._follow_members(now) + self.regain.begin(self.history)
 
     def _ask_genesis(self) -> list[Effect]:
         return [Send(peer, WantVertices(-1)) for peer in self.bootstrap]
@@ -369,6 +305,8 @@ class Peer:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
         self.settings = decode_settings(decode_body(vertex.body).settings)
         self.history = History(vertex, self.notary, self._voters_of, self.settings.recovery)
+        self.news.history = self.history
+        self.roster = Roster(self.me, self.history, self.wish.role == "client")
         self.pool = ReportPool(self.notary, self.history, self.settings)
         self.branches = Branches(self.history)
         if every := self.settings.era_rounds:
@@ -394,39 +332,23 @@ class Peer:
         plan = plan_round(head, body, self.settings.round)
         return plan.vote_keys, plan.quorum
 
-    def _regain(self, why: str) -> list[Effect]:
-        """I do not hold the state of my head: take it from disk, if it is there, else from the members."""
-        self.lack = why
-        return self._restore()
-
-    def _restore(self) -> list[Effect]:
-        assert self.history is not None
-        self.restoring, self.fetch = True, None
-        history = self.history
-        self.restored_round = history.head
-        left, self.left = self.left, None  # told once: what it owes may be under way again when a state comes
-        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, left))]
-
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
         assert self.history is not None
         current, self.round = self.round, None
-        self.left = current.left(vertex) if current is not None else None
-        if current is None or self.left is None:
+        self.regain.left = left = current.left(vertex) if current is not None else None
+        if current is None or left is None:
             return
         bodies = [body for round, body in self.history.bodies.items() if round >= current.plan.round]
         bodies += [decode_body(vertex.body)] if vertex is not None else []  # the history may not have it yet
-        self.left = replace(self.left, afresh=any(amend_of(body) is not None for body in bodies))
+        self.regain.left = replace(left, afresh=any(amend_of(body) is not None for body in bodies))
 
     def _restored(self, found: bool, now: Seconds) -> list[Effect]:
-        assert self.history is not None
-        self.restoring = False
-        if not found:
-            return self._fetch_state(self.lack, now)
+        how = self.regain.restored(found)
+        if how is None:
+            return self._fetch_state(self.regain.lack, now)
         # the history may have grown while the state was on its way: go on from the state's own vertex
-        self.at = self.restored_round
-        how = "blob" if self.fetch is not None else "disk"
-        self.fetch = None
+        self.at = self.regain.round
         return [self._fact(CaughtUp(round=self.at, by=how)), *self._begin_round(now)]
 
     # ---- rounds --------------------------------------------------------------------------------------------
@@ -438,8 +360,8 @@ class Peer:
         parent, head = history.bodies.get(self.at), history.ids.get(self.at)
         if parent is None or head is None:
             if self.settings.apart_terms is not None:  # what a life before sent may have been counted meanwhile
-                self.left = left_open(self.me, 0, None)
-            return self._regain("my state is older than the vertices in memory")
+                self.regain.left = left_open(self.me, 0, None)
+            return self.regain.begin(history, "my state is older than the vertices in memory")
         if 0 < self.settings.rounds <= parent.trained and self.at == history.head:
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
@@ -450,8 +372,7 @@ class Peer:
         raft = self.settings.by_raft
         turns = plan.turns(parent.proposer if raft else None)
         agreement = open_door(raft, self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, turns, kept)
-        self._drop_old_parts(plan.round)
-        held = self.held.setdefault(plan.round, {})
+        held = self.old_parts.begin(plan.round)
         gone, unheard = self.heartbeat.gone, self.heartbeat.unheard
         self.round = Round(
             ground,
@@ -482,19 +403,7 @@ class Peer:
         """Everybody works on this round, so everybody holds what came before it: nobody will ask for its parts."""
         assert self.round is not None
         if {m.peer for m in self.round.plan.members if m.present} <= set(share.committed):
-            self.held = {share.round: self.round.parts.held}
-
-    def _drop_old_parts(self, round: int) -> None:
-        """Laggards are served the parts of recent rounds, as many as memory allows."""
-        kept: dict[int, dict[Digest, Payload]] = {}
-        size = 0
-        for r in sorted(self.held, reverse=True):
-            size += sum(p.size_bytes for p in self.held[r].values())
-            if r <= round - ROUNDS_KEPT or size > HELD_BYTES_MAX:
-                break
-            kept[r] = self.held[r]
-        self.held = kept
-        self.given = Counter({key: times for key, times in self.given.items() if key[0] in kept})
+            self.old_parts.keep_only(share.round)
 
     def _to_round(self, event: Event, now: Seconds) -> list[Effect]:
         if self.round is None:
@@ -521,7 +430,8 @@ class Peer:
                 case StateMissing():
                     self._leave_round(effect.fact.vertex)
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)
-                    out += self._regain(effect.fact.why)
+                    assert self.history is not None
+                    out += self.regain.begin(self.history, effect.fact.why)
                 case _:
                     pass
         return out
@@ -554,14 +464,14 @@ class Peer:
         pool.settle(body)
         for unwanted in self.earlier.settle(pool):
             self.wanted.pop(unwanted, None)
-        changed = self._membership_change(before, body)
+        changed = change_of(before.members, body.members)
         effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex))]
         effects += self.pieces.grew() if self.pieces is not None else []
         effects += self._learn_identities(body)
         effects += self._end_era(body)
         effects += self._from_audits(self.audits.grew(body, now), now) if self.audits is not None else []
         effects += self._from_validators(self.validators.grew(body), now) if self.validators is not None else []
-        return effects + ([*changed, *self._follow_members(now)] if changed else [])
+        return effects + ([self._fact(changed), *self._follow_members(now)] if changed else [])
 
     def _end_era(self, body: Body) -> list[Effect]:
         """If an era ends with this vertex, sign it for as long as keys last; nobody waits for that."""
@@ -571,75 +481,33 @@ class Peer:
         return ended + self.eras.mine(body.round, self._within_reach()) if ended else []
 
     def _learn_identities(self, body: Body) -> list[Effect]:
-        """Joins bring the long-lived keys whose digest the membership holds from then on."""
-        effects: list[Effect] = []
-        pinned = {m.peer: m.identity for m in body.members}
-        for signed in body.reports:
-            statement = decode_statement(signed.body, signed.signer)
-            if isinstance(statement, Join):
-                public = self.notary.verifier.identity_of(statement.certificate)
-                if public is not None and digest(public) == pinned.get(statement.peer):
-                    self.identities[statement.peer] = public
-                    effects.append(Keep(f"identity/{statement.peer}", public))
-        return effects
-
-    def _membership_change(self, before: Body, after: Body) -> list[Effect]:
-        if before.members == after.members:
-            return []
-        old = {m.peer for m in before.members if m.present}
-        new = {m.peer for m in after.members if m.present}
-        standings = {m.peer: m.standing for m in before.members}
-        moved = any(standings.get(m.peer) != m.standing for m in after.members)
-        if old == new and not moved:
-            return [self._fact(MembershipChanged(joined=(), left=(), members=after.members))]
-        joined, left = tuple(sorted(new - old)), tuple(sorted(old - new))
-        return [self._fact(MembershipChanged(joined=joined, left=left, members=after.members))]
+        """For handshakes with those who joined in this round."""
+        found = identities_in(body, self.notary.verifier)
+        self.identities.update(found)
+        return [Keep(f"identity/{peer}", public) for peer, public in found.items()]
 
     def _follow_members(self, now: Seconds) -> list[Effect]:
         """Connections and heartbeats follow the agreed membership."""
-        assert self.history is not None
-        body = self.history.head_body
-        reach = {self.me, *self._within_reach()}
-        present = tuple(m.peer for m in body.members if m.present and m.peer in reach)
-        voters = sum(m.votes for m in body.members)
-        self.heartbeat.accusers_needed = suspicions_needed(voters, self.settings.round.quorum)
-        self.heartbeat.watch(present, now)
-        effects: list[Effect] = [
-            Contact(m.peer, m.addresses) for m in body.members if m.peer in present and m.peer != self.me
-        ]
-        sought = self._put_away() if body.epoch else set[PeerId]()
-        effects += [Contact(m.peer, m.addresses) for m in body.members if m.peer in sought]
-        away = (m.peer for m in body.members if not m.present and m.peer not in sought)
-        effects += [Forget(peer) for peer in away if peer != self.me]
-        return effects
-
-    def _put_away(self) -> set[PeerId]:
-        """Whom the recovery took for gone, and who is not back: they may go on elsewhere, and nobody would know."""
-        assert self.history is not None
-        bodies = self.history.bodies
-        began = [r for r in bodies if r - 1 in bodies and bodies[r].epoch > bodies[r - 1].epoch]
-        lost = {m.peer for r in began for m in bodies[r].members if not m.present}
-        had = {m.peer for r in began for m in bodies[r - 1].members if m.votes}
-        return {m.peer for m in self.history.head_body.members if m.standing == "away"} & lost & had - {self.me}
+        assert self.roster is not None
+        self.heartbeat.accusers_needed = suspicions_needed(self.roster.voters, self.settings.round.quorum)
+        self.heartbeat.watch(self.roster.present(), now)
+        return self.roster.contacts()
 
     def _within_reach(self) -> list[PeerId]:
-        """Members that I can have a connection to: all that are present, but clients cannot dial each other."""
-        assert self.history is not None
-        members = [m for m in self.history.head_body.members if m.present]
-        client = any(m.peer == self.me and m.role == "client" for m in members) or self.wish.role == "client"
-        return [m.peer for m in members if m.peer != self.me and not (client and m.role == "client")]
+        assert self.roster is not None
+        return self.roster.within_reach()
 
     # ---- messages of rounds --------------------------------------------------------------------------------
 
     def _hear_round(self, event: Received, message: RoundMessage, now: Seconds) -> list[Effect]:
         """Members are heard; those that are away are helped to catch up; a stranger leaves no trace."""
-        standing = self._standing_of(event.sender)
+        standing = self.roster.standing_of(event.sender) if self.roster is not None else None
         if standing is None or standing == "expelled":
             return []
         self._check_size(event)
         current = self.round.plan.round if self.round is not None else self.at + 1
         if isinstance(message, WantPart) and message.round != current:
-            return self._give_old_part(event.sender, message)
+            return self.old_parts.give(event.sender, message)
         if message.round == current and self.round is not None:
             return self._to_round(event, now)
         if message.round >= current and standing == "away":
@@ -652,16 +520,7 @@ class Peer:
             return []
         if isinstance(message, PartBytes):
             return []
-        return self._hint(event.sender, message.round, now)
-
-    def _standing_of(self, peer: PeerId) -> Standing | None:
-        """In the newest membership that I know of; asked with every message of a round."""
-        if self.history is None:
-            return None
-        head = self.history.head_id
-        if self.standings[0] != head:
-            self.standings = head, {m.peer: m.standing for m in self.history.head_body.members}
-        return self.standings[1].get(peer)
+        return self.news.hint(event.sender, message.round, now)
 
     def _check_size(self, event: Received) -> None:
         """Raise PeerFault for more bytes than a part, or a body, of this run can have."""
@@ -669,14 +528,6 @@ class Peer:
         if payload is not None and payload.size_bytes > most:
             what = f"sent {payload.size_bytes} bytes at once; a part of this run has {most} at most"
             raise PeerFault(event.sender, what)
-
-    def _give_old_part(self, sender: PeerId, wish: WantPart) -> list[Effect]:
-        payload, slot = self.held.get(wish.round, {}).get(wish.digest), (wish.round, sender, wish.digest)
-        if payload is None or self.given[slot] >= PART_GIVEN_MAX:
-            return []
-        self.given[slot] += 1
-        answer = PartBytes(wish.round, wish.attempt, wish.trace, wish.digest)
-        return [Send(sender, answer, Lane.BULK, payload)]
 
     def _replay_early(self, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
@@ -691,50 +542,10 @@ class Peer:
     def _ask_unheard(self) -> list[Effect]:
         return self.round.ask_again(self.early.unheard(self.round.plan.round)) if self.round is not None else []
 
-    def _hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
-        """This peer works on a round that is over: show it the vertex."""
-        if self.history is None or self._hinted_lately(peer, now):
-            return []
-        vertices = self.history.since(round, VERTICES_BYTES_MAX)
-        return [Send(peer, Vertices(vertices, self.history.head))] if vertices else []
-
-    def _hinted_lately(self, peer: PeerId, now: Seconds) -> bool:
-        """If not, it is now."""
-        if now - self.hinted.get(peer, -1e9) < HINT_AGAIN_S:
-            return True
-        if len(self.hinted) >= PEERS_MAX:
-            self.hinted.clear()
-        self.hinted[peer] = now
-        return False
-
     # ---- catching up ---------------------------------------------------------------------------------------
 
     def _head(self) -> int:
         return self.history.head if self.history is not None else -2
-
-    def _ask_news(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
-        if head <= self._head() or self._hinted_lately(sender, now):
-            return []
-        return [Send(sender, WantVertices(self._head() + 1 if self.history is not None else -1))]
-
-    def _give_vertices(self, sender: PeerId, first: int) -> list[Effect]:
-        if self.history is None:
-            return []
-        vertices = self.history.since(max(first, -1), VERTICES_BYTES_MAX)
-        if vertices:
-            return [Send(sender, Vertices(vertices, self.history.head))]
-        job = f"history/{first}/{sender}"  # older than what I hold in memory
-        if 0 <= first <= self.history.head and len(self.reading) < SERVED_AT_ONCE and job not in self.reading:
-            self.reading[job] = sender
-            return [Ask(job, ReadVertices(first, VERTICES_BYTES_MAX))]
-        return []
-
-    def _give_read(self, job: str, kept: Sequence[bytes]) -> list[Effect]:
-        asker = self.reading.pop(job, None)
-        if asker is None or self.history is None or not kept:
-            return []
-        vertices = tuple(decode_vertex(data) for data in kept)
-        return [Send(asker, Vertices(vertices, self.history.head))]
 
     def _hear_vertices(self, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
@@ -757,22 +568,22 @@ class Peer:
             effects.append(Send(sender, WantVertices(history.head + 1)))
             return effects  # all of them first: a state is fetched once, for the newest
         if fresh:
-            return effects + self._follow_members(now) + self._restore()
+            return effects + self._follow_members(now) + self.regain.begin(history)
         return effects + self._catch_up(now)
 
     def _catch_up(self, now: Seconds) -> list[Effect]:
         """My history is ahead of my state: by a few rounds, replay their parts; by many, fetch the state."""
         history = self.history
         assert history is not None
-        if self.fetch is not None and self.fetch.manifest is None and history.head > self.restored_round:
+        if self.regain.is_outrun(history):
             return self._fetch_state("a newer state was agreed on", now)  # the old one is soon nobody's any more
-        if self.fetch is not None or self.restoring or history.head <= self.at:
+        if self.regain.busy or history.head <= self.at:
             return self._seek_admission(now)
         if self.round is None:
-            return self._begin_round(now) if self.at >= -1 else self._regain("joining")
+            return self._begin_round(now) if self.at >= -1 else self.regain.begin(history, "joining")
         if history.head - self.at > ROUNDS_KEPT // 2:
             self._leave_round(history.vertices.get(self.round.plan.round))
-            return self._regain(f"{history.head - self.at} rounds behind")
+            return self.regain.begin(history, f"{history.head - self.at} rounds behind")
         vertex = history.vertices.get(self.round.plan.round)
         if vertex is None:
             return []
@@ -781,12 +592,8 @@ class Peer:
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.history
         assert history is not None
-        self.restored_round = history.head
-        body = history.head_body
-        sources = self._within_reach()
-        if not sources:
+        if not self.regain.fetch_from(self._within_reach(), history):
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
-        self.fetch = Fetch(body.state, sources)
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect]:
@@ -819,19 +626,7 @@ class Peer:
         if self.audits is not None:
             ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
             out += self._from_audits([e for fact in ended for e in self.audits.fetched(fact)], now)
-        if self.fetch is None:
-            return out
-        for effect in self.fetch.handle(event, now):
-            out.append(effect)
-            if isinstance(effect, Report) and isinstance(effect.fact, Fetched):
-                self.restoring = True
-                assert self.history is not None
-                vertex = self.history.ids.get(self.restored_round, self.run)
-                out.append(Ask("restore", Restore(self.restored_round, vertex, effect.fact.blob)))
-            elif isinstance(effect, Report) and isinstance(effect.fact, FetchFailed):
-                self.fetch = None
-                out.append(SetTimer("fetch-again", now + HINT_AGAIN_S))
-        return out
+        return out + self.regain.handle(event, self.history, now)
 
     # ---- pieces of older states ----------------------------------------------------------------------------
 
@@ -844,7 +639,8 @@ class Peer:
 
     def _unheard(self, peer: PeerId) -> bool:
         """It is no member now, or silent: whoever has another choice does not ask it."""
-        return self._standing_of(peer) in (None, "away", "expelled") or self.heartbeat.gone(peer)
+        assert self.roster is not None
+        return self.roster.standing_of(peer) in (None, "away", "expelled") or self.heartbeat.gone(peer)
 
     def _tend_pieces(self, now: Seconds) -> list[Effect]:
         """Every beat: make what is lacking while no round needs the line, say what is here."""
@@ -920,7 +716,8 @@ class Peer:
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
         if self.audits is None:
             return []
-        busy = {*self.wanted, *((self.fetch.blob,) if self.fetch is not None else ())}
+        state = self.regain.fetch
+        busy = {*self.wanted, *((state.blob,) if state is not None else ())}
         fetch, effects = self.audits.point(sender, told, busy, now)
         if fetch is not None:
             self.wanted[fetch.blob] = fetch
@@ -930,39 +727,10 @@ class Peer:
 
     def _seek_admission(self, now: Seconds) -> list[Effect]:
         """Ask to be what I wish to be, until the agreed membership says so."""
-        history = self.history
-        if history is None or self.leaving or self.wish.role == "visitor":
+        if self.history is None or self.leaving:
             return []
-        mine = next((m for m in history.head_body.members if m.peer == self.me), None)
-        statement: Statement
-        moved = mine is not None and bool(self.wish.addresses) and mine.addresses != self.wish.addresses
-        if mine is None or mine.standing == "away" or mine.vote_key != self.notary.signer.vote_key or moved:
-            w, signer = self.wish, self.notary.signer
-            role = w.role if w.role in ("observer", "client") else "trainer"
-            statement = Join(
-                self.me,
-                signer.vote_key,
-                signer.certificate,
-                w.addresses,
-                role,
-                w.name,
-                history.head_id,
-                w.admission,
-            )
-        elif mine.standing == "observer" and mine.role != "observer" and self.at in history.ids and self._is_near():
-            statement = Ready(history.ids[self.at], history.bodies[self.at].state)  # rounds may outrun my disk
-        else:
-            return []
-        before, at = self.asked
-        if isinstance(statement, before or ()) and now - at < JOIN_AGAIN_S:
-            return []
-        self.asked = type(statement), now
-        return self._tell_members(self.notary.sign(statement), now)
-
-    def _is_near(self) -> bool:
-        """My state is the head's or follows close behind; what is left comes with the next rounds."""
-        assert self.history is not None
-        return self.history.head - self.at <= RECENT // 4
+        word = self.admission.word(self.wish, self.history, self.at, now)
+        return self._tell_members(self.notary.sign(word), now) if word is not None else []
 
     def farewell(self, why: str, now: Seconds) -> list[Effect]:
         """I am leaving on purpose: say so to everybody, so that nobody waits."""
@@ -1009,7 +777,7 @@ class Peer:
         `sign` is the recovery identity's. Raises ValueError with the reason where that is no use.
         """
         history, pool = self.history, self.pool
-        mine = None if history is None else next((m for m in history.head_body.members if m.peer == self.me), None)
+        mine = self.roster.mine if self.roster is not None else None
         if history is None or pool is None or mine is None or not mine.present:
             raise ValueError("this peer is not a member (yet)")
         if self.over:
@@ -1047,7 +815,7 @@ class Peer:
 
     def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
-        assert self.history is not None and self.pool is not None
+        assert self.roster is not None and self.pool is not None
         if look := self.earlier.read(signed, self.pool, self.settings.recovery):
             return look  # it names an old vertex: on disk, and then heard again
         pooled = self.pool.add(signed, self._run_time(now))
@@ -1055,7 +823,8 @@ class Peer:
             return []
         by, statement = pooled.reported.by, pooled.reported.statement
         if pooled.wrong is not None:
-            return self._turn_down(sender, pooled.reported, pooled.wrong)
+            refused = refusal_of(pooled.reported, pooled.wrong) if sender == by else None
+            return [Send(sender, refused)] if refused is not None else []
         effects: list[Effect] = []
         if isinstance(statement, Suspect) and by != self.me:
             self.heartbeat.accuse(statement.peer, by, now)
@@ -1067,33 +836,10 @@ class Peer:
             effects += self.earlier.find(statement.state)
         told_by_all = isinstance(statement, Suspect)  # each accuser says it to everybody itself
         if sender == signed.signer and sender != self.me and pooled.fresh and not told_by_all:
-            effects += [Send(p, MemberReport(signed)) for p in self._passes_on_to(signed)]
+            effects += [Send(p, MemberReport(signed)) for p in self.roster.passes_on_to(signed)]
         if self.round is not None:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
         return effects
-
-    def _passes_on_to(self, signed: Signed) -> list[PeerId]:
-        """Voters to whom a report goes on. In a large swarm each reader draws a few: its author told everybody, and
-        a lie that all members report would else cost the cube of their number in messages.
-        """
-        assert self.history is not None
-        members = self.history.head_body.members
-        voters = [m.peer for m in members if m.votes and m.peer not in (self.me, signed.signer)]
-        if len(voters) <= COMMITTEE_MAX:
-            return voters
-        first = draw_below(signed.body, f"{self.me} passes on", len(voters))
-        return (voters * 2)[first : first + PASSED_ON]
-
-    def _turn_down(self, sender: PeerId, reported: Reported, why: str) -> list[Effect]:
-        if not isinstance(reported.statement, Join) or sender != reported.by:
-            return []
-        if why == "it is a member already" or why.startswith("it was written too long ago"):
-            return []  # not a refusal: it will see so in the next vertices
-        what = f"your join was refused: {why}"
-        if why.startswith(FULL):
-            fix = "wait until a member has left and join again, or start a run of your own: atoll up"
-            return [Send(sender, JoinRefused("E-JOIN-02", what, fix))]
-        return [Send(sender, JoinRefused("E-JOIN-01", what, "atoll join NEW_TICKET"))]
 
     # ---- heartbeats, links, time ---------------------------------------------------------------------------
 
@@ -1102,8 +848,8 @@ class Peer:
         if self.history is None:
             return [*effects, *self._ask_genesis()]
         effects += self._watch(now)
-        if self.fetch is None and not self.restoring and self.round is None and not self.over:
-            effects += self._catch_up(now) if self.at >= -1 else self._regain("trying again")
+        if not self.regain.busy and self.round is None and not self.over:
+            effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(self.history, "trying again")
         effects += self.eras.ask(self._within_reach(), now) if self.eras is not None else []
         effects += self.audits.ask_again() if self.audits is not None else []
         effects += self._tend_pieces(now)
@@ -1147,10 +893,8 @@ class Peer:
         return out
 
     def _suspect(self, peer: PeerId, why: str, now: Seconds) -> list[Effect]:
-        if self.history is None:
-            return []
-        mine = next((m for m in self.history.head_body.members if m.peer == self.me), None)
-        if mine is None or not mine.votes:
+        mine = self.roster.mine if self.roster is not None else None
+        if self.history is None or mine is None or not mine.votes:
             return []
         reason = "refused" if why == "refused" else "silent"
         return self._tell_members(self.notary.sign(Suspect(self.history.head + 1, peer, reason)), now)
@@ -1161,7 +905,8 @@ class Peer:
         effects += self.heartbeat_facts(self.heartbeat.link(event, now), now)
         if self.history is None:
             effects.append(Send(peer, WantVertices(-1)))
-        for fetch in (*self.wanted.values(), *((self.fetch,) if self.fetch is not None else ())):
+        state = self.regain.fetch
+        for fetch in (*self.wanted.values(), *((state,) if state is not None else ())):
             effects += fetch.linked(peer, now)
         effects += self.pieces.linked(peer, now) if self.pieces is not None else []
         effects += self.eras.ask_of(peer, now) if self.eras is not None else []
@@ -1172,7 +917,7 @@ class Peer:
     def _wake(self, now: Seconds) -> list[Effect]:
         """This computer slept: nobody was silent, I was deaf. Ask what happened meanwhile."""
         self.heartbeat.slept(now)
-        self.hinted.clear()
+        self.news.woke()
         effects: list[Effect] = [SetTimer("beat", now)]
         if self.history is not None:
             peers = self._within_reach()
@@ -1185,7 +930,9 @@ class Peer:
             state = Digest(bytes.fromhex(name.rpartition("/")[2]))
             return self.earlier.find(state, anew=True) if self._wants_back() else []
         if name == "fetch-again":
-            return [] if self.fetch is not None or self.restoring else self._regain("the last source failed")
+            if self.regain.busy or self.history is None:
+                return []
+            return self.regain.begin(self.history, "the last source failed")
         if name.startswith("gather/"):
             return self._serve_pieces(event, now)
         if name.startswith("serve/"):

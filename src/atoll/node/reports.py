@@ -14,7 +14,8 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.node.amend import Goal, agrees, amend_holds, amends_in, goal_of, may_follow, rank
-from atoll.node.body import known_keys, open_report
+from atoll.node.body import open_report
+from atoll.node.ground import known_keys
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
 from atoll.policy.audits import Docket

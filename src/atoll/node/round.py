@@ -14,16 +14,15 @@ not list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
-from math import isfinite
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import BODY_BYTES_MAX, COMMIT_BYTES_MAX, COMMITTEE_MAX
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import BODY_BYTES_MAX
 from atoll.base.machine import (
     Ask,
     Done,
@@ -40,42 +39,33 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.keys.digest import digest, merkle_root
-from atoll.node.amend import amend_of, amends_in
+from atoll.node.advances import Advances
+from atoll.node.amend import amends_in
 from atoll.node.apart import Apart, late_of, left_open
 from atoll.node.back import Back
-from atoll.node.body import (
-    Ground,
-    amend_among,
-    check_body,
-    claims_right,
-    commit_flaw,
-    late_right,
-    parts_fit,
-    row_weight,
-    weighs_right,
-    write_body,
-)
+from atoll.node.body import amend_among, check_body, write_body
+from atoll.node.closing import closed_by, told_by
+from atoll.node.commitments import Commitments, Twice
 from atoll.node.facts import (
     Accused,
     AttemptFailed,
     Disagreed,
     Fault,
     Lapsed,
-    OtherSize,
     Passed,
     RoundBegan,
-    RoundClosed,
     ShareBegan,
     StateLacked,
     StateMissing,
     TrainEnded,
 )
 from atoll.node.grace import Grace
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, HandOver, Left, Train, Trained
+from atoll.node.ground import Ground, size_flaw
+from atoll.node.jobs import Adopt, Advanced, Encoded, HandOver, Left, Train, Trained
+from atoll.node.my_update import MyUpdate
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
-from atoll.node.trial import Commits, Measured, Step, Trial
+from atoll.node.trial import Commits, Measured, Step, Trial, named_in, opened, step_of, trial_of
 from atoll.policy.plan import HAND_OVER_S
 from atoll.policy.trust import Strikes
 from atoll.policy.windows import patience_shown
@@ -117,14 +107,12 @@ from atoll.wire.messages.statements import (
     Commit,
     Compared,
     Complaint,
-    Late,
     Signed,
     Weighing,
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
-NOT_LATE = Late(0, 0, 0)
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 TURNS_WITHOUT_CLOCK = 4  # of all proposers in one attempt
 
@@ -151,27 +139,17 @@ class Round:
         self.patience, self.grace = Patience(), Grace()
         self.parts = Parts(self.plan, self.patience, held)
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
-        self.measured = measured
         self.strikes = strikes or Strikes()
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
-        self.hearers, self.speakers = self._audience()
+        self.committed = Commitments(ground, notary, gone)
         self.attempt = 0
         self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
-        self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
-        self.trained: Trained | None = None
-        self.encoding = False  # what I trained is, or was
-        self.encoded: tuple[Payload, ...] | None = None
-        self.told = False  # somebody may have heard that it is encoded
-        self.claim: Digest | None = None  # of how I trained for it
-        self.late: Late | None = None  # of what I did apart and send with it
+        self.update = MyUpdate(ground, self.me, measured)
         self.apart = Apart(ground, self.me, gone)
-        self.passes: str | None = None
-        self.commits: dict[int, Commits] = {}
         self.reduce: Reduce | None = None
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
-        self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
         self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
         self.free: int | None = None  # the view in which I may propose what I like
@@ -179,7 +157,7 @@ class Round:
         self.wanted_body: Digest | None = None  # a body that a certificate names and that I lack
         self.asked_for_body = 0
         self.trials: dict[Digest, Trial] = {}
-        self.advances: dict[Step, Digest | None] = {}  # what the state becomes; None while it is computed
+        self.advances = Advances(ground, self.parts.held)
         self.back = Back(self.plan, ground.parent.state)
         self.final: Vertex | None = None  # decided; what is left is to hold its state
         self.adopting = self.closed = False
@@ -202,9 +180,9 @@ class Round:
                 return self._trained(result, now)
             case Done(job, Encoded() as result) if job == f"{name}/encode":
                 return self._encoded(result, now)
-            case Done(job, Advanced() as result) if job.startswith(f"{name}/advance/"):
-                return self._advanced(job, result.state, now)
-            case Done(job, Advanced() as result) if self.back.done(job, result.state):
+            case Done(job, Advanced() as result) if self.advances.done(job, result.state) or self.back.done(
+                job, result.state
+            ):
                 return self._try_all(now) + self._propose_if_ready(now)
             case Failed(job) if (state := self.back.failed(job)) is not None:
                 return [self._report(StateLacked(state=state)), *self._go_on_without(now)]
@@ -252,17 +230,8 @@ class Round:
             case Answer() | Handed() | Declined() | WantRow() | Comparison() | WantWords():
                 if message.attempt != self.attempt or self.reduce is None:
                     return []
-                if isinstance(message, Answer) and len(message.statement.body) > self.ground.answer_bytes_max:
-                    raise PeerFault(sender, f"an answer of {len(message.statement.body)} bytes")
-                if isinstance(message, Answer) and message.weighing is not UNSET:
-                    size = len(encode(message.weighing))
-                    if size > self.ground.weighing_bytes_max:
-                        raise PeerFault(sender, f"an answer with {size} bytes of weights")
-                if isinstance(message, Comparison):
-                    size = len(message.statement.body)
-                    size += len(message.products) if message.products is not UNSET else 0
-                    if size > self.ground.compared_bytes_max:
-                        raise PeerFault(sender, f"a comparison of {size} bytes")
+                if (flaw := size_flaw(self.ground, message)) is not None:
+                    raise PeerFault(sender, flaw)
                 return self.reduce.handle(event, now)
             case WantPart():
                 return self._give_part(sender, message, now)
@@ -336,11 +305,7 @@ class Round:
         self.grace.attempt_begins()
         self.parts.attempt_begins(now)
         self._forget_old_parts()
-        self.commits = {a: c for a, c in self.commits.items() if a >= self.attempt}
-        # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
-        settled = self._settled
-        mine = {self.me} if self.trains else set[PeerId]()
-        self.awaited = (set(self.speakers) & settled | mine) - self._commits().of.keys() - self.two_faced
+        self.committed.attempt_begins(self.attempt, self.trains)
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
@@ -352,68 +317,57 @@ class Round:
             return effects
         around = Surroundings(
             self.ground.vote_key_of.get,
-            self._commit_of,
-            self._awaits,
+            self.committed.commit_of,
+            self.committed.awaits,
             self.gone,
             self.said,
-            self._filled,
+            self.committed.filled,
             self.unheard,
             judges=self.agreement.votes,
-            two_faced=self.two_faced,
+            two_faced=self.committed.two_faced,
         )
         self.reduce = reduce_for(self.notary, self.ground.reduce_plan(self.attempt, self.timing), around)
-        effects += self._encode() if self.trained is not None else []  # it was too late for the last attempt
+        effects += self._encode() if self.update.trained is not None else []  # it was too late for the last attempt
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 
     def _trained(self, trained: Trained, now: Seconds) -> list[Effect]:
-        if trained.steps == 0:
-            return self._pass("its time was over before the first inner step", now)
-        if not isfinite(trained.loss):
-            return self._pass(f"its training loss is {trained.loss}", now)
-        self.trained = trained
+        if (why := self.update.takes(trained)) is not None:
+            return self._pass(why, now)
         fact = TrainEnded(steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s)
         return [self._report(fact), *self._encode()]
 
     def _encode(self) -> list[Effect]:
-        """Once, and not where the others have begun without me: what I have then goes into my next update whole."""
+        """Not where the others have begun without me: what I have then goes into my next update whole."""
         late = self.patience.sharing and self.plan.quorum_of_updates is not None
-        if late or self.encoding:
-            return []
-        self.encoding = True
-        work = Encode(self.plan.round, self.ground.shares, self.ground.takes_late(self.me))
-        return [Ask(f"round/{self.plan.round}/encode", work)]
+        return [] if late else self.update.encode()
 
     def _encoded(self, encoded: Encoded, now: Seconds) -> list[Effect]:
-        assert 0 < len(encoded.parts) <= len(self.ground.owners)
-        if self.ground.audited and encoded.claim is None:
-            return self._pass("it cannot show how it trained, and rounds of this run are audited", now)
-        self.encoded, self.claim, self.late = encoded.parts, encoded.claim, encoded.late
+        if (why := self.update.encodes(encoded)) is not None:
+            return self._pass(why, now)
         return self._commit_if_ready(now)
 
     def _pass(self, why: str, now: Seconds) -> list[Effect]:
-        self.passes = why
+        self.update.passes = why
         return [self._report(Passed(why=why)), *self._commit_if_ready(now)]
 
     # ---- commit --------------------------------------------------------------------------------------------
 
     def _commit_if_ready(self, now: Seconds) -> list[Effect]:
         """Sign what I have, once per attempt, unless the sharing began without me."""
-        ready = self.encoded is not None or self.passes is not None
         name = f"said/{self.plan.round}/{self.attempt}/commit"
-        if name in self.said and self._commit_of(self.me) is None:
+        if name in self.said and self.committed.commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
-        if not ready or self.patience.sharing or self._commit_of(self.me) is not None:
+        if not self.update.ready or self.patience.sharing or self.committed.commit_of(self.me) is not None:
             return []
-        commit = self._my_commit()
+        commit = self.update.commit(self.attempt)
         signed = self.notary.sign(commit)
-        self._commits().hear(self.me, commit, signed)
-        self.awaited.discard(self.me)
+        self.committed.say(commit, signed)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
-        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self._commits().giving)]
-        effects += [Send(p, message) for p in self.hearers if p != self.me]
-        self.told |= self.encoded is not None
-        if self.encoded is not None and self.reduce is not None:
-            effects += self.reduce.contribute(Update(signed, self.encoded), now)
+        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self.committed.now.giving)]
+        effects += [Send(p, message) for p in self.committed.hearers if p != self.me]
+        mine = self.update.said()
+        if mine is not None and self.reduce is not None:
+            effects += self.reduce.contribute(Update(signed, mine), now)
         return effects + self._share_if_due(now)
 
     def _repeat_commit(self, said: bytes, now: Seconds) -> list[Effect]:
@@ -421,69 +375,26 @@ class Round:
         commit = decode_statement(said, self.me)
         assert isinstance(commit, Commit)
         signed = self.notary.sign(commit)
-        self._commits().hear(self.me, commit, signed)
-        self.awaited.discard(self.me)
+        self.committed.say(commit, signed)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
-        sends: list[Effect] = [Send(p, message) for p in self.hearers if p != self.me]
+        sends: list[Effect] = [Send(p, message) for p in self.committed.hearers if p != self.me]
         return sends + self._share_if_due(now)
 
-    def _my_commit(self) -> Commit:
-        round, attempt = self.plan.round, self.attempt
-        if self.encoded is None or self.trained is None:
-            return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, (self.passes or "")[:200])
-        t, root, measured = self.trained, merkle_root(tuple(p.digest for p in self.encoded)), self.measured()
-        late = self.late or NOT_LATE
-        # a newcomer's first update is shared and checked like any other, but moves nothing yet
-        weight = row_weight(self.ground, self.me, t.steps, t.samples)
-        return Commit(
-            round=round,
-            attempt=attempt,
-            root=root,
-            parts=len(self.encoded),
-            steps=t.steps + late.steps,
-            samples=t.samples + late.samples,
-            loss=t.loss,
-            step_s=t.step_s,
-            weight=weight,
-            offset_s=measured.offset_s,
-            values=t.values,
-            links=measured.links,
-            claim=self.claim or self.late or UNSET,
-        )
-
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
-        commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))
-        if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + 2:
-            return []
-        known = self.commits.get(commit.attempt) or Commits()
-        before = known.of.get(signed.signer)
-        if before is not None and before[1].body == signed.body:
-            return []  # it comes with every row, and was looked at when it came first
-        if len(signed.body) + len(signed.signature) > COMMIT_BYTES_MAX:
-            raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
-        if not parts_fit(self.ground, commit) or self.assembling:
-            raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
-        flaw = commit_flaw(commit)
-        if flaw is not None:
-            raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
-        if not weighs_right(self.ground, signed.signer, commit):
-            raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
-        if not claims_right(self.ground, commit):
-            raise PeerFault(signed.signer, "does not say how it trained", signed.body)
-        if not late_right(self.ground, signed.signer, commit):
-            raise PeerFault(signed.signer, "claims late work that it cannot have", signed.body)
-        if before is not None:  # the first commitment counts; a different one could follow another's reveal
-            return self._compare_commits(before[1], signed, now)
-        if signed.signer in self.two_faced and self.ground.witnesses:
-            return []
-        self.commits.setdefault(commit.attempt, known).hear(signed.signer, commit, signed)
-        effects = self._compare_sizes([signed.signer])
-        if commit.attempt != self.attempt:
-            return effects
-        self.awaited.discard(signed.signer)
+        match self.committed.hear(signed):
+            case Commit(attempt=attempt):
+                effects = self._compare_sizes([signed.signer])
+                return effects + self._awaits_less(now) if attempt == self.attempt else effects
+            case Twice(first, second):
+                return self._compare_commits(first, second, now)
+            case None:
+                return []
+
+    def _awaits_less(self, now: Seconds) -> list[Effect]:
+        """One less is waited for."""
         if self.patience.sharing and self.reduce is not None:
-            return effects + self.reduce.look_again(now)
-        return effects + self._share_if_due(now)
+            return self.reduce.look_again(now)
+        return self._share_if_due(now)
 
     def _compare_commits(self, first: Signed, second: Signed, now: Seconds) -> list[Effect]:
         """Whoever commits twice may keep everybody waiting for rows that fit neither word: nobody waits for it.
@@ -491,43 +402,22 @@ class Round:
         Where members may lie, the two words are their own proof.
         """
         signer = first.signer
-        if first.body == second.body or signer in self.two_faced:
+        if first.body == second.body or signer in self.committed.two_faced:
             return []
         may_lie = self.plan.settings.quorum == "two-thirds"
         told = self._accuse(signer, Caught(first, second)) if may_lie else []
         return told + self._await_no_more(signer, now)
 
     def _await_no_more(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        """It committed twice. What came of it counts.
-
-        Where owners watch each other honest ones make different sums of it: there its rows of this attempt are on
-        their way, and there will be none in the next one.
-        """
-        self.two_faced.add(peer)
-        if self.ground.witnesses:
-            for commits in (c for attempt, c in self.commits.items() if attempt > self.attempt):
-                commits.of.pop(peer, None)
-                commits.giving.discard(peer)
-            return []
-        self.awaited.discard(peer)
-        if self.patience.sharing and self.reduce is not None:
-            return self.reduce.look_again(now)
-        return self._share_if_due(now)
+        return self._awaits_less(now) if self.committed.waits_no_more(peer) else []
 
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""
-        known = self._commits().of
-        said = [known[p][1] for p in names if p in known and p != self.me]
+        said = self.committed.said_by(names)
         return [Send(to, Committed(self.plan.round, self.attempt, self.plan.trace, signed)) for signed in said]
 
     def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
-        """Say whose update has another length than mine: where callers choose the length, that is a mistake."""
-        commits, mine = self._commits(), self._commit_of(self.me)
-        if mine is None or not mine.parts:
-            return []
-        values = {p: commits.of[p][0].values for p in peers if p in commits.giving}
-        others = {p: n for p, n in values.items() if n != mine.values}
-        return [self._report(OtherSize(peer=p, values=n, mine=mine.values)) for p, n in others.items()]
+        return [self._report(fact) for fact in self.committed.other_sizes(peers)]
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
         """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
@@ -538,27 +428,10 @@ class Round:
 
     def _answer_commit(self, sender: PeerId, message: Committed) -> list[Effect]:
         """It has not heard mine: what was lost is said again to whoever asks."""
-        mine = self._commits().of.get(self.me)
-        if not message.asks or mine is None or sender not in self.hearers:
+        mine = self.committed.mine
+        if not message.asks or mine is None or sender not in self.committed.hearers:
             return []
         return [Send(sender, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1]))]
-
-    def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-        """(who hears my commitment, whose commitment I hear).
-
-        Everybody in a small swarm, but that clients cannot hear each other. In a large one a commitment goes to
-        owners and voters, who need it, and those of first owners go to everybody, since nobody reveals a part to
-        an owner that has not committed.
-        """
-        trainers = tuple(m.peer for m in self.plan.trainers)
-        if len(trainers) <= COMMITTEE_MAX:
-            heard = self.plan.voters if self.me not in self.plan.voters else trainers
-            return heard, heard
-        first = {owners[0] for owners in self.ground.owners}
-        concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
-        hearers = trainers if self.me in first else tuple(sorted(concerned))
-        speakers = trainers if self.me in concerned else tuple(sorted(first))
-        return hearers, speakers
 
     # ---- share ---------------------------------------------------------------------------------------------
 
@@ -568,10 +441,10 @@ class Round:
         if self.patience.sharing or self.reduce is None or self.final is not None:
             return []
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
-        if not late and any(p == self.me or not self.gone(p) for p in self.awaited):
+        if not late and any(p == self.me or not self.gone(p) for p in self.committed.awaited):
             return self._hurry(now)
         self.patience.sharing_begins(now)
-        known, absent = sorted(self._commits().of), sorted(self.awaited)
+        known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         return [self._report(fact), *self.reduce.handle(Start({}), now)]
 
@@ -579,35 +452,13 @@ class Round:
         """Enough have committed: the others have a grace, and I hand over what I have."""
         if self.plan.quorum_of_updates is None:
             return []
-        committed = len(self._commits().giving & self._settled)
+        committed = len(self.committed.now.giving & self.committed.settled)
         if not self.grace.begins(self.timing, self.attempt, committed, now):
             return []
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/grace/{self.attempt}", self.grace.until)]
-        if self.trains and self.trained is None and self.passes is None:
+        if self.trains and self.update.trained is None and self.update.passes is None:
             effects.append(Ask(f"round/{self.plan.round}/hand-over", HandOver(self.plan.round)))
         return effects
-
-    def _awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
-        """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""
-        commits = self._commits()
-        unwaited = self.two_faced if not self.ground.witnesses else ()
-        for peer in commits.giving if among is None else among:
-            if peer in names or (peer != self.me and (peer in unwaited or self.gone(peer))):
-                continue
-            known = commits.of.get(peer)
-            if known is not None and known[0].parts > part:
-                return True
-            if known is None and (member := self.plan.by_peer.get(peer)) is not None and member.trains:
-                return True  # in a large swarm I do not hear the commitments of everybody whose row I hand on
-        return False
-
-    def _filled(self) -> int | None:
-        """Parts of the longest update; None while somebody I could hear from has not said what it has."""
-        commits, trainers = self._commits(), self.plan.trainers
-        said = all(m.peer in commits.of or self.gone(m.peer) for m in trainers)
-        if not said or len(trainers) > COMMITTEE_MAX or len(commits.of) < self.plan.quorum:
-            return None  # whoever hears too few may be the one who is cut off
-        return max((commits.of[p][0].parts for p in commits.giving), default=0)
 
     def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
@@ -625,23 +476,17 @@ class Round:
         self.view = tuple(answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
         self.patience.sharing_ended(now)
         step = self._my_step()
-        effects = self._advance(step) if step is not None else []  # early: every voter needs this state
+        effects = self.advances.ask(step) if step is not None else []  # early: every voter needs this state
         if step is not None and (back := self._wanted_back(step)) is not None:
             effects += self.back.ask(step, back[1])  # or this one
         return effects + self._propose_if_ready(now) + self._pass_view(now)
 
     def _my_step(self) -> Step | None:
         """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
-        commits = self._commits().of
-        if self.view is None or not _named(self.view) <= commits.keys():
+        commits = self.committed.now.of
+        if self.view is None or not (named := named_in(self.view)) <= commits.keys():
             return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
-        return self._step(self.view, [commits[p][0] for p in sorted(_named(self.view))])
-
-    def _step(self, parts: Sequence[Signed | None], commits: Sequence[Commit]) -> Step:
-        digests = tuple(None if s is None else _opened(s).digest for s in parts)
-        # an update that spans failed rounds stands for more steps than the plan gave; the schedule goes on by one
-        steps = min(max((c.steps for c in commits), default=0), self.plan.settings.inner_steps)
-        return Step(digests, steps, sum(c.samples for c in commits))
+        return step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan.settings.inner_steps)
 
     # ---- agree ---------------------------------------------------------------------------------------------
 
@@ -656,15 +501,15 @@ class Round:
         if self.view is None or step is None:
             return []
         back = self._wanted_back(step)
-        state = self.advances.get(step) if back is None else self.back.state(step, back[1])
+        state = self.advances.state(step) if back is None else self.back.state(step, back[1])
         if state is None:
-            return self._advance(step) if back is None else self.back.ask(step, back[1])
-        body = self._body(self.view, self._commits().of, state, now, back)
+            return self.advances.ask(step) if back is None else self.back.ask(step, back[1])
+        body = self._body(self.view, self.committed.now.of, state, now, back)
         return self.agreement.propose(self.free, encode(body))
 
     def _propose_members(self, view: int, now: Seconds) -> list[Effect]:
         """In a round that only assembles them there may be news, or none."""
-        parent, step = self.ground.parent, self._step((), ())
+        parent, step = self.ground.parent, step_of((), (), self.plan.settings.inner_steps)
         back = self._wanted_back(step)
         state = parent.state if back is None else self.back.state(step, back[1])
         if state is None:
@@ -715,26 +560,20 @@ class Round:
         wrong = check_body(self.ground, self.notary, body, now)
         if wrong is not None:
             return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
-        trial = self.trials.setdefault(vertex_id(raw), self._trial(raw))
+        trial = self.trials.setdefault(vertex_id(raw), trial_of(raw, self.plan.settings.inner_steps))
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
         if self.reduce is not None and body.attempt == self.attempt:
             weighing = None if body.weighing is UNSET else body.weighing
             for signed in body.parts:
                 if signed is not None:
-                    effects += self.reduce.examine(signed, _opened(signed), now, weighing)
+                    effects += self.reduce.examine(signed, opened(signed), now, weighing)
         return effects + self._try(vertex_id(raw), trial, now)
 
     def _compare_body(self, body: Body, now: Seconds) -> list[Effect]:
         """Its proposer may have heard another commitment of somebody than I did."""
-        known = self.commits.get(body.attempt, Commits()).of
+        known = self.committed.in_attempt(body.attempt).of
         pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
         return [effect for mine, other in pairs for effect in self._compare_commits(mine, other, now)]
-
-    def _trial(self, raw: bytes) -> Trial:
-        body = decode_body(raw)
-        commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commit)]
-        answers = tuple(None if s is None else _opened(s) for s in body.parts)
-        return Trial(raw, body, answers, self._step(body.parts, commits), amend_of(body))
 
     def _try(self, digest: Digest, trial: Trial, now: Seconds) -> list[Effect]:
         """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
@@ -747,10 +586,10 @@ class Round:
         if trial.state is None and not trial.body.parts:
             trial.state = self.ground.parent.state  # nothing was averaged: the state stays
         if trial.state is None:
-            trial.state = self.advances.get(trial.step)
+            trial.state = self.advances.state(trial.step)
             if trial.state is None:
                 missing = [a for a in trial.answers if a is not None and a.digest not in self.parts.held]
-                return self._want(trial, missing, now) if missing else self._advance(trial.step)
+                return self._want(trial, missing, now) if missing else self.advances.ask(trial.step)
         if trial.state != trial.body.state:
             if trial.final:
                 return self._cannot("my state differs from the agreed one")
@@ -789,34 +628,6 @@ class Round:
     def _try_all(self, now: Seconds) -> list[Effect]:
         waiting = [(key, trial) for key, trial in self.trials.items() if trial.state is None]
         return [effect for key, trial in waiting for effect in self._try(key, trial, now)]
-
-    def _advance(self, step: Step) -> list[Effect]:
-        if step in self.advances:
-            return []
-        self.advances[step] = None
-        payloads = tuple(self.parts.held[d] if d is not None else None for d in step.parts)
-        shards = len(self.plan.trainers)
-        work = Advance(
-            self.plan.round,
-            self.ground.parent.state,
-            payloads,
-            step.steps,
-            step.samples,
-            shards,
-            self.ground.shares,
-        )
-        return [Ask(self._advance_job(step), work)]
-
-    def _advance_job(self, step: Step) -> str:
-        return f"round/{self.plan.round}/advance/{digest(encode(step)).hex()[:16]}"
-
-    def _advanced(self, job: str, state: Digest, now: Seconds) -> list[Effect]:
-        effects: list[Effect] = []
-        for step in self.advances:
-            if self._advance_job(step) == job:
-                self.advances[step] = state
-        effects += self._try_all(now)
-        return effects + self._propose_if_ready(now)
 
     def _want(self, trial: Trial, missing: Sequence[Answered], now: Seconds) -> list[Effect]:
         """The proposer and other voters hold the combined bytes; whose owner is there is on its way already."""
@@ -876,15 +687,14 @@ class Round:
 
     def _train_apart(self) -> list[Effect]:
         """An attempt failed: if that is for want of voters I go on by myself, once my update is made."""
-        mine = self.encoded is not None or self.passes is not None
-        return self.apart.go_on() if self.trains and mine and self.final is None else []
+        return self.apart.go_on() if self.trains and self.update.ready and self.final is None else []
 
     def left(self, vertex: Vertex | None) -> Left | None:
         """I go on from a later state: what this round counted of mine, where anything hangs on it."""
         if self.ground.apart is None:
             return None
         body = decode_body(vertex.body) if vertex is not None else None
-        return left_open(self.me, len(self.encoded or ()), body)
+        return left_open(self.me, len(self.update.encoded or ()), body)
 
     def _attempt_due(self, now: Seconds) -> int:
         """By the clock. Where there is none all propose in turn, and in turn again, before all is sent anew."""
@@ -900,7 +710,7 @@ class Round:
         self.parts.keep_only(needed)
         self.combined = {name: made for name, made in self.combined.items() if name in needed}
         self.combined |= self.reduce.made if self.reduce is not None else {}  # its body may be on its way
-        self.advances = {s: state for s, state in self.advances.items() if state is None or needed & {*s.parts}}
+        self.advances.keep_only(needed)
 
     def _last_view(self, attempt: int) -> int:
         """Each attempt has one view per voter; the clock ends them all at once."""
@@ -920,8 +730,8 @@ class Round:
             no_votes = gave_up.union(p for p in self.plan.committee if p != self.me and self.gone(p))
             if len(no_votes) > self.plan.tolerated:
                 return self.agreement.close_view(view)  # the rest are too few, and should meet in a later one
-        busy = any(state is None for state in self.advances.values()) or bool(self.back.asked)
-        begun = self.agreement.is_open or self._my_step() in self.advances
+        busy = self.advances.busy or bool(self.back.asked)
+        begun = self.agreement.is_open or self.advances.begun(self._my_step())
         return self.agreement.close_view(view) if self.patience.view_is_over(view, now, busy, begun) else []
 
     def _nudge(self, now: Seconds) -> list[Effect]:
@@ -934,11 +744,10 @@ class Round:
                 if trial.final and not self.adopting:
                     effects += self._try(key, trial, now)
             return effects
-        mine = self._commits().of.get(self.me)
+        mine = self.committed.mine
         if not self.assembling and mine is not None:
             message = Committed(self.plan.round, self.attempt, self.plan.trace, mine[1], asks=True)
-            silent = [p for p in self.speakers if p != self.me and self._commit_of(p) is None and not self.gone(p)]
-            effects += [Send(p, message) for p in silent]
+            effects += [Send(p, message) for p in self.committed.silent()]
         if self.assembling or self.view is not None:
             effects += self.agreement.remind()
         if self.wanted_body is not None:
@@ -975,8 +784,8 @@ class Round:
         if self.closed or self.final is not None:
             return []
         effects: list[Effect] = []
-        mine = self._commits().of.get(self.me)
-        if mine is not None and peer in self.hearers:
+        mine = self.committed.mine
+        if mine is not None and peer in self.committed.hearers:
             effects.append(Send(peer, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1])))
         if self.reduce is not None and self.patience.sharing:
             effects += self.reduce.resend(peer)
@@ -1035,35 +844,29 @@ class Round:
         self.final = vertex
         self.patience.decided(now)
         key = vertex_id(vertex.body)
-        trial = self.trials.setdefault(key, self._trial(vertex.body))
+        trial = self.trials.setdefault(key, trial_of(vertex.body, self.plan.settings.inner_steps))
         trial.final = True
         return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(key, trial, now)]
 
     def _tell_listeners(self, vertex: Vertex) -> list[Effect]:
         """Observers and members outside the committee did not see the votes: two voters tell each of them."""
-        committee = self.plan.committee
-        if self.me not in committee:
-            return []
-        mine = committee.index(self.me)
-        others = [m.peer for m in self.plan.members if m.present and m.peer not in set(committee)]
         news = Vertices((vertex,), self.plan.round)
-        chosen = [p for k, p in enumerate(others) if mine in (k % len(committee), (k + 1) % len(committee))]
-        return [Send(p, news) for p in chosen]
+        return [Send(p, news) for p in told_by(self.me, self.plan)]
 
     def _adopt(self, digest: Digest, trial: Trial) -> list[Effect]:
         if self.adopting:
             return []
         self.adopting = True
         counted: tuple[bool, ...] | None = None
-        if self.encoded is not None and trial.body.parts:
+        if self.update.encoded is not None and trial.body.parts:
             counted = tuple(a is not None and self.me in a.contributors for a in trial.answers)
-            if self.plan.quorum_of_updates is not None and not self.told and not any(counted):
+            if self.plan.quorum_of_updates is not None and not self.update.told and not any(counted):
                 counted = None  # the others began while it was encoded: its steps stay where they are
         assert self.final is not None
         afresh = trial.back is not None
         claim, mine = self._my_claim(trial.body), None if afresh else counted
         late = self.ground.apart is not None and self.me in late_of(trial.body)
-        led = tuple(_opened(s).digest for s in trial.body.parts if s is not None and s.signer == self.me)
+        led = tuple(opened(s).digest for s in trial.body.parts if s is not None and s.signer == self.me)
         work = Adopt(self.plan.round, digest, trial.body.state, mine, claim, afresh, late, led)
         return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
 
@@ -1077,24 +880,11 @@ class Round:
         assert self.final is not None
         self.closed = True
         body = decode_body(self.final.body)
-        answers = [_opened(s) for s in body.parts if s is not None]
-        listed = [set(a.contributors) for a in answers]
-        counted = set[PeerId]().union(*listed)
-        partly = counted - counted.intersection(*listed)
-        trainers = {m.peer for m in self.plan.trainers}
-        closed = RoundClosed(
-            vertex=self.final,
-            body=body,
-            id=vertex_id(self.final.body),
-            counted=tuple(sorted(counted)),
-            partly=tuple(sorted(partly)),
-            missing=() if self.assembling else tuple(sorted(trainers - counted)),
-            parts_missing=sum(s is None for s in body.parts),
-        )
+        closed = closed_by(self.final, body, self.plan, self.assembling)
         self.combined |= self.reduce.made if self.reduce is not None else {}
-        agreed = {a.digest for a in answers}
+        agreed = {opened(s).digest for s in body.parts if s is not None}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
-        self.reduce, self.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
+        self.reduce, self.update.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]
         timers += [f"grace/{self.attempt}"] if self.grace.until is not None else []
         cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]
@@ -1109,30 +899,19 @@ class Round:
     # ---- small words ---------------------------------------------------------------------------------------
 
     @property
-    def _settled(self) -> set[PeerId]:
-        """Trainers that are waited for."""
-        return {m.peer for m in self.plan.trainers if m.standing == "member"}
+    def encoded(self) -> tuple[Payload, ...] | None:
+        """The parts of my own update, once it is made."""
+        return self.update.encoded
 
-    def _commits(self) -> Commits:
-        found = self.commits.get(self.attempt)
-        if found is None:
-            found = self.commits[self.attempt] = Commits()
-        return found
+    @property
+    def commits(self) -> Mapping[int, Commits]:
+        """By attempt, this one and the next ones: what people are told of who is here."""
+        return self.committed.heard
 
-    def _commit_of(self, peer: PeerId) -> Commit | None:
-        known = self._commits().of.get(peer)
-        return known[0] if known is not None else None
+    @property
+    def awaited(self) -> Set[PeerId]:
+        """Whose commitment this attempt waits for."""
+        return self.committed.awaited
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
-
-
-def _opened(signed: Signed) -> Answered:
-    """An Answered whose signature was checked when the body or the message was."""
-    statement = decode_statement(signed.body, signed.signer)
-    assert isinstance(statement, Answered)
-    return statement
-
-
-def _named(parts: Sequence[Signed | None]) -> set[PeerId]:
-    return {p for s in parts if s is not None for p in _opened(s).contributors}

@@ -1,12 +1,15 @@
-"""What a round holds while it is not agreed: the commitments it heard, what it says in
-its own, and the bodies it checks.
+"""What a round holds while it is not agreed: the commitments it heard, what it says in its own, and the bodies it
+checks. Values, and what follows from signed bytes alone; never anything that lasts longer than the round.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.node.amend import amend_of
+from atoll.wire.codec import decode_body, decode_statement
 from atoll.wire.messages.statements import Amend, Answered, Commit, Signed, Statement
 from atoll.wire.messages.vertex import Body
 
@@ -51,3 +54,31 @@ class Commits:
         self.of[peer] = (commit, signed)
         if commit.parts > 0:
             self.giving.add(peer)
+
+
+def trial_of(raw: bytes, inner_steps: int) -> Trial:
+    """Of a body that was checked, or that a certificate stands for."""
+    body = decode_body(raw)
+    commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commit)]
+    answers = tuple(None if s is None else opened(s) for s in body.parts)
+    return Trial(raw, body, answers, step_of(body.parts, commits, inner_steps), amend_of(body))
+
+
+def step_of(parts: Sequence[Signed | None], commits: Sequence[Commit], inner_steps: int) -> Step:
+    """What these answers, of the updates of these commitments, make of the state."""
+    digests = tuple(None if s is None else opened(s).digest for s in parts)
+    # an update that spans failed rounds stands for more steps than the plan gave; the schedule goes on by one
+    steps = min(max((c.steps for c in commits), default=0), inner_steps)
+    return Step(digests, steps, sum(c.samples for c in commits))
+
+
+def opened(signed: Signed) -> Answered:
+    """An Answered whose signature was checked when the body or the message was."""
+    statement = decode_statement(signed.body, signed.signer)
+    assert isinstance(statement, Answered)
+    return statement
+
+
+def named_in(parts: Sequence[Signed | None]) -> set[PeerId]:
+    """Who counted in any of these answers."""
+    return {p for s in parts if s is not None for p in opened(s).contributors}

@@ -27,7 +27,8 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
 from atoll.base.limits import VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
 from atoll.node.amend import agrees, amend_of, goal_of, may_follow
-from atoll.node.body import check_body, ground_after, write_recovery
+from atoll.node.body import check_body, write_recovery
+from atoll.node.ground import ground_after
 from atoll.node.settings import RunSettings, decode_settings
 from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.audits import Case, Docket

@@ -25,8 +25,7 @@ from atoll.base.limits import (
     ROUNDS_KEPT,
 )
 from atoll.base.machine import Fact
-from atoll.node.facts import Accused, Disagreed, RoundClosed, StateMissing
-from atoll.node.peer import CaughtUp, Fault
+from atoll.node.facts import Accused, CaughtUp, Disagreed, Fault, RoundClosed, StateMissing
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.dag.history import WINDOW
 from atoll.protocol.reduce.run import Garbage, PartAnswered
@@ -137,7 +136,7 @@ class Checkers:
             return
         assert len(peer.early) <= EARLY_MESSAGES_MAX and peer.early.size_bytes <= EARLY_BYTES_MAX
         assert peer.pool is None or len(peer.pool) <= REPORTS_PER_VERTEX_MAX
-        assert len(peer.held) <= ROUNDS_KEPT + 1
+        assert len(peer.old_parts.held) <= ROUNDS_KEPT + 1
         if peer.history is not None:
             assert len(peer.history.vertices) <= WINDOW + 2
         if peer.round is not None:

@@ -12,7 +12,8 @@ from atoll.base.draw import draw_bytes
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.keys.digest import blob_id, digest, manifest_of
 from atoll.keys.signer import Signer
-from atoll.node.peer import Peer, Wish
+from atoll.node.admission import Wish
+from atoll.node.peer import Peer
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.dag.history import genesis_digest

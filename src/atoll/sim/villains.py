@@ -22,7 +22,8 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Lane, Payload, Send, SetTimer, TimerFired
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer
-from atoll.node.peer import Peer, Wish
+from atoll.node.admission import Wish
+from atoll.node.peer import Peer
 from atoll.sim.signatures import Keys
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import Notary

@@ -1,0 +1,185 @@
+"""Who committed to what in a round, whose word is still waited for, and who said two different ones.
+
+Promises: the first word counts, a second one is shown as what it is; a commitment that no body could carry is never
+remembered; of attempts, this one and the next two are held. Never decides when sharing begins, never sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import PeerId
+from atoll.base.limits import COMMIT_BYTES_MAX, COMMITTEE_MAX
+from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
+from atoll.node.facts import OtherSize
+from atoll.node.ground import Ground
+from atoll.node.trial import Commits
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Commit, Signed
+
+AHEAD = 2  # attempts: their commitments come from peers whose clock is faster
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Two different commitments of one peer to one attempt."""
+
+    first: Signed
+    second: Signed
+
+
+class Commitments:
+    def __init__(self, ground: Ground, notary: Notary, gone: Callable[[PeerId], bool]) -> None:
+        self.ground, self.plan, self.notary, self.me, self.gone = ground, ground.plan, notary, notary.me, gone
+        self.hearers, self.speakers = self._audience()
+        self.attempt = 0
+        self.heard: dict[int, Commits] = {}  # by attempt
+        self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
+        self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
+
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def attempt_begins(self, attempt: int, trains: bool) -> None:
+        """`trains`: my own commitment is waited for, too."""
+        self.attempt = attempt
+        self.heard = {a: c for a, c in self.heard.items() if a >= attempt}
+        # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
+        mine = {self.me} if trains else set[PeerId]()
+        self.awaited = (set(self.speakers) & self.settled | mine) - self.now.of.keys() - self.two_faced
+
+    def say(self, commit: Commit, signed: Signed) -> None:
+        """My own, to this attempt."""
+        self.now.hear(self.me, commit, signed)
+        self.awaited.discard(self.me)
+
+    def hear(self, signed: Signed) -> Commit | Twice | None:
+        """What is new in it; None if nothing is. PeerFault for what nobody may commit to."""
+        commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))
+        if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + AHEAD:
+            return None
+        before = self.in_attempt(commit.attempt).of.get(signed.signer)
+        if before is not None and before[1].body == signed.body:
+            return None  # it comes with every row, and was looked at when it came first
+        self._check(signed, commit)
+        if before is not None:  # the first commitment counts; a different one could follow another's reveal
+            return Twice(before[1], signed)
+        if signed.signer in self.two_faced and self.ground.witnesses:
+            return None
+        self.heard.setdefault(commit.attempt, Commits()).hear(signed.signer, commit, signed)
+        if commit.attempt == self.attempt:
+            self.awaited.discard(signed.signer)
+        return commit
+
+    def _check(self, signed: Signed, commit: Commit) -> None:
+        if len(signed.body) + len(signed.signature) > COMMIT_BYTES_MAX:
+            raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
+        if not parts_fit(self.ground, commit) or self.ground.topology is None:
+            raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
+        flaw = commit_flaw(commit)
+        if flaw is not None:
+            raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
+        if not weighs_right(self.ground, signed.signer, commit):
+            raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
+        if not claims_right(self.ground, commit):
+            raise PeerFault(signed.signer, "does not say how it trained", signed.body)
+        if not late_right(self.ground, signed.signer, commit):
+            raise PeerFault(signed.signer, "claims late work that it cannot have", signed.body)
+
+    def waits_no_more(self, peer: PeerId) -> bool:
+        """It committed twice. What came of it counts. True if this attempt waits for it no more.
+
+        Where owners watch each other honest ones make different sums of it: there its rows of this attempt are on
+        their way, and there will be none in the next one.
+        """
+        self.two_faced.add(peer)
+        if self.ground.witnesses:
+            for commits in (c for attempt, c in self.heard.items() if attempt > self.attempt):
+                commits.of.pop(peer, None)
+                commits.giving.discard(peer)
+            return False
+        self.awaited.discard(peer)
+        return True
+
+    # ---- what follows --------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> Commits:
+        """To this attempt."""
+        found = self.heard.get(self.attempt)
+        if found is None:
+            found = self.heard[self.attempt] = Commits()
+        return found
+
+    @property
+    def mine(self) -> tuple[Commit, Signed] | None:
+        return self.now.of.get(self.me)
+
+    @property
+    def settled(self) -> set[PeerId]:
+        """Trainers that are waited for."""
+        return {m.peer for m in self.plan.trainers if m.standing == "member"}
+
+    def in_attempt(self, attempt: int) -> Commits:
+        return self.heard.get(attempt) or Commits()
+
+    def commit_of(self, peer: PeerId) -> Commit | None:
+        known = self.now.of.get(peer)
+        return known[0] if known is not None else None
+
+    def said_by(self, names: Iterable[PeerId]) -> list[Signed]:
+        """The words of these others."""
+        known = self.now.of
+        return [known[p][1] for p in names if p in known and p != self.me]
+
+    def silent(self) -> list[PeerId]:
+        """Whom I could hear, and did not."""
+        return [p for p in self.speakers if p != self.me and self.commit_of(p) is None and not self.gone(p)]
+
+    def other_sizes(self, peers: Iterable[PeerId]) -> list[OtherSize]:
+        """Whose update has another length than mine: where callers choose the length, that is a mistake."""
+        commits, mine = self.now, self.commit_of(self.me)
+        if mine is None or not mine.parts:
+            return []
+        values = {p: commits.of[p][0].values for p in peers if p in commits.giving}
+        return [OtherSize(peer=p, values=n, mine=mine.values) for p, n in values.items() if n != mine.values]
+
+    def awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
+        """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""
+        commits = self.now
+        unwaited = self.two_faced if not self.ground.witnesses else ()
+        for peer in commits.giving if among is None else among:
+            if peer in names or (peer != self.me and (peer in unwaited or self.gone(peer))):
+                continue
+            known = commits.of.get(peer)
+            if known is not None and known[0].parts > part:
+                return True
+            if known is None and (member := self.plan.by_peer.get(peer)) is not None and member.trains:
+                return True  # in a large swarm I do not hear the commitments of everybody whose row I hand on
+        return False
+
+    def filled(self) -> int | None:
+        """Parts of the longest update; None while somebody I could hear from has not said what it has."""
+        commits, trainers = self.now, self.plan.trainers
+        said = all(m.peer in commits.of or self.gone(m.peer) for m in trainers)
+        if not said or len(trainers) > COMMITTEE_MAX or len(commits.of) < self.plan.quorum:
+            return None  # whoever hears too few may be the one who is cut off
+        return max((commits.of[p][0].parts for p in commits.giving), default=0)
+
+    def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
+        """(who hears my commitment, whose commitment I hear).
+
+        Everybody in a small swarm, but that clients cannot hear each other. In a large one a commitment goes to
+        owners and voters, who need it, and those of first owners go to everybody, since nobody reveals a part to
+        an owner that has not committed.
+        """
+        trainers = tuple(m.peer for m in self.plan.trainers)
+        if len(trainers) <= COMMITTEE_MAX:
+            heard = self.plan.voters if self.me not in self.plan.voters else trainers
+            return heard, heard
+        first = {owners[0] for owners in self.ground.owners}
+        concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
+        hearers = trainers if self.me in first else tuple(sorted(concerned))
+        speakers = trainers if self.me in concerned else tuple(sorted(first))
+        return hearers, speakers

@@ -1,0 +1,232 @@
+"""What a round stands on: the plan, its parent and what genesis says, as one value that everybody works out alike.
+
+Promises: everything in it follows from agreed vertices, so two peers with one head hold equal grounds; sizes that
+strangers could grow have their ceilings here. Never holds what was said in the round itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from msgspec import UNSET
+
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
+from atoll.base.limits import (
+    ANSWER_BYTES_MAX,
+    PARTS_MAX,
+    PEERS_MAX,
+    WEIGHED_ROWS_MAX,
+)
+from atoll.node.settings import RunSettings
+from atoll.node.topology import parts_most, way_of
+from atoll.policy.apart import Apart
+from atoll.policy.members import Recent, Reported, admissible
+from atoll.policy.plan import RoundPlan
+from atoll.policy.reputation import FLOOR, influence_of
+from atoll.policy.room import WEIGHT_BYTES, name_bytes
+from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
+from atoll.protocol.reduce.plan import ReducePlan
+from atoll.protocol.reduce.topology import Topology
+from atoll.wire.codec import decode_statement, encode
+from atoll.wire.messages.round import Answer, Comparison
+from atoll.wire.messages.statements import (
+    Amend,
+    Answered,
+    Commit,
+    Weighing,
+)
+from atoll.wire.messages.vertex import Body, Member
+
+WEIGHING_BYTES = 32  # the heads of the lists in a weighing
+PLACE_BYTES = 3  # of a part's number in it
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a round stands on: agreed facts and the judgement of reports, handed in by the peer."""
+
+    plan: RoundPlan
+    parent: Body
+    topology: Topology | None  # how updates are reduced; None in a round that only assembles members
+    why: str  # this topology, in words for people
+    admissible: Callable[[Reported, bool], str | None]  # (report, as proposer)
+    statistic: StatisticName = "mean"
+    tolerance: float = 0.0
+    witnessed: bool = False
+    parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
+    recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
+    audited: bool = False  # who gives an update must claim how it trained
+    reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
+    demanded: Amend | None = None  # validators found the state bad: where this round is to go back to
+    opened: bool = False  # blocks of answers are opened
+    apart: Apart | None = None  # who hears no quorum trains on
+
+    @cached_property
+    def owners(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Of each part, in the order in which they take over."""
+        return tuple(part.owners for part in self.topology.parts) if self.topology is not None else ()
+
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """Relative sizes of the parts."""
+        return tuple(part.share for part in self.topology.parts) if self.topology is not None else ()
+
+    @cached_property
+    def weightless(self) -> frozenset[PeerId]:
+        """Newcomers: their rows are shared and checked like any other, but move nothing yet."""
+        return frozenset(m.peer for m in self.plan.trainers if m.standing == "new")
+
+    def takes_late(self, peer: PeerId) -> bool:
+        """Late work may ride on this member's update: it is merged in this run, and the row weighs something."""
+        return self.apart is not None and self.apart.then == "merge" and peer not in self.weightless
+
+    @cached_property
+    def influence(self) -> dict[PeerId, int]:
+        """What each settled trainer weighs against the others; nobody where no records are kept."""
+        if not self.reputed:
+            return {}
+        settled = (m.peer for m in self.plan.trainers if m.standing == "member")
+        return influence_of({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
+
+    @cached_property
+    def liars(self) -> int:
+        """How many of the rows that count may be lies."""
+        return liars_among(len(self.plan.trainers) - len(self.weightless), self.tolerance)
+
+    @cached_property
+    def weighs(self) -> bool:
+        """Rows are weighed by distances between whole updates."""
+        return self.statistic in DISTANCES
+
+    @property
+    def trainers_most(self) -> int:
+        """Rows beyond those whose distances are taken would stop the learning of all."""
+        return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
+
+    @cached_property
+    def compared_bytes_max(self) -> int:
+        """Of a signed comparison."""
+        rows = min(len(self.plan.trainers), WEIGHED_ROWS_MAX)
+        return self.answer_bytes_max + 8 * (rows * (rows + 1) // 2)
+
+    @cached_property
+    def weighing_bytes_max(self) -> int:
+        """Of an encoded weighing, which travels beside an answer and stands in the vertex."""
+        if not self.weighs:
+            return 0
+        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)
+        digests = DIGEST_BYTES * (len(self.owners) if self.witnesses else 1)
+        return names + digests + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
+
+    @cached_property
+    def witnesses(self) -> int:
+        """Owners after the first that combine every part too."""
+        owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
+        return witnesses(owners, liars_among(len(self.plan.voters), self.tolerance)) if self.witnessed else 0
+
+    def reduce_plan(self, attempt: int, timing: RoundPlan | None = None) -> ReducePlan:
+        """`timing`: the plan with the windows that I go by, if they are others."""
+        assert self.topology is not None
+        plan = timing or self.plan
+        return ReducePlan(
+            plan.round,
+            attempt,
+            plan.trace,
+            self.topology,
+            tuple(m.peer for m in plan.members if m.present),
+            plan.times(attempt).answer_until,
+            self.statistic,
+            self.liars,
+            rows_needed(self.statistic, self.liars),
+            self.witnesses,
+            self.weighs,
+            self.weightless,
+            frozenset(m.peer for m in plan.members if m.present and not m.trains),
+            plan.window_s(attempt),
+            plan.has_clock,
+            self.influence if self.weighs else {},
+            self.opened,
+        )
+
+    @cached_property
+    def answer_bytes_max(self) -> int:
+        """Of a signed answer: who says more than there is to say fills the vertex."""
+        return ANSWER_BYTES_MAX + sum(name_bytes(m.peer) for m in self.plan.members if m.trains)
+
+    @cached_property
+    def vote_key_of(self) -> dict[PeerId, bytes]:
+        return {m.peer: m.vote_key for m in self.plan.members if m.present}
+
+    @cached_property
+    def known_keys(self) -> dict[PeerId, bytes]:
+        return known_keys(self.plan.members)
+
+
+def known_keys(members: Sequence[Member]) -> dict[PeerId, bytes]:
+    """Under which anybody's words may be held against it: also of those that are away."""
+    return {m.peer: m.vote_key for m in members if m.standing != "expelled"}
+
+
+def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
+    """What the round after `parent` stands on. Enough members, or it only assembles more.
+
+    The first round that trains waits for settled ones: a newcomer's update moves nothing, and nobody who was waited
+    for shall count for nothing.
+    """
+    parts = parts_most(settings, parent)
+    if parent.trained:
+        enough = len(plan.voters) >= settings.min_peers
+    else:
+        settled = sum(m.votes and m.standing == "member" for m in plan.members)
+        enough = settled >= max(settings.start_peers, settings.min_peers)
+
+    def judge(reported: Reported, as_proposer: bool) -> str | None:
+        wall_s = parent.time_s if as_proposer else None
+        return admissible(reported, parent, recent, run, settings.open_to_all, wall_s, parts)
+
+    who, validations = settings.recovery, recent.validations
+    demanded = validations.demanded() if validations.head == parent.round else None
+    if not enough:
+        why, kind = "too few members to train", settings.statistic
+        return Ground(
+            plan,
+            parent,
+            None,
+            why,
+            judge,
+            kind,
+            parts_most=parts,
+            recovery=who,
+            reputed=settings.reputed,
+            demanded=demanded,
+        )
+    way = way_of(settings, plan, _answered_bytes(parent))
+    trust = settings.statistic, settings.tolerance, settings.witnessed
+    audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
+    more = audited, reputed, demanded, opened, settings.apart_terms
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more)
+
+
+def _answered_bytes(parent: Body) -> int:
+    """Of all combined parts of the last round; 0 where the length of an update is its caller's choice."""
+    commits = [decode_statement(signed.body, signed.signer) for signed in parent.commits[:1]]
+    if any(isinstance(commit, Commit) and commit.values for commit in commits):
+        return 0
+    answers = [decode_statement(signed.body, signed.signer) for signed in parent.parts if signed is not None]
+    return sum(a.size_bytes for a in answers if isinstance(a, Answered))
+
+
+def size_flaw(ground: Ground, message: object) -> str | None:
+    """What is longer in this message than anything of this round can be; None if nothing is."""
+    match message:
+        case Answer(statement=statement) if len(statement.body) > ground.answer_bytes_max:
+            return f"an answer of {len(statement.body)} bytes"
+        case Answer(weighing=Weighing() as weighing) if (size := len(encode(weighing))) > ground.weighing_bytes_max:
+            return f"an answer with {size} bytes of weights"
+        case Comparison(statement=statement, products=products):
+            size = len(statement.body) + (len(products) if products is not UNSET else 0)
+            return f"a comparison of {size} bytes" if size > ground.compared_bytes_max else None
+        case _:
+            return None

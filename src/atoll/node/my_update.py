@@ -1,0 +1,94 @@
+"""What I give to a round: an update that was trained, then encoded, or a pass and its reason.
+
+One update per round, whatever attempts share it, so each attempt's commitment says the same of it. Promises: what
+is committed to is what was trained, also with late work in it. Never trains or encodes (jobs do), never sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+
+from msgspec import UNSET
+
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.machine import Ask, Effect, Payload
+from atoll.keys.digest import merkle_root
+from atoll.node.commitment import row_weight
+from atoll.node.ground import Ground
+from atoll.node.jobs import Encode, Encoded, Trained
+from atoll.node.trial import Measured
+from atoll.wire.messages.statements import Commit, Late
+
+NOT_LATE = Late(0, 0, 0)
+
+
+class MyUpdate:
+    def __init__(self, ground: Ground, me: PeerId, measured: Callable[[], Measured]) -> None:
+        self.ground, self.me, self.measured = ground, me, measured
+        self.trained: Trained | None = None
+        self.encoding = False  # what I trained is, or was
+        self.encoded: tuple[Payload, ...] | None = None
+        self.told = False  # somebody may have heard that it is encoded
+        self.claim: Digest | None = None  # of how I trained for it
+        self.late: Late | None = None  # of what I did apart and send with it
+        self.passes: str | None = None  # why I give nothing
+
+    @property
+    def ready(self) -> bool:
+        """There is something to commit to."""
+        return self.encoded is not None or self.passes is not None
+
+    def takes(self, trained: Trained) -> str | None:
+        """The trainer is done; why nothing can be made of it, if so."""
+        if trained.steps == 0:
+            return "its time was over before the first inner step"
+        if not isfinite(trained.loss):
+            return f"its training loss is {trained.loss}"
+        self.trained = trained
+        return None
+
+    def encode(self) -> list[Effect]:
+        """Once."""
+        if self.encoding:
+            return []
+        self.encoding = True
+        round = self.ground.plan.round
+        work = Encode(round, self.ground.shares, self.ground.takes_late(self.me))
+        return [Ask(f"round/{round}/encode", work)]
+
+    def encodes(self, encoded: Encoded) -> str | None:
+        """Its parts are here; why they may not be sent, if so."""
+        assert 0 < len(encoded.parts) <= len(self.ground.owners)
+        if self.ground.audited and encoded.claim is None:
+            return "it cannot show how it trained, and rounds of this run are audited"
+        self.encoded, self.claim, self.late = encoded.parts, encoded.claim, encoded.late
+        return None
+
+    def said(self) -> tuple[Payload, ...] | None:
+        """My commitment is on its way: the parts that it is about, if it is no pass."""
+        self.told |= self.encoded is not None
+        return self.encoded
+
+    def commit(self, attempt: int) -> Commit:
+        """What I commit to in this attempt."""
+        round = self.ground.plan.round
+        if self.encoded is None or self.trained is None:
+            return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, (self.passes or "")[:200])
+        t, root, measured = self.trained, merkle_root(tuple(p.digest for p in self.encoded)), self.measured()
+        late = self.late or NOT_LATE
+        return Commit(
+            round=round,
+            attempt=attempt,
+            root=root,
+            parts=len(self.encoded),
+            steps=t.steps + late.steps,
+            samples=t.samples + late.samples,
+            loss=t.loss,
+            step_s=t.step_s,
+            weight=row_weight(self.ground, self.me, t.steps, t.samples),  # a newcomer's moves nothing yet
+            offset_s=measured.offset_s,
+            values=t.values,
+            links=measured.links,
+            claim=self.claim or self.late or UNSET,
+        )

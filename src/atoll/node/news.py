@@ -1,0 +1,78 @@
+"""Vertices asked for and shown: what one peer says to another whose history is longer, or shorter, than its own.
+
+Promises: one peer is asked or told once a second, however much it talks; vertices older than memory are read from
+disk for a few at once. Never believes a vertex: that is the history's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.limits import CONTROL_FRAME_MAX, PEERS_MAX
+from atoll.base.machine import Ask, Effect, Send
+from atoll.node.jobs import ReadVertices
+from atoll.protocol.dag.history import History
+from atoll.protocol.transfer.fetch import SERVED_AT_ONCE
+from atoll.wire.codec import decode_vertex
+from atoll.wire.messages.history import Vertices, WantVertices
+
+HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
+VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
+
+
+class News:
+    """`history` is None until genesis is known."""
+
+    def __init__(self) -> None:
+        self.history: History | None = None
+        self.hinted: dict[PeerId, Seconds] = {}
+        self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
+
+    def woke(self) -> None:
+        """This computer slept: whatever was said before is old."""
+        self.hinted.clear()
+
+    def ask(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
+        """It says that its history ends with this round: if mine ends before, ask for the rest."""
+        mine = self.history.head if self.history is not None else -2
+        if head <= mine or self._hinted_lately(sender, now):
+            return []
+        return [Send(sender, WantVertices(mine + 1))]
+
+    def hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
+        """This peer works on a round that is over: show it the vertex."""
+        if self.history is None or self._hinted_lately(peer, now):
+            return []
+        vertices = self.history.since(round, VERTICES_BYTES_MAX)
+        return [Send(peer, Vertices(vertices, self.history.head))] if vertices else []
+
+    def give(self, sender: PeerId, first: int) -> list[Effect]:
+        """It wants vertices from this round on."""
+        if self.history is None:
+            return []
+        vertices = self.history.since(max(first, -1), VERTICES_BYTES_MAX)
+        if vertices:
+            return [Send(sender, Vertices(vertices, self.history.head))]
+        job = f"history/{first}/{sender}"  # older than what I hold in memory
+        if 0 <= first <= self.history.head and len(self.reading) < SERVED_AT_ONCE and job not in self.reading:
+            self.reading[job] = sender
+            return [Ask(job, ReadVertices(first, VERTICES_BYTES_MAX))]
+        return []
+
+    def read(self, job: str, kept: Sequence[bytes]) -> list[Effect]:
+        """The disk answered, with nothing where that failed."""
+        asker = self.reading.pop(job, None)
+        if asker is None or self.history is None or not kept:
+            return []
+        vertices = tuple(decode_vertex(data) for data in kept)
+        return [Send(asker, Vertices(vertices, self.history.head))]
+
+    def _hinted_lately(self, peer: PeerId, now: Seconds) -> bool:
+        """If not, it is now."""
+        if now - self.hinted.get(peer, -1e9) < HINT_AGAIN_S:
+            return True
+        if len(self.hinted) >= PEERS_MAX:
+            self.hinted.clear()
+        self.hinted[peer] = now
+        return False

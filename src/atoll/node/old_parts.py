@@ -1,0 +1,44 @@
+"""Combined parts of recent rounds, for members that are behind.
+
+Promises: as many rounds as memory allows and no more; one peer is given one part a few times, since rounds that are
+over have no attempts that would allow it again. Never asks for anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import HELD_BYTES_MAX, PART_GIVEN_MAX, ROUNDS_KEPT
+from atoll.base.machine import Effect, Lane, Payload, Send
+from atoll.wire.messages.round import PartBytes, WantPart
+
+
+class OldParts:
+    def __init__(self) -> None:
+        self.held: dict[int, dict[Digest, Payload]] = {}  # by round
+        self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # how often
+
+    def begin(self, round: int) -> dict[Digest, Payload]:
+        """Where this round, which begins, puts its own; what there is no room for any more is dropped."""
+        kept: dict[int, dict[Digest, Payload]] = {}
+        size = 0
+        for r in sorted(self.held, reverse=True):
+            size += sum(p.size_bytes for p in self.held[r].values())
+            if r <= round - ROUNDS_KEPT or size > HELD_BYTES_MAX:
+                break
+            kept[r] = self.held[r]
+        self.held = kept
+        self.given = Counter({key: times for key, times in self.given.items() if key[0] in kept})
+        return self.held.setdefault(round, {})
+
+    def keep_only(self, round: int) -> None:
+        self.held = {round: self.held.get(round, {})}
+
+    def give(self, sender: PeerId, wish: WantPart) -> list[Effect]:
+        payload, slot = self.held.get(wish.round, {}).get(wish.digest), (wish.round, sender, wish.digest)
+        if payload is None or self.given[slot] >= PART_GIVEN_MAX:
+            return []
+        self.given[slot] += 1
+        answer = PartBytes(wish.round, wish.attempt, wish.trace, wish.digest)
+        return [Send(sender, answer, Lane.BULK, payload)]
