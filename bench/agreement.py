@@ -4,8 +4,8 @@
 
 undisturbed   over loopback
 shaped        every pair 50 to 100 ms apart (`bench/lab.py`; needs root)
-killed        the proposer of every third round gets SIGKILL when its round shares, and comes back; rounds are longer,
-              so that it is back before the next one dies
+killed        the proposer of every third round gets SIGKILL when its round shares, and comes back;
+              rounds are longer, so that it is back before the next one dies
 liars         two of seven vote, propose and commit one way to some and another way to the rest
 
 Latency is from the moment a member first knows what became of every part to the moment the agreed round is

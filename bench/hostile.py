@@ -1,6 +1,7 @@
 """A real swarm with liars in it: seven processes, two of them villains (`bench/villain.py`), over loopback.
 
-    python bench/hostile.py [--json] [--quick] [--villains miscounter,poison] [--statistic trimmed_mean] [--steps 16]
+    python bench/hostile.py [--json] [--quick] [--villains miscounter,poison] [--statistic trimmed_mean]
+                            [--steps 16]
 
 The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited. After some
 honest rounds the villains begin to lie. Told is, for each, how many rounds after its first lie it was out (1: with

@@ -1,7 +1,7 @@
 """What distrust costs an all-reduce: robust statistics instead of a mean, owners that are checked or watched.
 
-`reduce`: the thing itself, `atoll.reduce` among processes over loopback: each group whose members may lie beside one
-that is private and takes the mean, turn by turn; medians of the slowest member's time. Bytes are
+`reduce`: the thing itself, `atoll.reduce` among processes over loopback: each group whose members may lie beside
+one that is private and takes the mean, turn by turn; medians of the slowest member's time. Bytes are
 those of `lo` (a network namespace of our own, if that is allowed), headers and openings included: after every call
 there is a pause in which blocks are opened.
 `openings`: payload bytes of rounds in the simulator whose answers are opened, against the same rounds without; real
