@@ -4,7 +4,8 @@
 
 undisturbed   over loopback
 shaped        every pair 50 to 100 ms apart (`bench/lab.py`; needs root)
-killed        the proposer of every third round gets SIGKILL when its round shares, and comes back
+killed        the proposer of every third round gets SIGKILL when its round shares, and comes back;
+              rounds are longer, so that it is back before the next one dies
 liars         two of seven vote, propose and commit one way to some and another way to the rest
 
 Latency is from the moment a member first knows what became of every part to the moment the agreed round is
@@ -41,8 +42,8 @@ SETTINGS = [
     "model.name=gpt-nano",
     "train.seq_len=32",
     "train.batch=4",
-    "train.inner_steps=4",
 ]
+STEPS, STEPS_KILLED = 4, 120  # of a round; with the second it takes as long as a killed peer takes to be back
 
 
 def proposer(swarm: Swarm, closed: Fact, protocol: str) -> str:
@@ -80,9 +81,9 @@ def story(kind: str, rounds: int, protocol: str) -> dict[str, Any]:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         trust = "community" if kind == "liars" else "private"
         plain = ["run.audit_rate=0", "run.reputation=false", "sync.statistic=mean"]  # agreement alone is measured
-        swarm = stack.enter_context(
-            Swarm(base, [*SETTINGS, f"run.trust={trust}", f"consensus.protocol={protocol}", *plain], lab)
-        )
+        steps = STEPS_KILLED if kind == "killed" else STEPS
+        chosen = [f"train.inner_steps={steps}", f"run.trust={trust}", f"consensus.protocol={protocol}"]
+        swarm = stack.enter_context(Swarm(base, [*SETTINGS, *chosen, *plain], lab))
         swarm.found()
         liars = range(PEERS - LIARS, PEERS) if kind == "liars" else range(0)
         for index in range(1, PEERS):

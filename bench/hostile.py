@@ -1,6 +1,7 @@
 """A real swarm with liars in it: seven processes, two of them villains (`bench/villain.py`), over loopback.
 
     python bench/hostile.py [--json] [--quick] [--villains miscounter,poison] [--statistic trimmed_mean]
+                            [--steps 16]
 
 The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited. After some
 honest rounds the villains begin to lie. Told is, for each, how many rounds after its first lie it was out (1: with
@@ -103,9 +104,10 @@ def main() -> None:
     parser = asking(__doc__, "fewer and shorter rounds")
     parser.add_argument("--villains", default="miscounter,poison", help="kinds, at most two")
     parser.add_argument("--statistic", default="trimmed_mean", help="what the rows of a part become")
+    parser.add_argument("--steps", type=int, help="of a round; 16, with --quick 4")
     options = parser.parse_args()
     villains = [kind for kind in options.villains.split(",") if kind]
-    rounds, steps = (10, 4) if options.quick else (24, 16)
+    rounds, steps = (10, options.steps or 4) if options.quick else (24, options.steps or 16)
     with tempfile.TemporaryDirectory() as folder:
         found = story(villains, rounds, steps, options.statistic, Path(folder))
     if not options.quick:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from atoll.host import group_island
 from atoll.host.group_island import cuts, part_values
 from atoll.learn.codec import codec_named
 from atoll.node import patience
+from atoll.node.facts import AuditEnded
 from atoll.wire.messages.round import Answer, PartBytes
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
@@ -80,6 +82,25 @@ def test_every_topology_gives_the_mean(topology: str):
             assert len(done.contributors) == 4 and done.complete
         assert all(torch.equal(t, tensors[0]) for t in tensors[1:])
         assert torch.allclose(tensors[0].double(), mean, atol=1e-6)
+
+
+def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to():
+    """Blocks are opened after the call, when the tensor holds the mean and whatever its user wrote over it."""
+    with groups(4, trust="community", codec="fp32") as members:
+        findings: SimpleQueue[str] = SimpleQueue()
+        for member in members:
+            member._host.listeners.append(
+                lambda fact: findings.put(fact.finding) if isinstance(fact, AuditEnded) else None
+            )
+        tensors = [torch.randn(200_000) for _ in members]
+        for _ in range(4):
+            assert all(len(done.contributors) == 4 for done in together(members, tensors))
+            for tensor in tensors:
+                tensor.normal_()
+        found = {findings.get(timeout=PATIENCE_S)}
+        while not findings.empty():
+            found.add(findings.get())
+        assert found == {"accepted"}
 
 
 def test_tensors_of_all_sorts_are_fused_and_come_back_in_their_own_dtype():

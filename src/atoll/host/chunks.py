@@ -28,8 +28,8 @@ from atoll.keys.digest import Buffer, digest
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.messages.history import Chunk
 
-ARRIVING_MAX = 32  # chunks that came and are not hashed yet, a megabyte each
-AT_ONCE = 8  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
+ARRIVING_MAX = 8  # chunks that came and are not hashed yet, a megabyte each: a crash loses them
+AT_ONCE = 4  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
 
 Answer = Callable[[Any], None]  # is given the result, or the exception
 

@@ -233,7 +233,7 @@ class GroupIsland:
         call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, part_values(codec))
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
-            wires = (codec.encode(call.flat_N[lo:hi]) for lo, hi in call.cuts[:filled])
+            wires = (self._wire(codec, call.flat_N[lo:hi]) for lo, hi in call.cuts[:filled])
             payloads = tuple(self._payload(wire, answer=False) for wire in wires)
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
@@ -241,6 +241,11 @@ class GroupIsland:
             raise refused from why
         self.current = work.round, call
         return Encoded(payloads)
+
+    def _wire(self, codec: Codec, values_N: Tensor) -> Buffer:
+        """A row that may have to be shown after the mean was written over `values_N` is no view of it."""
+        wire = codec.encode(values_N)
+        return bytearray(wire) if self.checked is not None and codec.name == "fp32" else wire
 
     def _combine(self, work: Combine) -> Combined:
         values = self._values(work)
