@@ -83,9 +83,9 @@ def test_a_trainer_takes_the_steps_of_an_experiment_with_every_inner_optimizer(s
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    worker = Worker(0, build_model(spec.model, spec.seed), 1)
+    worker = Worker(build_model(spec.model, spec.seed), 1)
     for step in range(10):
-        worker.train(recipe, load_data(spec.data), 2, step, loss_of)
+        worker.train(recipe, (load_data(spec.data), 0, 2), step, loss_of)
     torch.set_num_threads(threads)
 
     async def tell(trainer: Trainer) -> None:

@@ -1,6 +1,7 @@
 """What every recipe relies on: the loop itself, its bytes, and what is lost on the way."""
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -8,8 +9,8 @@ from toy import DATA, PARAMETERS, begun, model, short, tried
 
 import atoll
 from atoll.learn.codec.two_bit import TWO_BIT
-from atoll.learn.data import batch
-from atoll.learn.experiment import Absence, Trouble
+from atoll.learn.data import Text, batch
+from atoll.learn.experiment import Absence, Experiment, Trouble
 from atoll.learn.inner import AdamW, fresh_inner, inner_step
 from atoll.learn.layout import bind, layout_of
 from atoll.learn.methods import METHODS, data_parallel, diloco, local_sgd, sparseloco, streaming
@@ -115,6 +116,29 @@ def test_peers_vanish_and_come_back_and_the_others_go_on():
         (0, 2, 3),
     ]
     assert done.val_loss < 4.0
+
+
+def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
+    """A letter that only the second member's text holds: the agreed model learns it, nobody else trains on it."""
+    half = len(DATA.train) // 2
+    plain, strange = DATA.train[:half], np.where(DATA.train[half:] == 3, 200, DATA.train[half:])
+    own = [Text(part.astype(np.uint8), DATA.validation) for part in (plain, strange)]
+    recipe = short(local_sgd(rounds=3, inner_steps=20))
+    run = Experiment(recipe, model(), own, 2, 60, Trouble(), loss_of)
+    run.whole(0, 64, None)
+    learnt = [two_hundred(run.workers[peer].x_F) for peer in range(2)]
+    alone = Experiment(recipe, model(), own[:1], 1, 60, Trouble(), loss_of)
+    alone.whole(0, 64, None)
+    assert min(learnt) > two_hundred(alone.workers[0].x_F) + 0.1
+    shared = Experiment(recipe, model(), [own[0], own[0]], 2, 60, Trouble(), loss_of).whole(0, 64, None)
+    assert torch.equal(shared.model_F, alone.agreed())  # two of the same data are one of them
+    with pytest.raises(ValueError, match="3 peers need 3 data sets of their own, not 2"):
+        atoll.experiment(recipe, model(), own, peers=3)
+
+
+def two_hundred(x_F: torch.Tensor) -> float:
+    """How much likelier than before training the strange letter is where it belongs: the bias of its score."""
+    return float(x_F[: sum(p.numel() for p in model().parameters())][-256:][200])
 
 
 def test_who_comes_back_while_a_fragment_is_under_way_takes_it_in():

@@ -104,7 +104,7 @@ class Flight:
 def experiment(
     recipe: Recipe,
     model: str | nn.Module | None = None,
-    data: str | Data | None = None,
+    data: str | Data | list[Data] | None = None,
     *,
     peers: int = 4,
     steps: int | None = None,
@@ -117,6 +117,8 @@ def experiment(
 ) -> Outcome:
     """Train `peers` workers by this recipe. `model`: a module to copy, or a built-in name (default: the recipe's).
 
+    `data`: samples that all members share out among them, or a list of every member's own, which nobody else sees
+    (federated); what the first holds out then judges the model.
     `steps` overrides the recipe's length, and its learning rate then falls over those; `statistic` overrides what
     its reducer makes of the rows. `samples` of the validation data are looked at, at the end and every
     `evaluate_every` steps (0: only at the end). ValueError if the recipe cannot be run.
@@ -139,10 +141,13 @@ def experiment(
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
     recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
     found = load_data(data or "stdlib") if isinstance(data, str) or data is None else data
+    if isinstance(found, list) and len(found) != peers:
+        raise ValueError(f"{peers} peers need {peers} data sets of their own, not {len(found)}")
     if isinstance(model, str) or model is None:
         name = model or recipe.model
-        if problem := misfit(name, found):
-            raise ValueError(problem)
+        for one in found if isinstance(found, list) else [found]:
+            if problem := misfit(name, one):
+                raise ValueError(problem)
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
     run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss)
@@ -153,13 +158,24 @@ class Experiment:
     """A run of a recipe in one process, to be looked into between steps."""
 
     def __init__(
-        self, recipe: Recipe, model: nn.Module, data: Data, peers: int, steps: int, trouble: Trouble, loss: Loss
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        data: Data | list[Data],
+        peers: int,
+        steps: int,
+        trouble: Trouble,
+        loss: Loss,
     ) -> None:
-        self.recipe, self.data, self.steps, self.trouble, self.loss = recipe, data, steps, trouble, loss
+        self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss
+        own = isinstance(data, list)
+        self.held_out = data[0] if own else data
+        # worker -> its data, which of how many shares of them are its own
+        self.shares = [(data[w], 0, 1) if own else (data, w, peers) for w in range(peers)]
         self.layout = layout_of(model)
         self.fragments = fragments_of(self.layout, recipe.schedule.fragments)
-        self.workers = [Worker(shard, model, len(self.fragments)) for shard in range(peers)]
-        self.viewer = Worker(0, model, 0)  # its model is looked at, never trained
+        self.workers = [Worker(model, len(self.fragments)) for _ in range(peers)]
+        self.viewer = Worker(model, 0)  # its model is looked at, never trained
         self.present = list(range(peers))
         first_F, _ = flatten(model, self.layout)
         anchors = peers if recipe.own_anchors else 1
@@ -214,7 +230,7 @@ class Experiment:
         self._come_and_go(self.now)
         for peer in self.present:
             if self.trouble.takes_step(peer, self.now):
-                self.workers[peer].train(self.recipe, self.data, len(self.workers), self.now - 1, self.loss)
+                self.workers[peer].train(self.recipe, self.shares[peer], self.now - 1, self.loss)
         if self.now == self.steps:
             self._close()
         else:
@@ -547,7 +563,7 @@ class Experiment:
         viewer = self.viewer
         viewer.x_F.copy_(x_F)
         viewer.model.eval()
-        found = validation(self.data, samples, 256, self.recipe.seq_len)
+        found = validation(self.held_out, samples, 256, self.recipe.seq_len)
         losses = [(float(self.loss(viewer.model, one)), len(one[0])) for one in found]
         return sum(loss * size for loss, size in losses) / sum(size for _, size in losses)
 

@@ -21,8 +21,8 @@ Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
 class Worker:
-    def __init__(self, shard: int, model: nn.Module, fragments: int) -> None:
-        self.shard, self.model = shard, deepcopy(model)
+    def __init__(self, model: nn.Module, fragments: int) -> None:
+        self.model = deepcopy(model)
         self.layout = layout_of(self.model)
         self.x_F, self.gradient_P = bind(self.model, self.layout)
         self.base_F: Tensor | None = None  # the anchor it started from, where that is not the common one
@@ -34,9 +34,10 @@ class Worker:
         self.samples = [0] * fragments
         self.losses: list[float] = []  # since they were last looked at
 
-    def train(self, recipe: Recipe, data: Data, shards: int, step: int, loss_of: Loss) -> None:
-        """One inner step at the run's step."""
-        found = batch(data, self.shard, shards, self.cursor, recipe.batch, recipe.seq_len, recipe.seed)
+    def train(self, recipe: Recipe, share: tuple[Data, int, int], step: int, loss_of: Loss) -> None:
+        """One inner step at the run's step, on the next samples of `share`: data, which of how many shares."""
+        data, shard, shards = share
+        found = batch(data, shard, shards, self.cursor, recipe.batch, recipe.seq_len, recipe.seed)
         self.cursor += recipe.batch
         self.gradient_P.zero_()
         loss = loss_of(self.model, found)
