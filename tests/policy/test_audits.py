@@ -123,6 +123,15 @@ def test_with_more_possible_liars_more_auditors_are_asked():
     assert case_of((8, "mismatch"), (9, "mismatch"), needed=3).asked(10)
 
 
+def test_in_a_small_swarm_all_that_are_needed_are_asked_when_one_is_against():
+    case = case_of((8, "mismatch"), needed=4)
+    assert case.asked(9) == case.order[1:4]
+    case.said |= {auditor: (9, "mismatch") for auditor in case.order[1:4]}
+    assert case.outcome == "refuted"
+    many = case_of((8, "mismatch"), needed=5)
+    assert many.asked(9) == many.order[1:2]
+
+
 # ---- what may stand in a vertex, and what it does ----------------------------------------------------------
 
 

@@ -2,8 +2,9 @@
 
 The vertex that closes a round holds every commitment, so its id draws which trainers are audited, which of their
 segments, and in which order the others take it again. One auditor is asked; others only where the one before
-found something else than the trainer, or said nothing for `AUDIT_TURN` rounds: then as many at once as are against
-already, since in a large swarm dozens are needed and an audit has an end. It goes on while those against are at
+found something else than the trainer, or said nothing for `AUDIT_TURN` rounds. In a small swarm all that are needed are
+then asked at once, since every turn takes a vertex in which a liar still counts; in a large one, where one false
+word shall not cost dozens of replays, as many as are against already. It goes on while those against are at
 least as many as those for, until so many are against that one of them is honest, and never fewer than two.
 Promises: the same at every peer that holds the same vertices; the first word of an auditor counts. Never asks
 anybody, never looks at what was shown.
@@ -27,6 +28,7 @@ from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Audited, Commit, Finding
 from atoll.wire.messages.vertex import Body
 
+FEW = 4  # needed against somebody: up to twelve voters
 Key: TypeAlias = tuple[int, PeerId] | tuple[int, PeerId, int]  # the round, whose it is, of an opening its number
 
 
@@ -63,7 +65,9 @@ class Case(Inquiry):
         """
         began, against, agreeing, heard = self.round, 0, 0, 0
         while heard < len(self.order) and against < self.needed and agreeing <= against:
-            together = self.order[heard : heard + max(1, min(against, self.needed - against))]
+            missing = self.needed - against
+            several = missing if self.needed <= FEW else min(against, missing)
+            together = self.order[heard : heard + (several if against else 1)]
             told = [self.said[auditor] for auditor in together if auditor in self.said]
             silent = len(together) - len(told)
             if silent * 4 > len(together) and head - began < AUDIT_TURN:
