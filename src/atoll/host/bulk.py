@@ -6,8 +6,8 @@ A frame travels as records: its message, then slabs of its payload, each with a 
 
 so that the slabs of one frame may take different connections and are decrypted where they finally belong.
 Promises: a length is judged before memory is taken; every byte of a delivered payload was written exactly once;
-a connection lost in the middle of a frame starts that frame anew, three times at most. Who wants to look at a
-payload while it comes (`Follower`) sees every byte once, in order, while a core's cache still holds it.
+a connection lost in the middle of a frame starts that frame anew, three times at most. A `Follower` sees every
+byte of a payload once, in order: as soon as it is opened, where slabs come in order.
 Never blocks: what does not fit is dropped and counted. Sends may be lost by contract. A frame that still waits
 gives its turn to a newer one of the same place.
 """
@@ -44,7 +44,7 @@ STALLED_S = 30.0  # a frame without a byte for so long gives its memory back
 
 
 class Follower(Protocol):
-    """Looks at one payload on its way in: memory that was written long ago costs five times as much to read."""
+    """Hashes one payload on its way in: out of memory that was written long ago it costs five times as much."""
 
     def update(self, data: memoryview, /) -> None: ...
 
@@ -468,7 +468,7 @@ class BulkChannel:
         # exactly to the end of this record and the next one's head: nothing large is ever moved
         record = self._coming
         self._want = PEEK_BYTES if record is None else record.end + HEAD.size
-        if record is not None and not at:
+        if record is not None:
             self._lane.touch(record.number)
 
     def writable(self) -> None:

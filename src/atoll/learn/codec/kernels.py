@@ -184,14 +184,17 @@ def _most(magnitudes: Any) -> Any:
 
 @part
 def _kth_largest(numbers: Any, k: Any) -> Any:
-    """The k-th largest of numbers that are not negative: a bit at a time; each pass only compares and counts."""
+    """The k-th largest of numbers that are not negative, or less where still only k are at or above.
+
+    A bit at a time, from the highest; each pass only compares and counts.
+    """
     border = np.int32(0)
     for bit in range(31):
         higher = np.int32(border | (1 << (30 - bit)))
         count = _count_from(numbers, higher)
         if count >= k:
             border = higher
-        if count == k:  # what is at or above are the k largest, whichever of them is the least
+        if count == k:
             break
     return border
 
