@@ -62,7 +62,7 @@ class Record(NamedTuple):
     kind: int
     body_bytes: int
     payload_bytes: int
-    index: int
+    slab: int  # its index; 0 for a message
     number: int
 
     @property
@@ -126,9 +126,9 @@ class _Incoming:
 
     def place_of(self, record: Record) -> memoryview:
         """Where this slab belongs. PeerFault if it does not."""
-        at = record.index * SLAB_BYTES
-        if record.index not in self.missing or record.body_bytes != min(SLAB_BYTES, record.payload_bytes - at):
-            raise PeerFault("", f"slab {record.index} of {record.body_bytes} bytes was not expected")
+        at = record.slab * SLAB_BYTES
+        if record.slab not in self.missing or record.body_bytes != min(SLAB_BYTES, record.payload_bytes - at):
+            raise PeerFault("", f"slab {record.slab} of {record.body_bytes} bytes was not expected")
         return self.payload[at : at + record.body_bytes]
 
     def placed(self, index: int, slab: memoryview) -> None:
@@ -334,7 +334,7 @@ class BulkLane:
         if record.kind == SLAB:
             place = frame.place_of(record)
             opener.open_into(sealed, place, record.head)
-            frame.placed(record.index, place)
+            frame.placed(record.slab, place)
         else:
             if frame.message is not None:
                 raise PeerFault("", "a frame with two messages")

@@ -527,7 +527,9 @@ class Links:
                 BulkLimits(self._settings.bulk_queue_bytes, self._settings.receive_bytes),
                 self._intake,
                 self._allocate,
-                deliver=lambda *delivered: self._tell(self._on_message, peer, *delivered),
+                deliver=lambda message, payload, followed: self._tell(
+                    self._on_message, peer, message, payload, followed
+                ),
                 detached=lambda: self._bulk_detached(peer),
                 follow=self._follow,
             )
