@@ -77,7 +77,7 @@ class Host:
         self.links = Links(identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self.hear)
         self.timers: dict[str, asyncio.TimerHandle] = {}
 
-    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, _: bytes | None) -> None:
         message = decode_message(data, sender)
         if payload is not None:
             assert isinstance(message, Chunk)
@@ -122,7 +122,7 @@ class Source(Host):
         self.blocks: list[memoryview] = []
         self.heard, self.cpu_before_s = 0, 0.0
 
-    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, _: bytes | None) -> None:
         self.heard += 1
         if self.heard == 2:  # the first word only made the connection and the blocks
             self.cpu_before_s = time.process_time()
@@ -171,7 +171,7 @@ class Joiner(Host):
         self.named: dict[str, set[str]] = {"bad": set(), "stalling": set()}
         self.failed = ""
 
-    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, _: bytes | None) -> None:
         if payload is not None:
             self.received += 1
         if data == PUSH:

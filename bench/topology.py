@@ -243,7 +243,7 @@ class Worker:
         (self.up.add if isinstance(event, LinkUp) else self.up.discard)(event.peer)
         self.news.set()
 
-    def _on_message(self, sender: PeerId, message: bytes, payload: memoryview | None) -> None:
+    def _on_message(self, sender: PeerId, message: bytes, payload: memoryview | None, _: bytes | None) -> None:
         assert self.passing is not None and payload is not None
         self.passing.hear(message)
 

@@ -59,7 +59,7 @@ class Ends:
         identity = Identity.generate()
         return Links(identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self._on_message)
 
-    def _on_message(self, sender: PeerId, message: bytes, payload: memoryview | None) -> None:
+    def _on_message(self, sender: PeerId, message: bytes, payload: memoryview | None, _: bytes | None) -> None:
         self.missing -= 1
         if self.missing <= 0:
             self.done.set()

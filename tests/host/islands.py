@@ -31,6 +31,7 @@ class Island:
             security = Libp2pSecurity(identity, network, foreign=True)
         self.heard: list[tuple[str, bytes, int | None]] = []  # sender, message, payload bytes
         self.payloads: list[memoryview | None] = []
+        self.followed: list[bytes | None] = []  # what the follower made of each
         self.events: list[LinkUp | LinkDown] = []
         self._news = asyncio.Event()
         self.links = Links(self.name, security, self._event, self._message, **options)
@@ -44,9 +45,10 @@ class Island:
         self.events.append(event)
         self._news.set()
 
-    def _message(self, sender: PeerId, message: bytes, payload: memoryview | None) -> None:
+    def _message(self, sender: PeerId, message: bytes, payload: memoryview | None, followed: bytes | None) -> None:
         self.heard.append((sender, message, None if payload is None else len(payload)))
         self.payloads.append(payload)
+        self.followed.append(followed)
         self._news.set()
 
     async def until(self, condition: Callable[[], object]) -> None:

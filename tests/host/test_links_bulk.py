@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import os
 
 import numpy as np
@@ -150,6 +151,25 @@ async def test_payload_memory_comes_from_the_caller():
     await bob.until(lambda: bob.heard)
     assert mine[0].tobytes() == payload
     await closed(ada, bob)
+
+
+@story
+async def test_a_payload_is_hashed_on_its_way_in_whatever_the_order_of_its_slabs():
+    """Eve sends five slabs out of order, then a payload without any; a word without a payload is not followed."""
+    slabs = [os.urandom(SLAB_BYTES) for _ in range(4)] + [b"the last one is short"]
+    whole = b"".join(slabs)
+    ada = await Island("ada", plain=True, follow=hashlib.sha256).open()
+    control, _, bulk = await eve_with_bulk(ada)
+    for index in (1, 0, 4, 2, 3):
+        bulk.write(record(SLAB, len(whole), 1, slabs[index], index))
+    bulk.write(record(MESSAGE, len(whole), 1, b"a part") + record(MESSAGE, 0, 2, b"an empty one"))
+    bulk.write(record(MESSAGE, 2**32 - 1, 3, b"a word"))
+    await ada.until(lambda: len(ada.heard) == 3)
+    assert ada.payloads[0] == whole
+    assert ada.followed == [hashlib.sha256(whole).digest(), hashlib.sha256(b"").digest(), None]
+    control.close()
+    bulk.close()
+    await closed(ada)
 
 
 def test_memory_is_used_again_only_when_nobody_looks_at_it():

@@ -263,6 +263,23 @@ def test_span_by_span_gives_the_same_bytes(name, n, magnitude, seed):
     assert codec.encode_spans(n, spans, used_room) == codec.encode(x)
 
 
+@pytest.mark.parametrize("name", ["fp32", "int8", "topk:0.1"])
+def test_whoever_hashes_a_wire_is_shown_all_of_it_in_order(name):
+    """Three spans; in the second a value is cut, so that what is shown is no longer what was given."""
+    n, shown = 2 * SPAN + 259, []
+    x, codec = gaussian(n, 1.0, 3), made(name, n)
+    x[SPAN + 5] = 2 * VALUE_MAX
+    wire = codec.encode(x)
+    showing = codec.showing(lambda stretch: shown.append(bytes(memoryview(stretch))))
+    assert bytes(showing.encode(x)) == b"".join(shown) == bytes(wire)
+    shown.clear()
+    again = showing.encode_spans(n, (x[lo : lo + SPAN] for lo in range(0, n, SPAN)))
+    assert bytes(again) == b"".join(shown) == bytes(wire)
+    x[-1] = float("inf")
+    with pytest.raises(ValueError, match="inf"):
+        showing.encode(x)
+
+
 def test_fp32_travels_and_arrives_without_a_copy():
     """The wire lies where the vector lies, and cannot be written through; decoding fills memory that was there."""
     x, out = gaussian(1000, 1.0, 0), torch.empty(1000)

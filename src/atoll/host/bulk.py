@@ -6,7 +6,8 @@ A frame travels as records: its message, then slabs of its payload, each with a 
 
 so that the slabs of one frame may take different connections and are decrypted where they finally belong.
 Promises: a length is judged before memory is taken; every byte of a delivered payload was written exactly once;
-a connection lost in the middle of a frame starts that frame anew, three times at most.
+a connection lost in the middle of a frame starts that frame anew, three times at most. A `Follower` sees every
+byte of a payload once, in order: as soon as it is opened, where slabs come in order.
 Never blocks: what does not fit is dropped and counted. Sends may be lost by contract. A frame that still waits
 gives its turn to a newer one of the same place.
 """
@@ -17,7 +18,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,6 +41,34 @@ PEEK_BYTES = 4096  # read when no head is known yet: a small message whole, neve
 RESTARTS_MAX = 3  # of one frame whose connection broke
 ABANDONED_MAX = 256  # frame numbers whose late slabs are thrown away; forgotten ones only cost memory until swept
 STALLED_S = 30.0  # a frame without a byte for so long gives its memory back
+
+
+class Follower(Protocol):
+    """Hashes one payload on its way in: out of memory that was written long ago it costs five times as much."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+Deliver = Callable[[bytes, memoryview | None, bytes | None], None]
+"""(message, payload, digest by the follower if there was one)"""
+
+
+class Record(NamedTuple):
+    """The head of a record, judged."""
+
+    head: bytes
+    kind: int
+    body_bytes: int
+    payload_bytes: int
+    slab: int  # its index; 0 for a message
+    number: int
+
+    @property
+    def end(self) -> int:
+        """Where the record ends that begins at 0."""
+        return HEAD.size + self.body_bytes + TAG_BYTES
 
 
 class _Outgoing:
@@ -74,12 +103,19 @@ class _Outgoing:
 class _Incoming:
     """A frame on its way in: its memory, and which records are still missing."""
 
-    def __init__(self, payload_bytes: int, allocate: Callable[[int], memoryview], now: Seconds) -> None:
-        self.payload_bytes = payload_bytes
+    def __init__(
+        self,
+        payload_bytes: int,
+        allocate: Callable[[int], memoryview],
+        follower: Follower | None,
+        now: Seconds,
+    ) -> None:
+        self.payload_bytes, self.follower = payload_bytes, follower
         size_bytes = 0 if payload_bytes == NO_PAYLOAD else payload_bytes
         self.payload = allocate(size_bytes)  # uninitialised: delivered only after every byte was written
         self.message: bytes | None = None
         self.missing = set(range(_slabs(size_bytes)))
+        self.followed = 0  # slabs that the follower has seen
         self.carriers: set[BulkChannel] = set()
         self.touched = now
 
@@ -88,9 +124,23 @@ class _Incoming:
         """What it may take at most; counting a message as long as can be also bounds how many frames there are."""
         return _held_bytes(self.payload_bytes)
 
-    @property
-    def complete(self) -> bool:
-        return self.message is not None and not self.missing
+    def place_of(self, record: Record) -> memoryview:
+        """Where this slab belongs. PeerFault if it does not."""
+        at = record.slab * SLAB_BYTES
+        if record.slab not in self.missing or record.body_bytes != min(SLAB_BYTES, record.payload_bytes - at):
+            raise PeerFault("", f"slab {record.slab} of {record.body_bytes} bytes was not expected")
+        return self.payload[at : at + record.body_bytes]
+
+    def placed(self, index: int, slab: memoryview) -> None:
+        """It stands there. Slabs that came before their turn are followed when it is theirs."""
+        self.missing.discard(index)
+        if self.follower is None or index != self.followed:
+            return
+        self.follower.update(slab)
+        self.followed += 1
+        while self.followed * SLAB_BYTES < len(self.payload) and self.followed not in self.missing:
+            self.follower.update(self.payload[self.followed * SLAB_BYTES : (self.followed + 1) * SLAB_BYTES])
+            self.followed += 1
 
 
 class Intake:
@@ -129,8 +179,9 @@ class BulkLane:
         limits: BulkLimits,
         intake: Intake,
         allocate: Callable[[int], memoryview],
-        deliver: Callable[[bytes, memoryview | None], None],
+        deliver: Deliver,
         detached: Callable[[], None] = lambda: None,
+        follow: Callable[[], Follower | None] = lambda: None,
     ) -> None:
         self.channels: list[BulkChannel] = []
         self.dropped = 0  # frames we wanted to send
@@ -138,7 +189,7 @@ class BulkLane:
         self.queued_bytes = 0
         self._closed_sent_bytes = self._closed_received_bytes = 0  # of connections that are gone
         self._limits, self._intake, self._allocate = limits, intake, allocate
-        self._deliver, self._detached = deliver, detached
+        self._deliver, self._detached, self._follow = deliver, detached, follow
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Outgoing] = deque()
         self._places: dict[Hashable, _Outgoing] = {}  # frames that wait, by what a newer one would replace
@@ -263,44 +314,42 @@ class BulkLane:
 
     # ---- in ----
 
-    def accept(self, channel: BulkChannel, head: bytes, sealed: memoryview, opener: Opener) -> bool:
+    def accept(self, channel: BulkChannel, record: Record, sealed: memoryview, opener: Opener) -> bool:
         """Open one record where it belongs. False: no memory now, `channel.resume` will be called."""
-        kind, body_bytes, payload_bytes, index, number = HEAD.unpack(head)
-        if number in self._abandoned:
-            opener.open_into(sealed, memoryview(bytearray(body_bytes)), head)
-            return True
-        now = self._loop.time()
+        number, payload_bytes = record.number, record.payload_bytes
         frame = self._incoming.get(number)
         if frame is None:
+            if number in self._abandoned:
+                opener.open_into(sealed, memoryview(bytearray(record.body_bytes)), record.head)
+                return True
             if not self._intake.take(_held_bytes(payload_bytes), channel.resume):
                 return False
-            frame = _Incoming(payload_bytes, self._allocate, now)
+            follower = self._follow() if payload_bytes != NO_PAYLOAD else None
+            frame = _Incoming(payload_bytes, self._allocate, follower, self._loop.time())
             self._hold(number, frame)
         if frame.payload_bytes != payload_bytes:
             raise PeerFault("", "two records of one frame disagree about its size")
         frame.carriers.add(channel)
-        frame.touched = now
-        if kind == MESSAGE:
+        frame.touched = self._loop.time()
+        if record.kind == SLAB:
+            place = frame.place_of(record)
+            opener.open_into(sealed, place, record.head)
+            frame.placed(record.slab, place)
+        else:
             if frame.message is not None:
                 raise PeerFault("", "a frame with two messages")
-            message = bytearray(body_bytes)
-            opener.open_into(sealed, memoryview(message), head)
+            message = bytearray(record.body_bytes)
+            opener.open_into(sealed, memoryview(message), record.head)
             frame.message = bytes(message)
-        else:
-            if index not in frame.missing or body_bytes != min(SLAB_BYTES, payload_bytes - index * SLAB_BYTES):
-                raise PeerFault("", f"slab {index} of {body_bytes} bytes was not expected")
-            at = index * SLAB_BYTES
-            opener.open_into(sealed, frame.payload[at : at + body_bytes], head)
-            frame.missing.discard(index)
-        if frame.complete:
+        if frame.message is not None and not frame.missing:
             self._release(number)
-            assert frame.message is not None
-            self._deliver(frame.message, None if payload_bytes == NO_PAYLOAD else frame.payload)
+            payload = None if payload_bytes == NO_PAYLOAD else frame.payload
+            digest = frame.follower.digest() if frame.follower is not None else None
+            self._deliver(frame.message, payload, digest)
         return True
 
-    def touch(self, head: bytes) -> None:
+    def touch(self, number: int) -> None:
         """A part of this record is here: through a thin uplink one record alone may take longer than STALLED_S."""
-        *_, number = HEAD.unpack(head)
         if frame := self._incoming.get(number):
             frame.touched = self._loop.time()
 
@@ -341,6 +390,7 @@ class BulkChannel:
         self._inbox = memoryview(np.empty(HEAD.size + BODY_MAX + TAG_BYTES + HEAD.size, np.uint8))
         self._got = 0
         self._want = PEEK_BYTES
+        self._coming: Record | None = None  # what stands at the beginning of the inbox, once its head is there
         self._pump_scheduled = False
         self._waiting = False  # for memory
 
@@ -350,13 +400,14 @@ class BulkChannel:
     def _pump(self) -> None:
         """Seal and write until the kernel or the cap is full, nothing is left, or it is the others' turn."""
         self._pump_scheduled = False
-        left = TURN_BYTES
-        while self.wire.clear and left > 0 and (self._sealed or self._seal()):
-            size = self._cap.ask(len(self._sealed), self.pump)
+        left, wire = TURN_BYTES, self.wire
+        while left > 0 and wire.clear and (self._sealed or self._seal()):
+            sealed = self._sealed
+            size = self._cap.ask(len(sealed), self.pump)
             if size == 0:
                 return
-            self.wire.write(self._sealed[:size])
-            self._sealed = self._sealed[size:]
+            wire.write(sealed[:size])
+            self._sealed = sealed[size:]
             left -= size
         if left <= 0 and not self._pump_scheduled:
             self._pump_scheduled = True
@@ -397,25 +448,28 @@ class BulkChannel:
     def received(self, count: int) -> None:
         self._got += count
         at = 0
-        while self._got - at >= HEAD.size and not self._waiting:
-            head = bytes(self._inbox[at : at + HEAD.size])
-            end = at + HEAD.size + _judged(head) + TAG_BYTES
+        while not self._waiting:
+            record = self._coming
+            if record is None:
+                if self._got - at < HEAD.size:
+                    break
+                record = self._coming = _judged(bytes(self._inbox[at : at + HEAD.size]))
+            end = at + record.end
             if end > self._got:
                 break
-            if not self._lane.accept(self, head, self._inbox[at + HEAD.size : end], self._opener):
+            if not self._lane.accept(self, record, self._inbox[at + HEAD.size : end], self._opener):
                 self._waiting = True
                 self.wire.pause_reading()
                 break
-            at = end
+            at, self._coming = end, None
         if at:
             self._inbox[: self._got - at] = self._inbox[at : self._got]
             self._got -= at
         # exactly to the end of this record and the next one's head: nothing large is ever moved
-        self._want = PEEK_BYTES
-        if self._got >= HEAD.size:
-            head = bytes(self._inbox[: HEAD.size])
-            self._want = HEAD.size + _judged(head) + TAG_BYTES + HEAD.size
-            self._lane.touch(head)
+        record = self._coming
+        self._want = PEEK_BYTES if record is None else record.end + HEAD.size
+        if record is not None:
+            self._lane.touch(record.number)
 
     def writable(self) -> None:
         self._pump()
@@ -424,16 +478,16 @@ class BulkChannel:
         self._lane.detach(self)
 
 
-def _judged(head: bytes) -> int:
-    """Body bytes of a record whose head keeps the limits; raises PeerFault for any other."""
-    kind, body_bytes, payload_bytes, _, _ = HEAD.unpack(head)
+def _judged(head: bytes) -> Record:
+    """What the head of a record says, if it keeps the limits; raises PeerFault for any other."""
+    kind, body_bytes, payload_bytes, index, number = HEAD.unpack(head)
     if kind not in (MESSAGE, SLAB) or (kind == SLAB and payload_bytes == NO_PAYLOAD):
         raise PeerFault("", f"a bulk record of kind {kind}")
     if body_bytes > (SLAB_BYTES if kind == SLAB else CONTROL_FRAME_MAX):
         raise PeerFault("", f"a bulk record of {body_bytes} bytes")
     if payload_bytes != NO_PAYLOAD and payload_bytes > BULK_FRAME_MAX:
         raise PeerFault("", f"a payload of {payload_bytes} bytes")
-    return body_bytes
+    return Record(head, kind, body_bytes, payload_bytes, index, number)
 
 
 def _held_bytes(payload_bytes: int) -> int:

@@ -38,6 +38,7 @@ from atoll.base.machine import (
     TimerFired,
     Woke,
 )
+from atoll.host.bulk import Follower
 from atoll.host.carriage import Carriage
 from atoll.host.chunks import Chunks
 from atoll.host.clock import Clock
@@ -120,6 +121,9 @@ class Driver:
         self.record = Record(self.folder / "facts.jsonl")
         self.progress = Progress.of(self.record.tail())
         self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None  # every line of the record
+        # where names are quick: what hashes a payload on its way in, and the name that its hash makes, or None
+        self.follow: Callable[[], Follower | None] = lambda: None
+        self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
         self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._react_to_fact, on_fact]
         self._carriage = Carriage()
@@ -141,7 +145,13 @@ class Driver:
         security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
         settings = LinkSettings(upload_bytes_s=upload_bytes_s)
         self.links = Links(
-            self.me, security, self._on_link, self._on_message, on_fault=self._on_fault, settings=settings
+            self.me,
+            security,
+            self._on_link,
+            self._on_message,
+            on_fault=self._on_fault,
+            follow=self.follow,
+            settings=settings,
         )
         self._chunks = Chunks(self.store, self.links.memory)
         self.bound = await self.links.listen(addresses)
@@ -351,7 +361,7 @@ class Driver:
     def _on_link(self, event: LinkUp | LinkDown) -> None:
         self.handle(event)
 
-    def _on_message(self, sender: PeerId, data: bytes, payload: memoryview | None) -> None:
+    def _on_message(self, sender: PeerId, data: bytes, payload: memoryview | None, followed: bytes | None) -> None:
         try:
             message = decode_message(data, sender)
         except PeerFault as fault:
@@ -360,6 +370,9 @@ class Driver:
             return
         if payload is not None and isinstance(message, Chunk):
             self._chunks.take(message, payload, lambda named: self.handle(Received(sender, message, named)))
+            return
+        if payload is not None and followed is not None and (name := self.named(message, followed)) is not None:
+            self.handle(Received(sender, message, Payload(name, len(payload), payload)))
             return
         if payload is not None and len(payload) > self.hash_on_loop_bytes:
             self._spawn(self._hash_then_handle(sender, message, payload))

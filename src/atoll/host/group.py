@@ -304,6 +304,7 @@ class GroupHost(driver.Driver):
 
     def __init__(self, seat: driver.Seat) -> None:
         super().__init__(seat, GroupIsland(seat.store))
+        self.follow, self.named = self.island.follow, self.island.named
         self.listeners = [self._react_to_fact]  # no record: nobody plots a group
         self._refused: AtollError | None = None
         self._news = asyncio.Event()

@@ -24,12 +24,14 @@ from torch import Tensor
 from atoll.base.errors import AtollError, PeerFault, RunFailedError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
+from atoll.host.bulk import Follower
 from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named, native
 from atoll.learn.codec.fp32 import TRUSTED_FP32
+from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine
 from atoll.learn.update import part_bounds
 from atoll.learn.weighing import weigh
@@ -47,11 +49,12 @@ from atoll.node.jobs import (
     Trained,
 )
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh, Weights
-from atoll.wire.messages.round import Answer, Contribution, PartBytes
+from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 
 PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
 PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
 PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
+QUICK = Contribution | RowBytes | Answer | PartBytes  # messages whose payloads a private group names by XXH3
 STATES_KEPT = 4  # names of agreed states, for members that join while the next ones are agreed
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
 Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
@@ -204,8 +207,15 @@ class GroupIsland:
         """Parts are named by a fast hash: members of a group trust each other, and the link authenticates bytes."""
         if self.checked is not None:
             return self.checked.name_of(message, payload)
-        quick = isinstance(message, Contribution | Answer | PartBytes)
-        return _quick_name(payload) if quick else digest(payload)
+        return _quick_name(payload) if isinstance(message, QUICK) else digest(payload)
+
+    def follow(self) -> Follower | None:
+        """Hashes one payload on its way in."""
+        return xxhash.xxh3_128() if self.checked is None else None
+
+    def named(self, message: Message, followed: bytes) -> Digest | None:
+        """What a payload that was followed is called; None if it has a slower name."""
+        return _padded(followed) if self.checked is None and isinstance(message, QUICK) else None
 
     async def close(self) -> None:
         self._others_are_served()
@@ -233,8 +243,7 @@ class GroupIsland:
         call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, part_values(codec))
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
-            wires = (self._wire(codec, call.flat_N[lo:hi]) for lo, hi in call.cuts[:filled])
-            payloads = tuple(self._payload(wire, answer=False) for wire in wires)
+            payloads = tuple(self._encoded(codec, call.flat_N[lo:hi]) for lo, hi in call.cuts[:filled])
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
@@ -242,24 +251,26 @@ class GroupIsland:
         self.current = work.round, call
         return Encoded(payloads)
 
-    def _wire(self, codec: Codec, values_N: Tensor) -> Buffer:
-        """A row that may have to be shown after the mean was written over `values_N` is no view of it."""
-        wire = codec.encode(values_N)
-        return bytearray(wire) if self.checked is not None and codec.name == "fp32" else wire
-
     def _combine(self, work: Combine) -> Combined:
         values = self._values(work)
         if self.checked is not None:
             done = self.checked.combine(work, values)
+            payload = None if done.wire is None else self.checked.payload(done.wire, answer=not work.onward)
         else:
-            assert self.current is not None
-            _, call = self.current
-            rows, up = [(row.weight, row.payload.data) for row in work.rows], self._codec(call.codec)
-            done = combine(rows, values, up, up if work.onward else self._way_back(call))
+            done, payload = self._combine_trusting(work, values)
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        payload = None if done.wire is None else self._payload(done.wire, answer=not work.onward)
         return Combined(payload, counted, faulty, done.why)
+
+    def _combine_trusting(self, work: Combine, values: int) -> tuple[Made, Payload | None]:
+        """Sums made on the way travel as answers do, which is the finer codec."""
+        assert self.current is not None
+        _, call = self.current
+        up, down, name = self._codec(call.codec), self._way_back(call), xxhash.xxh3_128()
+        rows = [(row.weight, row.payload.data) for row in work.rows]
+        codecs = [down if row.handed else up for row in work.rows]
+        done = combine(rows, values, codecs, down.showing(name.update), room=self.room)
+        return done, _quickly_named(done.wire, name.digest()) if done.wire is not None else None
 
     def _values(self, work: Combine | Compare) -> int:
         call = self._mine(work.round)
@@ -303,10 +314,15 @@ class GroupIsland:
         """Where members trust each other nobody looks for numbers that are none."""
         return TRUSTED_FP32 if name == "fp32" and self.checked is None else codec_named(name)
 
-    def _payload(self, wire: Buffer, answer: bool) -> Payload:
+    def _encoded(self, codec: Codec, x: Tensor) -> Payload:
         if self.checked is not None:
-            return self.checked.payload(wire, answer)
-        return Payload(_quick_name(wire), memoryview(wire).nbytes, wire)
+            wire = codec.encode(x)
+            if codec.name == "fp32":  # a view of `x`, over which the mean is written before rows are shown
+                wire = copied(wire, self.room)
+            return self.checked.payload(wire, answer=False)
+        name = xxhash.xxh3_128()
+        wire = codec.showing(name.update).encode(x)
+        return _quickly_named(wire, name.digest())
 
     @property
     def _checked(self) -> Checked:
@@ -328,6 +344,13 @@ class GroupIsland:
 
 
 ABSENT = Digest(bytes(DIGEST_BYTES))
+
+
+def copied(wire: Buffer, room: Callable[[int], Buffer]) -> Buffer:
+    data = memoryview(wire).cast("B")
+    copy = memoryview(room(len(data)))
+    copy[:] = data
+    return copy
 
 
 def part_values(codec: Codec) -> int:
@@ -352,7 +375,15 @@ def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_V
 
 
 def _quick_name(data: Buffer) -> Digest:
-    return Digest(xxhash.xxh3_128_digest(data).ljust(DIGEST_BYTES, b"\0"))
+    return _padded(xxhash.xxh3_128_digest(data))
+
+
+def _quickly_named(wire: Buffer, hashed: bytes) -> Payload:
+    return Payload(_padded(hashed), memoryview(wire).nbytes, wire)
+
+
+def _padded(hashed: bytes) -> Digest:
+    return Digest(hashed.ljust(DIGEST_BYTES, b"\0"))
 
 
 def fused(tensors: Sequence[Tensor]) -> Tensor:

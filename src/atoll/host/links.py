@@ -21,7 +21,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds, short
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB, PEERS_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
-from atoll.host.bulk import BulkChannel, BulkLane, BulkLimits, Intake
+from atoll.host.bulk import BulkChannel, BulkLane, BulkLimits, Follower, Intake
 from atoll.host.cap import Cap
 from atoll.host.control import Control, Word
 from atoll.host.dialling import Outcome, Refusal, cannot_dial, cannot_listen, dial_any, endpoint_of, endpoints_of
@@ -71,11 +71,12 @@ class Links:
         me: PeerId,
         security: Security,
         on_event: Callable[[LinkUp | LinkDown], None],
-        on_message: Callable[[PeerId, bytes, memoryview | None], None],
+        on_message: Callable[[PeerId, bytes, memoryview | None, bytes | None], None],
         *,
         on_fault: Callable[[PeerFault], None] = lambda fault: None,
         allow: Callable[[PeerId], bool] = lambda peer: True,
         allocate: Callable[[int], memoryview] | None = None,
+        follow: Callable[[], Follower | None] = lambda: None,
         settings: LinkSettings | None = None,
     ) -> None:
         self._me, self._security = me, security
@@ -87,6 +88,7 @@ class Links:
         self._guests: dict[Control, None] = {}  # oldest first
         self.memory = Reused()
         self._allocate = allocate or self.memory  # payloads are decrypted right into what this returns
+        self._follow = follow  # and hashed by what this returns, on their way
         self._cap = Cap(self._settings.upload_bytes_s)
         self._intake = Intake(self._settings.receive_total_bytes)
         self._servers: list[asyncio.Server] = []
@@ -370,7 +372,7 @@ class Links:
             case Word.RETIRE if adopted:
                 self._left(control)
             case Word.MESSAGE if adopted:
-                self._tell(self._on_message, control.peer, body, None)
+                self._tell(self._on_message, control.peer, body, None, None)
             case Word.MORE_BULK if adopted and control.dialled and len(body) == 1 and body[0] > 0:
                 assert link is not None
                 link.bulk_wanted = min(body[0], self._bulk_connections_max())
@@ -525,8 +527,11 @@ class Links:
                 BulkLimits(self._settings.bulk_queue_bytes, self._settings.receive_bytes),
                 self._intake,
                 self._allocate,
-                deliver=lambda message, payload: self._tell(self._on_message, peer, message, payload),
+                deliver=lambda message, payload, followed: self._tell(
+                    self._on_message, peer, message, payload, followed
+                ),
                 detached=lambda: self._bulk_detached(peer),
+                follow=self._follow,
             )
             self._links[peer] = Link(peer, bulk)
         return self._links[peer]

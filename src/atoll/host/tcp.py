@@ -181,12 +181,15 @@ class Wire(asyncio.BufferedProtocol):
         """Where strangers' bytes are judged and keys are used: whatever `work` raises ends this connection only."""
         try:
             work()
-        except (PeerFault, LinkSpent, OSError) as why:
+        except Exception as why:
+            self._give_up(why)
+
+    def _give_up(self, why: Exception) -> None:
+        if isinstance(why, PeerFault | LinkSpent | OSError):
             log.debug("closing a connection to %s: %r", self.source, why)
-            self.abort(why)
-        except Exception as mistake:  # ours: bytes led us where nobody thought
-            log.warning("closing a connection to %s", self.source, exc_info=mistake)
-            self.abort(mistake)
+        else:  # ours: bytes led us where nobody thought
+            log.warning("closing a connection to %s", self.source, exc_info=why)
+        self.abort(why)
 
     def again(self) -> None:
         """Let the channel look once more at what it already has."""
@@ -224,7 +227,10 @@ class Wire(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.received_bytes += nbytes
-        self.guarded(lambda: self.channel.received(nbytes))
+        try:  # `guarded`, without a function for every read
+            self.channel.received(nbytes)
+        except Exception as why:
+            self._give_up(why)
 
     def pause_writing(self) -> None:
         self.paused = True

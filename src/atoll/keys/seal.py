@@ -14,6 +14,7 @@ Never does: frame, buffer or copy. What is long enough to matter is encrypted wh
 from __future__ import annotations
 
 from enum import Enum
+from struct import Struct
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -38,6 +39,10 @@ class Aead(Enum):
 
     AES_256_GCM = "AES-256-GCM"  # 2.7x as fast where processors have AES instructions
     CHACHA20_POLY1305 = "ChaCha20-Poly1305"  # fast everywhere; every peer has it
+
+
+# Noise's nonces: four zero bytes and the counter, whose byte order depends on the cipher
+NONCES: Final = {Aead.AES_256_GCM: Struct(">4xQ"), Aead.CHACHA20_POLY1305: Struct("<4xQ")}
 
 
 class LinkSpent(Exception):
@@ -142,7 +147,7 @@ class _Key:
     ) -> None:
         assert len(key) == KEY_BYTES
         self.aead = aead
-        self.cipher = _cipher(key, aead)
+        self.cipher, self._nonce_of = _cipher(key, aead), NONCES[aead].pack
         self._rekey_bytes, self._boxes_per_key = rekey_bytes, boxes_per_key
         self._nonce, self._boxes, self._plain_bytes = first_nonce, 0, 0
 
@@ -150,8 +155,8 @@ class _Key:
         """A nonce never given before. It counts as used even if the call that wanted it fails."""
         if self._boxes >= self._boxes_per_key or self._nonce >= NONCE_END:
             raise LinkSpent(f"after {self._nonce} boxes this connection's key is used up; open a new one")
-        self._nonce, self._boxes = self._nonce + 1, self._boxes + 1
-        return _nonce_bytes(self._nonce - 1, self.aead)
+        nonce, self._nonce, self._boxes = self._nonce, self._nonce + 1, self._boxes + 1
+        return self._nonce_of(nonce)
 
     def used(self, plain_bytes: int) -> None:
         if self._rekey_bytes is None:
@@ -162,7 +167,7 @@ class _Key:
 
     def rekey(self) -> None:
         """Noise's REKEY: the next key is zeros encrypted under the last nonce. The counter goes on."""
-        box = self.cipher.encrypt(_nonce_bytes(NONCE_END, self.aead), bytes(KEY_BYTES), b"")
+        box = self.cipher.encrypt(self._nonce_of(NONCE_END), bytes(KEY_BYTES), b"")
         self.cipher = _cipher(box[:KEY_BYTES], self.aead)
         self._boxes, self._plain_bytes = 0, 0
 
@@ -173,9 +178,3 @@ def _cipher(key: bytes, aead: Aead) -> AESGCM | ChaCha20Poly1305:
             return AESGCM(key)
         case Aead.CHACHA20_POLY1305:
             return ChaCha20Poly1305(key)
-
-
-def _nonce_bytes(count: int, aead: Aead) -> bytes:
-    """Noise's nonces: four zero bytes and the counter, whose byte order depends on the cipher."""
-    order = "big" if aead is Aead.AES_256_GCM else "little"
-    return bytes(4) + count.to_bytes(8, order)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,25 +29,33 @@ from atoll.learn.codec.blocks import (
     spans_of,
     tensor_over,
 )
-from atoll.learn.codec.core import Codec
+from atoll.learn.codec.core import Codec, Show
+
+STRETCH = 2**16  # values looked at, then hashed: 11 ms per 100 MB for both, with spans 13, one after the other 19
 
 
 def _wire_bytes(n: int) -> int:
     return 4 * n
 
 
-def _encode(x: Tensor) -> Buffer:
-    x = check_input(x)
-    if len(x) == 0:
+def _show_nobody(wire: Buffer) -> None:
+    """Where nobody hashes what is encoded."""
+
+
+def _encode(x: Tensor, show: Show = _show_nobody) -> Buffer:
+    x_N = wire_N = check_input(x)
+    if len(x_N) == 0:
         return b""
-    largest = largest_of(x)
-    refuse(largest)
-    if largest > VALUE_MAX:
-        x = x.clamp(-VALUE_MAX, VALUE_MAX)
-    return memoryview(x.numpy()).cast("B").toreadonly()
+    for lo in range(0, len(x_N), STRETCH):
+        largest = largest_of(x_N[lo : lo + STRETCH])
+        refuse(largest)
+        if largest > VALUE_MAX and wire_N is x_N:
+            wire_N = x_N.clamp(-VALUE_MAX, VALUE_MAX)  # what was shown already stays as it is
+        show(wire_N[lo : lo + STRETCH].numpy())
+    return memoryview(wire_N.numpy()).cast("B").toreadonly()
 
 
-def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
+def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire, show: Show = _show_nobody) -> Buffer:
     if n == 0:
         return b""
     wire = room(_wire_bytes(n))
@@ -57,6 +66,7 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buf
         if largest > VALUE_MAX:
             x_S = x_S.clamp(-VALUE_MAX, VALUE_MAX)
         values[lo:hi] = x_S
+        show(values[lo:hi].numpy())
     return wire
 
 
@@ -80,6 +90,10 @@ def _add_span(opened: Opened, lo: int, share: float, sum_S: Tensor) -> bool:
     return True
 
 
+def _showing(codec: Codec, show: Show) -> Codec:
+    return replace(codec, encode=partial(_encode, show=show), spanwise=partial(_encode_spans, show=show))
+
+
 FP32 = Codec(
     "fp32",
     _wire_bytes,
@@ -89,6 +103,7 @@ FP32 = Codec(
     spanwise=_encode_spans,
     at_hand=_at_hand,
     add_span=_add_span,
+    shows=_showing,
     sections=((1, 4),),
 )
 

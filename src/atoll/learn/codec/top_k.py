@@ -56,24 +56,26 @@ def _wire_bytes(per_chunk: int, values: Codec, form: Form, n: int) -> int:
 def _encode(per_chunk: int, values: Codec, form: Form, x: Tensor) -> Buffer:
     x = check_input(x)
     n = x.numel()
-    refuse(largest_of(x))
     pieces = [np.empty(0, np.int64)]
     for lo, hi in spans_of(n):
         whole = lo + (hi - lo) // CHUNK * CHUNK
-        if lo < whole:
-            pieces.append(lo + _largest(x[lo:whole], per_chunk, CHUNK))
-        if whole < hi:
-            pieces.append(whole + _largest(x[whole:hi], _kept(per_chunk, hi - whole), hi - whole))
+        for start, end, chunk in ((lo, whole, CHUNK), (whole, hi, hi - whole)):
+            if start < end:
+                places, most = _largest(x[start:end], _kept(per_chunk, chunk), chunk)
+                refuse(most)
+                pieces.append(start + places)
     place_M = np.concatenate(pieces)
     return form.encode(place_M, n) + values.encode(taken(x, place_M))
 
 
-def _largest(x_S: Tensor, k: int, chunk: int) -> np.ndarray:
-    """Places of the k largest magnitudes of each chunk, increasing. On bit patterns, which are ordered alike."""
+def _largest(x_S: Tensor, k: int, chunk: int) -> tuple[np.ndarray, float]:
+    """Places of the k largest magnitudes of each chunk, increasing, and the largest of all; NaN is above all.
+
+    On bit patterns, which are ordered alike.
+    """
     if native.kernels is not None:
         place_M = np.empty(len(x_S) // chunk * k, np.int64)
-        native.kernels.largest_places(x_S.numpy(), k, chunk, place_M)
-        return place_M
+        return place_M, native.kernels.largest_places(x_S.numpy(), k, chunk, place_M)
     magnitude_CK = x_S.abs().numpy().view(np.int32).reshape(-1, chunk)
     border_C1 = np.partition(magnitude_CK, chunk - k, axis=1)[:, chunk - k, None]
     chosen_CK = magnitude_CK >= border_C1
@@ -82,7 +84,7 @@ def _largest(x_S: Tensor, k: int, chunk: int) -> np.ndarray:
         room_C1 = k - above_CK.sum(1, keepdims=True)
         at_border_CK = magnitude_CK == border_C1
         chosen_CK = above_CK | (at_border_CK & (at_border_CK.cumsum(1) <= room_C1))
-    return np.flatnonzero(chosen_CK)
+    return np.flatnonzero(chosen_CK), largest_of(x_S)
 
 
 def _open_wire(per_chunk: int, values: Codec, form: Form, wire: Buffer, n: int) -> Placed:

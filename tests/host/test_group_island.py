@@ -1,0 +1,100 @@
+"""One member of a group without the others: what it makes of rows, where that lies, and what bytes are called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import MIB
+from atoll.host.group_island import Call, GroupIsland, GroupTerms
+from atoll.host.memory import Reused
+from atoll.host.store import Store
+from atoll.learn.codec import codec_named
+from atoll.node.jobs import Encode, Encoded
+from atoll.protocol.reduce.work import Combine, Row
+from atoll.wire.messages.round import Answer, Contribution, Handed, PartBytes, RowBytes
+from atoll.wire.messages.statements import Signed
+
+A, B, C = (PeerId(name) for name in "abc")
+SHARES = (1,)
+N = 300_000  # more than a span
+
+
+def story(folder: Path, terms: GroupTerms, tell: Callable[[GroupIsland, Encoded], Coroutine[None, None, None]]):
+    """`tell` is told of a member and of what it encoded: 0, 1, 2 … / N."""
+
+    async def told() -> None:
+        store = Store(folder)
+        island = GroupIsland(store)
+        island.terms = terms
+        island.call(call := Call(torch.arange(N) / N, 1, terms.codec))
+        try:
+            await tell(island, await island.do(Encode(0, SHARES)))
+        finally:
+            call.future.cancel()
+            await island.close()
+            store.close()
+
+    asyncio.run(told())
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str):
+    """By whoever encoded or combined them, while they come in slab by slab, and when they lie there."""
+    nothing = Signed(A, b"", b"")
+
+    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+        (row,) = encoded.parts
+        done = await island.do(Combine(0, 0, SHARES, (Row(A, 1, row, (A,)), Row(B, 2, row, (B,)))))
+        words = (
+            (row, (Contribution(0, 0, "", 0, 0, (), nothing), RowBytes(0, 0, "", 0, (), nothing))),
+            (done.payload, (Answer(0, 0, "", nothing), PartBytes(0, 0, "", done.payload.digest))),
+        )
+        for payload, messages in words:
+            data, follower = memoryview(payload.data).cast("B"), island.follow()
+            for at in range(0, len(data), 100_000):
+                follower.update(data[at : at + 100_000])
+            for message in messages:
+                assert island.name_of(message, data) == payload.digest
+                assert island.named(message, follower.digest()) == payload.digest
+        handed = Handed(0, 0, "", 0, 0, 1, (A,))
+        assert island.named(handed, b"quick") is None  # its name is a slower one
+
+    story(tmp_path, GroupTerms(codec), tell)
+
+
+def test_an_answer_lies_where_rows_lay(tmp_path: Path):
+    memory = Reused()
+    used = memory(4 * N)
+    address = torch.frombuffer(used, dtype=torch.uint8).data_ptr()
+    del used
+
+    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+        island.room = memory
+        done = await island.do(Combine(0, 0, SHARES, (Row(A, 1, encoded.parts[0], (A,)),)))
+        assert torch.frombuffer(done.payload.data, dtype=torch.uint8).data_ptr() == address
+
+    assert 4 * N >= MIB  # smaller wires are no business of this memory
+    story(tmp_path, GroupTerms(), tell)
+
+
+def test_sums_on_the_way_travel_as_answers_do(tmp_path: Path):
+    """Two bits up, fp32 down: what a parent lost would be lost twice, and nobody feeds its error back."""
+
+    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+        (row,) = encoded.parts
+        rough, fine = codec_named("2bit"), codec_named("fp32")
+        below = (Row(A, 1, row, (A,)), Row(B, 1, row, (B,)))
+        sum_ = await island.do(Combine(0, 0, SHARES, below, onward=True))
+        assert torch.equal(fine.decode(sum_.payload.data, N), rough.decode(row.data, N))
+        rows = (Row(A, 2, sum_.payload, (A, B), handed=True), Row(C, 2, row, (C,)))
+        done = await island.do(Combine(0, 0, SHARES, rows))
+        assert done.counted == (A, C)
+        assert torch.equal(fine.decode(done.payload.data, N), rough.decode(row.data, N))
+
+    story(tmp_path, GroupTerms("2bit", "fp32"), tell)
