@@ -192,7 +192,7 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
         case "EraAwaited":
             return (
                 f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
-                "that should be under it; asking for the others (if none come: who signs is gone, or this is forged)"
+                "that should be under it; asking for the others (if none come: signers are gone, or it is forged)"
             )
         case "Refused":
             return f"! {name(entry['by'])} says: {entry['what']}"
