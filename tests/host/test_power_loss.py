@@ -24,6 +24,7 @@ from atoll.host.store import Store
 from atoll.keys.digest import blob_id, manifest_of
 
 SECTOR = 512
+SIZE = 300  # bytes of the smallest vertex
 DATABASE, LOG = "kept.sqlite", "kept.sqlite-wal"
 
 WRITER = """
@@ -61,7 +62,7 @@ class Writer:
         self.folder, self.synced = folder, folder / "synced"
         if cuts:
             self.synced.mkdir()
-        command = [sys.executable, "-c", WRITER, str(folder), str(self.synced), "300"]
+        command = [sys.executable, "-c", WRITER, str(folder), str(self.synced), str(SIZE)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def killed_after(self, name: str, acknowledged: int) -> int:
@@ -86,6 +87,11 @@ class Writer:
             pipe.close()
 
 
+def value_of(number: int) -> bytes:
+    """What the writer keeps as this vertex."""
+    return number.to_bytes(4, "big") * (SIZE // 4 * (1 + number % 3))
+
+
 def holds(folder: Path, newest: int) -> None:
     """Everything up to the newest acknowledged vertex is there, whole; of what came after, all of it or nothing."""
     store = Store(folder)
@@ -95,7 +101,7 @@ def holds(folder: Path, newest: int) -> None:
     head = int(kept.get("head", b"-1"))
     assert head >= newest, f"vertex {newest} was acknowledged, the head is {head}"
     for number in range(head + 1):
-        assert kept[f"vertex/{number}"] == number.to_bytes(4, "big") * (300 // 4 * (1 + number % 3))
+        assert kept[f"vertex/{number}"] == value_of(number)
     assert f"vertex/{head + 1}" not in kept
 
 
@@ -118,23 +124,29 @@ def cut_power(folder: Path, synced: Path, draw: random.Random) -> None:
     (folder / "kept.sqlite-shm").unlink(missing_ok=True)  # memory of the computer that lost power
 
 
+def killed_at(writer: Writer, seed: int) -> tuple[Path, int]:
+    """A store as this seed's kill, or power cut, left it, and the newest vertex that was acknowledged before."""
+    draw, name = random.Random(seed), f"p{seed}"
+    newest = writer.killed_after(name, draw.randrange(40))
+    synced = sorted(writer.synced.glob(f"{name}.*"), key=lambda p: int(p.suffix[1:]))
+    if synced:
+        whole = [p for p in synced if int(p.suffix[1:]) <= newest]
+        cut_power(writer.folder / name, whole[-1], draw)
+    for path in synced:
+        shutil.rmtree(path)
+    return writer.folder / name, newest
+
+
 def play(folder: Path, seeds: range, cuts: bool) -> None:
     writer = Writer(folder, cuts)
     try:
         for seed in seeds:
-            draw, name = random.Random(seed), f"p{seed}"
-            newest = writer.killed_after(name, draw.randrange(40))
-            if cuts:
-                synced = sorted(writer.synced.glob(f"{name}.*"), key=lambda p: int(p.suffix[1:]))
-                whole = [p for p in synced if int(p.suffix[1:]) <= newest]
-                cut_power(folder / name, whole[-1], draw)
+            place, newest = killed_at(writer, seed)
             try:
-                holds(folder / name, newest)
+                holds(place, newest)
             except (AssertionError, sqlite3.DatabaseError) as why:
                 raise AssertionError(f"seed {seed}: {why}") from why
-            shutil.rmtree(folder / name)
-            for path in writer.synced.glob(f"{name}.*"):
-                shutil.rmtree(path)
+            shutil.rmtree(place)
     finally:
         writer.close()
 

@@ -11,20 +11,31 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Effect, Event, Received, Send
+from atoll.base.machine import Ask, Done, Effect, Event, Received, Send, Start
 from atoll.cli.verify import votes_alone
 from atoll.host.store import Store, stored
 from atoll.keys.digest import digest
+from atoll.node.admission import Wish
 from atoll.node.facts import Fault
 from atoll.node.peer import Peer
 from atoll.node.verify import Kept, verify_history
-from atoll.protocol.dag.eras import Begin, Era, Eras, ReadEra, decode_era, encode_era, ends, era_bytes
+from atoll.protocol.dag.eras import (
+    OVERDUE_LEAST,
+    Begin,
+    Era,
+    Eras,
+    ReadEra,
+    decode_era,
+    encode_era,
+    ends,
+    era_bytes,
+)
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.signatures import RealKeys, VirtualVerifier, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body
-from atoll.wire.messages.history import EraSignature, EraSigned, WantEra, WantVertices
+from atoll.wire.messages.history import EraSignature, EraSigned, Vertices, WantEra, WantVertices
 from atoll.wire.messages.vertex import Body
 
 EVERY = 5
@@ -303,9 +314,11 @@ def test_a_lossy_run_with_crashes_seals_all_but_the_newest_eras(seed: int):
     assert not any(r <= newest for i in range(5) for r in eras_of(swarm, i, "era"))
 
 
-def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing():
+def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing(monkeypatch: pytest.MonkeyPatch):
     """Another past from the same genesis: four members vote in five newcomers and leave, none of the four can sign
-    for long. The newcomers sign era after era for each other; the verdict is against the first, and none counts."""
+    for long. The newcomers, who are the forger's and demand nothing, sign era after era for each other; the verdict
+    is against the first, and none counts."""
+    monkeypatch.setattr(Eras, "demanded", lambda self, head: None)
     swarm = swarm_of(mute=(0, 1, 2, 3))
     world = swarm.world
     world.run(5)
@@ -326,6 +339,45 @@ def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing():
     assert (audit.problems[0].kind, audit.problems[0].round) == ("era", audit.eras[0].last)
     assert not any(e.anchored and e.sealed for e in audit.eras)
     assert votes_alone(audit) == [(0, audit.head)]
+
+
+def test_a_newcomer_refuses_a_past_whose_eras_nobody_signed_and_takes_it_when_they_do():
+    """Two of four have lost their keys for 60 rounds: a newcomer believes as many of them as signatures have time
+    for. Then one is back, all eras are sealed, and it comes to the head."""
+    swarm = swarm_of(mute=(2, 3))
+    until_round(swarm, 60)
+    late = swarm.join(4, peer_name(0))
+    swarm.world.run(swarm.world.now + 60)
+    newcomer = swarm.world.nodes[late].machine
+    assert newcomer is not None and newcomer.history is not None
+    assert newcomer.history.head == 4 + OVERDUE_LEAST - 1 and not swarm.checkers.complaints
+    node = swarm.world.nodes[peer_name(2)]
+    swarm.world.crash(node.name)
+    node.make = lambda make=node.make: _with_keys(make(), swarm)
+    swarm.world.start(node.name)
+    swarm.world.run(swarm.world.now + 90)
+    assert newcomer.history.head >= min(swarm.heads()) - 2 > 60
+    assert {m.peer for m in newcomer.history.head_body.members if m.votes} >= {late}
+
+
+def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_nobody_twice_at_once():
+    """A long past and nothing under it: it stops there at once; floods of news grow nothing and blame nobody."""
+    swarm = swarm_of(mute=(2, 3))
+    until_round(swarm, 40)
+    member = swarm.world.nodes[peer_name(0)].machine
+    assert member is not None and member.history is not None
+    history, run, keys = member.history, swarm.run_id, swarm.keys
+    stranger = Peer(run, keys.signer(8, run), keys.verifier, Wish(), history.genesis, (peer_name(0),))
+    stranger.handle(Start({}), 0.0)
+    past = Vertices(history.since(0, 1 << 22), history.head)
+    sent: list[object] = []
+    for index in range(20):
+        effects = stranger.handle(Received(peer_name(index % 2), past), 0.5 + 0.7 * index)
+        assert not [e for e in effects if isinstance(getattr(e, "fact", None), Fault)]
+        sent += [(e.to, e.message.round) for e in effects if isinstance(e, Send) and isinstance(e.message, WantEra)]
+    assert stranger.history is not None and stranger.history.head == 4 + OVERDUE_LEAST - 1
+    assert stranger.eras is not None and len(stranger.eras.lacking) == 4
+    assert {peer for peer, _ in sent} == {peer_name(0), peer_name(1)} and len(sent) <= 7
 
 
 def test_a_starting_peer_is_given_what_lacks_signatures_and_the_newest_of_the_rest(tmp_path: Path):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
 from atoll.node.settings import RunSettings
-from atoll.policy.plan import RoundSettings
+from atoll.policy.plan import QuorumRule, RoundSettings
 from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import WINDOW_MIN_S
@@ -59,3 +59,19 @@ def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, 
     assert {m.standing for m in closed[AFTER][1].body.members} == {"member"} and not swarm.checkers.complaints
     took = closed[AFTER][0] - closed[BEFORE + 3][0]
     assert took < 2.5 * (AFTER - BEFORE - 3) * (closed[BEFORE][0] - closed[BEFORE - 1][0])
+
+
+@pytest.mark.parametrize("quorum", ["majority", "two-thirds"])
+def test_where_only_one_member_hears_all_others_rounds_go_on(quorum: QuorumRule):
+    """Five members, six of ten links gone for good: without certificates that travel no round ends any more."""
+    run = RunSettings(round=replace(PACED, quorum=quorum))
+    swarm = Swarm(
+        1, SwarmKnobs(5, NetworkKnobs(0.005, 0.02, jitter_s=0.005), IslandKnobs(update_bytes=400_000), run=run)
+    )
+    swarm.world.run(600.0, stop=lambda: min(swarm.heads()) >= BEFORE)
+    far = [peer_name(i) for i in range(1, 5)]
+    for index, one in enumerate(far):
+        for other in far[index + 1 :]:
+            swarm.world.cut(one, other)
+    swarm.world.run(swarm.world.now + 120.0, stop=lambda: min(swarm.heads()) >= AFTER)
+    assert min(swarm.heads()) >= AFTER and not swarm.checkers.complaints

@@ -72,6 +72,29 @@ def test_a_founder_that_leaves_comes_back_with_what_it_left_with():
     assert worth[-1] > plateau > FLOOR
 
 
+def test_a_committee_drawn_by_records_agrees_and_who_was_away_follows_it():
+    """Five of nine vote, other ones in every round; the certificates of rounds that a member slept through hold for
+    it, eras are sealed by the committees that began them, and a newcomer comes in."""
+    run = RunSettings(
+        open_to_all=True, reputation=True, era_rounds=5, round=RoundSettings(inner_steps=20, committee=5)
+    )
+    swarm = Swarm(5, SwarmKnobs(9, island=IslandKnobs(update_bytes=4096), run=run))
+    swarm.world.run(600, stop=lambda: min(swarm.heads()) >= 4)
+    swarm.world.crash(peer_name(3))
+    swarm.join(9, peer_name(0))
+    swarm.world.run(swarm.world.now + 60)
+    swarm.world.start(peer_name(3))
+    swarm.world.run(swarm.world.now + 60)
+    assert min(swarm.heads()) >= 20 and not swarm.checkers.complaints
+    machine = swarm.world.nodes[peer_name(3)].machine
+    assert machine is not None and machine.history is not None
+    history = machine.history
+    drawn = [plan_round(history.ids[r], history.bodies[r], run.round) for r in range(4, 20)]
+    assert all(len(p.committee) == 5 and p.scores for p in drawn) and len({p.committee for p in drawn}) > 8
+    kept = swarm.world.nodes[peer_name(9)].kept
+    assert {"sealed/4", "sealed/9"} <= kept.keys()
+
+
 # ---- liars about scores ----------------------------------------------------------------------------------------
 
 

@@ -147,6 +147,7 @@ MESSAGES = (
 )
 
 COMMIT_LATE = Commit(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=Late(3, 64, 1024))
+VOTED_PROVEN = Voted(7, 1, "abcd", SIGNED, CERTIFICATE)
 PLACED_AGAIN = Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2"), since=57)
 ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)
 # where owners check each other while they weigh rows

@@ -29,6 +29,7 @@ from examples import (
     PLACED_AGAIN,
     STATEMENTS,
     VERTEX,
+    VOTED_PROVEN,
     WEIGHING,
 )
 
@@ -81,8 +82,9 @@ def test_the_bytes_of_every_word_are_frozen(value):
         (BODY_REPUTED, "reputation", "reputed"),
         (PLACED_AGAIN, "since", "again"),
         (COMMIT_LATE, "claim", "late"),
+        (VOTED_PROVEN, "proof", "proven"),
     ],
-    ids=["Answer.weighed", "Body.weighed", "Body.reputed", "Placed.again", "Commit.late"],
+    ids=["Answer.weighed", "Body.weighed", "Body.reputed", "Placed.again", "Commit.late", "Voted.proven"],
 )
 def test_what_only_some_runs_have_is_one_more_field_and_nothing_elsewhere(value, field: str, kind: str):
     """Weights, scores, holders drawn later: where there are none, bytes are what they were before."""

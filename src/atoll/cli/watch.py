@@ -189,6 +189,11 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return f"! nothing contributed to round {entry['round']}: {entry['why']}"
         case "FetchBegan":
             return f"downloading the agreed model ({entry['why']})"
+        case "EraAwaited":
+            return (
+                f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
+                "that should be under it; asking for the others (if none come: signers are gone, or it is forged)"
+            )
         case "Refused":
             return f"! {name(entry['by'])} says: {entry['what']}"
         case "Fault":

@@ -233,6 +233,13 @@ class Progress:
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
                 self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
+            case "EraAwaited":
+                self.trouble = (
+                    f"the history after round {entry['round']} has {entry['signed']} of {entry['needed']} "
+                    "signatures of those who began its era; asking for the others"
+                )
+            case "EraSealed" if "signatures of those who began" in self.trouble:
+                self.trouble = ""
             case "Refused":
                 self.trouble = f"{entry['code']} {entry['what']}"
             case _:

@@ -12,6 +12,7 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import CONTROL_FRAME_MAX, PEERS_MAX
 from atoll.base.machine import Ask, Effect, Send
 from atoll.node.jobs import ReadVertices
+from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History
 from atoll.protocol.transfer.fetch import SERVED_AT_ONCE
 from atoll.wire.codec import decode_vertex
@@ -26,6 +27,7 @@ class News:
 
     def __init__(self) -> None:
         self.history: History | None = None
+        self.eras: Eras | None = None  # where the run has them
         self.hinted: dict[PeerId, Seconds] = {}
         self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
 
@@ -38,6 +40,8 @@ class News:
         mine = self.history.head if self.history is not None else -2
         if head <= mine or self._hinted_lately(sender, now):
             return []
+        if self.eras is not None and self.eras.demanded(mine + 1) is not None:
+            return self.eras.demand(sender, mine + 1, now)  # I would not believe it
         return [Send(sender, WantVertices(mine + 1))]
 
     def hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:

@@ -261,7 +261,7 @@ class Peer:
             case WantManifest() | WantChunk():
                 return self.serve.handle(event, now)
             case EraSigned():
-                return self.eras.hear(sender, message, now) if self.eras is not None else []
+                return self._hear_era(self.eras, sender, message, now) if self.eras is not None else []
             case WantEra():
                 return self.eras.give(sender, message) if self.eras is not None else []
             case ManifestIs() | Chunk():
@@ -310,7 +310,9 @@ class Peer:
         self.pool = ReportPool(self.notary, self.history, self.settings)
         self.branches = Branches(self.history)
         if every := self.settings.era_rounds:
-            self.eras = Eras(self.history, every, self.settings.rounds, self.notary.verifier, self.vouch)
+            demands = self.wish.role != "visitor"  # it looks at what there is, and says what is wrong with it
+            rounds, verifier = self.settings.rounds, self.notary.verifier
+            self.eras = self.news.eras = Eras(self.history, every, rounds, verifier, self.vouch, demands)
         if self.pool.docket.looks:
             self.audits = Audits(self.me, self.settings, self.history, self.pool)
         if self.settings.validated is not None:
@@ -448,7 +450,7 @@ class Peer:
             effects.append(Keep(name, None))
         return effects + self._begin_round(now) + self._seek_admission(now)
 
-    def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds) -> list[Effect]:
+    def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds, handed: bool = False) -> list[Effect]:
         """The history grows by one, if this vertex is the next and its certificate holds."""
         history, pool, branches = self.history, self.pool, self.branches
         assert history is not None and pool is not None and branches is not None
@@ -468,17 +470,24 @@ class Peer:
         effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex))]
         effects += self.pieces.grew() if self.pieces is not None else []
         effects += self._learn_identities(body)
-        effects += self._end_era(body)
+        effects += self._end_era(body, handed)
         effects += self._from_audits(self.audits.grew(body, now), now) if self.audits is not None else []
         effects += self._from_validators(self.validators.grew(body), now) if self.validators is not None else []
         return effects + ([self._fact(changed), *self._follow_members(now)] if changed else [])
 
-    def _end_era(self, body: Body) -> list[Effect]:
+    def _end_era(self, body: Body, handed: bool) -> list[Effect]:
         """If an era ends with this vertex, sign it for as long as keys last; nobody waits for that."""
         if self.eras is None:
             return []
-        ended = self.eras.grew(body)
+        ended = self.eras.grew(body, handed)
         return ended + self.eras.mine(body.round, self._within_reach()) if ended else []
+
+    def _hear_era(self, eras: Eras, sender: PeerId, said: EraSigned, now: Seconds) -> list[Effect]:
+        """If this was what kept me from believing more of the history, I go on."""
+        before, after = eras.demanded(self._head() + 1), eras.hear(sender, said, now)
+        if before is not None and eras.demanded(self._head() + 1) is None:
+            return [*after, Send(sender, WantVertices(self._head() + 1))]
+        return after
 
     def _learn_identities(self, body: Body) -> list[Effect]:
         """For handshakes with those who joined in this round."""
@@ -562,8 +571,11 @@ class Peer:
         history = self.history
         assert history is not None
         before = history.head
+        handed = self.at < history.head or message.head > history.head + 1
         for vertex in vertices:  # what was right before a wrong one stays right
-            effects += self._judged(sender, partial(self._learn_vertex, vertex, sender, now))
+            if self.eras is not None and self.eras.demanded(history.head + 1) is not None:
+                return effects + self.eras.demand(sender, history.head + 1, now)
+            effects += self._judged(sender, partial(self._learn_vertex, vertex, sender, now, handed))
         if message.head > history.head and (fresh or history.head > before):
             effects.append(Send(sender, WantVertices(history.head + 1)))
             return effects  # all of them first: a state is fetched once, for the newest

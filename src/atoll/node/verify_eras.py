@@ -14,11 +14,9 @@ import msgspec
 
 from atoll.base.ids import Digest, PeerId
 from atoll.node.settings import RunSettings
-from atoll.protocol.dag.eras import Begin, Era, begin_after, decode_era, ends, era_of, signature_flaw
+from atoll.protocol.dag.eras import Begin, Era, begin_after, decode_era, ends, era_of, is_overdue, signature_flaw
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.vertex import Body
-
-OVERDUE_LEAST = 20  # rounds: signatures travel beside them, and the shortest rounds take no longer than a message
 
 
 class FoundEra(msgspec.Struct, frozen=True):
@@ -98,6 +96,6 @@ class EraWalk:
         return wrong.count(None)
 
     def overdue(self, head: int) -> list[FoundEra]:
-        """Eras that a quorum should have signed by now: a whole era's rounds have passed since, and not a few."""
-        late = max(self.settings.era_rounds, OVERDUE_LEAST)
-        return [e for e in self.eras if not e.sealed and head - e.last >= late]
+        """Eras that a quorum should have signed by now."""
+        late = self.settings.era_rounds
+        return [e for e in self.eras if not e.sealed and is_overdue(e.last, head, late)]

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from atoll.base.draw import draw_below, shuffled
+from atoll.base.draw import draw_below
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CLOCK_BOUND_S,
@@ -28,6 +28,7 @@ from atoll.base.limits import (
     OWNERS_PER_PART,
     PEERS_MAX,
 )
+from atoll.policy.committee import draw_committee
 from atoll.policy.reputation import on_duty, scores_of
 from atoll.policy.windows import GROWTH, within
 from atoll.wire.messages.vertex import Body, Member
@@ -153,10 +154,7 @@ class RoundPlan:
 
         What is drawn may hold more liars than agreement survives (`policy/trust.captured_share`).
         """
-        voters, most = list(self.voters), self.settings.committee_most
-        if len(voters) > most:
-            voters = shuffled(self.head, "committee", voters)[:most]
-        return tuple(sorted(voters))
+        return draw_committee(self.head, self.voters, self.settings.committee_most, self.scores)
 
     @cached_property
     def vote_keys(self) -> dict[PeerId, bytes]:

@@ -2,6 +2,7 @@
 
     what a vertex shows of a member ─► score of the moment ─► memory: up by a sixteenth, down by a quarter
     score ─► tier: who owns parts, who is asked as auditor, how often somebody's steps are taken again
+    scores ─► who votes, where not everybody can (`policy/committee.py`)
     scores ─► influence: what rows weigh once the liars among them were looked for
 
 Promises: integers only, so no machine rounds otherwise; scores stay within FLOOR … SCORE_ONE; nobody is ever below
@@ -143,12 +144,19 @@ def influence_of(scores: Mapping[PeerId, int]) -> dict[PeerId, int]:
     """What each weighs against the others: its score, cut so that nobody has more than 3 / (2n) of all.
 
     So f < n / 3 liars weigh less than half together, even if theirs are the best scores and all others the worst.
-    Cutting one lowers the sum that the share is of, so the level is found from above: with the k highest at level
-    c, c ≤ 3 / (2n) · (k · c + rest) holds up to c = 3 · rest / (2n − 3k).
     """
-    count, rest = len(scores), sum(scores.values())
+    return cut_to_share(scores, 3, 2 * len(scores))
+
+
+def cut_to_share(scores: Mapping[PeerId, int], part: int, of: int) -> dict[PeerId, int]:
+    """Scores cut so that nobody has more than part / of of their sum; that share is an equal one at least.
+
+    Cutting one lowers the sum that the share is of, so the level is found from above: with the k highest at level
+    c, c ≤ part / of · (k · c + rest) holds up to c = part · rest / (of − part · k).
+    """
+    rest = sum(scores.values())
     for cut, score in enumerate(sorted(scores.values(), reverse=True)):
-        level = 3 * rest // (2 * count - 3 * cut)
+        level = part * rest // (of - part * cut)
         if score <= level:
             return {peer: min(score, level) for peer, score in scores.items()}
         rest -= score

@@ -31,6 +31,7 @@ class Mutant:
     liars: int = 1
     rule: str = "two-thirds"
     moves: int = 60
+    hub: bool = False  # `World.hub`
 
     def __str__(self) -> str:
         return self.lacks
@@ -62,7 +63,7 @@ class Mutant:
             sys.modules[AGREEMENT.__name__] = AGREEMENT
 
     def knobs(self) -> dict[str, Any]:
-        return {"voters": self.voters, "liars": self.liars, "rule": self.rule, "moves": self.moves}
+        return {"voters": self.voters, "liars": self.liars, "rule": self.rule, "moves": self.moves, "hub": self.hub}
 
 
 CRASH = {"voters": 3, "liars": 0, "rule": "majority"}
@@ -109,6 +110,41 @@ MUTANTS = [
         "if stage == vote.stage and digest == vote.digest",
         "if digest == vote.digest",
         0,
+    ),
+    # voters that do not hear each other
+    Mutant(
+        "a commit vote that is said again brings its certificate",
+        AGREEMENT,
+        'late = stage == "commit" and tally.repeated > PLAIN_REPEATS',
+        "late = False",
+        5,
+        liars=0,
+        hub=True,
+    ),
+    Mutant(
+        "who hears a certificate votes to commit",
+        AGREEMENT,
+        'return [*effects, *self._vote("commit", certificate.view, certificate.digest)]',
+        "return effects",
+        5,
+        liars=0,
+        hub=True,
+    ),
+    Mutant(
+        "a certificate that comes with a vote is proven",
+        GROUNDS,
+        'if proof is None or vote.stage != "commit":\n            raise PeerFault(who, "proves',
+        'proof = proof or shown\n        if False:\n            raise PeerFault(who, "proves',
+        0,
+        hub=True,
+    ),
+    Mutant(
+        "a certificate that comes with a vote raises the lock",
+        AGREEMENT,
+        "effects += self._raise_high(certificate)\n        if certificate.view > self.view:",
+        "self.proofs.add(certificate)\n        if certificate.view > self.view:",
+        1,
+        hub=True,
     ),
     # locking
     Mutant(
@@ -170,7 +206,7 @@ MUTANTS = [
         GROUNDS,
         "if len(heard) < self.quorum:",
         "if len(heard) < self.quorum - 1:",
-        1,
+        5,
     ),
     Mutant(
         "a claim is proven", GROUNDS, "and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)", "", 2
@@ -235,7 +271,7 @@ MUTANTS = [
         SAID,
         "msgspec.msgpack.encode(self)",
         "msgspec.msgpack.encode(msgspec.structs.replace(self, claimed=None))",
-        9,
+        12,
         **CRASH,
     ),
     Mutant(
@@ -243,7 +279,7 @@ MUTANTS = [
         SAID,
         "            self.bodies[digest] = bodies[digest]\n",
         "            pass\n",
-        9,
+        11,
         **CRASH,
     ),
     # evidence

@@ -38,6 +38,13 @@ def test_a_third_of_liars_crashes_and_partitions_break_nothing_and_peace_brings_
         story(seed, voters, (voters - 1) // 3, moves=60 if voters < 10 else 30)
 
 
+@pytest.mark.parametrize(("voters", "seeds"), [(4, 60), (7, 20), (16, 2)])
+def test_voters_that_do_not_hear_each_other_decide_through_one_that_all_hear(voters: int, seeds: int):
+    """After the storm all links between honest voters stay cut but those of one; the liars hear everybody."""
+    for seed in range(seeds):
+        story(seed, voters, (voters - 1) // 3 * (seed % 2), moves=30, hub=True)
+
+
 @pytest.mark.parametrize("votes", ["ed25519", "ml-dsa-65"])
 def test_the_same_with_real_signatures_of_either_kind(votes: VoteKind):
     """Nothing but the length of what is signed tells them apart."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
@@ -187,7 +188,10 @@ class Gang:
                 for stage in ("prepare", "commit"):
                     vote = self.notaries[name].sign(Vote(7, view, stage, what))
                     self.votes.setdefault((view, stage, what), {})[name] = vote.signature
-                    self._to_some(name, Voted(7, 0, "", vote))
+                    said = Voted(7, 0, "", vote)
+                    if self.world.hub:  # certificates travel with votes there, so lies about them do, too
+                        said = replace(said, proof=self._certificate() or UNSET)
+                    self._to_some(name, said)
 
     def _claim(self, name: PeerId) -> None:
         """A timeout that claims the lowest, or what nobody certified."""

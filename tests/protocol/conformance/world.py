@@ -110,6 +110,7 @@ class World:
     latency_s: tuple[float, float] = (0.005, 0.08)
     dying: PeerId | None = None
     storm: bool = True
+    hub: bool = False  # most links never heal: honest voters hear one of them, and nobody else who is honest
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
@@ -370,18 +371,25 @@ class World:
                     self.cut.add((a, b))
 
     def heal(self) -> None:
-        """Network and computers are well from now on, villains go on: everybody decides in bounded attempts."""
+        """Network and computers are well from now on, villains go on: everybody decides in bounded attempts.
+
+        With a hub only its links are well, and everybody decides by the time that all had the first turn.
+        """
         self.cut.clear()
+        if self.hub:
+            apart = set(self.honest) - {self.draw.choice(self.honest)}
+            self.cut = {(a, b) for a in apart for b in apart}
         self.loss = self.doubled = 0.0
         self.latency_s = (0.005, 0.05)
         self.dying, self.storm = None, False
         for name in self.honest:
             if self.hosts[name].machine is None:
                 self.start(name)
-        last = max(h.attempt for h in self.hosts.values()) + self.liars + 2
+        turns = self.liars + 2 + self.hub * self.voters
+        last = max(h.attempt for h in self.hosts.values()) + turns
         self.run(attempt_end(last) + 1.0)
         undecided = [p for p in self.honest if self.hosts[p].vertex is None]
-        assert not undecided, f"{undecided} did not decide within {self.liars + 2} attempts of peace"
+        assert not undecided, f"{undecided} did not decide within {turns} attempts of peace"
 
 
 def story(seed: int, voters: int, liars: int = 0, rule: str = "two-thirds", moves: int = 60, **more: Any) -> World:

@@ -11,6 +11,9 @@ them (Castro & Liskov 1999, section 4.4, for one decision; Jolteon, arXiv 2106.1
 timeouts' highest certificate binds). Each attempt of a round has as many views as there are voters, so that all
 voters meet in the same view again when the clock ends an attempt.
 
+Votes go from everybody to everybody, but voters need not all hear each other: a commit vote that is said again
+brings the certificate that it stands on, so one proposer that a quorum hears is enough for a decision.
+
 Promises: no two bodies are decided for one round while fewer voters lie (or, for a majority quorum, crash with
 amnesia) than two quorums share; every vote and timeout is durable before it is sent; the first statement per
 slot counts, a different second one is reported as evidence. Never reads a clock: views end when told.
@@ -19,6 +22,9 @@ slot counts, a different second one is reported as evidence. Never reads a clock
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
@@ -31,6 +37,8 @@ from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
+
+PLAIN_REPEATS = 1  # of a commit vote: where only a word was lost its certificate is not sent along
 
 
 @dataclass
@@ -46,6 +54,7 @@ class Tally:
     )
     timeouts: dict[PeerId, tuple[Timeout, Signed]] = field(default_factory=dict[PeerId, tuple[Timeout, Signed]])
     told: bool = False  # the round knows that I may propose
+    repeated: int = 0  # how often I said my commit vote again
 
 
 class Agreement(Voter):
@@ -168,6 +177,7 @@ class Agreement(Voter):
             missing = [p for p in peers if p not in heard or to is not None]
             effects += self._say_timeout(self.said.timed_out, missing)
         tally = self._tally(self.view)
+        tally.repeated += to is None and ("commit", self.me) in tally.votes
         stages: tuple[Stage, ...] = ("prepare", "commit")
         if tally.proposal is not None and self.proposer(self.view) == self.me:
             silent = [p for p in peers if ("prepare", p) not in tally.votes or to is not None]
@@ -176,7 +186,11 @@ class Agreement(Voter):
             mine = tally.votes.get((stage, self.me))
             if mine is not None:
                 silent = [p for p in peers if (stage, p) not in tally.votes or to is not None]
-                effects += [Send(p, self._voted(self.view, mine[1])) for p in silent]
+                said = self._voted(self.view, mine[1])
+                # who has not voted to commit may not hear those whose prepare votes I heard
+                late = stage == "commit" and tally.repeated > PLAIN_REPEATS
+                proof = self.proofs.known.get((self.view, mine[0])) if late else None
+                effects += [Send(p, replace(said, proof=proof) if proof is not None else said) for p in silent]
         return effects
 
     # ---- messages ------------------------------------------------------------------------------------------
@@ -192,7 +206,7 @@ class Agreement(Voter):
             case Propose():
                 return self._hear_proposal(sender, message)
             case Voted():
-                return self._hear_vote(message)
+                return self._hear_vote(sender, message)
             case TimedOut():
                 return self._hear_timeout(sender, message)
             case PreVote():
@@ -226,12 +240,28 @@ class Agreement(Voter):
             effects += self._see_if_i_propose()
         return effects + self._look(view)
 
-    def _hear_vote(self, message: Voted) -> list[Effect]:
-        signed = message.statement
+    def _hear_vote(self, sender: PeerId, message: Voted) -> list[Effect]:
+        signed, proof = message.statement, message.proof
         vote = self.notary.open(signed, Vote, self.vote_keys.get(signed.signer))
         if vote.round != self.round or not self._in_reach(vote.view):
             return []
-        return self._count(vote, signed)
+        if proof is UNSET:
+            return self._count(vote, signed)
+        certificate = self.proofs.under(sender, vote, proof)
+        return self._count(vote, signed) + self._hear_certificate(certificate)
+
+    def _hear_certificate(self, certificate: Certificate) -> list[Effect]:
+        """A quorum of prepare votes that did not reach me one by one binds me like one that did."""
+        if self.over or certificate.view < self.view:
+            return []
+        effects: list[Effect] = []
+        if (certificate.view, certificate.digest) not in self.proofs.known:
+            effects = [self._report(Prepared(view=certificate.view, digest=certificate.digest))]
+        effects += self._raise_high(certificate)
+        if certificate.view > self.view:
+            self.view = certificate.view  # a quorum has moved on: so do I
+            effects += self._see_if_i_propose()
+        return [*effects, *self._vote("commit", certificate.view, certificate.digest)]
 
     def _hear_timeout(self, sender: PeerId, message: TimedOut) -> list[Effect]:
         signed = message.statement

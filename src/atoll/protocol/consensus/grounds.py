@@ -16,7 +16,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Propose
-from atoll.wire.messages.statements import Certificate, Signed, Timeout
+from atoll.wire.messages.statements import Certificate, Signed, Timeout, Vote
 
 Heard = dict[PeerId, tuple[Timeout, Signed]]  # the first timeout of everybody in one view
 
@@ -42,18 +42,27 @@ class Proofs:
     def of(self, who: PeerId, timeout: Timeout, shown: Certificate | None) -> Certificate:
         """The certificate that this timeout claims: the one I know, or the one shown if it holds; never another."""
         claim = (timeout.high_view, timeout.high_digest)
-        known = self.known.get(claim)
-        if known is not None:
-            return known
+        proof = self.known.get(claim) or self._proven(claim, shown)
+        if proof is None:
+            raise PeerFault(who, "claims a certificate that it does not show")
+        return proof
+
+    def under(self, who: PeerId, vote: Vote, shown: Certificate) -> Certificate:
+        """The certificate that this vote to commit stands on, by the same rule."""
+        claim = (vote.view, vote.digest)
+        proof = self.known.get(claim) or self._proven(claim, shown)
+        if proof is None or vote.stage != "commit":
+            raise PeerFault(who, "proves a vote with what does not prove it")
+        return proof
+
+    def _proven(self, claim: tuple[int, Digest], shown: Certificate | None) -> Certificate | None:
         fits = (
             shown is not None
             and shown.stage == "prepare"
             and (shown.round, shown.view, shown.digest) == (self.round, *claim)
             and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)
         )
-        if shown is None or not fits:
-            raise PeerFault(who, "claims a certificate that it does not show")
-        return shown
+        return shown if fits else None
 
     def choose(self, heard: Heard) -> Grounds | None:
         """None while fewer than a quorum have timed out. Every claim in `heard` was proven when it was heard."""

@@ -6,8 +6,9 @@ the era began, and since vertices name their parents, their quorum holds every r
 named by a vertex signed in the same way, and so on back to genesis: made-up members cannot sign themselves in.
 
 Promises: where an era ends follows from the vertices alone; nothing waits for a signature, and whoever was away
-signs when it is back; only signatures that hold are kept, at most one per member of a committee. Never judges a
-vertex: it signs what the history believed.
+signs when it is back; only signatures that hold are kept, at most one per member of a committee; of a past that
+others handed on no more is taken than an era that lacks its quorum has time for. Never judges a vertex: it signs
+what the history believed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ERA_DOMAIN = b"atoll/era/1\0"
 ASK_AGAIN_S = 10.0  # for what an era lacks; whoever signs late was away for longer
 ASKED_AT_ONCE = 8  # eras: answers are up to 170 kB each, and who is asked for more than it reads at once drops them
 UNHEARD_S = 2.0  # without an answer for so long: there is none, or it was lost
+OVERDUE_LEAST = 20  # rounds: signatures travel beside them, and the shortest rounds take no longer than a message
 SEALED_HELD = 4  # newest sealed eras in memory, for late signatures and those who ask; all are on disk
 
 
@@ -47,6 +49,11 @@ class Begin(NamedTuple):
     epoch: int  # a higher one: the recovery identity signed
     signers: dict[PeerId, Digest]  # and the digest of each one's identity, as the membership holds it
     quorum: int
+
+
+def is_overdue(ended: int, head: int, era_rounds: int) -> bool:
+    """A quorum should have signed by now: a whole era's rounds have passed since it ended, and not a few."""
+    return head - ended >= max(era_rounds, OVERDUE_LEAST)
 
 
 def begin_after(body: Body, voters: tuple[dict[PeerId, bytes], int]) -> Begin:
@@ -78,6 +85,7 @@ class Era(msgspec.Struct, frozen=True, array_like=True):
     signers: dict[PeerId, Digest]
     quorum: int  # 0: the recovery identity signed the vertex itself
     signatures: tuple[EraSignature, ...] = ()
+    handed: bool = False  # I was not there: others handed its rounds to me when they were long over
 
     @property
     def sealed(self) -> bool:
@@ -125,15 +133,32 @@ class EraSealed(Fact, frozen=True, kw_only=True):
     signed: tuple[PeerId, ...]
 
 
+class EraAwaited(Fact, frozen=True, kw_only=True):
+    """The history that I am shown goes on too long after this round for so few signatures: I believe no more."""
+
+    phase = "join"
+    signed: int
+    needed: int
+
+
 class Eras:
-    """The eras of one run as one peer keeps them. `vouch` is its own identity; without one it only collects."""
+    """The eras of one run as one peer keeps them. `vouch` is its own identity; without one it only collects.
+
+    `demands`: it believes no past that others hand it without the signatures that should be there by now.
+    """
 
     def __init__(
-        self, history: History, era_rounds: int, rounds: int, verifier: Verifier, vouch: Vouch | None
+        self,
+        history: History,
+        era_rounds: int,
+        rounds: int,
+        verifier: Verifier,
+        vouch: Vouch | None,
+        demands: bool = True,
     ) -> None:
         assert era_rounds > 0
         self.history, self.verifier, self.vouch = history, verifier, vouch
-        self.era_rounds, self.rounds = era_rounds, rounds
+        self.era_rounds, self.rounds, self.demands = era_rounds, rounds, demands
         self.run, self.me = history.notary.run, history.notary.me
         self.begin = self._begin_at(-1)
         self.lacking: dict[int, Era] = {}  # ended without a quorum so far
@@ -161,14 +186,34 @@ class Eras:
                 effects += self.grew(self.history.bodies[round])
         return effects
 
-    def grew(self, body: Body) -> list[Effect]:
+    def grew(self, body: Body, handed: bool = False) -> list[Effect]:
         """The history grew by this one. If an era ends with it: keep that, signed by me if it is my turn."""
         begin = self.begin
         if not ends(begin, body, self.era_rounds, self.rounds):
             return []
         self.begin = self._begin_at(body.round)
-        era = era_of(begin, body, self.history.ids[body.round])
+        era = replace(era_of(begin, body, self.history.ids[body.round]), handed=handed)
         return self._sign(era) or self._keep(era)
+
+    def demanded(self, head: int) -> Era | None:
+        """The first era that a quorum must sign before I believe others that the history goes on to `head`.
+
+        Eras that ended while I was there are not among them: I saw who voted. So a run whose members have lost
+        their long-lived keys goes on, and nobody new believes it.
+        """
+        if not self.demands or not self.lacking:
+            return None
+        waits = (r for r, e in self.lacking.items() if e.handed and is_overdue(r, head, self.era_rounds))
+        first = min(waits, default=None)
+        return self.lacking[first] if first is not None else None
+
+    def demand(self, peer: PeerId, head: int, now: Seconds) -> list[Effect]:
+        """This peer shows a history that goes on to `head`: it may show what holds it, too."""
+        era = self.demanded(head)
+        if era is None or now - self.asked.get(era.round, (-1e9, peer))[0] < UNHEARD_S:
+            return []
+        awaited = EraAwaited(round=era.round, signed=len(era.signatures), needed=era.quorum)
+        return [Report(awaited), *self._ask(era.round, peer, now)]
 
     def _begin_at(self, round: int) -> Begin:
         history = self.history

@@ -141,6 +141,7 @@ class Propose(RoundMessage, frozen=True):
 class Voted(RoundMessage, frozen=True):
     phase: ClassVar[str] = "agree"
     statement: Signed  # Vote
+    proof: Certificate | UnsetType = UNSET  # said again: what my commit vote stands on, for who may not hold it
 
 
 class TimedOut(RoundMessage, frozen=True):
