@@ -41,6 +41,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
     era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
+    score_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of updates that others score; left out: none
     reputation: bool | msgspec.UnsetType = msgspec.UNSET  # members' records decide influence; left out: no
     validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
     coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
@@ -60,6 +61,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def audited_share(self) -> float:
         """Of all rounds of all trainers, those of which a segment is taken again."""
         return 0.0 if self.audit_rate is msgspec.UNSET else self.audit_rate
+
+    @property
+    def scored_share(self) -> float:
+        """Of all updates, those along which others take a step to see what they teach."""
+        return 0.0 if self.score_rate is msgspec.UNSET else self.score_rate
 
     @property
     def reputed(self) -> bool:
