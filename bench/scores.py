@@ -1,8 +1,8 @@
 """Loss scores: do honest updates score above every cheat, what does a score cost, and how many bytes travel?
 
-Four members train in one process, by several recipes; in every round each member's update is scored as a run would
-(`learn/scoring.py`): 128 samples that were dealt to it, 128 that were dealt to nobody. Then the same member sends what
-a cheat would send in its place. `taught_share` and `hollow_share` are what the scores of that kind were found to be
+Four members train in one process, by several recipes; in every round each member's update is scored as in a run
+(`learn/scoring.py`): 128 samples that were dealt to it, 128 that were dealt to nobody. Then the same member sends
+what a cheat would send in its place. `taught_share` and `hollow_share` are what scores of that kind were found to be
 (`policy/scoring.py`), `above_share` how many honest updates of a run have a wider gap between own and others than
 this cheat had in place of the same member in the same round, and `errors` the mean of that gap in standard errors.
 `cost_share` is CPU seconds of one score beside those of the round of training that it is about, for one scorer;
@@ -30,7 +30,17 @@ from atoll.learn.data import Data, epoch_samples, load_data, samples_at
 from atoll.learn.experiment import Experiment, Flight, Trouble, built_in_loss
 from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Coding, Recipe, diloco, overlapping
-from atoll.learn.scoring import SAMPLES, Falls, dealt, falls_of, fixed_point, losses_of, moved_along, undealt, update_bytes
+from atoll.learn.scoring import (
+    SAMPLES,
+    Falls,
+    dealt,
+    falls_of,
+    fixed_point,
+    losses_of,
+    moved_along,
+    undealt,
+    update_bytes,
+)
 from atoll.learn.update import Bounds, Update
 from atoll.learn.worker import Loss
 from atoll.policy.scoring import FALL_MOST, NAT, opinion_of
@@ -88,8 +98,10 @@ class Watched(Experiment):
         coding: Coding,
     ) -> None:
         anchor_F = self.anchors[0].clone()
-        rows = {p: tuple(u.decode(w, b - a) for u, w, (a, b) in zip(ups, updates[p].wires, bounds, strict=True))
-                for p in members}
+        rows = {
+            p: tuple(u.decode(w, b - a) for u, w, (a, b) in zip(ups, updates[p].wires, bounds, strict=True))
+            for p in members
+        }
         began = time.process_time()
         for member in members:
             self._score(flight, member, anchor_F, updates, rows, bounds, ups)
@@ -130,7 +142,9 @@ class Watched(Experiment):
         self.seen.update_bytes.append(len(update_bytes(updates[member].wires)))
         mine, others = rows[member], [rows[p] for p in rows if p != member]
         falls["another's update"][place] = cheat(others[self.launched % len(others)])
-        falls["the others' mean"][place] = cheat(tuple(torch.stack(each).mean(0) for each in zip(*others, strict=True)))
+        falls["the others' mean"][place] = cheat(
+            tuple(torch.stack(each).mean(0) for each in zip(*others, strict=True))
+        )
         falls["sign flip"][place] = cheat(tuple(-value_N for value_N in mine))
         falls["ten times as much"][place] = cheat(tuple(10 * value_N for value_N in mine))
         falls["nothing"][place] = cheat(tuple(torch.zeros_like(value_N) for value_N in mine))

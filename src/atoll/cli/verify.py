@@ -209,6 +209,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "eras": [asdict(e) | {"sealed": e.sealed} for e in audit.eras],
         "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
+        "scores": audit.opinions if audit.settings.scored_share else None,
         "audits": {"drawn": audit.drawn} | audit.verdicts if audit.settings.audited_share else None,
         "reputations": {peer: score / SCORE_ONE for peer, score in audit.scores.items()},
         "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},

@@ -110,9 +110,7 @@ def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[float]:
     """The loss of every sample in nats, (B,): over the tokens of a text, or of one image."""
     inputs, targets = batch
     scores = model(inputs).float()
-    each = nn.functional.cross_entropy(
-        scores.reshape(-1, scores.shape[-1]), targets.reshape(-1), reduction="none"
-    )
+    each = nn.functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1), reduction="none")
     return each.view(len(inputs), -1).mean(1).tolist()
 
 

@@ -18,8 +18,8 @@ from atoll.base.draw import draw_bytes
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send, Start
-from atoll.node.body import ground_after
 from atoll.node.facts import ScoreDrawn, ScoreTaken, UpdateScored
+from atoll.node.ground import ground_after
 from atoll.node.jobs import Exhibited, Fell, Hold, Score, ShowUpdate
 from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
@@ -55,7 +55,9 @@ class Scoring:
     def __init__(self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool) -> None:
         self.me, self.settings, self.history, self.pool = me, settings, history, pool
         self.turns: dict[Key, Turn] = {}
-        self.shown: dict[int, Digest | None] = {}  # rounds of mine; None while it is being laid out, or if it is lost
+        self.shown: dict[
+            int, Digest | None
+        ] = {}  # rounds of mine; None while it is being laid out, or if it is lost
         self.held: tuple[Digest, ...] = ()
         self.fetching: set[Digest] = set()
 

@@ -150,6 +150,7 @@ class Audit:
     members: list[Change] = field(default_factory=list[Change])
     drawn: int = 0  # rounds of trainers that were audited
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
+    opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 

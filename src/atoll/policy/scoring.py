@@ -25,7 +25,9 @@ from atoll.wire.messages.vertex import Body
 
 NAT = 1_000_000  # falls travel in millionths
 FALL_MOST = 10**9 * NAT
-ERRORS_LEAST = 2  # standard errors by which own samples must gain more: one in 44 who learned elsewhere does by chance
+ERRORS_LEAST = (
+    2  # standard errors by which own samples must gain more: one in 44 who learned elsewhere does by chance
+)
 
 Key = tuple[int, PeerId]  # the round, whose update
 Falls = tuple[int, ...]  # millionths of a nat: on own samples, on others, standard error of the difference
@@ -33,13 +35,13 @@ Opinion = Literal["taught", "hollow", "unclear"]
 
 
 def scorers_drawn(voters: int, rule: QuorumRule) -> int:
-    """So many that those who may lie are fewer than half, as far as that is cheap; three at least, where there are."""
+    """Three at least, and so many that those who may lie are fewer than half, as far as that is cheap."""
     liars = (voters - 1) // 3 if rule == "two-thirds" else 1
     return min(2 * max(1, liars) + 1, SCORERS_MOST)
 
 
 def opinion_of(falls: Falls) -> Opinion:
-    """What a score says. Hollow: no step forward on what its author was told to learn, or none beyond the others'."""
+    """What a score says. Hollow: no step forward on its author's own samples, or none beyond that on others."""
     if len(falls) != 3:
         return "hollow"
     own, others, error = falls
@@ -117,9 +119,9 @@ class Scores:
     def _hear(self, body: Body) -> None:
         for signed in body.reports:
             said = statement_in(signed)
-            if isinstance(said, Scored) and (case := self.cases.get((said.round, said.peer))) is not None:
-                if signed.signer in case.scorers:
-                    case.said.setdefault(signed.signer, said.falls)
+            case = self.cases.get((said.round, said.peer)) if isinstance(said, Scored) else None
+            if isinstance(said, Scored) and case is not None and signed.signer in case.scorers:
+                case.said.setdefault(signed.signer, said.falls)
 
     def _settle(self) -> None:
         over = [case for case in self.cases.values() if case.over(self.head)]

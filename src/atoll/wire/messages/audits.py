@@ -13,7 +13,7 @@ from atoll.base.machine import Message
 
 
 class WantExhibit(Message, frozen=True):
-    """I was drawn to audit your segment of this round, your answer or your update: where is what you have to show?"""
+    """I was drawn to look at your segment of this round, your answer or your update: where is what you show?"""
 
     round: int
     opening: int | UnsetType = UNSET  # the number of the opening, where it is one

@@ -242,8 +242,8 @@ class Scored(Statement, frozen=True):
     round: int
     peer: PeerId
     falls: tuple[int, ...]
-    """Millionths of a nat: on samples that were dealt to it for this round, on others, and the standard error of the
-    difference. Empty: nothing was shown that fits its commitment."""
+    """Millionths of a nat: on samples that were dealt to it in this round, on others, and the standard error of
+    the difference. Empty: nothing was shown that fits its commitment."""
 
 
 class Placed(Statement, frozen=True):
