@@ -1,5 +1,5 @@
-"""The trainer process's side of validation: the loss of given parameters on held-out data, or on samples that a draw
-picks, batch by batch.
+"""The trainer process's side of validation: the loss of given parameters on held-out data, or on drawn samples,
+batch by batch.
 
 Pauses after every batch, so that the peer may put the next round before the rest. Looks in a second model: x and
 moments of this trainer are never touched. Never decides what a loss means.
