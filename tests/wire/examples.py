@@ -163,6 +163,7 @@ OPENED = (  # the same words where blocks of answers are opened
     WantExhibit(7, 5),
     ExhibitIs(7, A, 5),
 )
+SCORED = (WantExhibit(7, update=True), ExhibitIs(7, A, update=True))  # of updates that are scored
 OPENING = Opening(
     (OpenedBlock(3, b"sum", (A,), (b"row", b"row2"), ((A, B), ())),),
     ((A,), (A,)),
