@@ -237,6 +237,9 @@ def _say(audit: Audit, blobs: int | None) -> None:
     if audit.settings.audited_share:
         found = ", ".join(f"{count} {finding}" for finding, count in sorted(audit.verdicts.items()))
         say(f"  audits: {audit.drawn} drawn; found: {found or 'nothing yet'}")
+    if audit.settings.scored_share:
+        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(audit.opinions.items()))
+        say(f"  updates scored: {found or 'none yet'}")
     for round in audit.recoveries:
         say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
     for b in audit.branches:

@@ -24,11 +24,10 @@ from atoll.host.trainer.words import LookAlong
 from atoll.host.validating import looked
 from atoll.keys.digest import Buffer
 from atoll.learn.data import cursor_after
-from atoll.learn.outer import momentum_of
 from atoll.learn.schedule import turn_of
 from atoll.learn.scoring import SAMPLES, falls_of, fixed_point, moved_along, update_bytes, wires_from_bytes
 from atoll.learn.state import SharedState
-from atoll.learn.update import Common, Update, moved, part_bounds, part_codecs
+from atoll.learn.update import Update, moved, part_bounds, part_codecs
 from atoll.node.jobs import Exhibited, Fell, Score, ShowUpdate
 from atoll.policy.scoring import FALL_MOST, NAT
 
@@ -37,7 +36,7 @@ SENT_HELD = 2  # rounds whose update can still be shown: the one that was agreed
 
 @dataclass
 class Scoring:
-    learning: Callable[[], Learning]
+    learning: Learning
     store: Store
     shelf: Shelf
     tended: Tended
@@ -64,7 +63,7 @@ class Scoring:
     async def score(self, work: Score) -> Fell:
         loop = asyncio.get_running_loop()
         data = await asyncio.to_thread(self.store.read_blob, work.blob)
-        learning = self.learning()
+        learning = self.learning
         before = await loop.run_in_executor(self.arithmetic, self.shelf.find, work.before, learning.layout)
         if data is None or before is None:
             raise RunFailedError("E-SCO-02", "what this score needs is not on this disk any more")
@@ -88,10 +87,10 @@ class Scoring:
 
     def _along(self, work: Score, data: bytes, before: SharedState) -> Tensor:
         """The agreed state after a step along the update, if this is the one that was committed to."""
-        learning = self.learning()
+        learning = self.learning
         lo, hi = turn_of(learning.recipe.schedule, learning.layout, before.round)
         bounds = part_bounds(hi - lo, work.shares)
         wires = wires_from_bytes(data, work.root, bounds, self.name)
-        common = Common(work.round, before, work.before, learning.layout, momentum_of(learning.recipe.outer))
+        common = learning.common(work.round, before, work.before)
         codecs = part_codecs(learning.recipe.coding.up, common, moved(bounds, lo))
         return moved_along(before.anchor_F, wires, bounds, codecs, lo)

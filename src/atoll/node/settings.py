@@ -131,6 +131,8 @@ def decode_settings(data: bytes) -> RunSettings:
         if why := other_rules(data):
             raise PeerFault("", f"{why}; {OTHER_RULES_FIX}")
         settings = msgspec.msgpack.decode(data, type=RunSettings)
+        if settings.scored_share and not settings.reputed:
+            raise PeerFault("", "genesis asks for scores of updates and keeps no records that they could move")
         if (coded := settings.kept_coded) is not None and coded.k >= coded.n:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         if settings.opened is not None and settings.round.quorum != "two-thirds":
