@@ -231,7 +231,7 @@ class Peer:
             case Done(job) | Failed(job) if job.startswith("audit/"):
                 return self._from_audits(self.audits.done(event), now) if self.audits is not None else []
             case Done(job) | Failed(job) if job.startswith("score/") and self.scoring is not None:
-                return self._from_scoring(self.scoring.done(event), now)
+                return self._from_scoring(self.scoring.done(event, now), now)
             case Done(job) | Failed(job) if job.startswith("pieces/"):
                 done = self.pieces.done(event, self._within_reach(), now) if self.pieces is not None else []
                 return self._from_pieces(done, now)

@@ -4,8 +4,9 @@
     scored           Ask ShowUpdate ─► a blob ─► its name to any scorer that was drawn and asks
     scorer           WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Score ─► `Scored`, signed
 
-The words are those of audits, with `update` in them. A round waits for none of this. Bounded by the open cases; a
-blob may be as large as an update in fp32 and no larger. Never judges, never acts on a score: vertices do.
+The words are those of audits, with `update` in them. A round waits for none of this: two updates at a time are
+fetched or looked at, and who is slower than the rounds scores those that all others score, too. Bounded by the open
+cases; a blob may be as large as an update in fp32 and no larger. Never judges, never acts on a score: vertices do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from atoll.base.draw import draw_bytes
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
-from atoll.base.limits import MIB
+from atoll.base.limits import MIB, SCORE_OPEN
 from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send, Start
 from atoll.node.facts import ScoreDrawn, ScoreTaken, UpdateScored
 from atoll.node.ground import ground_after
@@ -31,8 +32,10 @@ from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.vertex import Body
 
-GIVE_UP = 6  # rounds after which nothing was shown, of the SCORE_OPEN that a case is open …
-GIVE_UP_S = 10.0  # … and so many seconds, since rounds may take milliseconds and links may stall
+AT_ONCE = 2  # updates: one is fetched while another is looked at
+GIVE_UP = 6  # rounds after which nothing was shown …
+GIVE_UP_S = 10.0  # … and so many seconds, since rounds may take milliseconds and links may stall …
+CLOSING = 2  # … but for so many rounds before nobody may say so any more
 TRIES_MAX = 3  # downloads of one update that failed: who sends wrong bytes shall not waste more of my link
 
 
@@ -41,12 +44,17 @@ class Turn:
     """An update that is mine to score."""
 
     case: Case
-    since: int  # the head when it was drawn
+    since: int  # the head when I began to ask for it
     since_s: Seconds
     blob: Digest | None = None  # what I was pointed at; asked again while it is None
     tries: int = 0
     looking: bool = False
     done: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """For its author."""
+        return not self.done and not self.looking
 
 
 class Scoring:
@@ -90,14 +98,15 @@ class Scoring:
         self.shown = {round: blob for round, blob in self.shown.items() if (round, self.me) in cases}
         here = {m.peer for m in self.history.head_body.members if m.present}
         effects: list[Effect] = []
-        for key, case in cases.items():
-            if self.me in case.scorers and self.me not in case.said and case.peer in here and key not in self.turns:
-                self.turns[key] = Turn(case, head, now)
-                effects += self._ask(self.turns[key])
         for turn in self.turns.values():
-            waited = head - turn.since >= GIVE_UP and now - turn.since_s >= GIVE_UP_S
-            if waited and not turn.done and not turn.looking and turn.case.peer in here:
+            late = now - turn.since_s >= GIVE_UP_S or head - turn.case.round >= SCORE_OPEN - CLOSING
+            if turn.waits and head - turn.since >= GIVE_UP and late and turn.case.peer in here:
                 effects += self._end(turn, (), "nothing was shown in time")
+        mine = [c for c in cases.values() if self.me in c.scorers and self.me not in c.said and c.peer in here]
+        for case in sorted(mine, key=lambda case: case.priority):
+            if sum(not turn.done for turn in self.turns.values()) < AT_ONCE and case.key not in self.turns:
+                self.turns[case.key] = Turn(case, head, now)
+                effects += self._ask(self.turns[case.key])
         return [*self._hold(), *effects]
 
     def _hold(self) -> list[Effect]:
@@ -133,7 +142,7 @@ class Scoring:
 
     def ask_again(self) -> list[Effect]:
         """With every heartbeat: words may be lost."""
-        return [e for turn in self.turns.values() if not turn.done and not turn.looking for e in self._ask(turn)]
+        return [e for turn in self.turns.values() if turn.waits for e in self._ask(turn)]
 
     def _ask(self, turn: Turn) -> list[Effect]:
         return [Send(turn.case.peer, WantExhibit(turn.case.round, update=True))] if turn.blob is None else []
@@ -161,8 +170,7 @@ class Scoring:
         if fact.blob not in self.fetching:
             return []
         self.fetching.discard(fact.blob)
-        waiting = (turn for turn in self.turns.values() if not turn.done and not turn.looking)
-        turn = next((turn for turn in waiting if turn.blob == fact.blob), None)
+        turn = next((turn for turn in self.turns.values() if turn.waits and turn.blob == fact.blob), None)
         if isinstance(fact, FetchFailed):  # what came of it is of no use to anybody
             effects: list[Effect] = [Ask(f"score/drop/{fact.blob.hex()}", DropBlob(fact.blob))]
             if turn is None:
@@ -202,16 +210,16 @@ class Scoring:
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
-    def done(self, event: Done | Failed) -> list[Effect]:
+    def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
         """A scorer whose own trainer fails says nothing: there are others."""
         match event:
             case Done(job, Exhibited(blob)) if job.startswith("score/show/"):
                 return self._laid_out(int(job.rsplit("/", 1)[1]), blob)
             case Done(job, Fell(falls, why)) if (turn := self._turn_of(job)) is not None:
-                return self._end(turn, falls, why)
+                return [*self._end(turn, falls, why), *self._work(now)]
             case Failed(job) if (turn := self._turn_of(job)) is not None:
                 turn.looking, turn.done = False, True
-                return self._hold()
+                return self._work(now)
             case _:
                 return []
 
@@ -224,7 +232,7 @@ class Scoring:
     def _end(self, turn: Turn, falls: Falls, why: str) -> list[Effect]:
         turn.looking, turn.done = False, True
         case = turn.case
-        return [self._fact(ScoreTaken(peer=case.peer, of=case.round, falls=falls, why=why)), *self._hold()]
+        return [self._fact(ScoreTaken(peer=case.peer, of=case.round, falls=falls, why=why))]
 
     def _fact(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.history.head))

@@ -66,6 +66,11 @@ class Case:
         return self.round, self.peer
 
     @property
+    def priority(self) -> int:
+        """The same at all scorers: where there is more to score than they can, they score the same few."""
+        return draw_below(self.vertex, f"first {self.peer}", CHANCES)
+
+    @property
     def falls(self) -> Falls | None:
         """What its scorers say together: of each number the median; None while too few have spoken.
 
