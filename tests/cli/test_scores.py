@@ -26,10 +26,6 @@ if "atoll.host.trainer" in sys.orig_argv:
 """
 
 
-def scored(fact: dict) -> bool:
-    return fact["fact"] == "UpdateScored"
-
-
 def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path: Path):
     """It takes every step, on the wrong samples, in a run with overlap, which no replay could audit."""
     cat = tmp_path / "cat"
@@ -43,11 +39,14 @@ def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path:
         eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies)
         running.append(eve)
         villain = eve.until_fact("Opened")["peer"]
-        for opinion in ("hollow", None, None):  # three scores of its work at least, one of them hollow
-            ada.until(lambda f, want=opinion: scored(f) and f["peer"] == villain and want in (None, f["opinion"]))
-        told = [f for f in ada.facts if scored(f)]
-        theirs = [f["opinion"] for f in told if f["peer"] == villain]
-        honest = [f["opinion"] for f in told if f["peer"] != villain]
+
+        def opinions(of_villain: bool) -> list[str]:
+            told = (f for f in ada.facts if f["fact"] == "UpdateScored")
+            return [f["opinion"] for f in told if (f["peer"] == villain) == of_villain]
+
+        ada.until(lambda f: opinions(False).count("taught") >= 4 and opinions(True).count("hollow") >= 1)
+        ada.until(lambda f: len(opinions(True)) >= 3)
+        theirs, honest = opinions(True), opinions(False)
         assert theirs.count("taught") * len(honest) < honest.count("taught") * len(theirs)
         status = answer_of("status", "--dir", tmp_path / "ada")
         assert status["scores"]["taught"] > 0
