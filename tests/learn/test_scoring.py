@@ -204,4 +204,6 @@ def test_an_update_that_ruins_the_model_is_hollow(after: float):
 def test_what_cannot_be_scored_is_named():
     assert scoring_problem(diloco(rounds=1)) == ""
     assert "own" in scoring_problem(own_loop(rounds=1, inner_steps=5))
+    assert "sparseloco" in scoring_problem(diloco(rounds=1, up="sparseloco"))
+    assert scoring_problem(diloco(rounds=1, up="2bit+zstd")) == ""
     assert "gradients" in scoring_problem(msgspec.structs.replace(diloco(rounds=1), inner=Accumulate()))
