@@ -2,8 +2,8 @@
 
 Four members train in one process, by several recipes; in every round each member's update is scored as in a run
 (`learn/scoring.py`): 128 samples that were dealt to it, 128 that were dealt to nobody. Then the same member sends
-what a cheat would send in its place. `taught_share` and `hollow_share` are what scores of that kind were found to be
-(`policy/scoring.py`), `above_share` how many honest updates of a run have a wider gap between own and others
+what a cheat would send in its place. `taught_share` and `hollow_share` are what scores of that kind were found to
+be (`policy/scoring.py`), `above_share` how many honest updates of a run have a wider gap between own and others
 than this cheat in their place, and `errors` the mean of that gap in standard errors.
 `cost_share` is CPU seconds of one score beside those of the round of training that it is about, for one scorer;
 bytes are those of the update that is shown.

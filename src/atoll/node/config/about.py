@@ -50,8 +50,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "the loss falls on what their author was told to learn from, and more there than elsewhere "
         "(specs/scoring.md); up to four times that for members on probation. Decides through run.reputation, which "
         "it needs, and expels nobody. Works where audits do not: bf16, other optimizers, overlap, fragments; not "
-        "for attached loops, eager updates or sparse codecs. A score costs each scorer 512 samples without gradients, as much as training on 120, "
-        "and the bytes of one encoded update."
+        "for attached loops, eager updates or sparse codecs. A score costs "
+        "each scorer 512 samples without gradients, as much as training on 120, and the bytes of one update."
     ),
     "run.reputation": (
         "True: vertices keep a score of every member's record (specs/reputation.md). It decides how often it is "
