@@ -113,6 +113,19 @@ def test_the_first_word_of_a_scorer_counts_and_only_of_those_who_were_drawn():
     assert told is None and admissible(said, story.bodies[1], Recent({}), RUN, True, None) is not None
 
 
+@pytest.mark.parametrize("junk", [(1,), (1, 2, -3), (FALL_MOST + 1, 0, 0), tuple(range(300))])
+def test_junk_in_a_vertex_that_somebody_forged_is_passed_over(junk):
+    """`atoll verify` reads such vertices, too."""
+    story = Story()
+    story.goes_on()
+    story.goes_on(*story.words(0, junk, TAUGHT, TAUGHT, TAUGHT))
+    for _ in range(SCORE_OPEN):
+        story.goes_on()
+        if story.scores.settled:
+            break
+    assert [(score.round, score.opinion) for score in story.scores.settled] == [(0, "taught")]
+
+
 def test_who_follows_from_the_middle_knows_what_the_others_know():
     """A restarted peer takes in the newest vertices only."""
     story = Story()

@@ -72,6 +72,8 @@ class Scoring:
         except PeerFault as fault:
             return Fell((), fault.what)
         batch = learning.recipe.batch
+        if work.steps * batch < 2:
+            raise RunFailedError("E-SCO-03", "it learned from one sample, whose luck nobody can tell")
         cursor = cursor_after(before.samples, work.shards)
         along = LookAlong(
             drawn=work.drawn,

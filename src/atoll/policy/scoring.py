@@ -25,9 +25,7 @@ from atoll.wire.messages.vertex import Body
 
 NAT = 1_000_000  # falls travel in millionths
 FALL_MOST = 10**9 * NAT
-ERRORS_LEAST = (
-    2  # standard errors by which own samples must gain more: one in 44 who learned elsewhere does by chance
-)
+ERRORS_LEAST = 2  # standard errors: one in 44 who learned from other samples gains so much more on its own
 
 Key = tuple[int, PeerId]  # the round, whose update
 Falls = tuple[int, ...]  # millionths of a nat: on own samples, on others, standard error of the difference
@@ -115,9 +113,11 @@ class Scores:
         if not self.share or head <= self.head:
             return
         for round in range(max(self.head + 1, head - 2 * SCORE_OPEN), head + 1):
-            self.head, self.settled = round, ()
+            self.head, self.settled = round - 1, ()  # words in a vertex were judged by the one before
             if round in bodies:
                 self._hear(bodies[round])
+            self.head = round
+            if round in bodies:
                 self._settle()
                 self._open(ids[round], bodies[round])
 
@@ -125,7 +125,7 @@ class Scores:
         for signed in body.reports:
             said = statement_in(signed)
             case = self.cases.get((said.round, said.peer)) if isinstance(said, Scored) else None
-            if isinstance(said, Scored) and case is not None and signed.signer in case.scorers:
+            if isinstance(said, Scored) and case is not None and self.why_not(signed.signer, said) is None:
                 case.said.setdefault(signed.signer, said.falls)
 
     def _settle(self) -> None:
