@@ -8,6 +8,7 @@ from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy import scoring
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.network import NetworkKnobs
+from atoll.sim.scenarios import run_scenario
 from atoll.sim.scenarios.scores import Told, play_scores
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import peer_name
@@ -45,6 +46,18 @@ def test_if_a_bare_sign_were_enough_copies_would_teach(monkeypatch: pytest.Monke
     monkeypatch.setattr(scoring, "ERRORS_LEAST", 0)
     with pytest.raises((InvariantBroken, AssertionError)):
         test_updates_that_teach_nothing_keep_their_author_on_probation("copycat")
+
+
+def test_records_stay_the_same_in_bad_weather():
+    """Restarts, sleeps, partitions, joins: whoever differed in one score would stop voting, and nobody finishes."""
+    run_scenario("scored_churn", 3, peers=5, rounds=8, quorum="two-thirds")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+def test_many_swarms_that_score(seed: int):
+    run_scenario("scores", seed, peers=[4, 7, 7, 10][seed % 4])
+    run_scenario("scored_churn", seed)
 
 
 def test_runs_without_scores_are_encoded_as_they_always_were():

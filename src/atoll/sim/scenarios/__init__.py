@@ -30,6 +30,7 @@
     validated    a third poison a mean and lie as validators; the run leaves every bad state
     wolves       a third of the validators find everything bad; nobody goes back
     scores       a third send updates that teach nothing, or score falsely; nobody honest is on probation
+    scored_churn  churn where updates are scored
     validated_churn  churn while one member poisons a mean now and then
     pieces       older states lie in pieces; a holder corrupts its own, two leave, then as many vanish as may
     pieces_churn  churn where older states lie in pieces, and the run is sent back to them
@@ -59,6 +60,7 @@ from atoll.sim.scenarios.churn import (
     real_keys,
     reputed_churn,
     rollback,
+    scored_churn,
     straggler_churn,
     validated_churn,
     weighed,
@@ -110,6 +112,7 @@ SCENARIOS: dict[str, Scenario] = {
     "wolves": Scenario(wolves, peers=7, rounds=16),
     "validated_churn": Scenario(validated_churn, peers=8, rounds=24),
     "scores": Scenario(scores, peers=7, rounds=24),
+    "scored_churn": Scenario(scored_churn, peers=8, rounds=15),
     "pieces": Scenario(pieces, peers=13, rounds=14),
     "pieces_churn": Scenario(pieces_churn, peers=8, rounds=30),
     "openings": Scenario(openings, peers=7, rounds=30),
