@@ -53,6 +53,7 @@ from atoll.wire.messages.statements import (
     Placed,
     Proposed,
     Ready,
+    Scored,
     Signed,
     Suspect,
     Timeout,
@@ -107,6 +108,7 @@ STATEMENTS = (
     Complaint(7, BOB, "withheld"),
     Audited(7, BOB, "mismatch"),
     Validated(7, A, (2_500_000,)),
+    Scored(7, BOB, (41_250, -1_030, 9_400)),
     Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2")),
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
     Amend(A, 3, B, A, 2, b"signature"),
@@ -162,6 +164,7 @@ OPENED = (  # the same words where blocks of answers are opened
     WantExhibit(7, 5),
     ExhibitIs(7, A, 5),
 )
+SCORED = (WantExhibit(7, update=True), ExhibitIs(7, A, update=True))  # of updates that are scored
 OPENING = Opening(
     (OpenedBlock(3, b"sum", (A,), (b"row", b"row2"), ((A, B), ())),),
     ((A,), (A,)),

@@ -27,6 +27,7 @@ from examples import (
     OPENED,
     OPENING,
     PLACED_AGAIN,
+    SCORED,
     STATEMENTS,
     VERTEX,
     VOTED_PROVEN,
@@ -140,6 +141,17 @@ def test_what_opens_answers_is_one_more_field_and_nothing_where_nothing_is_opene
     assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {field}
 
 
+@pytest.mark.parametrize("value", SCORED, ids=lambda v: type(v).__name__)
+def test_what_shows_updates_is_one_more_field_and_nothing_where_none_are_scored(value):
+    path = GOLDEN / f"{type(value).__name__}.scored.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(encode(value).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert encode(value) == golden and decode(value, golden) == value
+    bare = encode(msgspec.structs.replace(value, update=msgspec.UNSET))
+    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {"update"}
+
+
 def test_the_bytes_of_an_opening_are_frozen():
     path = GOLDEN / "Opening.hex"
     if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
@@ -182,7 +194,7 @@ def test_deep_nesting_is_a_fault_and_no_crash():
 @pytest.mark.parametrize("kind", ["message", "statement", "body"])
 def test_nonsense_is_a_fault_and_nothing_else(kind: str):
     """Bytes flipped, cut, doubled, swapped between words, and lengths that lie: a value or a PeerFault."""
-    words = {"message": (*MESSAGES, *OPENED[2:]), "statement": (*STATEMENTS, *OPENED[:2]), "body": (BODY,)}
+    words = {"message": (*MESSAGES, *OPENED[2:], *SCORED), "statement": (*STATEMENTS, *OPENED[:2]), "body": (BODY,)}
     examples = words[kind]
     read = {"message": decode_message, "statement": decode_statement, "body": decode_body}[kind]
     draw = random.Random(f"fuzz/{kind}")

@@ -64,6 +64,9 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if s.get("audits"):
         found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
         say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
+    if (scored := s.get("scores")) is not None:
+        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(scored.items()))
+        say(f"  updates scored: {found or 'none yet'}")
     if (v := s.get("validation")) is not None:
         _say_validation(v)
     raft = "; they agree by Raft" if s.get("protocol") == "raft" else ""

@@ -132,6 +132,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "protocol": "raft" if machine.settings.by_raft else "bft",
         "statistic": machine.settings.statistic,
         "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.audits is not None else None,
+        "scores": p.opinions if machine.scoring is not None else None,
         "validation": _validation(host) if machine.validators is not None else None,
         "kept": kept_of(host),
         "paused": paused_text(voters, here, needed, machine.settings, p.trained),

@@ -32,6 +32,7 @@ from atoll.host.trainer.words import (
     Broken,
     Cancel,
     Carried,
+    LookAlong,
     Looked,
     LookOn,
     Merge,
@@ -185,7 +186,7 @@ class AttachedTrainer:
     async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
         raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
 
-    async def validate(self, work: Validate | LookOn, of_F: Tensor | None = None) -> Looked:
+    async def validate(self, work: Validate | LookAlong | LookOn, of_F: Tensor | None = None) -> Looked:
         raise TrainerFailed("refused", "an attached loop has no data that others hold out, too", alive=True)
 
     async def inner_state(self) -> bytes:

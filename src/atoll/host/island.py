@@ -33,6 +33,7 @@ from atoll.host.mine import Mine
 from atoll.host.opening import Openings
 from atoll.host.owing import Owing
 from atoll.host.pieces import cut_state, rebuild_blob
+from atoll.host.scoring import Scoring
 from atoll.host.shelf import Shelf, read_private, write_private
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
@@ -61,6 +62,8 @@ from atoll.node.jobs import (
     LayOpen,
     Rebuild,
     Restore,
+    Score,
+    ShowUpdate,
     Train,
     TrainApart,
     Validate,
@@ -94,6 +97,7 @@ class Island:
         self.auditing: Auditing | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self.openings: Openings | None = None  # where answers are opened
+        self.scoring: Scoring | None = None  # where updates are scored
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
 
@@ -119,6 +123,12 @@ class Island:
     def be_opened(self) -> None:
         """Blocks of answers of this run are: name wires so that they can be, show mine, judge others'."""
         self.openings = Openings(self._learning, self.store, self.shelf)
+
+    def be_scored(self) -> None:
+        """Updates of this run are: keep what was sent for a while, and be able to take a step along others'."""
+        self.scoring = Scoring(
+            self._learning, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
+        )
 
     def equip(self, data: str) -> None:
         """The data set is here: from now on there is something to train."""
@@ -195,6 +205,10 @@ class Island:
                 return await self.auditing.show(work)
             case Judge() if self.auditing is not None:
                 return await self.auditing.judge(work)
+            case ShowUpdate() if self.scoring is not None:
+                return await self.scoring.show(work)
+            case Score() if self.scoring is not None:
+                return await self.scoring.score(work)
             case CloseBlob():
                 await loop.run_in_executor(self._disk, stored, self.store, work)
                 return self.shelf.hold_a_while(work.blob)
@@ -265,6 +279,8 @@ class Island:
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, update, mine.memory_F, mine.up)
+        if self.scoring is not None:
+            self.scoring.made(work.round, update)
         return Encoded(tuple(named(wire, self._up_name) for wire in update.wires), claim, late)
 
     def _common(self, round: int) -> Common:

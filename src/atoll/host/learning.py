@@ -21,6 +21,7 @@ from atoll.learn.opening import Cut, opening_problem
 from atoll.learn.outer import momentum_of
 from atoll.learn.recipes import Recipe, swarm_problem
 from atoll.learn.schedule import fragments_of, turn_of
+from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
 from atoll.learn.update import Common
 from atoll.node.settings import RunSettings, acceptance_problem
@@ -59,6 +60,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's answers are more than encoded means, and {problem[0]}")
     if settings.audited_share and (problem := recipe_problem(learning.recipe, learning.layout.floats)):
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
+    if settings.scored_share and (problem := scoring_problem(learning.recipe)):
+        raise PeerFault("", f"this run's updates cannot be scored: {problem}")
     if settings.apart_terms is not None and (problem := apart_problem(learning.recipe)):
         raise PeerFault("", f"members of this run cannot train apart: {problem}")
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
@@ -236,6 +239,13 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             f"rounds of this run cannot be audited: {problem}",
             cause="run.audit_rate asks for audits, and an audit takes steps again on another machine",
             fix="write run.audit_rate = 0, or choose a gpt or llama model and the recipe diloco without overlap",
+        )
+    if settings.scored_share and (problem := scoring_problem(beginning.recipe)):
+        raise UsageError(
+            "E-RUN-21",
+            f"updates of this run cannot be scored: {problem}",
+            cause="run.score_rate asks for scores, and a scorer looks at the loss along another's update",
+            fix="write run.score_rate = 0, or train a built-in model with the recipe diloco",
         )
     if settings.apart_terms is not None and (problem := apart_problem(beginning.recipe)):
         raise UsageError(

@@ -95,6 +95,8 @@ class PeerHost(Driver):
             self.island.be_opened()
         if genesis.settings.audited_share:
             self.island.be_audited(self.run_id, self.me)
+        if genesis.settings.scored_share:
+            self.island.be_scored()
         self._tell_learning()
         self._spawn(self._find_data())
 

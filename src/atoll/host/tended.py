@@ -33,6 +33,7 @@ class Tended:
         self.failures = 0  # in a row
         self.on_beat: Callable[[Beat], None] = lambda beat: None
         self.turn = asyncio.Lock()
+        self.looking = asyncio.Lock()  # of those who look at losses, batch by batch: one at a time
         self._threads = threads
         self._data = ""  # a path or name for the trainer, once the data set is here
         self._equipped = asyncio.Event()

@@ -1,4 +1,4 @@
-"""An island's side of validation: the losses of an agreed state, measured by its trainer between two steps.
+"""An island's side of validation: the losses of given parameters, measured by its trainer between two steps.
 
 Takes its turn batch by batch; whatever a round wants of the trainer comes between two of them. Never says what the
 losses mean: vertices do.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from msgspec import UNSET, UnsetType
+from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.host.store import Store
 from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
-from atoll.host.trainer.words import LookOn, Validate
+from atoll.host.trainer.words import LookAlong, LookOn, Validate
 from atoll.learn.state import SharedState
 from atoll.node.jobs import Losses
 
@@ -37,21 +38,29 @@ async def validated(
     """Mean losses in nats, one per set of data. `ready` is to be called in its turn: the trainer runs then."""
     if state is None:
         raise RunFailedError("E-VAL-01", "the state to be looked at is not on this disk any more")
+    return Losses(await looked(tended, ready, Validate(SAMPLES, canary), state.anchor_F))
+
+
+async def looked(
+    tended: Tended, ready: Callable[[], Awaitable[None]], wish: Validate | LookAlong, x_F: Tensor
+) -> tuple[float, ...]:
+    """Losses at these parameters and buffers (F,), looked at batch by batch."""
     await tended.equipped()
-    work: Validate | LookOn = Validate(SAMPLES, canary)
+    work: Validate | LookAlong | LookOn = wish
     life: int | None = None
-    while True:
-        async with tended.turn:
-            try:
-                await ready()
-                if life not in (None, tended.lives):
-                    raise RunFailedError("E-VAL-02", "the trainer was started anew while it looked at a state")
-                life = tended.lives
-                found = await tended.trainer.validate(work, state.anchor_F if isinstance(work, Validate) else None)
-            except TrainerFailed as failed:
-                if not failed.alive:
-                    await tended.failed()
-                raise
-        if found.done:
-            return Losses(found.losses)
-        work = LookOn()
+    async with tended.looking:
+        while True:
+            async with tended.turn:
+                try:
+                    await ready()
+                    if life not in (None, tended.lives):
+                        raise RunFailedError("E-VAL-02", "the trainer was started anew while it looked at a state")
+                    life = tended.lives
+                    found = await tended.trainer.validate(work, None if isinstance(work, LookOn) else x_F)
+                except TrainerFailed as failed:
+                    if not failed.alive:
+                        await tended.failed()
+                    raise
+            if found.done:
+                return found.losses
+            work = LookOn()

@@ -208,7 +208,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "its metrics do not follow from its commitments"
     if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values())):
         return "the window of the next round does not follow from how long it took"
-    if body.reputation != _scores(ground, body.members, answers, commits, opened):
+    if not ground.words_lost and body.reputation != _scores(ground, body.members, answers, commits, opened):
         return "its reputations do not follow from what it shows of its members"
     return None
 
@@ -223,7 +223,8 @@ def _scores(
     """What every line of `members` is worth after this round, where records are kept."""
     if not ground.reputed:
         return UNSET
-    return next_scores(ground.plan, ground.owners, ground.audited, members, answers, commits, reports)
+    shown = members, answers, commits, reports, ground.scored
+    return next_scores(ground.plan, ground.owners, ground.audited, *shown)
 
 
 def _trained(ground: Ground, reports: Sequence[Signed]) -> int:

@@ -201,6 +201,34 @@ class WentBack(Fact, frozen=True, kw_only=True):
     contributors: tuple[PeerId, ...]  # to any of them: no verdict on any of these
 
 
+class ScoreDrawn(Fact, frozen=True, kw_only=True):
+    """The vertex of this round drew this peer's update, to be scored by these."""
+
+    phase = "score"
+    peer: PeerId
+    scorers: tuple[PeerId, ...]
+
+
+class ScoreTaken(Fact, frozen=True, kw_only=True):
+    """I took a step along the update, or was shown none: this is what I tell the members."""
+
+    phase = "score"
+    peer: PeerId
+    of: int  # round
+    falls: tuple[int, ...]  # millionths of a nat: on own samples, on others, standard error; empty: nothing shown
+    why: str
+
+
+class UpdateScored(Fact, frozen=True, kw_only=True):
+    """Vertices hold enough words about this update."""
+
+    phase = "score"
+    peer: PeerId
+    of: int  # round
+    opinion: Literal["taught", "hollow", "unclear"]
+    falls: tuple[int, ...]  # medians
+
+
 class OpeningVerdict(Fact, frozen=True, kw_only=True):
     """A vertex holds what a checker found in blocks of an answer that were opened to it, or were not."""
 

@@ -26,6 +26,7 @@ from atoll.policy.members import Recent, Reported, admissible
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, influence_of
 from atoll.policy.room import WEIGHT_BYTES, name_bytes
+from atoll.policy.scoring import Score
 from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
@@ -62,6 +63,8 @@ class Ground:
     demanded: Amend | None = None  # validators found the state bad: where this round is to go back to
     opened: bool = False  # blocks of answers are opened
     apart: Apart | None = None  # who hears no quorum trains on
+    scored: tuple[Score, ...] | None = None  # updates whose scores the parent settled; None: the run has none
+    words_lost: bool = False  # of scorers, on this disk: records are taken at their word
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -188,6 +191,9 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
 
     who, validations = settings.recovery, recent.validations
     demanded = validations.demanded() if validations.head == parent.round else None
+    scored = None
+    if settings.scored_share:
+        scored = recent.scores.settled if recent.scores.head == parent.round else ()
     if not enough:
         why, kind = "too few members to train", settings.statistic
         return Ground(
@@ -201,11 +207,12 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
             recovery=who,
             reputed=settings.reputed,
             demanded=demanded,
+            scored=scored,
         )
     way = way_of(settings, plan, _answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
-    more = audited, reputed, demanded, opened, settings.apart_terms
+    more = audited, reputed, demanded, opened, settings.apart_terms, scored
     return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more)
 
 

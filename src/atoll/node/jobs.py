@@ -187,7 +187,7 @@ class Hold(msgspec.Struct, frozen=True):
     """These blobs are needed: keep them on disk, and no longer those named before for the same reason -> None."""
 
     blobs: tuple[Digest, ...]
-    why: Literal["audits", "validation"] = "audits"
+    why: Literal["audits", "validation", "scores"] = "audits"
 
 
 class Validate(msgspec.Struct, frozen=True):
@@ -199,6 +199,36 @@ class Validate(msgspec.Struct, frozen=True):
 
 class Losses(msgspec.Struct, frozen=True):
     losses: tuple[float, ...]  # nats, mean, one per set of data; may be infinite or not a number
+
+
+class ShowUpdate(msgspec.Struct, frozen=True):
+    """Lay out, as a blob, the parts of my update of this round as I sent them -> Exhibited."""
+
+    round: int
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Take a step along another's update, out of this blob, and look at the loss, while my trainer rests -> Fell.
+
+    Everything but the blob is agreed on: it comes from vertices and from the plan of the round.
+    """
+
+    blob: Digest
+    round: int
+    peer: PeerId
+    before: Digest  # the state that the round began with
+    shard: int
+    shards: int
+    shares: tuple[int, ...]  # relative sizes of the parts of its update
+    steps: int  # of the round, that it says it took
+    steps_max: int  # that were assigned
+    root: Digest  # of its encoded parts, as committed
+    drawn: Digest  # by the vertex that closed the round: which samples are looked at
+
+
+class Fell(msgspec.Struct, frozen=True):
+    falls: tuple[int, ...]  # as `Scored` has them
+    why: str = ""  # of none
 
 
 class Exhibit(msgspec.Struct, frozen=True):
@@ -287,6 +317,8 @@ Work = (
     | Exhibit
     | Judge
     | Validate
+    | ShowUpdate
+    | Score
     | LayOpen
     | JudgeOpening
 )

@@ -16,7 +16,7 @@ I/O, never decides without a vertex, and lets no stranger's message change anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from msgspec import UNSET
@@ -71,6 +71,7 @@ from atoll.node.facts import (
     Refused,
     RoundClosed,
     RunOver,
+    ScoreTaken,
     ShareBegan,
     StateLacked,
     StateLost,
@@ -85,6 +86,7 @@ from atoll.node.regain import Regain
 from atoll.node.reports import ReportPool
 from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
+from atoll.node.scoring import Scoring
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, decode_settings, other_rules
 from atoll.node.trial import Measured
 from atoll.node.validators import Validators
@@ -119,6 +121,7 @@ from atoll.wire.messages.statements import (
     Caught,
     Invite,
     Leave,
+    Scored,
     Signed,
     Suspect,
     Validated,
@@ -176,6 +179,7 @@ class Peer:
         self.said_back: Seconds = 0.0  # when words to go back were last repeated
         self.audits: Audits | None = None  # where the run has them
         self.validators: Validators | None = None  # the same
+        self.scoring: Scoring | None = None  # the same
         self.pieces: Pieces | None = None  # where older states lie in them
         self.over = self.leaving = False
 
@@ -226,6 +230,8 @@ class Peer:
                 return self._from_validators(self.validators.done(event), now)
             case Done(job) | Failed(job) if job.startswith("audit/"):
                 return self._from_audits(self.audits.done(event), now) if self.audits is not None else []
+            case Done(job) | Failed(job) if job.startswith("score/") and self.scoring is not None:
+                return self._from_scoring(self.scoring.done(event, now), now)
             case Done(job) | Failed(job) if job.startswith("pieces/"):
                 done = self.pieces.done(event, self._within_reach(), now) if self.pieces is not None else []
                 return self._from_pieces(done, now)
@@ -266,6 +272,8 @@ class Peer:
                 return self.eras.give(sender, message) if self.eras is not None else []
             case ManifestIs() | Chunk():
                 return self._to_fetch(event, now)
+            case WantExhibit(update=True):
+                return self.scoring.give(sender, message) if self.scoring is not None else []
             case WantExhibit():
                 return self.audits.give(sender, message) if self.audits is not None else []
             case ExhibitIs():
@@ -295,6 +303,7 @@ class Peer:
         effects += self._restore_pieces(kept)
         effects += self._from_audits(self.audits.resume(now), now) if self.audits is not None else []
         effects += self._from_validators(self.validators.resume(), now) if self.validators is not None else []
+        effects += self._from_scoring(self.scoring.resume(now), now) if self.scoring is not None else []
         return effects + self._follow_members(now) + self.regain.begin(self.history)
 
     def _ask_genesis(self) -> list[Effect]:
@@ -317,6 +326,8 @@ class Peer:
             self.audits = Audits(self.me, self.settings, self.history, self.pool)
         if self.settings.validated is not None:
             self.validators = Validators(self.me, self.history, self.pool)
+        if self.settings.scored_share:
+            self.scoring = Scoring(self.me, self.settings, self.history, self.pool)
         if coded := self.settings.kept_coded:
             self.pieces = Pieces(self.me, coded, self.history, self.pool.ledger, self._unheard)
         s = self.settings.round
@@ -473,6 +484,7 @@ class Peer:
         effects += self._end_era(body, handed)
         effects += self._from_audits(self.audits.grew(body, now), now) if self.audits is not None else []
         effects += self._from_validators(self.validators.grew(body), now) if self.validators is not None else []
+        effects += self._from_scoring(self.scoring.grew(body, now), now) if self.scoring is not None else []
         return effects + ([self._fact(changed), *self._follow_members(now)] if changed else [])
 
     def _end_era(self, body: Body, handed: bool) -> list[Effect]:
@@ -635,9 +647,11 @@ class Peer:
                     out += self.earlier.again(fetch.blob, now)
         if self.pieces is not None:
             out += self._serve_pieces(event, now)
+        ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
         if self.audits is not None:
-            ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
             out += self._from_audits([e for fact in ended for e in self.audits.fetched(fact)], now)
+        if self.scoring is not None:
+            out += self._from_scoring([e for fact in ended for e in self.scoring.fetched(fact)], now)
         return out + self.regain.handle(event, self.history, now)
 
     # ---- pieces of older states ----------------------------------------------------------------------------
@@ -703,13 +717,26 @@ class Peer:
                         out += self._tell_members(self.notary.sign(said), now)
                 case _:
                     pass
-        for blob in self.audits.given_up() if self.audits is not None else ():
+        return out + self._drop(self.audits.given_up() if self.audits is not None else (), "audit")
+
+    def _drop(self, blobs: Iterable[Digest], why: str) -> list[Effect]:
+        """Nobody waits for these downloads any more."""
+        effects: list[Effect] = []
+        for blob in blobs:
             if self.wanted.pop(blob, None) is not None:
-                out += [
-                    SetTimer(f"fetch/{blob.hex()}/stall", None),
-                    Ask(f"audit/drop/{blob.hex()}", DropBlob(blob)),
-                ]
-        return out
+                effects.append(SetTimer(f"fetch/{blob.hex()}/stall", None))
+                effects.append(Ask(f"{why}/drop/{blob.hex()}", DropBlob(blob)))
+        return effects
+
+    def _from_scoring(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """What I measured is told to the members; a vertex will hold it, and only that has consequences."""
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            if isinstance(effect, Report) and isinstance(effect.fact, ScoreTaken) and not self.leaving:
+                found = effect.fact
+                out += self._tell_members(self.notary.sign(Scored(found.of, found.peer, found.falls)), now)
+        return out + self._drop(self.scoring.given_up() if self.scoring is not None else (), "score")
 
     def _from_validators(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """What I saw is told to the members; where they demand to go back, the state is looked for at once."""
@@ -726,11 +753,12 @@ class Peer:
         return out + self.earlier.find(demanded.state)
 
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
-        if self.audits is None:
+        room = self.audits if told.update is UNSET else self.scoring
+        if room is None:
             return []
         state = self.regain.fetch
         busy = {*self.wanted, *((state.blob,) if state is not None else ())}
-        fetch, effects = self.audits.point(sender, told, busy, now)
+        fetch, effects = room.point(sender, told, busy, now)
         if fetch is not None:
             self.wanted[fetch.blob] = fetch
         return effects
@@ -864,6 +892,7 @@ class Peer:
             effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(self.history, "trying again")
         effects += self.eras.ask(self._within_reach(), now) if self.eras is not None else []
         effects += self.audits.ask_again() if self.audits is not None else []
+        effects += self.scoring.ask_again() if self.scoring is not None else []
         effects += self._tend_pieces(now)
         effects += self._say_again(now)
         return effects + self._seek_admission(now)

@@ -23,6 +23,7 @@ from atoll.policy.inquiry import AGAINST
 from atoll.policy.members import RECENT, Earlier, Recent, Reported, admissible, target_of
 from atoll.policy.pieces import Ledger
 from atoll.policy.room import SIGNED_BYTES, name_bytes
+from atoll.policy.scoring import Scores
 from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
@@ -52,6 +53,7 @@ class ReportPool:
         self.docket = Docket(settings.audited_share, settings.round.quorum, settings.opened)
         self.validations = Validations(settings.validated, settings.round.quorum)
         self.ledger = Ledger(settings.kept_coded, settings.round.quorum)
+        self.scores = Scores(settings.scored_share, settings.round.quorum)
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
     def __len__(self) -> int:
@@ -150,7 +152,8 @@ class ReportPool:
             self.ledger.follow(head, self.history.ids, self.history.bodies)
             states = self.history.recent_states(RECENT)
             self.validations.follow(head, self.history.ids, self.history.bodies)
-            known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger
+            self.scores.follow(head, self.history.ids, self.history.bodies)
+            known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger, self.scores
             self._recent = (head, Recent(states, *known))
         return self._recent[1]
 

@@ -15,6 +15,7 @@ from atoll.base.ids import PeerId
 from atoll.policy.members import Reported, convicted
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, Conduct, beliefs, moved, units_of
+from atoll.policy.scoring import Score
 from atoll.wire.messages.statements import Answered, Audited, Commit, Leave
 from atoll.wire.messages.vertex import Member
 
@@ -27,13 +28,19 @@ def next_scores(
     answers: Sequence[Answered | None],
     commits: Mapping[PeerId, Commit],
     reports: Sequence[Reported],
+    scored: Sequence[Score] | None = None,
 ) -> tuple[int, ...]:
-    """One score per line of `members`, the membership after this round. Commits are those of its contributors."""
+    """One score per line of `members`, the membership after this round. Commits are those of its contributors.
+
+    `scored`: the updates whose scores the parent settled; None where the run scores nobody.
+    """
     shown = conduct_in(plan, owners, answers, commits, reports)
     liars, failing = convicted(reports, plan.members, plan.settings.quorum)
     said, settled = [r.statement for r in reports], set(_settled(plan))
     vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted" and s.opening is UNSET}
+    vouched |= {score.peer for score in scored or () if score.opinion == "taught"}
     vouched &= settled  # work of its own: that a sum was right says nothing of it
+    hollow = {score.peer for score in scored or () if score.opinion == "hollow"} & settled
     return tuple(
         moved(
             plan.scores.get(m.peer, FLOOR),
@@ -41,6 +48,8 @@ def next_scores(
             audits=audits,
             vouched=m.peer in vouched,
             convicted=m.peer in liars or m.peer in failing or m.standing == "expelled",
+            scored=scored is not None,
+            hollow=m.peer in hollow,
         )
         for m in members
     )

@@ -41,6 +41,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
     era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
+    score_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of updates that others score; left out: none
     reputation: bool | msgspec.UnsetType = msgspec.UNSET  # members' records decide influence; left out: no
     validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
     coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
@@ -60,6 +61,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def audited_share(self) -> float:
         """Of all rounds of all trainers, those of which a segment is taken again."""
         return 0.0 if self.audit_rate is msgspec.UNSET else self.audit_rate
+
+    @property
+    def scored_share(self) -> float:
+        """Of all updates, those along which others take a step to see what they teach."""
+        return 0.0 if self.score_rate is msgspec.UNSET else self.score_rate
 
     @property
     def reputed(self) -> bool:
@@ -125,6 +131,8 @@ def decode_settings(data: bytes) -> RunSettings:
         if why := other_rules(data):
             raise PeerFault("", f"{why}; {OTHER_RULES_FIX}")
         settings = msgspec.msgpack.decode(data, type=RunSettings)
+        if settings.scored_share and not settings.reputed:
+            raise PeerFault("", "genesis asks for scores of updates and keeps no records that they could move")
         if (coded := settings.kept_coded) is not None and coded.k >= coded.n:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         if settings.opened is not None and settings.round.quorum != "two-thirds":

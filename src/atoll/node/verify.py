@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
-from atoll.base.limits import VALIDATION_ROUNDS
+from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
 from atoll.node.amend import agrees, amend_of, goal_of, may_follow
 from atoll.node.body import check_body, write_recovery
@@ -36,6 +36,7 @@ from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
 from atoll.policy.pieces import Ledger
 from atoll.policy.plan import plan_round
 from atoll.policy.reputation import scores_of
+from atoll.policy.scoring import Scores
 from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
@@ -149,6 +150,7 @@ class Audit:
     members: list[Change] = field(default_factory=list[Change])
     drawn: int = 0  # rounds of trainers that were audited
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
+    opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 
@@ -243,6 +245,8 @@ class _Walk:
         self.validations.follow(-1, self.history.ids, self.history.bodies)
         self.ledger = Ledger(audit.settings.kept_coded, audit.settings.round.quorum)
         self.ledger.follow(-1, self.history.ids, self.history.bodies)
+        self.scored = Scores(audit.settings.scored_share, audit.settings.round.quorum)
+        self.scored.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True
         # the newest round whose id or state is not known for sure; before all that anything looks back to
         self.hole = -1 - VALIDATION_ROUNDS
@@ -335,11 +339,13 @@ class _Walk:
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = plan_round(history.head_id, parent, self.audit.settings.round)
         self.ledger.book.lacks = self.hole >= 0
-        known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger
+        known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger, self.scored
         recent = Recent(self._recent_states(body), *known)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
             ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
+        if self.audit.settings.scored_share and self.hole >= history.head - SCORE_OPEN:
+            ground = dataclasses.replace(ground, words_lost=True)
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
 
@@ -406,6 +412,9 @@ class _Walk:
         self.docket.follow(body.round, self.history.ids, self.history.bodies)
         self.validations.follow(body.round, self.history.ids, self.history.bodies)
         self.ledger.follow(body.round, self.history.ids, self.history.bodies)
+        self.scored.follow(body.round, self.history.ids, self.history.bodies)
+        for score in self.scored.settled:
+            self.audit.opinions[score.opinion] = self.audit.opinions.get(score.opinion, 0) + 1
         self.audit.drawn += sum(isinstance(c, Case) and c.round == body.round for c in self.docket.cases.values())
         self.sound = True
         if flaw is not None and _names_another(vertex):
@@ -415,6 +424,7 @@ class _Walk:
         self.sound, self.hole = False, round
         self.docket.lost = round
         self.validations.lose(round)
+        self.scored.lose(round)
 
     def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
         plan = plan_round(head, body, self.audit.settings.round)

@@ -32,6 +32,7 @@ from atoll.policy.links import rearranged
 from atoll.policy.pieces import NO_LEDGER, Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
+from atoll.policy.scoring import NO_SCORES, Scores
 from atoll.policy.validation import NO_VALIDATIONS, Validations
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of
@@ -47,6 +48,7 @@ from atoll.wire.messages.statements import (
     Leave,
     Placed,
     Ready,
+    Scored,
     Suspect,
     Validated,
 )
@@ -73,8 +75,8 @@ Earlier = Literal["same", "other", "unknown"]  # what a word says of an old vert
 
 @dataclass(frozen=True)
 class Recent:
-    """The last few vertices: id -> agreed state, which joins and readiness name, and the audits and validators that
-    they drew."""
+    """The last few vertices: id -> agreed state, which joins and readiness name, and the audits, validators and
+    scorers that they drew."""
 
     states: dict[Digest, Digest]
     may_follow: Callable[[Digest], bool] = lambda after: False  # a word to go back, said after this vertex
@@ -82,6 +84,7 @@ class Recent:
     docket: Docket = NO_DOCKET
     validations: Validations = NO_VALIDATIONS
     ledger: Ledger = NO_LEDGER
+    scores: Scores = NO_SCORES
 
 
 def changes_max(voters: int) -> int:
@@ -153,6 +156,11 @@ def admissible(
             if mine is None or not mine.votes:
                 return "only voting members validate states"
             return recent.validations.why_not(by, statement)
+        case Scored(peer=peer):
+            target = members.get(peer)
+            if mine is None or not mine.votes or target is None or target.standing == "expelled":
+                return "only voting members score members"
+            return recent.scores.why_not(by, statement)
         case Placed():
             if mine is None or not mine.votes:
                 return "only voting members hold pieces"
@@ -462,6 +470,8 @@ def target_of(statement: AnyStatement) -> str:
             return f"{answer.signer}/{other is not None}"
         case Audited(round=round, peer=peer, opening=opening):
             return f"{round}/{peer}" if opening is UNSET else f"{round}/{peer}/{opening}"
+        case Scored(round=round, peer=peer):
+            return f"{round}/{peer}"
         case Validated(round=round) | Placed(round=round):
             return str(round)
         case Invite(ticket=ticket):

@@ -28,6 +28,8 @@ RISE = 16  # a good round brings so great a part of what is missing: trust takes
 FALL = 4  # a bad one costs so great a part of what is there above its worth
 VOUCHED = 4  # an accepted audit brings so great a part of what is missing: there are few, and they are facts
 CLAIMED = 6 * SCORE_ONE // 10  # where there are audits, a member's own words lift nobody higher
+CLAIMED_UNTAUGHT = 5 * SCORE_ONE // 10  # where updates are scored: nobody leaves probation by its own words
+HOLLOW = 2  # a hollow update costs so great a part of what is there above the floor
 PROGRESS, UPTIME, PARTICIPATION = 5, 3, 2  # tenths of the score of the moment
 
 BELIEVED = 4  # spreads from the median within which a loss is believed in full
@@ -91,18 +93,28 @@ def moment(conduct: Conduct) -> int:
 
 
 def moved(
-    score: int, conduct: Conduct | None, *, audits: bool = False, vouched: bool = False, convicted: bool = False
+    score: int,
+    conduct: Conduct | None,
+    *,
+    audits: bool = False,
+    vouched: bool = False,
+    convicted: bool = False,
+    scored: bool = False,
+    hollow: bool = False,
 ) -> int:
-    """The score after this vertex. `audits`: the run has some; `vouched`: one about this member was accepted."""
+    """The score after this vertex. `audits`, `scored`: the run has audits, loss scores; `vouched`: an audit of this
+    member was accepted, or an update of its taught the model something; `hollow`: one did not."""
     if convicted:
         return FLOOR
     if conduct is not None:
         now = moment(conduct)
         if now >= score:
-            risen = score + _up(now - score, RISE)
-            score = max(score, min(risen, CLAIMED)) if audits else risen
+            claimed = CLAIMED_UNTAUGHT if scored else CLAIMED if audits else SCORE_ONE
+            score = max(score, min(score + _up(now - score, RISE), claimed))
         else:
             score -= _up(score - now, FALL)
+    if hollow:
+        return score - _up(score - FLOOR, HOLLOW)
     return score + _up(SCORE_ONE - score, VOUCHED) if vouched else score
 
 

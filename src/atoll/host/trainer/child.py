@@ -37,6 +37,7 @@ from atoll.host.trainer.words import (
     GoOn,
     JudgeSegment,
     LoadInner,
+    LookAlong,
     LookOn,
     Merge,
     Ready,
@@ -156,7 +157,7 @@ class Child:
                 return self.auditing.start(command)
             case GoOn():
                 return self.auditing.go_on()
-            case Validate():
+            case Validate() | LookAlong():
                 return self.validating.start(command, self.mailbox.shown())
             case LookOn():
                 return self.validating.go_on()

@@ -33,6 +33,7 @@ from atoll.host.trainer.words import (
     GoOn,
     JudgeSegment,
     LoadInner,
+    LookAlong,
     Looked,
     LookOn,
     Merge,
@@ -171,7 +172,7 @@ class Trainer:
         """Begin to show or to judge, or go on with it, for one step: no round waits for the rest."""
         return await self._ask(work, Progressed)
 
-    async def validate(self, work: Validate | LookOn, of_F: Tensor | None = None) -> Looked:
+    async def validate(self, work: Validate | LookAlong | LookOn, of_F: Tensor | None = None) -> Looked:
         """Begin to look at these parameters (F,), or go on with it, for one batch: no round waits for the rest."""
         return await self._ask(work, Looked, before=lambda: self._mailbox.show(of_F))
 

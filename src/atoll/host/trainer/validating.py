@@ -1,4 +1,5 @@
-"""The trainer process's side of validation: the loss of given parameters on held-out data, batch by batch.
+"""The trainer process's side of validation: the loss of given parameters on held-out data, or on drawn samples,
+batch by batch.
 
 Pauses after every batch, so that the peer may put the next round before the rest. Looks in a second model: x and
 moments of this trainer are never touched. Never decides what a loss means.
@@ -9,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.host.trainer.words import Looked, TrainerSpec, Validate
-from atoll.learn.data import Data, all_held_out, data_from_blob, validation
+from atoll.host.trainer.words import LookAlong, Looked, TrainerSpec, Validate
+from atoll.learn.data import Data, all_held_out, data_from_blob, epoch_samples, samples_at, validation
 from atoll.learn.layout import layout_of, unflatten
 from atoll.learn.models import build_model
+from atoll.learn.scoring import LOOKED_AT_ONCE, dealt, losses_of, undealt
 
 VALIDATION_BATCH = 64  # samples; small enough for any device that can train
 
@@ -27,9 +30,9 @@ class Validating:
         self._model: nn.Module | None = None  # made when it is first needed
         self.chore: Generator[None, None, tuple[float, ...]] | None = None
 
-    def start(self, wish: Validate, x_F: Tensor) -> Looked:
-        """The first batch of the first set, with these parameters and buffers (F,)."""
-        self.chore = self._look(wish, x_F)
+    def start(self, wish: Validate | LookAlong, x_F: Tensor) -> Looked:
+        """The first batch, with these parameters and buffers (F,)."""
+        self.chore = self._look(wish, x_F) if isinstance(wish, Validate) else self._look_along(wish, x_F)
         return self.go_on()
 
     def go_on(self) -> Looked:
@@ -59,6 +62,19 @@ class Validating:
                 loss_sum, targets_seen = loss_sum + float(loss), targets_seen + targets.numel()
                 yield
             losses.append(loss_sum / targets_seen)
+        return tuple(losses)
+
+    def _look_along(self, wish: LookAlong, x_F: Tensor) -> Generator[None, None, tuple[float, ...]]:
+        """A loss per sample."""
+        model, spec = self._model_with(x_F), self.spec
+        own = dealt(wish.drawn, wish.shard, wish.shards, wish.cursor, wish.samples)
+        others = undealt(wish.drawn, wish.dealt, epoch_samples(self.data, spec.seq_len), len(own))
+        positions_B, losses = np.array(own + others, dtype=np.int64), list[float]()
+        for at in range(0, len(positions_B), LOOKED_AT_ONCE):
+            here_B = positions_B[at : at + LOOKED_AT_ONCE]
+            inputs, targets = samples_at(self.data, here_B, spec.seq_len, spec.seed)
+            losses += losses_of(model, (inputs.to(spec.device), targets.to(spec.device)))
+            yield
         return tuple(losses)
 
     def _sets(self, canary: str) -> tuple[Data, ...]:

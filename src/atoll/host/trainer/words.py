@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
+from atoll.base.ids import Digest
 from atoll.learn.audit import Assignment, Claim, Link, Profile, Verdict
 from atoll.learn.inner import Inner
 from atoll.learn.layout import Layout
@@ -119,6 +120,17 @@ class Validate(msgspec.Struct, frozen=True, tag=True):
     canary: str = ""  # path of a blob of data to look at too
 
 
+class LookAlong(msgspec.Struct, frozen=True, tag=True):
+    """The same on samples of the training data that a draw picks: of those that one peer took, then of others."""
+
+    drawn: Digest
+    shard: int
+    shards: int
+    cursor: int
+    samples: int  # that the peer took from there on
+    dealt: int  # the position before which all samples are dealt out
+
+
 class LookOn(msgspec.Struct, frozen=True, tag=True):
     """One more batch of what is looked at."""
 
@@ -136,6 +148,7 @@ Command = (
     | JudgeSegment
     | GoOn
     | Validate
+    | LookAlong
     | LookOn
 )
 
@@ -189,7 +202,7 @@ class Progressed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Looked(msgspec.Struct, frozen=True, tag=True):
-    """A batch was looked at; with the last one come the mean losses in nats, one per set of data."""
+    """A batch was looked at; with the last one come losses in nats: a mean per set of data, or one per sample."""
 
     done: bool
     losses: tuple[float, ...] = ()

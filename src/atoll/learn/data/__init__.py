@@ -92,6 +92,11 @@ def batch(
     or (B, H, W, 3) and (B,). The next cursor is cursor + size."""
     assert 0 <= shard < shards and cursor >= 0
     positions_B = (cursor + np.arange(size, dtype=np.int64)) * shards + shard
+    return samples_at(data, positions_B, seq_len, seed)
+
+
+def samples_at(data: Data, positions_B: np.ndarray, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The samples that the order of the run deals out at these positions, in the same shapes."""
     match data:
         case Text():
             return text_samples(data.train, positions_B, seq_len, seed)

@@ -45,6 +45,14 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'is "community" or "open", and shown by status where it is "private". For gpt and llama models under '
         "recipes without overlap or fragments; 32 bytes per parameter travel for each audit."
     ),
+    "run.score_rate": (
+        "Share of all updates along which others, three to five drawn by the vertex, take a step to see whether "
+        "the loss falls on what their author was told to learn from, and more there than elsewhere "
+        "(specs/scoring.md); up to four times that for members on probation. Decides through run.reputation, which "
+        "it needs, and expels nobody. Works where audits do not: bf16, other optimizers, overlap, fragments; not "
+        "for attached loops, eager updates or sparse codecs. A score costs "
+        "each scorer 512 samples without gradients, as much as training on 120, and the bytes of one update."
+    ),
     "run.reputation": (
         "True: vertices keep a score of every member's record (specs/reputation.md). It decides how often it is "
         "audited, whether it owns parts, and what its rows weigh: after sync.statistic looked for liars, and never "

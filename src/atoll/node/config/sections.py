@@ -46,6 +46,7 @@ class Run(Section, frozen=True):
     open_to_all: bool = False
     era_rounds: EraRounds = ERA_ROUNDS
     audit_rate: Share | None = None
+    score_rate: Share = 0.0
     reputation: bool | None = None
     validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
     validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25

@@ -11,6 +11,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.node.config.meaning import coded_of, tolerance_of
 from atoll.node.config.sections import Config, Run, default_of, toml_text
+from atoll.policy.presets import PRESETS
 from atoll.policy.trust import StatisticName, peers_for_one_liar
 
 RECIPES = (
@@ -119,6 +120,13 @@ def _check_sense(config: Config) -> None:
             f'sync.apart = "{config.sync.apart}" cannot work with run.audit_rate = {run.audit_rate:g}',
             cause="an auditor takes the steps of a round again, and nobody assigned those that are taken apart",
             fix='write run.audit_rate = 0, or sync.apart = "wait"',
+        )
+    if run.score_rate and not (PRESETS[run.trust].reputation if run.reputation is None else run.reputation):
+        raise UsageError(
+            "E-CFG-13",
+            f"run.score_rate = {run.score_rate:g} would decide nothing: this run keeps no records of its members",
+            cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
+            fix="write run.reputation = true, or run.score_rate = 0",
         )
     if not run.validate_every and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
         key = "data.canary" if config.data.canary else "run.validate_margin"

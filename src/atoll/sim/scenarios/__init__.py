@@ -29,6 +29,8 @@
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     validated    a third poison a mean and lie as validators; the run leaves every bad state
     wolves       a third of the validators find everything bad; nobody goes back
+    scores       a third send updates that teach nothing, or score falsely; nobody honest is on probation
+    scored_churn  churn where updates are scored
     validated_churn  churn while one member poisons a mean now and then
     pieces       older states lie in pieces; a holder corrupts its own, two leave, then as many vanish as may
     pieces_churn  churn where older states lie in pieces, and the run is sent back to them
@@ -58,6 +60,7 @@ from atoll.sim.scenarios.churn import (
     real_keys,
     reputed_churn,
     rollback,
+    scored_churn,
     straggler_churn,
     validated_churn,
     weighed,
@@ -67,6 +70,7 @@ from atoll.sim.scenarios.openings import opened, openings, slanderers
 from atoll.sim.scenarios.owners import compared, comparers, framers, owners, watched
 from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.reputation import reputation
+from atoll.sim.scenarios.scores import scores
 from atoll.sim.scenarios.siege import siege
 from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import NotForRaft, Scenario, ScenarioFailed, ScenarioReport, Stage, play
@@ -107,6 +111,8 @@ SCENARIOS: dict[str, Scenario] = {
     "validated": Scenario(validated, peers=7, rounds=36),
     "wolves": Scenario(wolves, peers=7, rounds=16),
     "validated_churn": Scenario(validated_churn, peers=8, rounds=24),
+    "scores": Scenario(scores, peers=7, rounds=24),
+    "scored_churn": Scenario(scored_churn, peers=8, rounds=15),
     "pieces": Scenario(pieces, peers=13, rounds=14),
     "pieces_churn": Scenario(pieces_churn, peers=8, rounds=30),
     "openings": Scenario(openings, peers=7, rounds=30),

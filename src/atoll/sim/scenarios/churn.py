@@ -23,6 +23,7 @@ from atoll.sim.scenarios.pieces import restore_everything
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.scenarios.validation import CALM_ROUNDS, demand_near
 from atoll.sim.scenarios.validation import islands as validated_islands
+from atoll.sim.scores import islands as scored_islands
 from atoll.sim.signatures import RealKeys, peer_name
 from atoll.sim.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
 
@@ -94,6 +95,11 @@ def audited_churn(stage: Stage) -> None:
     expelled = sorted(peer for peer, (_, how) in told.left.items() if how == "expelled")
     if expelled or REFUTING & told.findings.keys():
         raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, expelled: {expelled}")
+
+
+def scored_churn(stage: Stage) -> None:
+    """The same where updates are scored: who restarts knows what the others know, so records stay the same."""
+    _through_weather(stage, None, island=scored_islands({}), reputation=True, score_rate=0.25)
 
 
 def validated_churn(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Messages of an audit or an opening: how one learns where the other laid out what it has to show.
+"""Messages of an audit, an opening or a score: how one learns where the other laid out what it has to show.
 
 What is shown is a blob, fetched like any other. Who says what in these words proves nothing; what an auditor
 found is a signed report.
@@ -13,10 +13,11 @@ from atoll.base.machine import Message
 
 
 class WantExhibit(Message, frozen=True):
-    """I was drawn to audit your segment of this round, or your answer: where is what you have to show?"""
+    """I was drawn to look at your segment of this round, your answer or your update: where is what you show?"""
 
     round: int
     opening: int | UnsetType = UNSET  # the number of the opening, where it is one
+    update: bool | UnsetType = UNSET  # True: the whole encoded update, to score it
 
 
 class ExhibitIs(Message, frozen=True):
@@ -25,3 +26,4 @@ class ExhibitIs(Message, frozen=True):
     round: int
     blob: Digest | None
     opening: int | UnsetType = UNSET
+    update: bool | UnsetType = UNSET

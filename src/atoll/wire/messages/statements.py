@@ -236,6 +236,16 @@ class Validated(Statement, frozen=True):
     losses: tuple[int, ...]  # millionths of a nat, one per set of such data; LOSS_MOST of policy/validation: none
 
 
+class Scored(Statement, frozen=True):
+    """As a scorer drawn for this peer's update I took a step along it: so far did the loss fall."""
+
+    round: int
+    peer: PeerId
+    falls: tuple[int, ...]
+    """Millionths of a nat: on samples that were dealt to it in this round, on others, and the standard error of
+    the difference. Empty: nothing was shown that fits its commitment."""
+
+
 class Placed(Statement, frozen=True):
     """Piece `index` of the state agreed in this round lies on my disk; here are the names of all of its pieces."""
 
@@ -288,6 +298,7 @@ AnyStatement = (
     | Complaint
     | Audited
     | Validated
+    | Scored
     | Placed
     | Invite
     | Amend

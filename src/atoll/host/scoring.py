@@ -1,0 +1,98 @@
+"""An island's side of loss scores: it keeps what it sent, shows it, and takes a step along what others show.
+
+The trainer looks at the loss, batch by batch, in a second model and whenever no round wants it; all else is done on
+the arithmetic thread. What an update does not say by itself comes from vertices, never from its author.
+Never says what a score means: vertices do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from atoll.base.errors import PeerFault, RunFailedError
+from atoll.base.ids import Digest
+from atoll.host.learning import Learning
+from atoll.host.shelf import Shelf
+from atoll.host.store import Store
+from atoll.host.tended import Tended
+from atoll.host.trainer.words import LookAlong
+from atoll.host.validating import looked
+from atoll.keys.digest import Buffer
+from atoll.learn.data import cursor_after
+from atoll.learn.schedule import turn_of
+from atoll.learn.scoring import SAMPLES, falls_of, fixed_point, moved_along, update_bytes, wires_from_bytes
+from atoll.learn.state import SharedState
+from atoll.learn.update import Update, moved, part_bounds, part_codecs
+from atoll.node.jobs import Exhibited, Fell, Score, ShowUpdate
+from atoll.policy.scoring import FALL_MOST, NAT
+
+SENT_HELD = 2  # rounds whose update can still be shown: the one that was agreed last and the one under way
+
+
+@dataclass
+class Scoring:
+    learning: Learning
+    store: Store
+    shelf: Shelf
+    tended: Tended
+    arithmetic: Executor
+    ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
+    name: Callable[[Buffer], Digest]  # what commitments call a wire
+    sent: dict[int, tuple[Buffer, ...]] = field(default_factory=dict[int, tuple[Buffer, ...]])
+
+    # ---- my own updates ------------------------------------------------------------------------------------
+
+    def made(self, round: int, update: Update) -> None:
+        self.sent[round] = update.wires
+        while len(self.sent) > SENT_HELD:
+            del self.sent[min(self.sent)]
+
+    async def show(self, wish: ShowUpdate) -> Exhibited:
+        wires = self.sent.get(wish.round)
+        if wires is None:
+            raise RunFailedError("E-SCO-01", f"nothing is left of the update of round {wish.round}")
+        return Exhibited(await asyncio.to_thread(lambda: self.shelf.put_other(update_bytes(wires))))
+
+    # ---- others' -------------------------------------------------------------------------------------------
+
+    async def score(self, work: Score) -> Fell:
+        loop = asyncio.get_running_loop()
+        data = await asyncio.to_thread(self.store.read_blob, work.blob)
+        learning = self.learning
+        before = await loop.run_in_executor(self.arithmetic, self.shelf.find, work.before, learning.layout)
+        if data is None or before is None:
+            raise RunFailedError("E-SCO-02", "what this score needs is not on this disk any more")
+        try:
+            x_F = await loop.run_in_executor(self.arithmetic, self._along, work, data, before)
+        except PeerFault as fault:
+            return Fell((), fault.what)
+        batch = learning.recipe.batch
+        if work.steps * batch < 2:
+            raise RunFailedError("E-SCO-03", "it learned from one sample, whose luck nobody can tell")
+        cursor = cursor_after(before.samples, work.shards)
+        along = LookAlong(
+            drawn=work.drawn,
+            shard=work.shard,
+            shards=work.shards,
+            cursor=cursor,
+            samples=work.steps * batch,
+            dealt=(cursor + work.steps_max * batch) * work.shards,
+        )
+        losses = [await looked(self.tended, self.ready, along, at_F) for at_F in (before.anchor_F, x_F)]
+        falls = falls_of(*losses, own=min(SAMPLES, along.samples))
+        return Fell(fixed_point(falls, NAT, FALL_MOST))
+
+    def _along(self, work: Score, data: bytes, before: SharedState) -> Tensor:
+        """The agreed state after a step along the update, if this is the one that was committed to."""
+        learning = self.learning
+        lo, hi = turn_of(learning.recipe.schedule, learning.layout, before.round)
+        bounds = part_bounds(hi - lo, work.shares)
+        wires = wires_from_bytes(data, work.root, bounds, self.name)
+        common = learning.common(work.round, before, work.before)
+        codecs = part_codecs(learning.recipe.coding.up, common, moved(bounds, lo))
+        return moved_along(before.anchor_F, wires, bounds, codecs, lo)

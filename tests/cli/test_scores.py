@@ -1,0 +1,55 @@
+"""Loss scores among real processes: who learns from another's samples is told from those who learn from theirs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from processes import Peer, answer_of, atoll, peers
+
+pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
+
+SCORED = [
+    *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=8"),
+    *("--set", "train.inner_steps=16", "--set", "run.rounds=0", "--set", "run.trust=community"),
+    *("--set", "run.audit_rate=0", "--set", "run.score_rate=0.1", "--set", "sync.overlap=2"),
+    *("--set", "run.start_peers=3", "--set", "run.min_peers=3"),
+]
+COPYCAT = """
+import sys
+if "atoll.host.trainer" in sys.orig_argv:
+    from msgspec.structs import replace
+    from atoll.host.trainer.child import Child
+    honest = Child._batch
+    Child._batch = lambda self, job, cursor: honest(self, replace(job, shard=(job.shard + 1) % job.shards), cursor)
+"""
+
+
+def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path: Path):
+    """It takes every step, on the wrong samples, in a run with overlap, which no replay could audit."""
+    cat = tmp_path / "cat"
+    cat.mkdir()
+    (cat / "sitecustomize.py").write_text(COPYCAT)
+    lies = {"PYTHONPATH": os.pathsep.join([str(cat), os.environ.get("PYTHONPATH", "")])}
+    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *SCORED)) as running:
+        ada = running[0]
+        ticket = ada.until_fact("Opened")["ticket"]
+        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob"))
+        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies)
+        running.append(eve)
+        villain = eve.until_fact("Opened")["peer"]
+
+        def opinions(of_villain: bool) -> list[str]:
+            told = (f for f in ada.facts if f["fact"] == "UpdateScored")
+            return [f["opinion"] for f in told if (f["peer"] == villain) == of_villain]
+
+        ada.until(lambda f: opinions(False).count("taught") >= 4 and opinions(True).count("hollow") >= 1)
+        ada.until(lambda f: len(opinions(True)) >= 3)
+        theirs, honest = opinions(True), opinions(False)
+        assert theirs.count("taught") * len(honest) < honest.count("taught") * len(theirs)
+        status = answer_of("status", "--dir", tmp_path / "ada")
+        assert status["scores"]["taught"] > 0
+        assert "updates scored:" in atoll("status", "--dir", tmp_path / "ada").stdout
+        verified = answer_of("verify", tmp_path / "ada")
+        assert verified["intact"] and verified["scores"]["hollow"] > 0

@@ -1,0 +1,169 @@
+"""Whose updates are scored, who scores them, and what their words mean: out of vertices alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.limits import SCORE_OPEN
+from atoll.keys.digest import digest
+from atoll.policy.members import Recent, Reported, admissible
+from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, Conduct, moved
+from atoll.policy.scoring import FALL_MOST, Scores, opinion_of, scorers_drawn
+from atoll.wire.codec import encode
+from atoll.wire.messages.statements import Commit, Late, Scored, Signed
+from atoll.wire.messages.vertex import Body, Member, Metrics
+
+PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five scorers
+ADA = PEERS[0]
+TAUGHT, HOLLOW, UNCLEAR = (300, 200, 40), (200, 201, 40), (270, 200, 40)
+RUN = digest(b"run")
+
+
+def commit(round: int, **more) -> bytes:
+    return encode(Commit(round, 0, ZERO_DIGEST, 2, 20, 80, 2.0, 0.1, 80, **more))
+
+
+class Story:
+    """Vertices one after the other, in each of which Ada's update counts, and only hers."""
+
+    def __init__(self, share: float = 1.0, quorum: str = "two-thirds") -> None:
+        self.scores = Scores(share, quorum)
+        self.bodies, self.ids, self.round = {}, {}, -1
+        self.goes_on()
+
+    def goes_on(self, *reports: Signed, **more) -> None:
+        members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in PEERS)
+        commits = (Signed(ADA, commit(self.round, **more), b""),) if self.round >= 0 else ()
+        numbers = Metrics(1.0, 1, 1)
+        self.bodies[self.round] = Body(
+            RUN, self.round, 0, ZERO_DIGEST, 1.0, ADA, (), ZERO_DIGEST, commits, members, (), reports, numbers
+        )
+        self.ids[self.round] = digest(b"vertex %d" % self.round)
+        self.scores.follow(self.round, self.ids, self.bodies)
+        self.round += 1
+
+    def words(self, of: int, *falls: tuple[int, ...]) -> list[Signed]:
+        drawn = self.scores.cases[of, ADA].scorers
+        return [word(by, of, each) for by, each in zip(drawn, falls, strict=False)]
+
+
+def word(by: PeerId, of: int, falls: tuple[int, ...]) -> Signed:
+    return Signed(by, encode(Scored(of, ADA, falls)), b"")
+
+
+def test_scorers_are_drawn_among_the_others_so_many_that_liars_are_fewer_than_half():
+    story = Story()
+    story.goes_on()
+    scorers = story.scores.cases[0, ADA].scorers
+    assert len(set(scorers)) == 5 and ADA not in scorers
+    assert [scorers_drawn(n, "two-thirds") for n in (2, 4, 7, 10, 100)] == [3, 3, 5, 5, 5]
+    assert scorers_drawn(100, "majority") == 3
+
+
+def test_so_many_are_scored_as_the_run_says_but_none_with_late_work():
+    story = Story(share=0.25)
+    for _ in range(200):
+        story.goes_on()
+    assert 0.15 * SCORE_OPEN <= len(story.scores.cases) <= 0.6 * SCORE_OPEN
+    story = Story()
+    story.goes_on(claim=Late(0, 5, 20))
+    assert not story.scores.cases
+
+
+@pytest.mark.parametrize("lie", [TAUGHT, HOLLOW, (), (FALL_MOST, -FALL_MOST, 0), (-FALL_MOST, FALL_MOST, 0)])
+@pytest.mark.parametrize(("honest", "opinion"), [(TAUGHT, "taught"), (HOLLOW, "hollow"), (UNCLEAR, "unclear")])
+def test_two_liars_of_five_move_no_median_beyond_an_honest_word(lie, honest, opinion):
+    story = Story()
+    story.goes_on()
+    story.goes_on(*story.words(0, lie, lie, honest, honest, honest))
+    (score,) = story.scores.settled
+    assert (score.round, score.peer, score.opinion) == (0, ADA, opinion)
+    story.goes_on()
+    assert not any(score.round == 0 for score in story.scores.settled), "once, and no more"
+
+
+def test_nobody_waits_for_silent_scorers_for_ever_and_of_two_opinions_silence_buys_the_worse():
+    story = Story()
+    story.goes_on()
+    story.goes_on(*story.words(0, TAUGHT, TAUGHT))
+    story.goes_on(*story.words(1, TAUGHT, TAUGHT, HOLLOW, HOLLOW))
+    settled = {}
+    for _ in range(SCORE_OPEN):
+        story.goes_on()
+        settled |= {score.round: score.opinion for score in story.scores.settled}
+    assert settled == {1: "hollow"}, "two of five are too few to say anything of round 0"
+
+
+def test_the_first_word_of_a_scorer_counts_and_only_of_those_who_were_drawn():
+    story = Story()
+    story.goes_on()
+    scorers = story.scores.cases[0, ADA].scorers
+    (other,) = set(PEERS) - set(scorers) - {ADA}
+    story.goes_on(word(scorers[0], 0, TAUGHT), word(other, 0, HOLLOW))
+    why = story.scores.why_not
+    assert why(scorers[1], Scored(0, ADA, TAUGHT)) is None and why(scorers[1], Scored(0, ADA, ())) is None
+    assert why(scorers[0], Scored(0, ADA, HOLLOW)) == "was said already"
+    assert why(other, Scored(0, ADA, TAUGHT)) == "is not by one who was drawn"
+    assert why(scorers[1], Scored(0, PEERS[1], TAUGHT)) == "is of no update that is being scored"
+    for junk in ((1,), (1, 2), (1, 2, -3), (FALL_MOST + 1, 0, 0), (0, 0, 0, 0)):
+        assert why(scorers[1], Scored(0, ADA, junk)) == "holds falls that are none"
+    said = Reported(scorers[1], Scored(0, ADA, TAUGHT))
+    told = admissible(said, story.bodies[1], Recent({}, scores=story.scores), RUN, True, None)
+    assert told is None and admissible(said, story.bodies[1], Recent({}), RUN, True, None) is not None
+
+
+@pytest.mark.parametrize("junk", [(1,), (1, 2, -3), (FALL_MOST + 1, 0, 0), tuple(range(300))])
+def test_junk_in_a_vertex_that_somebody_forged_is_passed_over(junk):
+    """`atoll verify` reads such vertices, too."""
+    story = Story()
+    story.goes_on()
+    story.goes_on(*story.words(0, junk, TAUGHT, TAUGHT, TAUGHT))
+    for _ in range(SCORE_OPEN):
+        story.goes_on()
+        if story.scores.settled:
+            break
+    assert [(score.round, score.opinion) for score in story.scores.settled] == [(0, "taught")]
+
+
+def test_who_follows_from_the_middle_knows_what_the_others_know():
+    """A restarted peer takes in the newest vertices only."""
+    story = Story()
+    for round in range(60):
+        story.goes_on(*(story.words(round - 1, TAUGHT, HOLLOW) if round % 3 and round > 0 else ()))
+    late = Scores(1.0, "two-thirds")
+    late.follow(story.round - 1, story.ids, story.bodies)
+    assert late.settled == story.scores.settled and late.cases == story.scores.cases
+
+
+def test_a_lost_vertex_is_taken_at_its_word_as_long_as_it_may_matter():
+    story = Story()
+    story.goes_on()
+    story.scores.lose(1)
+    assert story.scores.why_not(PEERS[1], Scored(0, ADA, TAUGHT)) is None
+
+
+@pytest.mark.parametrize(
+    ("falls", "opinion"),
+    [
+        ((), "hollow"),
+        ((0, 0, 0), "hollow"),
+        ((-1, -2, 0), "hollow"),
+        ((10, 10, 0), "hollow"),
+        ((11, 10, 0), "taught"),
+        ((12, 10, 1), "unclear"),
+        ((13, 10, 1), "taught"),
+    ],
+)
+def test_taught_is_a_step_forward_that_chance_does_not_explain(falls, opinion):
+    assert opinion_of(falls) == opinion
+
+
+def test_no_words_of_its_own_bring_anybody_off_probation_and_one_hollow_update_costs_half():
+    good, score = Conduct(4, 4, 20, 20), FLOOR
+    for _ in range(50):
+        score = moved(score, good, scored=True)
+    assert score == CLAIMED_UNTAUGHT < 6000
+    assert moved(score, good, scored=True, vouched=True) == 6250
+    assert moved(9000, good, scored=True, hollow=True) == 5000
+    assert moved(FLOOR, None, scored=True, hollow=True) == FLOOR
