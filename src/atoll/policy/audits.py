@@ -2,10 +2,10 @@
 
 The vertex that closes a round holds every commitment, so its id draws which trainers are audited, which of their
 segments, and in which order the others take it again. One auditor is asked; others only where the one before
-found something else than the trainer, or said nothing for `AUDIT_TURN` rounds. In a small swarm all that are needed are
-then asked at once, since every turn takes a vertex in which a liar still counts; in a large one, where one false
-word shall not cost dozens of replays, as many as are against already. It goes on while those against are at
-least as many as those for, until so many are against that one of them is honest, and never fewer than two.
+found something else than the trainer, or said nothing for `AUDIT_TURN` rounds. In a small swarm all that are
+needed are then asked at once, since every turn takes a vertex in which a liar still counts; in a large one, where
+one false word shall not cost dozens of replays, as many as are against already. It goes on while those against are
+at least as many as those for, until so many are against that one of them is honest, and never fewer than two.
 Promises: the same at every peer that holds the same vertices; the first word of an auditor counts. Never asks
 anybody, never looks at what was shown.
 """
