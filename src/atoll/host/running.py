@@ -94,6 +94,11 @@ async def run_up(start: Start, shell: Shell) -> int:
         raise UsageError(
             "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/config.md"
         ) from why
+    if start.config.run.start_peers == 1:
+        shell.notice(
+            "training begins now, alone, and others may come; to wait for them first, found it with "
+            "--set run.start_peers=2 or more"
+        )
     return await _run(host, ticket.text, start, shell)
 
 
@@ -118,10 +123,10 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     from atoll.host.trainer import threads_per_trainer
 
     network = start.config.network
+    asked = start.listen or network.listen_addresses
+    nothing_said = not start.listen and asked == Listening().listen
     listening = Listening(
-        start.listen or network.listen_addresses,
-        start.announce or network.announce_addresses,
-        network.upload_bytes_s,
+        asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
     )
     for address in (*listening.listen, *listening.announce):
         endpoint_of(address)  # a slip is told before anything of the run exists
