@@ -147,7 +147,7 @@ def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
 )
 def test_a_slip_in_what_an_experiment_is_asked_for_is_named(recipe: object, data: object, says: str):
     with pytest.raises(ValueError, match=says):
-        atoll.experiment(recipe, data=data, peers=2)  # pyright: ignore[reportArgumentType]
+        atoll.experiment(recipe, data=data, peers=2)
 
 
 def two_hundred(x_F: torch.Tensor) -> float:

@@ -68,6 +68,10 @@ class Shell(Protocol):
 
 async def run_up(start: Start, shell: Shell) -> int:
     """Found a run in the folder, or go on with the one it holds."""
+    _check_addresses(start)
+    if not (start.folder / "kept.sqlite").exists():  # what is not there is told before torch is loaded, too
+        data_of(start.config, start.file)
+        canary_of(start.config, start.file)
     from atoll.host.learning import built_in, found
     from atoll.host.member import Invitation, found_run, holds_run, resume_run, training
 
@@ -104,6 +108,7 @@ async def run_up(start: Start, shell: Shell) -> int:
 
 async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, ...], shell: Shell) -> int:
     """Join the ticket's run, or go on in a folder that belongs to it."""
+    _check_addresses(start)
     from atoll.host.member import join_run, training
 
     for address in bootstrap:
@@ -113,6 +118,13 @@ async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, .
     host = await join_run(start.folder, ticket, role, name, listening, make)
     host.bootstrap += tuple((address, None) for address in bootstrap)
     return await _run(host, None, start, shell)
+
+
+def _check_addresses(start: Start) -> None:
+    """A slip is told before anything of the run exists, and before torch is loaded."""
+    network = start.config.network
+    for address in (*(start.listen or network.listen_addresses), *(start.announce or network.announce_addresses)):
+        endpoint_of(address)
 
 
 def _ready(start: Start) -> tuple[Any, int, str]:
@@ -128,8 +140,6 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     listening = Listening(
         asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
     )
-    for address in (*listening.listen, *listening.announce):
-        endpoint_of(address)  # a slip is told before anything of the run exists
     start.folder.mkdir(parents=True, exist_ok=True)
     _log_to(start.folder / "atoll.log")
     threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
