@@ -140,8 +140,16 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     listening = Listening(
         asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
     )
-    start.folder.mkdir(parents=True, exist_ok=True)
-    _log_to(start.folder / "atoll.log")
+    try:
+        start.folder.mkdir(parents=True, exist_ok=True)
+        _log_to(start.folder / "atoll.log")
+    except OSError as why:
+        raise UsageError(
+            "E-DIR-05",
+            f"{start.folder} cannot be a peer's folder: {why.strerror}",
+            cause="a file has that name, or the place is read-only or full",
+            fix="choose another folder with --dir",
+        ) from None
     threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
     torch.set_num_threads(threads)
     return listening, threads, (start.name or start.config.node.name or platform.node())[:64]
