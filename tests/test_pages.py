@@ -43,6 +43,15 @@ def test_every_place_that_a_page_names_exists(page: str):
     assert {link for link in links if not (ROOT / page).parent.joinpath(link).exists()} == set()
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_heading_that_a_link_leads_to_exists(page: str):
+    text = (ROOT / page).read_text()
+    for link, anchor in re.findall(r"\]\((?!\w+://)([^)#]*)#([^)]+)\)", text):
+        other = (ROOT / page).parent.joinpath(link).read_text() if link else text
+        headings = [re.sub(r"[^\w\- ]", "", line.lower()) for line in re.findall(r"^#+ (.+)$", other, re.M)]
+        assert anchor in [heading.strip().replace(" ", "-") for heading in headings], (link, anchor)
+
+
 def test_the_code_map_has_every_room_and_no_other():
     section = (ROOT / "ARCHITECTURE.md").read_text().split("## Code map")[1].split("\n## ")[0]
     rows = set(re.findall(r"^\| `([\w/]+)/` \|", section, re.M))

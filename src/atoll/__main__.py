@@ -1,6 +1,16 @@
-"""`python -m atoll`: the same as the command `atoll`."""
+"""`atoll`, and `python -m atoll`: Ctrl-C says nothing, even while the command still loads."""
 
-from atoll.cli.main import main
+import sys
+
+
+def main() -> None:
+    try:
+        from atoll.cli.main import main as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

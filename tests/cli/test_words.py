@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from processes import atoll
 
 from atoll import __version__
+from atoll.__main__ import main
 from atoll.base.ids import Digest
 from atoll.cli.picture import curve_text
 from atoll.cli.say import qr
@@ -106,6 +108,28 @@ def test_a_round_is_one_line_and_names_who_was_missing():
     line = line_of(entry, progress)
     assert "round 3" in line and "loss 2.500" in line and "without bob" in line and "1.5 kB" in line
     assert "eve" not in line  # a newcomer's first update is not waited for
+
+
+def test_who_ends_as_we_do_is_no_trouble():
+    """Peers hang up when the run is over, each in its own time: before that a silent one is told, then not."""
+    progress, silent = Progress(), {"fact": "Suspected", "peer": "bob" * 4, "why": "refused"}
+    assert "does not answer" in line_of(silent, progress)
+    progress.see({"at": 5.0, "time_s": 5.0, "fact": "RunOver", "rounds": 3, "state": "ab"})
+    assert line_of(silent, progress) == ""
+
+
+def test_ctrl_c_while_the_command_still_loads_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch):
+    """Loading takes a second on a busy computer: the finder of modules stands for somebody who presses then."""
+
+    class Pressed:
+        def find_spec(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "atoll.cli.main", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Pressed()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
 
 
 def test_a_curve_has_eight_heights_and_a_bounded_width():

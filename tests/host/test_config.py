@@ -17,9 +17,11 @@ import atoll.reduce
 from atoll.base.errors import PeerFault, RefusedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import COMMITTEE_MOST
+from atoll.cli.watch import Quiet
 from atoll.host.config import data_of, forgone, load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, decode_learning, found, with_room
-from atoll.host.member import Listening, holds_run, resume_run
+from atoll.host.member import Invitation, Listening, found_run, holds_run, resume_run, training
+from atoll.host.running import Start, run_up
 from atoll.host.store import Store
 from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
@@ -446,6 +448,37 @@ def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path:
     with pytest.raises(RefusedError, match=r"E-RUN-15 .*rules 2(.*\n)+.*atoll up"):
         asyncio.run(resume_run(tmp_path, "", Listening((), ()), lambda _: None))
     assert holds_run(tmp_path)
+
+
+def test_a_peer_that_comes_back_listens_where_it_was_told_to_at_first(tmp_path: Path):
+    """Nothing said at the second start: same address, same port, same word to others; said otherwise: that."""
+    beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+    quiet = Listening(as_before=True)
+
+    async def addresses(listening: Listening, first: bool = False) -> tuple[list[str], tuple[str, ...]]:
+        make = training(1, lambda _: None)
+        if first:
+            host, _ = await found_run(tmp_path, beginning, "ada", listening, Invitation(), make)
+        else:
+            host = await resume_run(tmp_path, "", listening, make)
+        told = host.bound, host.addresses
+        await host.stop(farewell=False)
+        return told
+
+    told = ("/ip4/192.0.2.7/tcp/7071",)
+    begun = asyncio.run(addresses(Listening(("/ip4/127.0.0.2/tcp/0",), told), first=True))
+    assert begun[0][0].startswith("/ip4/127.0.0.2/") and begun[1] == told
+    assert asyncio.run(addresses(quiet)) == begun
+    assert asyncio.run(addresses(Listening()))[0][0].startswith("/ip4/127.0.0.1/")
+    assert asyncio.run(addresses(quiet))[0][0].startswith("/ip4/127.0.0.1/")
+
+
+def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):
+    """A file of that name stands for a disk that is read-only or full: both refuse the folder."""
+    (tmp_path / "taken").touch()
+    start = Start(tmp_path / "taken", Config())
+    with pytest.raises(UsageError, match=r"E-DIR-05 .*taken cannot be(.*\n)+.*--dir"):
+        asyncio.run(run_up(start, Quiet()))
 
 
 # ---- robust statistics -------------------------------------------------------------------------------------

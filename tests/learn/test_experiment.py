@@ -136,6 +136,20 @@ def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
         atoll.experiment(recipe, model(), own, peers=3)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "data", "says"),
+    [
+        (diloco, "stdlib", "what a method of atoll.learn.methods returns"),
+        ("diloco", "stdlib", "what a method of atoll.learn.methods returns"),
+        (diloco(), 3, "'stdlib', a path, a Text or Images"),
+        (diloco(), ["stdlib", "no-such-file"], "no data at no-such-file"),
+    ],
+)
+def test_a_slip_in_what_an_experiment_is_asked_for_is_named(recipe: object, data: object, says: str):
+    with pytest.raises(ValueError, match=says):
+        atoll.experiment(recipe, data=data, peers=2)
+
+
 def two_hundred(x_F: torch.Tensor) -> float:
     """How much likelier than before training the strange letter is where it belongs: the bias of its score."""
     return float(x_F[: sum(p.numel() for p in model().parameters())][-256:][200])
@@ -157,7 +171,7 @@ def test_slow_peers_weigh_less_because_they_saw_less():
     recipe = local_sgd(rounds=1, inner_steps=8)
     both, first = tried(recipe, peers=2, trouble=Trouble(speeds=(1.0, 0.1))), begun(recipe, peers=2)
     for _ in range(8):
-        first.workers[0].train(first.recipe, DATA, 2, first.now, loss_of)
+        first.workers[0].train(first.recipe, (DATA, 0, 2), first.now, loss_of)
         first.now += 1
     assert torch.allclose(both.model_F, first.workers[0].x_F, atol=1e-6)
 

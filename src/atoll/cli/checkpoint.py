@@ -128,7 +128,8 @@ def export(
         raise UsageError(
             "E-CHK-03",
             f"the state of round {round} is not in {folder} any more",
-            cause="a peer keeps the newest states; " + (f"here are those of {here}" if here else "none is here"),
+            cause="a peer keeps the newest states; "
+            + (f"here: rounds {spans_text(spans_of(here))}" if here else "none is here"),
             fix=f"atoll checkpoint list; members may have it, whole or in pieces: "
             f"atoll checkpoint pull RUN_ID --via ADDRESS --to DIR --round {round}",
         )

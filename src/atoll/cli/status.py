@@ -48,7 +48,7 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
-    if s["topology"]:
+    if s["topology"] and len(s["members"]) > 1:
         say(f"  updates go through a {s['topology']} ({s['topology_why']})")
     if s.get("statistic", "mean") != "mean":
         say(f"  what they become: {s['statistic']}")

@@ -179,6 +179,8 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 [f"+ {name(p)} joined  " for p in entry["joined"]]
                 + [f"- {name(p)} is gone  " for p in entry["left"]]
             ).rstrip()
+        case "Suspected" if progress.over:
+            return ""  # they leave as we do
         case "Suspected":
             return f"! {name(entry['peer'])} does not answer ({entry['why']}); the others go on"
         case "Returned":

@@ -22,7 +22,7 @@ from atoll.host.clock import Clock
 from atoll.host.driver import Driver, Seat
 from atoll.host.island import Island
 from atoll.host.learning import Founded
-from atoll.host.reach import as_last_time, dialable, with_ports
+from atoll.host.reach import as_last_time, dialable, only_here, with_ports
 from atoll.host.run import PeerHost
 from atoll.host.store import Store
 from atoll.keys.digest import digest
@@ -42,11 +42,15 @@ RENEW_S = 86400.0  # a session that ends within a day is renewed at start
 
 @dataclass(frozen=True)
 class Listening:
-    """How a peer is on the network. `announce` replaces what was bound, for whoever sits behind a router."""
+    """How a peer is on the network. `announce` replaces what was bound, for whoever sits behind a router.
+
+    `as_before`: nobody said anything this time, so a folder that was used before keeps its addresses.
+    """
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
     upload_bytes_s: int = 0  # what it sends at most; 0: no cap
+    as_before: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,9 +205,14 @@ def holds_run(folder: Path) -> bool:
 async def _open(me: Seat, listening: Listening, make: Make[Host]) -> Host:
     store, wish, host = me.store, me.wish, make(me)
     if wish.role == "client":
-        listening = replace(listening, listen=(), announce=())  # it only dials out
+        listening = replace(listening, listen=(), announce=(), as_before=False)  # it only dials out
+    kept = store.kept()
+    before = kept.get("listening", b"").decode().split()
+    announced = listening.announce or tuple(kept.get("announced", b"").decode().split())
+    if listening.as_before and (announced or not all(map(only_here, before))):
+        listening = replace(listening, listen=tuple(before), announce=announced)
     asked = list(listening.listen)
-    last = as_last_time(asked, store.kept().get("listening", b"").decode().split())
+    last = as_last_time(asked, before)
     try:
         try:
             await host.listen(last, listening.announce, listening.upload_bytes_s)
@@ -215,8 +224,9 @@ async def _open(me: Seat, listening: Listening, make: Make[Host]) -> Host:
     except AtollError:
         await host.stop(farewell=False)
         raise
-    bound = " ".join(host.bound).encode()
-    store.keep([("listening", bound), ("name", wish.name.encode()), ("role", wish.role.encode())])
+    addresses = {"listening": host.bound, "announced": listening.announce}
+    store.keep([(key, " ".join(told).encode()) for key, told in addresses.items()])
+    store.keep([("name", wish.name.encode()), ("role", wish.role.encode())])
     return host
 
 

@@ -61,6 +61,11 @@ def scope_of(address: str) -> str:
     return "internet" if ip.is_global else "network"
 
 
+def only_here(address: str) -> bool:
+    """Whoever listens there is heard by this computer alone: the default, which needs no asking for."""
+    return endpoint(address).host == "127.0.0.1"
+
+
 def _ip(where: Endpoint) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(where.host)

@@ -68,6 +68,10 @@ class Shell(Protocol):
 
 async def run_up(start: Start, shell: Shell) -> int:
     """Found a run in the folder, or go on with the one it holds."""
+    _check_addresses(start)
+    if not (start.folder / "kept.sqlite").exists():  # what is not there is told before torch is loaded, too
+        data_of(start.config, start.file)
+        canary_of(start.config, start.file)
     from atoll.host.learning import built_in, found
     from atoll.host.member import Invitation, found_run, holds_run, resume_run, training
 
@@ -94,11 +98,17 @@ async def run_up(start: Start, shell: Shell) -> int:
         raise UsageError(
             "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/config.md"
         ) from why
+    if start.config.run.start_peers == 1:
+        shell.notice(
+            "training begins now, alone, and others may come; to wait for them first, found it with "
+            "--set run.start_peers=2 or more"
+        )
     return await _run(host, ticket.text, start, shell)
 
 
 async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, ...], shell: Shell) -> int:
     """Join the ticket's run, or go on in a folder that belongs to it."""
+    _check_addresses(start)
     from atoll.host.member import join_run, training
 
     for address in bootstrap:
@@ -110,6 +120,13 @@ async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, .
     return await _run(host, None, start, shell)
 
 
+def _check_addresses(start: Start) -> None:
+    """A slip is told before anything of the run exists, and before torch is loaded."""
+    network = start.config.network
+    for address in (*(start.listen or network.listen_addresses), *(start.announce or network.announce_addresses)):
+        endpoint_of(address)
+
+
 def _ready(start: Start) -> tuple[Any, int, str]:
     """Folder, log, threads and name, before anything of the peer exists."""
     import torch
@@ -118,15 +135,21 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     from atoll.host.trainer import threads_per_trainer
 
     network = start.config.network
+    asked = start.listen or network.listen_addresses
+    nothing_said = not start.listen and asked == Listening().listen
     listening = Listening(
-        start.listen or network.listen_addresses,
-        start.announce or network.announce_addresses,
-        network.upload_bytes_s,
+        asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
     )
-    for address in (*listening.listen, *listening.announce):
-        endpoint_of(address)  # a slip is told before anything of the run exists
-    start.folder.mkdir(parents=True, exist_ok=True)
-    _log_to(start.folder / "atoll.log")
+    try:
+        start.folder.mkdir(parents=True, exist_ok=True)
+        _log_to(start.folder / "atoll.log")
+    except OSError as why:
+        raise UsageError(
+            "E-DIR-05",
+            f"{start.folder} cannot be a peer's folder: {why.strerror}",
+            cause="a file has that name, or the place is read-only or full",
+            fix="choose another folder with --dir",
+        ) from None
     threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
     torch.set_num_threads(threads)
     return listening, threads, (start.name or start.config.node.name or platform.node())[:64]

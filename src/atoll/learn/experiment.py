@@ -19,7 +19,7 @@ Time is counted in inner steps; nothing here waits or measures seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from atoll.keys.digest import digest
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
-from atoll.learn.data import Data, load_data, validation
+from atoll.learn.data import Data, Images, Text, load_data, validation
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model, misfit
@@ -104,7 +104,7 @@ class Flight:
 def experiment(
     recipe: Recipe,
     model: str | nn.Module | None = None,
-    data: str | Data | list[Data] | None = None,
+    data: str | Data | Sequence[str | Data] | None = None,
     *,
     peers: int = 4,
     steps: int | None = None,
@@ -117,12 +117,14 @@ def experiment(
 ) -> Outcome:
     """Train `peers` workers by this recipe. `model`: a module to copy, or a built-in name (default: the recipe's).
 
-    `data`: samples that all members share out among them, or a list of every member's own, which nobody else sees
-    (federated); what the first holds out then judges the model.
+    `data`: "stdlib", a path or samples that all members share out among them, or a list of every member's own,
+    which nobody else sees (federated); what the first holds out then judges the model.
     `steps` overrides the recipe's length, and its learning rate then falls over those; `statistic` overrides what
     its reducer makes of the rows. `samples` of the validation data are looked at, at the end and every
     `evaluate_every` steps (0: only at the end). ValueError if the recipe cannot be run.
     """
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"a recipe is what a method of atoll.learn.methods returns: diloco(), …; not {recipe!r}")
     if statistic is not None:
         reducer = msgspec.structs.replace(recipe.reducer, statistic=statistic)
         recipe = msgspec.structs.replace(recipe, reducer=reducer)
@@ -140,7 +142,7 @@ def experiment(
     if own and trouble and trouble.villains:
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
     recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
-    found = load_data(data or "stdlib") if isinstance(data, str) or data is None else data
+    found = [_loaded(one) for one in data] if isinstance(data, list) else _loaded(data)
     if isinstance(found, list) and len(found) != peers:
         raise ValueError(f"{peers} peers need {peers} data sets of their own, not {len(found)}")
     if isinstance(model, str) or model is None:
@@ -152,6 +154,14 @@ def experiment(
         model = build_model(name, recipe.seed)
     run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss)
     return run.whole(evaluate_every, samples, progress)
+
+
+def _loaded(data: str | Data | None) -> Data:
+    if data is None or isinstance(data, str):
+        return load_data(data or "stdlib")
+    if not isinstance(data, Text | Images):
+        raise ValueError(f"data is 'stdlib', a path, a Text or Images of atoll.learn.data, or a list, not {data!r}")
+    return data
 
 
 class Experiment:

@@ -35,7 +35,7 @@ def decode_config(tree: Mapping[str, Any]) -> Config:
         for theirs, ours in IN_WORDS.items():
             text = text.replace(f"`{theirs}`", ours).replace(f"`{theirs} | null`", ours)
         told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}"
-        raise UsageError("E-CFG-02", told, fix=ABOUT.get(key, "docs/config.md has every key")) from None
+        raise UsageError("E-CFG-02", told, fix=_mend(key)) from None
     demand_sense(config)
     return config
 
@@ -90,7 +90,11 @@ def _seconds(key: str, value: object, hint: object) -> object:
     try:
         return parse_duration_s(value)
     except ValueError as why:
-        raise UsageError("E-CFG-02", f"{key}: {why}", fix=ABOUT[key]) from None
+        raise UsageError("E-CFG-02", f"{key}: {why}", fix=_mend(key)) from None
+
+
+def _mend(key: str) -> str:
+    return f"write another value; {key} is: {ABOUT[key]}" if key in ABOUT else "docs/config.md has every key"
 
 
 def _is_duration(hint: Any) -> bool:
