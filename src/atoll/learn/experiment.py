@@ -11,9 +11,11 @@ With villains (learn/villains), and owners that withstand them:
 
 The arithmetic is that of real rounds: updates are encoded under error feedback, part owners decode, combine and
 encode the answer (`learn/combine`), everybody decodes it, takes the outer step and merges; so the loss of the way
-back is in the result. Bytes are those that one peer sends and hears under the butterfly plan, every copy counted:
-its rows to the owners, and its own part's answer to everybody. Ratios are against ring data parallelism in fp32,
-2 (M - 1) / M x 4 P bytes per step each way. Packet headers, agreement and downloads of joiners are left out.
+back is in the result. Where real rounds can run a recipe, and nothing goes wrong in them, `Outcome.state` is to be the
+very name of the state that they end with: bench/exact.py compares the two.
+Bytes are those that one peer sends and hears under the butterfly plan, every copy counted: its rows to the owners,
+and its own part's answer to everybody. Ratios are against ring data parallelism in fp32, 2 (M - 1) / M x 4 P bytes
+per step each way. Packet headers, agreement and downloads of joiners are left out.
 Time is counted in inner steps; nothing here waits or measures seconds.
 """
 
@@ -26,6 +28,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from atoll.base.ids import Digest
 from atoll.keys.digest import digest
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
@@ -35,7 +38,7 @@ from atoll.learn.merge import merge
 from atoll.learn.models import build_model, misfit
 from atoll.learn.models import loss_of as built_in_loss
 from atoll.learn.outer import Agreeing, Moment, fresh_outer, momentum_of, move
-from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting
+from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting, swarm_problem
 from atoll.learn.reducer import (
     PEERS_MIN,
     ROBUST,
@@ -49,7 +52,7 @@ from atoll.learn.reducer import (
     weight_of,
 )
 from atoll.learn.schedule import due, fragments_of, phase_at
-from atoll.learn.state import SharedState
+from atoll.learn.state import SharedState, state_bytes, state_hash
 from atoll.learn.traffic import Traffic
 from atoll.learn.trouble import Absence, Trouble, check_trouble
 from atoll.learn.update import Bounds, Common, Update, encode_update, moved, part_bounds, part_codecs, settle
@@ -83,6 +86,7 @@ class Outcome:
     curve: tuple[tuple[int, float], ...]  # (step, validation loss)
     history: tuple[Round, ...]
     model_F: Tensor  # the agreed model as one flat vector
+    state: Digest | None  # what real rounds would name it; None where they cannot do this, or members never agree
 
 
 @dataclass
@@ -112,6 +116,7 @@ def experiment(
     trouble: Trouble | None = None,
     evaluate_every: int = 0,
     samples: int = 2048,
+    order: Sequence[int] | None = None,
     loss: Loss = built_in_loss,
     progress: Callable[[Round], object] | None = None,
 ) -> Outcome:
@@ -121,7 +126,9 @@ def experiment(
     which nobody else sees (federated); what the first holds out then judges the model.
     `steps` overrides the recipe's length, and its learning rate then falls over those; `statistic` overrides what
     its reducer makes of the rows. `samples` of the validation data are looked at, at the end and every
-    `evaluate_every` steps (0: only at the end). ValueError if the recipe cannot be run.
+    `evaluate_every` steps (0: only at the end). `order` is that in which owners add up rows, which decides the last
+    bits: peers are numbered as they get their shares of the data, in a real run in the order in which they joined,
+    but their rows are added up in the order of their ids. ValueError if the recipe cannot be run.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"a recipe is what a method of atoll.learn.methods returns: diloco(), …; not {recipe!r}")
@@ -138,6 +145,8 @@ def experiment(
             f"{recipe.reducer.statistic} needs at least {PEERS_MIN} peers to withstand a liar, not {peers}"
         )
     check_trouble(trouble or Trouble(), peers)
+    if order is not None and sorted(order) != list(range(peers)):
+        raise ValueError(f"order names each of the peers 0 … {peers - 1} once, not {list(order)}")
     own = recipe.own_anchors or recipe.reducer.group == "one" or recipe.merge == "swap"
     if own and trouble and trouble.villains:
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
@@ -152,7 +161,7 @@ def experiment(
                 raise ValueError(problem)
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
-    run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss)
+    run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss, order)
     return run.whole(evaluate_every, samples, progress)
 
 
@@ -176,9 +185,11 @@ class Experiment:
         steps: int,
         trouble: Trouble,
         loss: Loss,
+        order: Sequence[int] | None = None,
     ) -> None:
         self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss
-        own = isinstance(data, list)
+        self.order = range(peers) if order is None else order
+        self.own_data = own = isinstance(data, list)
         self.held_out = data[0] if own else data
         # worker -> its data, which of how many shares of them are its own
         self.shares = [(data[w], 0, 1) if own else (data, w, peers) for w in range(peers)]
@@ -194,7 +205,7 @@ class Experiment:
             [fresh_outer(recipe.outer, self._inside(*f)) for f in self.fragments] for _ in range(anchors)
         ]
         self.momentum_P = torch.zeros(self.layout.parameters)  # what codecs may build on
-        self.owners: dict[tuple[int, int, int], Tensor | None] = {}  # (owner, lo, hi) -> what its answers left out
+        self.owed: dict[int, Tensor] = {}  # owner -> what its answers left out, over the whole vector
         self.flights: list[Flight] = []
         self.traffic = Traffic(peers)
         self.history: list[Round] = []
@@ -231,6 +242,7 @@ class Experiment:
             curve=(*curve, (self.steps, final)),
             history=tuple(self.history),
             model_F=self.agreed(),
+            state=self.state(),
         )
 
     def step(self) -> list[Round]:
@@ -284,6 +296,9 @@ class Experiment:
             for flight in list(self.flights):
                 self._apply(flight)
         self.live_F = torch.stack([self.workers[peer].x_F for peer in self.present or [0]]).mean(0)
+        if not schedule.closing and len(self.fragments) > 1:
+            self._close_whole()
+            return
         if not schedule.closing:
             self._synchronise(self.steps)
             for flight in list(self.flights):  # eager: the last round's mean is still to come
@@ -296,11 +311,28 @@ class Experiment:
                 for anchor_F in self.anchors:
                     anchor_F[flight.lo : flight.hi] -= flight.combined[0]
 
+    def _close_whole(self) -> None:
+        """Where fragments took turns the last round carries them all at once, as in real rounds."""
+        whole = self._launch(0, self.steps, self._coding(self.steps), (0, self.layout.floats))
+        for fragment, (lo, hi) in enumerate(self.fragments if whole is not None else ()):
+            cut = slice(lo, hi)
+            agreed = whole.agreement if isinstance(whole.agreement, float) else whole.agreement[cut]
+            piece = Flight(
+                *(fragment, lo, hi, whole.begun, whole.lands_at),
+                sent={peer: sent_F[cut] for peer, sent_F in whole.sent.items()},
+                combined={anchor: combined_F[cut] for anchor, combined_F in whole.combined.items()},
+                own={peer: own_F[cut] for peer, own_F in whole.own.items()},
+                agreement=agreed,
+            )
+            self._apply(piece)
+
     # ---- one fragment --------------------------------------------------------------------------------------
 
-    def _launch(self, fragment: int, step: int, coding: Coding) -> Flight | None:
-        """Everybody present encodes and sends; None if too few are here."""
-        lo, hi = self.fragments[fragment]
+    def _launch(
+        self, fragment: int, step: int, coding: Coding, span: tuple[int, int] | None = None
+    ) -> Flight | None:
+        """Everybody present encodes and sends, of the fragment or of `span`; None if too few are here."""
+        lo, hi = span or self.fragments[fragment]
         members, reducer = list(self.present), self.recipe.reducer
         if len(members) < max(1, reducer.peers_min):
             return None
@@ -318,6 +350,7 @@ class Experiment:
             p for p, fine in zip(members, in_time, strict=True) if fine and not self.trouble.loses(self._seed(), p)
         ]
         counted = [p for p in counted if p not in villains or readable(updates[p], bounds, ups)]
+        rows = [p for p in self.order if p in counted]
         waits = self.recipe.schedule.overlap == 0 or step == self.steps
         _, phase = phase_at(self.recipe.schedule, step, self.steps)
         begun = max(0, step - phase.inner_steps // len(self.fragments))
@@ -334,7 +367,7 @@ class Experiment:
         if in_pairs:
             self._pair(flight, members, counted, updates, ups)
         else:
-            self._reduce(flight, members, counted, updates, bounds, ups, coding)
+            self._reduce(flight, members, rows, updates, bounds, ups, coding)
         self._written(flight, step, members, counted)
         return flight
 
@@ -356,7 +389,7 @@ class Experiment:
         ups: tuple[Codec, ...],
         coding: Coding,
     ) -> None:
-        """Every part at its owner, as in a real round."""
+        """Every part at its owner, as in a real round. Rows are added up in the order of `counted`."""
         reducer, n = self.recipe.reducer, flight.hi - flight.lo
         combined = torch.zeros(n)
         agreed = torch.ones(n) if isinstance(self.recipe.outer, Agreeing) else None
@@ -370,15 +403,16 @@ class Experiment:
         for part, ((a, b), up, down) in enumerate(zip(bounds, ups, downs, strict=True)):
             owner = members[part % len(members)]
             rows = [(weights[p], updates[p].wires[part]) for p in counted]
-            key = (owner, flight.lo + a, flight.lo + b)
-            sizes = self._sizes(flight.lo + a, flight.lo + b)
-            remember = coding.answer == "remembered"
+            here, remember = slice(flight.lo + a, flight.lo + b), coding.answer == "remembered"
+            sizes = self._sizes(here.start, here.stop)
+            owed_N = self.owed[owner][here] if owner in self.owed else None
             if robust:
                 part_N = None if whole_N is None else whole_N[a:b]
-                done = answered(part_N, down, self.owners.get(key), remember)
+                done = answered(part_N, down, owed_N, remember)
             else:
-                done = reduced(reducer, rows, b - a, up, down, self.owners.get(key), remember, sizes, len(members))
-            self.owners[key] = done.memory_N
+                done = reduced(reducer, rows, b - a, up, down, owed_N, remember, sizes, len(members))
+            if remember and done.memory_N is not None:
+                self.owed.setdefault(owner, torch.zeros(self.layout.floats))[here] = done.memory_N
             if done.value_N is not None:
                 combined[a:b] = done.value_N
             if agreed is not None and len(rows) > 1:
@@ -567,6 +601,25 @@ class Experiment:
             live = [self.workers[peer].x_F for peer in self.present]
             return torch.stack(live).mean(0)  # each value of the anchor is as old as its last turn
         return torch.stack(self.anchors).mean(0)
+
+    def shared(self) -> SharedState:
+        """The state that real rounds would hold now; to be asked when nothing is under way."""
+        recipe, turns = self.recipe, len(self.history)
+        steps = turns * recipe.schedule.turn_steps
+        samples = steps * recipe.batch * len(self.workers)
+        tokens = samples * recipe.seq_len
+        inner = self.outers[0][0].inner
+        moments = (self.momentum_P, None) if inner is None else (inner.first_P, inner.second_P)
+        counters_K = torch.zeros(self.layout.counters, dtype=torch.int64)
+        return SharedState(self.agreed(), moments[0], counters_K, turns, steps, samples, tokens, moments[1])
+
+    def state(self) -> Digest | None:
+        """What real rounds would name it by; None where they cannot do this, or their members never agree."""
+        recipe, trouble = self.recipe, self.trouble
+        apart = self.own_data or recipe.own_anchors or self.layout.counters
+        if apart or swarm_problem(recipe) or trouble != Trouble() or self.steps % recipe.schedule.turn_steps:
+            return None
+        return state_hash(state_bytes(self.shared(), self.layout))
 
     @torch.no_grad()
     def loss_at(self, x_F: Tensor, samples: int) -> float:

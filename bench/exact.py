@@ -1,0 +1,200 @@
+"""Do four real processes end with the very bits of the experiment? Peers on loopback beside `atoll.experiment`.
+
+    python bench/exact.py [--recipe auto ...] [--quick]
+
+Founds a run of a small model, lets the others join, and waits until it is over. Then the experiment runs the recipe
+that genesis names, on the same data, with as many peers, and the names of both last states are compared: a name is
+a digest of the whole state, so equal names are equal bits of model, outer momentum and counts. Every round before
+is compared, too, so that what differs is found where it began. Threads are one everywhere; both sides are on this
+processor. What it takes from the real run beside genesis: in which order the peers' ids stand, since rows are added
+up in that order, while shares of the data are dealt out in the order of joining.
+
+A round that lacks a peer, as on a busy computer, shows nothing: such a run says so, and is done once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from real_swarm import Swarm
+
+import atoll
+from atoll.cli.checkpoint import read_vertex
+from atoll.cli.verify import kept_in
+from atoll.host.learning import Learning, decode_learning
+from atoll.learn.data import load_data
+from atoll.learn.experiment import Experiment, Trouble
+from atoll.learn.models import build_model, loss_of
+from atoll.learn.state import state_bytes, state_from_bytes, state_hash
+from atoll.node.settings import decode_settings
+from atoll.node.trial import opened
+
+if TYPE_CHECKING:
+    from atoll.base.ids import PeerId
+    from atoll.wire.messages.vertex import Body
+
+PEERS = 4
+SMALL = ("model.name=gpt-nano", "train.seq_len=32", "train.batch=2")
+ROUNDS = (*SMALL, "run.rounds=4", "train.inner_steps=8")
+TURNS = (*SMALL, "run.rounds=2", "train.inner_steps=18", "sync.fragments=3", "sync.overlap=2")
+STEPS = (*SMALL, "run.rounds=8")
+RECIPES = {
+    "diloco": ROUNDS,
+    "streaming": TURNS,
+    "auto": TURNS,
+    "local_sgd": ROUNDS,
+    "muloco": ROUNDS,
+    "fedavg": ROUNDS,
+    "opendiloco": ROUNDS,
+    "data_parallel": STEPS,
+    "demo_": STEPS,
+    "powersgd": STEPS,
+}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a run that is over says of itself, in the folder of one of its peers."""
+
+    learning: Learning
+    bodies: tuple[Body, ...]  # of the rounds that trained
+    shares: tuple[PeerId, ...]  # whose share of the data is the first, the second, …
+    last: bytes  # the last state
+
+    @property
+    def order(self) -> list[int]:
+        """Of the ids of those whose shares are 0, 1, … ."""
+        return sorted(range(len(self.shares)), key=lambda k: self.shares[k])
+
+    def unlike(self) -> str:
+        """Why this run was not one that the experiment repeats; empty if it was."""
+        expected = self.learning.recipe.schedule.turn_steps
+        for body in self.bodies:
+            if None in body.parts:
+                return f"round {body.round} has parts without an answer"
+            for part, answer in enumerate(body.parts):
+                said = set(opened(answer).contributors) if answer is not None else set[str]()
+                if lacking := sorted({*self.shares} - said):
+                    return f"round {body.round} lacked {', '.join(lacking)} in part {part}"
+            if tuple(m.peer for m in body.members if m.trains) != self.shares:
+                return f"round {body.round} changed who trains"
+            if body.metrics.steps != expected * len(self.shares):
+                return f"round {body.round} has {body.metrics.steps} steps, not {expected} of every peer"
+        wanted = self.learning.recipe.schedule.turns
+        return "" if len(self.bodies) == wanted else f"{len(self.bodies)} rounds trained, not {wanted}"
+
+
+@dataclass(frozen=True)
+class Compared:
+    state: str  # of the real run, hex
+    experiment: str
+    rounds: int
+    differs: int | None  # the first round after which the states are not the same one, from 1 on
+    values: int  # of the model that differ at the end
+    unlike: str  # why the two cannot be compared; empty if they can
+
+    @property
+    def same(self) -> bool:
+        return not self.unlike and self.state == self.experiment and self.differs is None and self.values == 0
+
+
+def real(base: Path, settings: Sequence[str], peers: int = PEERS) -> Told:
+    """A run of real processes from its founding to its end."""
+    base.mkdir(exist_ok=True)
+    with Swarm(base, [*settings, f"run.start_peers={peers}"]) as swarm:
+        swarm.found()
+        for index in range(1, peers):
+            swarm.join(index)
+        ended = swarm.wait(lambda f: f["fact"] in ("Ended", "Exit") and f["by"] == 0, patience_s=300.0)
+        if ended["fact"] == "Exit":
+            raise RuntimeError((base / "peer-0.stderr").read_text(errors="replace"))
+    return told(base / "peer-0")
+
+
+def told(folder: Path) -> Told:
+    with kept_in(folder) as kept:
+        genesis = read_vertex(kept, folder, -1)[1]
+        bodies = [read_vertex(kept, folder, number)[1] for number in kept.rounds]
+    trained = tuple(body for body in bodies if body.parts)
+    learning = decode_learning(decode_settings(genesis.settings))
+    shares = tuple(m.peer for m in trained[0].members if m.trains)
+    return Told(learning, trained, shares, (folder / "blobs" / trained[-1].state.hex()).read_bytes())
+
+
+def compared(run: Told) -> Compared:
+    """The experiment beside it, round by round, and as everybody calls it."""
+    torch.set_num_threads(1)
+    recipe, layout = run.learning.recipe, run.learning.layout
+    schedule, peers, order = recipe.schedule, len(run.shares), run.order
+    data = load_data(run.learning.data)
+    model = build_model(recipe.model, recipe.seed)
+    beside = Experiment(recipe, model, data, peers, schedule.steps, Trouble(), loss_of, order)
+    differs = None
+    for turn, body in enumerate(run.bodies, 1):
+        while beside.now < min(turn * schedule.turn_steps + schedule.overlap, schedule.steps):
+            beside.step()
+        if state_hash(state_bytes(beside.shared(), layout)) != body.state:
+            differs = turn
+            break
+    done = atoll.experiment(recipe, data=data, peers=peers, order=order, samples=256)
+    model_F = state_from_bytes(run.last, layout).anchor_F
+    values = int((model_F.view(torch.int32) != done.model_F.view(torch.int32)).sum())
+    found = done.state.hex() if done.state is not None else ""
+    return Compared(run.bodies[-1].state.hex(), found, len(run.bodies), differs, values, run.unlike())
+
+
+def shown(settings: Sequence[str], base: Path, peers: int = PEERS) -> Compared:
+    """Once, and once more if a round lacked somebody."""
+    first = compared(real(base / "first", settings, peers))
+    return compared(real(base / "again", settings, peers)) if first.unlike else first
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--recipe", nargs="+", choices=RECIPES, default=list(RECIPES))
+    asked.add_argument("--data", default="", help="a text file; default: a small one that is written for this")
+    asked.add_argument("--quick", action="store_true", help="the first recipe only")
+    asked.add_argument("--dir", type=Path, help="where the folders of the peers stay, to look at what differs")
+    given = asked.parse_args()
+    bad = 0
+    for name in given.recipe[: 1 if given.quick else None]:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="atoll-exact-") as folder:
+            base = given.dir / name if given.dir else Path(folder)
+            base.mkdir(parents=True, exist_ok=True)
+            source = given.data or str(book(base))
+            found = shown([f"train.recipe={name}", *RECIPES[name], f"data.source={source}"], base)
+        bad += not found.same
+        words = (
+            "the same state"
+            if found.same
+            else found.unlike
+            or (f"differs from round {found.differs} on, {found.values} values of the model at the end")
+        )
+        took = f"{time.monotonic() - began:.0f} s"
+        print(
+            f"{name:<14} {found.rounds:>3} rounds  {found.state[:16]}  {found.experiment[:16]}  {words}  ({took})"
+        )
+        sys.stdout.flush()
+    return 1 if bad else 0
+
+
+def book(base: Path) -> Path:
+    """Text enough for some hundred steps."""
+    path = base / "book.txt"
+    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
