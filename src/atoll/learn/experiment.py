@@ -11,8 +11,8 @@ With villains (learn/villains), and owners that withstand them:
 
 The arithmetic is that of real rounds: updates are encoded under error feedback, part owners decode, combine and
 encode the answer (`learn/combine`), everybody decodes it, takes the outer step and merges; so the loss of the way
-back is in the result. Where real rounds can run a recipe, and nothing goes wrong in them, `Outcome.state` is to be the
-very name of the state that they end with: bench/exact.py compares the two.
+back is in the result. Where real rounds can run a recipe, and nothing goes wrong in them, `Outcome.state` is to be
+the very name of the state that they end with: bench/exact.py compares the two.
 Bytes are those that one peer sends and hears under the butterfly plan, every copy counted: its rows to the owners,
 and its own part's answer to everybody. Ratios are against ring data parallelism in fp32, 2 (M - 1) / M x 4 P bytes
 per step each way. Packet headers, agreement and downloads of joiners are left out.
