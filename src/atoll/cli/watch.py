@@ -192,7 +192,9 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
         case "EraAwaited":
             return (
                 f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
-                "that should be under it; asking for the others (if none come: signers are gone, or it is forged)"
+                "that should be under it; asking for the others (if none come: signers are gone, and the founder "
+                "can sign for them with atoll recover; or it is forged, and another member's ticket leads to the "
+                "true one: atoll join TICKET --dir NEW_FOLDER)"
             )
         case "Refused":
             return f"! {name(entry['by'])} says: {entry['what']}"

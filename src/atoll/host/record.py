@@ -236,7 +236,9 @@ class Progress:
             case "EraAwaited":
                 self.trouble = (
                     f"the history after round {entry['round']} has {entry['signed']} of {entry['needed']} "
-                    "signatures of those who began its era; asking for the others"
+                    "signatures of those who began its era; asking for the others. If none come, either those "
+                    "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
+                    "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"
                 )
             case "EraSealed" if "signatures of those who began" in self.trouble:
                 self.trouble = ""

@@ -123,6 +123,7 @@ class History:
         fits = (
             certificate.stage == "commit"
             and certificate.round == body.round
+            and body.epoch == self.bodies[before].epoch  # only the recovery identity begins another
             and certificate.digest == digest != ZERO_DIGEST
             and self.notary.certificate_holds(certificate, keys, quorum)
         )
