@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Effect, Event, Received, Send, Start
+from atoll.base.machine import Ask, Done, Effect, Event, Received, Report, Send, Start
 from atoll.cli.verify import votes_alone
+from atoll.host.record import Progress, entry_of
 from atoll.host.store import Store, stored
 from atoll.keys.digest import digest
 from atoll.node.admission import Wish
@@ -25,6 +26,7 @@ from atoll.protocol.dag.eras import (
     RECOVERY,
     Begin,
     Era,
+    EraAwaited,
     Eras,
     ReadEra,
     decode_era,
@@ -472,6 +474,30 @@ def test_votes_alone_begin_no_epoch_and_so_seal_no_era():
     history.check(voted(body.epoch), decode_body(voted(body.epoch).body))
     with pytest.raises(PeerFault, match="no quorum signed"):
         history.check(voted(body.epoch + 1), decode_body(voted(body.epoch + 1).body))
+
+
+def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobody():
+    """A newcomer took forged rounds, as many as it may; an honest member answers with what it signed."""
+    swarm = swarm_of(mute=(2, 3))
+    until_round(swarm, 40)
+    member = swarm.world.nodes[peer_name(0)].machine
+    assert member is not None and member.history is not None
+    history, run, keys = member.history, swarm.run_id, swarm.keys
+    fooled = Peer(run, keys.signer(8, run), keys.verifier, Wish(), history.genesis, (peer_name(0),))
+    fooled.handle(Start({}), 0.0)
+    fooled.handle(Received(peer_name(1), Vertices(history.since(0, 1 << 22), history.head)), 0.5)
+    assert fooled.eras is not None
+    true = replace(fooled.eras.lacking[4], vertex=digest(b"the true past"))
+    said = EraSigned(4, true.vertex, (_signature(swarm, 3, true),))
+    told = [e.fact for e in fooled.handle(Received(peer_name(3), said), 1.0) if isinstance(e, Report)]
+    awaited = [f for f in told if isinstance(f, EraAwaited)]
+    assert [(f.round, f.elsewhere) for f in awaited] == [(4, 1)] and not any(isinstance(f, Fault) for f in told)
+    progress = Progress()
+    progress.see(entry_of(awaited[0], 1.0) or {})
+    assert "made-up past" in progress.trouble and "atoll join TICKET" in progress.trouble
+    unsigned = _other(said, signature=b"scribble")
+    faults = [getattr(e, "fact", None) for e in fooled.handle(Received(peer_name(3), unsigned), 1.5)]
+    assert any(isinstance(f, Fault) and "another vertex" in f.what for f in faults)
 
 
 def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_nobody_twice_at_once():

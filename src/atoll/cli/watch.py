@@ -189,6 +189,12 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return f"! nothing contributed to round {entry['round']}: {entry['why']}"
         case "FetchBegan":
             return f"downloading the agreed model ({entry['why']})"
+        case "EraAwaited" if entry.get("elsewhere"):
+            return (
+                f"! {entry['elsewhere']} of those who should have signed the history up to round {entry['round']} "
+                "signed another one: what was shown here is made up; take a new folder and another member's ticket "
+                "(atoll join TICKET --dir NEW_FOLDER)"
+            )
         case "EraAwaited":
             return (
                 f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "

@@ -45,6 +45,7 @@ from atoll.wire.messages.vertex import Body, Vertex
 
 FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
 ASK_ANOTHER = "atoll verify on another member's folder says whether it is so there too"
+ASK_OR_SIGN = f"{ASK_ANOTHER}; for members who are gone for good the founder can sign: atoll recover"
 DISK = "this disk or a copy of this folder lost or changed bytes"
 FORGED = "somebody rewrote this history, or the voters of that round broke the rules together"
 
@@ -58,7 +59,7 @@ KINDS = {  # kind: code, likely cause, next command
     "link": ("E-VER-07", "the vertex, or the one before it, is of another history", ASK_ANOTHER),
     "content": ("E-VER-08", FORGED, ASK_ANOTHER),
     "recovery": ("E-VER-09", "somebody without the recovery identity began an epoch", ASK_ANOTHER),
-    "era": ("E-VER-15", f"{DISK}, members never came back to sign, or {FORGED}", ASK_ANOTHER),
+    "era": ("E-VER-15", f"{DISK}, members never came back to sign, or {FORGED}", ASK_OR_SIGN),
     "trusted": ("E-VER-10", "this folder is of another history, or has not come so far", ASK_ANOTHER),
 }
 

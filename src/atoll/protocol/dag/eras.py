@@ -150,7 +150,7 @@ def decode_era(data: bytes) -> Era | None:
 
 
 class EraSealed(Fact, frozen=True, kw_only=True):
-    """A quorum of identities signed the vertex that ended an era; `round` is its last."""
+    """A quorum of identities, or the recovery identity ("" in `signed`), signed what ended with this round."""
 
     phase = "keep"
     signed: tuple[PeerId, ...]
@@ -162,6 +162,7 @@ class EraAwaited(Fact, frozen=True, kw_only=True):
     phase = "join"
     signed: int
     needed: int
+    elsewhere: int = 0  # of those who should have signed it, as many signed another past instead
 
 
 class Eras:
@@ -225,7 +226,7 @@ class Eras:
         return [e for era in bare for e in self._keep(replace(era, covered=True))]
 
     def vouch_for(self, sign: Callable[[bytes], bytes], reach: Sequence[PeerId]) -> list[Effect]:
-        """Seal what is `unsigned` with the word of the recovery identity, whose `sign` this is, and tell those within reach.
+        """Seal what is `unsigned` by the word of the recovery identity, whose `sign` this is, and say it to these.
 
         Whoever comes later stops at the first era that should be signed and is not, and never gets to see a
         recovery that came much later: so the word is said under each.
@@ -238,7 +239,7 @@ class Eras:
         return effects
 
     def unsigned(self) -> list[Era]:
-        """Eras, oldest first, that a quorum should have signed by now, or that a recovery covers since."""
+        """Eras, oldest first, that a quorum should have signed by now, or that a recovery covers."""
         next, every = self.history.head + 1, self.era_rounds
         late = (e for e in self.lacking.values() if e.covered or is_overdue(e.round, False, next, every))
         return sorted(late, key=lambda era: era.round)
@@ -313,10 +314,10 @@ class Eras:
         era = self.lacking.get(said.round) or self.sealed.get(said.round)
         if era is None:
             return []  # I am not there yet, or need no more of it
-        if said.vertex != era.vertex:
-            raise PeerFault(sender, f"signatures under another vertex of round {said.round} than the agreed one")
         if len(said.signatures) > COMMITTEE_MOST:
             raise PeerFault(sender, f"{len(said.signatures)} signatures under one era; {COMMITTEE_MOST} can be")
+        if said.vertex != era.vertex:
+            return self._contest(sender, said, era)
         fresh = {s.peer: s for s in said.signatures if s.peer not in era.signed_by}
         for signature in fresh.values():
             flaw = signature_flaw(signature, era, self.run, self.verifier, self.history.recovery)
@@ -325,6 +326,17 @@ class Eras:
         if not fresh:
             return []
         return self._keep(_with(era, tuple(fresh.values()))) + self.ask_of(sender, now, ASK_AGAIN_S, most=1)
+
+    def _contest(self, sender: PeerId, said: EraSigned, era: Era) -> list[Effect]:
+        """Those who had to sign the vertex that I hold signed another one. I may have been shown a made-up past."""
+        if era.handed and not era.sealed:
+            other, flaw_of = replace(era, vertex=said.vertex), signature_flaw
+            signed = {s.peer: s for s in said.signatures}.values()
+            recovery = self.history.recovery
+            if good := sum(flaw_of(s, other, self.run, self.verifier, recovery) is None for s in signed):
+                have, needed = len(era.signatures), era.quorum
+                return [Report(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=good))]
+        raise PeerFault(sender, f"signatures under another vertex of round {said.round} than the agreed one")
 
     def ask(self, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """For each era that lacks signatures ask the peer after the one asked last, unless that was lately."""
