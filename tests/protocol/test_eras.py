@@ -488,14 +488,16 @@ def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobod
     fooled.handle(Received(peer_name(1), Vertices(history.since(0, 1 << 22), history.head)), 0.5)
     assert fooled.eras is not None
     true = replace(fooled.eras.lacking[4], vertex=digest(b"the true past"))
-    said = EraSigned(4, true.vertex, (_signature(swarm, 3, true),))
+    one = EraSigned(4, true.vertex, (_signature(swarm, 3, true),))
+    assert not fooled.handle(Received(peer_name(3), one), 0.9)  # may be a liar's
+    said = replace(one, signatures=tuple(_signature(swarm, i, true) for i in (1, 2, 3)))
     told = [e.fact for e in fooled.handle(Received(peer_name(3), said), 1.0) if isinstance(e, Report)]
     awaited = [f for f in told if isinstance(f, EraAwaited)]
-    assert [(f.round, f.elsewhere) for f in awaited] == [(4, 1)] and not any(isinstance(f, Fault) for f in told)
+    assert [(f.round, f.elsewhere) for f in awaited] == [(4, 3)] and not any(isinstance(f, Fault) for f in told)
     progress = Progress()
     progress.see(entry_of(awaited[0], 1.0) or {})
     assert "made-up past" in progress.trouble and "atoll join TICKET" in progress.trouble
-    unsigned = _other(said, signature=b"scribble")
+    unsigned = _other(one, signature=b"scribble")
     faults = [getattr(e, "fact", None) for e in fooled.handle(Received(peer_name(3), unsigned), 1.5)]
     assert any(isinstance(f, Fault) and "another vertex" in f.what for f in faults)
 

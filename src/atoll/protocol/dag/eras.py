@@ -162,7 +162,7 @@ class EraAwaited(Fact, frozen=True, kw_only=True):
     phase = "join"
     signed: int
     needed: int
-    elsewhere: int = 0  # of those who should have signed it, as many signed another past instead
+    elsewhere: int = 0  # of those who should have signed it a quorum signed another past: so many
 
 
 class Eras:
@@ -333,9 +333,12 @@ class Eras:
             other, flaw_of = replace(era, vertex=said.vertex), signature_flaw
             signed = {s.peer: s for s in said.signatures}.values()
             recovery = self.history.recovery
-            if good := sum(flaw_of(s, other, self.run, self.verifier, recovery) is None for s in signed):
+            good = [s for s in signed if flaw_of(s, other, self.run, self.verifier, recovery) is None]
+            if replace(other, signatures=tuple(good)).sealed:
                 have, needed = len(era.signatures), era.quorum
-                return [Report(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=good))]
+                return [Report(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]
+            if good:
+                return []  # too few to tell who is lied to, and it may only have handed them on
         raise PeerFault(sender, f"signatures under another vertex of round {said.round} than the agreed one")
 
     def ask(self, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
