@@ -320,7 +320,7 @@ class _Walk:
         try:
             history.check(vertex, body)
         except PeerFault as fault:
-            kind, what = self._why_no_certificate(vertex, fault)
+            kind, what = self._why_no_certificate(vertex, body, fault)
             return kind, f"{what} ({content})" if content is not None else what
         return ("content", content) if content is not None else None
 
@@ -376,11 +376,13 @@ class _Walk:
             return "same"
         return agrees(amend, goal_of(kept[1], vertex_id(kept[0].body)))
 
-    def _why_no_certificate(self, vertex: Vertex, fault: PeerFault) -> tuple[str, str]:
+    def _why_no_certificate(self, vertex: Vertex, body: Body, fault: PeerFault) -> tuple[str, str]:
         """Which of body and certificate is damaged, where the votes still tell."""
         certificate, digest = vertex.certificate, vertex_id(vertex.body)
         if certificate is None:
             return "recovery", "neither a quorum nor the recovery identity signed it"
+        if body.epoch != self.history.head_body.epoch and certificate.digest == digest:
+            return "recovery", fault.what
         keys, quorum = self._voters_of(self.history.head_id, self.history.head_body)
         if certificate.digest != digest and self.notary.certificate_holds(certificate, keys, quorum):
             return "body", f"its body is not the one that a quorum agreed on, {short(certificate.digest)}"
