@@ -61,7 +61,13 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
         paused = answer_of("status", "--dir", a)["paused"]
         assert paused == "paused: 1 of 2 present, 2 needed; wait or run `atoll recover`"
         assert atoll("recover", "--dir", a).returncode == 4  # a program must say --yes
-        assert answer_of("recover", "--dir", a, "--yes") == {"epoch": 1, "members": ["ada"], "gone": ["bob"]}
+        assert answer_of("recover", "--dir", a, "--yes") == {
+            "epoch": 1,
+            "members": ["ada"],
+            "gone": ["bob"],
+            "began": True,
+            "eras": [],
+        }
         ada.trained_with(1)
         ada.process.send_signal(signal.SIGINT)
         assert ada.ends() == 0

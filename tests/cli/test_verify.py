@@ -88,7 +88,7 @@ def test_eras_of_a_real_run_are_signed_by_both(folder: Path, capsys: pytest.Capt
     with sqlite3.connect(folder / "kept.sqlite") as database:
         name = f"sealed/{eras[0]['last']}"
         (data,) = database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
-        changed = data[:-1] + bytes([data[-1] ^ 1])
+        changed = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]  # flags are last
         database.execute("UPDATE kept SET value = ? WHERE name = ?", (changed, name))
     database.close()
     status, answer = told(folder, capsys)

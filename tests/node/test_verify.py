@@ -19,6 +19,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.cli.verify import votes_alone
 from atoll.keys.digest import digest
 from atoll.node.verify import Audit, Kept, verify_history
+from atoll.node.verify_eras import FoundEra
 from atoll.protocol.dag.eras import Era, decode_era, encode_era, era_bytes
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
@@ -235,7 +236,6 @@ def borrow_a_signature(body: Body) -> Body:
         (leave_out_a_commitment, "its commitments are not exactly those of its contributors"),
         (borrow_a_signature, "did not sign"),
         (lambda body: replace(body, trained=body.trained + 1), "miscounts the training rounds"),
-        (lambda body: replace(body, epoch=body.epoch + 1), "does not follow the head"),
         (lambda body: replace(body, settings=b"x"), "not by a voter of this round"),
     ],
 )
@@ -250,6 +250,14 @@ def test_what_every_voter_signed_together_must_still_follow_from_the_statements(
     assert found(audit) == [(newest, "content")]
     assert words in audit.problems[0].what
     assert audit_of({**rows, newest: certified(rows_of(), newest, lambda body: body)}).intact
+
+
+def test_votes_of_everybody_begin_no_epoch():
+    rows = rows_of()
+    newest = max(rows)
+    rows[newest] = certified(rows, newest, lambda body: replace(body, epoch=body.epoch + 1))
+    audit = audit_of(rows)
+    assert found(audit) == [(newest, "recovery")] and "only the recovery key can" in audit.problems[0].what
 
 
 def scored(body: Body, *changes: tuple[int, int]) -> Body:
@@ -378,12 +386,20 @@ def test_eras_are_held_by_identities_and_the_last_rounds_by_votes_alone():
     assert votes_alone(audit) == ([(lasts[-1] + 1, audit.head)] if audit.head > lasts[-1] else [])
 
 
+def after_recovery(rows: Rows) -> FoundEra:
+    audit = audit_of(rows)
+    return next(e for e in audit.eras if e.first > audit.recoveries[0])
+
+
 def test_an_era_without_its_quorum_is_demanded_once_another_one_has_passed():
-    """Signatures taken away: of the oldest era a problem, and all that follow have lost their anchor."""
+    """Signatures taken away: a problem, and all that follow have lost their anchor; before a recovery, covered."""
     rows = rows_of()
-    whole = audit_of(rows).eras
-    signed = next(e for e in whole if e.needed)
+    first, signed = audit_of(rows).eras[0], after_recovery(rows)
     eras = eras_of()
+    del eras[first.last]
+    audit = audit_of(rows, eras=eras)
+    assert audit.intact and audit.eras[0].covered and not audit.eras[0].sealed
+    assert votes_alone(audit) == votes_alone(audit_of(rows))
     del eras[signed.last]
     audit = audit_of(rows, eras=eras)
     assert found(audit) == [(signed.last, "era")] and f"0 of {signed.of} identities" in audit.problems[0].what
@@ -395,7 +411,7 @@ def test_an_era_without_its_quorum_is_demanded_once_another_one_has_passed():
 
 def test_a_signature_under_an_era_that_does_not_hold_is_named():
     rows, eras = rows_of(), eras_of()
-    last = next(e.last for e in audit_of(rows).eras if e.needed)
+    last = after_recovery(rows).last
     era = decode_era(eras[last])
     assert era is not None
     first, *others = era.signatures

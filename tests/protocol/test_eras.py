@@ -10,19 +10,23 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Effect, Event, Received, Send, Start
+from atoll.base.machine import Ask, Done, Effect, Event, Received, Report, Send, Start
 from atoll.cli.verify import votes_alone
+from atoll.host.record import Progress, entry_of
 from atoll.host.store import Store, stored
 from atoll.keys.digest import digest
 from atoll.node.admission import Wish
 from atoll.node.facts import Fault
 from atoll.node.peer import Peer
-from atoll.node.verify import Kept, verify_history
+from atoll.node.verify import Audit, Kept, verify_history
 from atoll.protocol.dag.eras import (
     OVERDUE_LEAST,
+    RECOVERY,
     Begin,
     Era,
+    EraAwaited,
     Eras,
     ReadEra,
     decode_era,
@@ -34,9 +38,11 @@ from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.signatures import RealKeys, VirtualVerifier, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.wire.codec import decode_body
+from atoll.wire.codec import decode_body, encode, vertex_id
+from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import EraSignature, EraSigned, Vertices, WantEra, WantVertices
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Certificate, Vote
+from atoll.wire.messages.vertex import Body, Vertex
 
 EVERY = 5
 
@@ -153,6 +159,7 @@ def test_an_era_that_the_last_crash_tore_off_is_ended_and_signed_at_start():
         (lambda m: _other(m, signature=b"scribble"), "did not sign"),
         (lambda m: _other(m, identity=b"mallory"), "is not p0003's"),
         (lambda m: _other(m, peer=peer_name(7)), "not one of those who sign"),
+        (lambda m: _other(m, peer=RECOVERY), "recovery identity did not sign"),
         (lambda m: replace(m, signatures=m.signatures * 129), "signatures under one era"),
     ],
 )
@@ -341,9 +348,10 @@ def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing(monkeypatch:
     assert votes_alone(audit) == [(0, audit.head)]
 
 
-def test_a_newcomer_refuses_a_past_whose_eras_nobody_signed_and_takes_it_when_they_do():
+@pytest.mark.parametrize("by", ["signer", "founder"])
+def test_a_newcomer_refuses_a_past_whose_eras_nobody_signed_and_takes_it_when_they_do(by: str):
     """Two of four have lost their keys for 60 rounds: a newcomer believes as many of them as signatures have time
-    for. Then one is back, all eras are sealed, and it comes to the head."""
+    for. Then one is back, or the founder signs for it; all eras are sealed, and the newcomer gets to the head."""
     swarm = swarm_of(mute=(2, 3))
     until_round(swarm, 60)
     late = swarm.join(4, peer_name(0))
@@ -351,13 +359,147 @@ def test_a_newcomer_refuses_a_past_whose_eras_nobody_signed_and_takes_it_when_th
     newcomer = swarm.world.nodes[late].machine
     assert newcomer is not None and newcomer.history is not None
     assert newcomer.history.head == 4 + OVERDUE_LEAST - 1 and not swarm.checkers.complaints
-    node = swarm.world.nodes[peer_name(2)]
-    swarm.world.crash(node.name)
-    node.make = lambda make=node.make: _with_keys(make(), swarm)
-    swarm.world.start(node.name)
+    if by == "founder":
+        recover(swarm)
+    else:
+        node = swarm.world.nodes[peer_name(2)]
+        swarm.world.crash(node.name)
+        node.make = lambda make=node.make: _with_keys(make(), swarm)
+        swarm.world.start(node.name)
     swarm.world.run(swarm.world.now + 90)
+    assert newcomer.history.head_body.epoch == 0
     assert newcomer.history.head >= min(swarm.heads()) - 2 > 60
     assert {m.peer for m in newcomer.history.head_body.members if m.votes} >= {late}
+
+
+def recover(swarm: Swarm) -> None:
+    node = swarm.world.nodes[peer_name(0)]
+    assert node.machine is not None
+    sign = swarm.keys.vouch(node.name).sign
+    swarm.world.carry_out(node, node.machine.recover(sign, node.clock.local(swarm.world.now)))
+
+
+def recovered(at: int, then_s: float = 60.0) -> Swarm:
+    """Five peers, three without long-lived keys; the fifth goes away early, and two for good at round `at`."""
+    swarm = swarm_of(peers=5, mute=(2, 3, 4))
+    until_round(swarm, 6)
+    swarm.world.crash(peer_name(4))
+    until_round(swarm, at)
+    for index in (2, 3):
+        swarm.world.crash(peer_name(index))
+    swarm.world.run(swarm.world.now + 40)
+    recover(swarm)
+    swarm.world.run(swarm.world.now + then_s)
+    return swarm
+
+
+def test_whoever_joins_or_comes_back_after_a_recovery_believes_the_eras_that_will_never_be_signed():
+    """The quorum is gone for good long after eras that lack theirs. The founder speaks for these as it recovers."""
+    swarm = recovered(at=36)
+    assert eras_of(swarm, 0)[4].signed_by[0] == RECOVERY and eras_of(swarm, 1)[4].signed_by[0] == RECOVERY
+    late = swarm.join(5, peer_name(1))
+    swarm.world.start(peer_name(4))
+    swarm.world.run(swarm.world.now + 150)
+    head = swarm.head(peer_name(0))
+    assert head > 60 and not swarm.checkers.complaints
+    for name in (late, peer_name(4)):
+        machine = swarm.world.nodes[name].machine
+        assert machine is not None and machine.history is not None
+        assert machine.history.head >= head - 2 and machine.history.head_body.epoch == 1
+        assert name in {m.peer for m in machine.history.head_body.members if m.votes}
+    kept = dict(swarm.world.nodes[peer_name(0)].kept)
+    audit = audit_of(swarm, kept)
+    assert audit.intact and next(e for e in audit.eras if e.last == 4).needed == 0
+    for round, era in eras_of(swarm, 0).items():  # the recovery itself is enough for who holds it
+        without = replace(era, signatures=tuple(s for s in era.signatures if s.peer != RECOVERY))
+        kept[f"sealed/{round}"] = encode_era(without)
+    audit = audit_of(swarm, kept)
+    first = audit.eras[0]
+    assert audit.intact and first.covered and not first.sealed and first.held
+    assert min(start for start, _ in votes_alone(audit)) > audit.recoveries[0]
+
+
+def audit_of(swarm: Swarm, kept: dict[str, bytes]) -> Audit:
+    rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
+    eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}
+    found = Kept(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
+    return verify_history(found, VirtualVerifier())
+
+
+def test_a_recovery_that_comes_soon_after_an_era_holds_it_without_another_word(monkeypatch: pytest.MonkeyPatch):
+    """As in runs that recovered before there was such a word."""
+    monkeypatch.setattr(Eras, "vouch_for", lambda self, sign, reach: [])
+    swarm = recovered(at=12, then_s=120.0)
+    assert not eras_of(swarm, 0, "sealed").get(4) and eras_of(swarm, 0, "era")[4].covered
+    late = swarm.join(5, peer_name(1))
+    swarm.world.run(swarm.world.now + 60)
+    assert swarm.head(late) >= swarm.head(peer_name(0)) - 2 > 4 + OVERDUE_LEAST
+
+
+def test_whoever_keeps_signatures_back_keeps_no_newcomer_out():
+    """The member that a newcomer knows shows the history and no signature: others are asked, nobody is blamed."""
+    swarm = swarm_of()
+    until_round(swarm, 40)
+    miser = swarm.world.nodes[peer_name(2)]
+    assert miser.machine is not None
+    react = miser.machine.handle
+
+    def handle(event: Event, now: float) -> list[Effect]:
+        effects = react(event, now)
+        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, EraSigned))]
+
+    miser.machine.handle = handle
+    late = swarm.join(4, miser.name)
+    swarm.world.run(swarm.world.now + 120)
+    assert swarm.head(late) >= swarm.head(peer_name(0)) - 2 > 40 and not swarm.checkers.complaints
+
+
+def test_votes_alone_begin_no_epoch_and_so_seal_no_era():
+    """A vertex that the recovery identity signs needs no signers: whoever forges votes must not claim to be one."""
+    swarm = swarm_of()
+    until_round(swarm, 2)
+    member = swarm.world.nodes[peer_name(1)].machine
+    assert member is not None and member.history is not None
+    history, body = member.history, member.history.head_body
+
+    def voted(epoch: int) -> Vertex:
+        made = replace(body, round=history.head + 1, parent=history.head_id, epoch=epoch, reports=(), commits=())
+        raw = encode(made)
+        named = vertex_id(raw)
+        vote = Vote(made.round, 0, "commit", named)
+        signers = [swarm.keys.signer(index, swarm.run_id) for index in range(4)]
+        votes = tuple((s.peer, Notary(swarm.run_id, s, swarm.keys.verifier).sign(vote).signature) for s in signers)
+        return Vertex(raw, Certificate(made.round, 0, "commit", named, votes))
+
+    history.check(voted(body.epoch), decode_body(voted(body.epoch).body))
+    with pytest.raises(PeerFault, match="only the recovery key"):
+        history.check(voted(body.epoch + 1), decode_body(voted(body.epoch + 1).body))
+
+
+def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobody():
+    """A newcomer took forged rounds, as many as it may; an honest member answers with what it signed."""
+    swarm = swarm_of(mute=(2, 3))
+    until_round(swarm, 40)
+    member = swarm.world.nodes[peer_name(0)].machine
+    assert member is not None and member.history is not None
+    history, run, keys = member.history, swarm.run_id, swarm.keys
+    fooled = Peer(run, keys.signer(8, run), keys.verifier, Wish(), history.genesis, (peer_name(0),))
+    fooled.handle(Start({}), 0.0)
+    fooled.handle(Received(peer_name(1), Vertices(history.since(0, 1 << 22), history.head)), 0.5)
+    assert fooled.eras is not None
+    true = replace(fooled.eras.lacking[4], vertex=digest(b"the true past"))
+    one = EraSigned(4, true.vertex, (_signature(swarm, 3, true),))
+    assert not fooled.handle(Received(peer_name(3), one), 0.9)  # may be a liar's
+    said = replace(one, signatures=tuple(_signature(swarm, i, true) for i in (1, 2, 3)))
+    told = [e.fact for e in fooled.handle(Received(peer_name(3), said), 1.0) if isinstance(e, Report)]
+    awaited = [f for f in told if isinstance(f, EraAwaited)]
+    assert [(f.round, f.elsewhere) for f in awaited] == [(4, 3)] and not any(isinstance(f, Fault) for f in told)
+    progress = Progress()
+    progress.see(entry_of(awaited[0], 1.0) or {})
+    assert "made-up past" in progress.trouble and "atoll join TICKET" in progress.trouble
+    unsigned = _other(one, signature=b"scribble")
+    faults = [getattr(e, "fact", None) for e in fooled.handle(Received(peer_name(3), unsigned), 1.5)]
+    assert any(isinstance(f, Fault) and "another vertex" in f.what for f in faults)
 
 
 def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_nobody_twice_at_once():

@@ -52,8 +52,10 @@ def recover(
 ) -> None:
     """Start over from the last agreed round without the members who are gone, when too few are left for a quorum.
 
-    Only the founder's peer can. If the others are not gone but merely unreachable, they will go on without us, and
-    two runs come of one.
+    Only the founder's peer can. Where enough are here, but some who had to sign the history are gone for good, it
+    signs for them instead: without that nobody new believes the history.
+
+    If the others are not gone but merely unreachable, they will go on without us, and two runs come of one.
     """
     from atoll.host.api import ask
 
@@ -62,13 +64,22 @@ def recover(
     if not yes and found["paused"]:
         gone = [m["name"] or m["peer"][-8:] for m in found["members"] if m["link"] == "gone"]
         _sure(f"{', '.join(gone)} will lose their votes until they join again; are they gone for good?")
+    elif not yes:
+        _sure(
+            "the run is not paused: this signs the history as this folder holds it, for members who should have "
+            "signed it; do the others hold the same (atoll verify), and are those members gone for good?"
+        )
     answer = ask(folder, "recover")
     if json:
         say_json(answer)
-    else:
+        return
+    if answer["began"]:
         say(
             f"epoch {answer['epoch']} began with {', '.join(answer['members'])}; the history shows it as a recovery"
         )
+    if answer["eras"]:
+        last = ", ".join(map(str, answer["eras"]))
+        say(f"signed the history up to rounds {last} for members who did not; newcomers believe it now")
 
 
 def _sure(question: str) -> None:

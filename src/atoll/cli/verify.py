@@ -271,7 +271,7 @@ def _say(audit: Audit, blobs: int | None) -> None:
 
 def votes_alone(audit: Audit) -> list[tuple[int, int]]:
     """Spans of rounds that no quorum of long-lived identities holds: only the Ed25519 votes under them do."""
-    held = {r for e in audit.eras if e.sealed and e.anchored for r in range(e.first, e.last + 1)}
+    held = {r for e in audit.eras if e.held for r in range(e.first, e.last + 1)}
     return spans_of([r for r in range(audit.head + 1) if r not in held])
 
 
@@ -282,11 +282,15 @@ def _eras_text(audit: Audit) -> list[str]:
             "before identities signed histories"
         ]
     held = [e for e in audit.eras if e.sealed and e.anchored and e.last > audit.trusted]
+    covered = [e for e in audit.eras if e.covered]
     whom = "a quorum of identities (Ed25519 and ML-DSA-65)"
     rounds = spans_text(spans_of([r for e in held for r in range(e.first, e.last + 1)]))
     lines = [f"held by {whom}: rounds {rounds}, eras: {len(held)}"] if held else []
+    if covered:
+        spans = spans_text(spans_of([r for e in covered for r in range(e.first, e.last + 1)]))
+        lines.append(f"covered by a recovery that came after them: rounds {spans}, eras: {len(covered)}")
     for e in audit.eras:
-        if not e.sealed:
+        if not e.sealed and not e.covered:
             lines.append(
                 f"rounds {e.first}…{e.last}: {e.signed} of {e.needed} identities needed have signed so far"
             )

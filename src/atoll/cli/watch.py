@@ -191,10 +191,18 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return f"! nothing contributed to round {entry['round']}: {entry['why']}"
         case "FetchBegan":
             return f"downloading the agreed model ({entry['why']})"
+        case "EraAwaited" if entry.get("elsewhere"):
+            return (
+                f"! {entry['elsewhere']} of those who should have signed the history up to round {entry['round']} "
+                "signed another one: what was shown here is made up; take a new folder and another member's ticket "
+                "(atoll join TICKET --dir NEW_FOLDER)"
+            )
         case "EraAwaited":
             return (
                 f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
-                "that should be under it; asking for the others (if none come: signers are gone, or it is forged)"
+                "that should be under it; asking for the others (if none come: signers are gone, and the founder "
+                "can sign for them with atoll recover; or it is forged, and another member's ticket leads to the "
+                "true one: atoll join TICKET --dir NEW_FOLDER)"
             )
         case "Refused":
             return f"! {name(entry['by'])} says: {entry['what']}"

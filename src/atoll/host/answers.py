@@ -48,11 +48,12 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
 
     async def recover(_: dict[str, Any]) -> Any:
         before = {m["name"] or m["peer"] for m in peers_of(host) if m["standing"] in ("new", "member")}
+        began, bare = _epoch_of(host), _eras_lacking(host)
         host.recover()
         after = {m["name"] or m["peer"] for m in peers_of(host) if m["standing"] in ("new", "member")}
-        assert host.machine.history is not None
-        epoch = host.machine.history.head_body.epoch
-        return {"epoch": epoch, "members": sorted(after), "gone": sorted(before - after)}
+        epoch, eras = _epoch_of(host), sorted(bare - _eras_lacking(host))
+        found = {"epoch": epoch, "members": sorted(after), "gone": sorted(before - after)}
+        return found | {"began": epoch > began, "eras": eras}
 
     async def rollback(with_: dict[str, Any]) -> Any:
         return await roll_back(host, int(with_["round"]), float(with_.get("wait_s", AGREE_S)))
@@ -194,6 +195,17 @@ def _with_link(host: PeerHost, line: dict[str, Any]) -> dict[str, Any]:
         link = "up" if stats is not None and stats.up else "down"
     rtt = round(stats.rtt_s * 1000, 2) if stats is not None and stats.rtt_s is not None else None
     return line | {"link": link, "rtt_ms": rtt}
+
+
+def _epoch_of(host: PeerHost) -> int:
+    history = host.machine.history
+    return history.head_body.epoch if history is not None else 0
+
+
+def _eras_lacking(host: PeerHost) -> set[int]:
+    """Last rounds of the eras without a quorum of signatures."""
+    eras = host.machine.eras
+    return set(eras.lacking) if eras is not None else set()
 
 
 def _voters(host: PeerHost) -> tuple[int, int, int]:

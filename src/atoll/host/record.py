@@ -236,10 +236,18 @@ class Progress:
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
                 self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
-            case "EraAwaited":
+            case "EraAwaited" if entry.get("elsewhere"):
+                self.trouble = (
+                    f"this peer was shown a made-up past: {entry['elsewhere']} of those who should have signed the "
+                    f"history up to round {entry['round']} signed another one. "
+                    "Take a new folder and another member's ticket: atoll join TICKET --dir NEW_FOLDER"
+                )
+            case "EraAwaited" if "made-up past" not in self.trouble:
                 self.trouble = (
                     f"the history after round {entry['round']} has {entry['signed']} of {entry['needed']} "
-                    "signatures of those who began its era; asking for the others"
+                    "signatures of those who began its era; asking for the others. If none come, either those "
+                    "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
+                    "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"
                 )
             case "EraSealed" if "signatures of those who began" in self.trouble:
                 self.trouble = ""

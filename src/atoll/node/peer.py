@@ -494,6 +494,11 @@ class Peer:
         ended = self.eras.grew(body, handed)
         return ended + self.eras.mine(body.round, self._within_reach()) if ended else []
 
+    def _sign_for_eras(self, sign: Callable[[bytes], bytes]) -> list[Effect]:
+        """The recovery identity's word under eras that will have no quorum."""
+        eras = self.eras
+        return eras.vouch_for(sign, self._within_reach()) if eras is not None else []
+
     def _hear_era(self, eras: Eras, sender: PeerId, said: EraSigned, now: Seconds) -> list[Effect]:
         """If this was what kept me from believing more of the history, I go on."""
         before, after = eras.demanded(self._head() + 1), eras.hear(sender, said, now)
@@ -783,15 +788,22 @@ class Peer:
     def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
         """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
 
-        `sign` is the recovery identity's. Raises ValueError with the reason where that would be wrong.
+        Where a quorum is here, but not of those who had to sign eras, or the lack of these keeps me from the rest
+        of the history, sign them instead, and no more. `sign` is the recovery identity's. Raises ValueError with
+        the reason where that would be wrong.
         """
         history = self.history
+        if history is not None and self.eras is not None and self.eras.demanded(history.head + 1) is not None:
+            more = [Send(p, WantVertices(history.head + 1)) for p in self._within_reach()]
+            return [self._to_local(e) for e in (*self._sign_for_eras(sign), *more)]
         if history is None or self.at != history.head or self.round is None:
             raise ValueError("this peer does not hold the last agreed state; let it catch up first")
         body = history.head_body
         here = [m for m in body.members if m.votes and (m.peer == self.me or not self.heartbeat.gone(m.peer))]
         quorum = self.round.plan.quorum
         if len(here) >= quorum:
+            if unsigned := self._sign_for_eras(sign):
+                return [self._to_local(e) for e in unsigned]
             raise ValueError(f"{len(here)} of {quorum} needed voters are here: the run can go on by itself")
         if not any(m.peer == self.me for m in here):
             raise ValueError("this peer has no vote in the last agreed membership")
@@ -803,6 +815,7 @@ class Peer:
         effects = self._learn_vertex(vertex, self.me, now)
         news = Vertices((vertex,), after.round)
         effects += [Send(m.peer, news) for m in after.members if m.present and m.peer != self.me]
+        effects += self._sign_for_eras(sign)
         effects += self._from_round(self._learned(after.round, vertex, now), now)
         return [self._to_local(e) for e in effects]
 

@@ -46,6 +46,7 @@ from atoll.wire.messages.vertex import Body, Vertex
 
 FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
 ASK_ANOTHER = "atoll verify on another member's folder says whether it is so there too"
+ASK_OR_SIGN = f"{ASK_ANOTHER}; for members who are gone for good the founder can sign: atoll recover"
 DISK = "this disk or a copy of this folder lost or changed bytes"
 FORGED = "somebody rewrote this history, or the voters of that round broke the rules together"
 
@@ -59,7 +60,7 @@ KINDS = {  # kind: code, likely cause, next command
     "link": ("E-VER-07", "the vertex, or the one before it, is of another history", ASK_ANOTHER),
     "content": ("E-VER-08", FORGED, ASK_ANOTHER),
     "recovery": ("E-VER-09", "somebody without the recovery identity began an epoch", ASK_ANOTHER),
-    "era": ("E-VER-15", f"{DISK}, members never came back to sign, or {FORGED}", ASK_ANOTHER),
+    "era": ("E-VER-15", f"{DISK}, members never came back to sign, or {FORGED}", ASK_OR_SIGN),
     "trusted": ("E-VER-10", "this folder is of another history, or has not come so far", ASK_ANOTHER),
 }
 
@@ -323,7 +324,7 @@ class _Walk:
         try:
             history.check(vertex, body)
         except PeerFault as fault:
-            kind, what = self._why_no_certificate(vertex, fault)
+            kind, what = self._why_no_certificate(vertex, body, fault)
             return kind, f"{what} ({content})" if content is not None else what
         return ("content", content) if content is not None else None
 
@@ -381,11 +382,13 @@ class _Walk:
             return "same"
         return agrees(amend, goal_of(kept[1], vertex_id(kept[0].body)))
 
-    def _why_no_certificate(self, vertex: Vertex, fault: PeerFault) -> tuple[str, str]:
+    def _why_no_certificate(self, vertex: Vertex, body: Body, fault: PeerFault) -> tuple[str, str]:
         """Which of body and certificate is damaged, where the votes still tell."""
         certificate, digest = vertex.certificate, vertex_id(vertex.body)
         if certificate is None:
             return "recovery", "neither a quorum nor the recovery identity signed it"
+        if body.epoch != self.history.head_body.epoch and certificate.digest == digest:
+            return "recovery", fault.what
         keys, quorum = self._voters_of(self.history.head_id, self.history.head_body)
         if certificate.digest != digest and self.notary.certificate_holds(certificate, keys, quorum):
             return "body", f"its body is not the one that a quorum agreed on, {short(certificate.digest)}"

@@ -4,6 +4,7 @@ Votes are Ed25519: whoever can forge such signatures one day could write another
 era is signed once more, by the long-lived identities (Ed25519 and ML-DSA-65) of those who were the committee when
 the era began, and since vertices name their parents, their quorum holds every round up to it. That committee was
 named by a vertex signed in the same way, and so on back to genesis: made-up members cannot sign themselves in.
+Where they cannot sign any more, the recovery identity that genesis names can: with a recovery, or by its word.
 
 Promises: where an era ends follows from the vertices alone; nothing waits for a signature, and whoever was away
 signs when it is back; only signatures that hold are kept, at most one per member of a committee; of a past that
@@ -13,7 +14,7 @@ what the history believed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +31,8 @@ from atoll.wire.messages.history import EraSignature, EraSigned, WantEra
 from atoll.wire.messages.vertex import Body
 
 ERA_DOMAIN = b"atoll/era/1\0"
+WORD_DOMAIN = b"atoll/era/recovered/1\0"
+RECOVERY = PeerId("")  # stands where a signer's name does: the word of the recovery identity, which needs no other
 ASK_AGAIN_S = 10.0  # for what an era lacks; whoever signs late was away for longer
 ASKED_AT_ONCE = 8  # eras: answers are up to 170 kB each, and who is asked for more than it reads at once drops them
 UNHEARD_S = 2.0  # without an answer for so long: there is none, or it was lost
@@ -51,9 +54,18 @@ class Begin(NamedTuple):
     quorum: int
 
 
-def is_overdue(ended: int, head: int, era_rounds: int) -> bool:
-    """A quorum should have signed by now: a whole era's rounds have passed since it ended, and not a few."""
-    return head - ended >= max(era_rounds, OVERDUE_LEAST)
+def word_bytes(run: Digest, round: int, vertex: Digest) -> bytes:
+    """What the recovery identity signs where a quorum cannot: another thing than it says as one signer of many."""
+    return WORD_DOMAIN + run + round.to_bytes(8, "big") + vertex
+
+
+def is_overdue(ended: int, covered: bool, head: int, era_rounds: int) -> bool:
+    """A quorum should have signed by now: a whole era's rounds have passed since it ended, and not a few.
+
+    `covered`: a recovery came after it. Its vertex, signed by both keys of an identity that stands in genesis,
+    names its parent and so on, so it holds that era as well as its own.
+    """
+    return not covered and head - ended >= max(era_rounds, OVERDUE_LEAST)
 
 
 def begin_after(body: Body, voters: tuple[dict[PeerId, bytes], int]) -> Begin:
@@ -86,10 +98,11 @@ class Era(msgspec.Struct, frozen=True, array_like=True):
     quorum: int  # 0: the recovery identity signed the vertex itself
     signatures: tuple[EraSignature, ...] = ()
     handed: bool = False  # I was not there: others handed its rounds to me when they were long over
+    covered: bool = False  # by a recovery that came after it
 
     @property
     def sealed(self) -> bool:
-        return len(self.signatures) >= self.quorum
+        return len(self.signatures) >= self.quorum or RECOVERY in self.signed_by
 
     @property
     def signed_by(self) -> tuple[PeerId, ...]:
@@ -101,8 +114,18 @@ def era_of(begin: Begin, body: Body, named: Digest) -> Era:
     return Era(body.round, named, begin.signers, 0 if body.epoch > begin.epoch else begin.quorum)
 
 
-def signature_flaw(signature: EraSignature, era: Era, run: Digest, verifier: Verifier) -> str | None:
-    """None if this is the word of one of the era's signers for the vertex that ended it; else what is wrong."""
+def signature_flaw(
+    signature: EraSignature, era: Era, run: Digest, verifier: Verifier, recovery: bytes
+) -> str | None:
+    """None if this is the word of one of the era's signers for the vertex that ended it; else what is wrong.
+
+    `recovery` is the identity that genesis names, empty where it names none.
+    """
+    if signature.peer == RECOVERY:
+        said = word_bytes(run, era.round, era.vertex)
+        if recovery and verifier.identity_holds(recovery, said, signature.signature):
+            return None
+        return f"the recovery identity did not sign the era that ended with round {era.round}"
     pinned = era.signers.get(signature.peer)
     if pinned is None:
         return f"{signature.peer} is not one of those who sign the era that ended with round {era.round}"
@@ -127,7 +150,7 @@ def decode_era(data: bytes) -> Era | None:
 
 
 class EraSealed(Fact, frozen=True, kw_only=True):
-    """A quorum of identities signed the vertex that ended an era; `round` is its last."""
+    """A quorum of identities, or the recovery identity ("" in `signed`), signed what ended with this round."""
 
     phase = "keep"
     signed: tuple[PeerId, ...]
@@ -139,6 +162,7 @@ class EraAwaited(Fact, frozen=True, kw_only=True):
     phase = "join"
     signed: int
     needed: int
+    elsewhere: int = 0  # of those who should have signed it a quorum signed another past: so many
 
 
 class Eras:
@@ -193,7 +217,32 @@ class Eras:
             return []
         self.begin = self._begin_at(body.round)
         era = replace(era_of(begin, body, self.history.ids[body.round]), handed=handed)
-        return self._sign(era) or self._keep(era)
+        effects = self._cover() if body.epoch > begin.epoch else []
+        return effects + (self._sign(era) or self._keep(era))
+
+    def _cover(self) -> list[Effect]:
+        """The recovery identity signed the vertex that came now: that is for all below it."""
+        bare = [era for era in self.lacking.values() if not era.covered]
+        return [e for era in bare for e in self._keep(replace(era, covered=True))]
+
+    def vouch_for(self, sign: Callable[[bytes], bytes], reach: Sequence[PeerId]) -> list[Effect]:
+        """Seal what is `unsigned` by the word of the recovery identity, whose `sign` this is, and say it to these.
+
+        Whoever comes later stops at the first era that should be signed and is not, and never gets to see a
+        recovery that came much later: so the word is said under each.
+        """
+        effects: list[Effect] = []
+        for era in self.unsigned():
+            word = EraSignature(RECOVERY, b"", sign(word_bytes(self.run, era.round, era.vertex)))
+            effects += self._keep(_with(era, (word,)))
+            effects += [Send(peer, EraSigned(era.round, era.vertex, (word,))) for peer in reach]
+        return effects
+
+    def unsigned(self) -> list[Era]:
+        """Eras, oldest first, that a quorum should have signed by now, or that a recovery covers."""
+        next, every = self.history.head + 1, self.era_rounds
+        late = (e for e in self.lacking.values() if e.covered or is_overdue(e.round, False, next, every))
+        return sorted(late, key=lambda era: era.round)
 
     def demanded(self, head: int) -> Era | None:
         """The first era that a quorum must sign before I believe others that the history goes on to `head`.
@@ -203,9 +252,9 @@ class Eras:
         """
         if not self.demands or not self.lacking:
             return None
-        waits = (r for r, e in self.lacking.items() if e.handed and is_overdue(r, head, self.era_rounds))
-        first = min(waits, default=None)
-        return self.lacking[first] if first is not None else None
+        every, handed = self.era_rounds, (e for e in self.lacking.values() if e.handed)
+        waits = (e for e in handed if is_overdue(e.round, e.covered, head, every))
+        return min(waits, key=lambda era: era.round, default=None)
 
     def demand(self, peer: PeerId, head: int, now: Seconds) -> list[Effect]:
         """This peer shows a history that goes on to `head`: it may show what holds it, too."""
@@ -265,18 +314,32 @@ class Eras:
         era = self.lacking.get(said.round) or self.sealed.get(said.round)
         if era is None:
             return []  # I am not there yet, or need no more of it
-        if said.vertex != era.vertex:
-            raise PeerFault(sender, f"signatures under another vertex of round {said.round} than the agreed one")
         if len(said.signatures) > COMMITTEE_MOST:
             raise PeerFault(sender, f"{len(said.signatures)} signatures under one era; {COMMITTEE_MOST} can be")
+        if said.vertex != era.vertex:
+            return self._contest(sender, said, era)
         fresh = {s.peer: s for s in said.signatures if s.peer not in era.signed_by}
         for signature in fresh.values():
-            flaw = signature_flaw(signature, era, self.run, self.verifier)
+            flaw = signature_flaw(signature, era, self.run, self.verifier, self.history.recovery)
             if flaw is not None:
                 raise PeerFault(sender, flaw)
         if not fresh:
             return []
         return self._keep(_with(era, tuple(fresh.values()))) + self.ask_of(sender, now, ASK_AGAIN_S, most=1)
+
+    def _contest(self, sender: PeerId, said: EraSigned, era: Era) -> list[Effect]:
+        """Those who had to sign the vertex that I hold signed another one. I may have been shown a made-up past."""
+        if era.handed and not era.sealed:
+            other, flaw_of = replace(era, vertex=said.vertex), signature_flaw
+            signed = {s.peer: s for s in said.signatures}.values()
+            recovery = self.history.recovery
+            good = [s for s in signed if flaw_of(s, other, self.run, self.verifier, recovery) is None]
+            if replace(other, signatures=tuple(good)).sealed:
+                have, needed = len(era.signatures), era.quorum
+                return [Report(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]
+            if good:
+                return []  # too few to tell who is lied to, and it may only have handed them on
+        raise PeerFault(sender, f"signatures under another vertex of round {said.round} than the agreed one")
 
     def ask(self, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """For each era that lacks signatures ask the peer after the one asked last, unless that was lately."""
@@ -335,4 +398,4 @@ def _with(era: Era, more: tuple[EraSignature, ...]) -> Era:
 
 def _answer(asker: PeerId, wish: WantEra, era: Era) -> list[Effect]:
     more = tuple(s for s in era.signatures if s.peer not in wish.have)
-    return [Send(asker, EraSigned(era.round, era.vertex, more))] if more else []
+    return [Send(asker, EraSigned(era.round, era.vertex, more[:COMMITTEE_MOST]))] if more else []

@@ -119,6 +119,8 @@ class History:
         if certificate is None:
             self._check_recovery(self.bodies[before], vertex, body, who)
             return
+        if body.epoch != self.bodies[before].epoch:  # or whoever forges votes needs no signers of eras
+            raise PeerFault(who, f"votes for round {body.round} that begin an epoch: only the recovery key can")
         keys, quorum = self.voters_of(self.ids[before], self.bodies[before])
         fits = (
             certificate.stage == "commit"
