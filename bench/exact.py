@@ -1,6 +1,6 @@
 """Do four real processes end with the very bits of the experiment? Peers on loopback beside `atoll.experiment`.
 
-    python bench/exact.py [--recipe auto ...] [--quick]
+    python bench/exact.py [--recipe auto ...] [--quick] [--json]
 
 Founds a run of a small model, lets the others join, and waits until it is over. Then the experiment runs the recipe
 that genesis names, on the same data, with as many peers, and the names of both last states are compared: a name is
@@ -14,18 +14,18 @@ A round that lacks a peer, as on a busy computer, shows nothing: such a run says
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from form import asking, report, versions
 from real_swarm import Swarm
 
 import atoll
@@ -159,14 +159,21 @@ def shown(settings: Sequence[str], base: Path, peers: int = PEERS) -> Compared:
     return compared(real(base / "again", settings, peers)) if first.unlike else first
 
 
+def row_of(name: str, found: Compared, took_s: float) -> dict[str, Any]:
+    differs = f"differs from round {found.differs} on, {found.values} values of the model at the end"
+    says = "the same state" if found.same else found.unlike or differs
+    states = {"state": found.state[:16], "experiment": found.experiment[:16]}
+    return {"recipe": name, "rounds": found.rounds, **states, "says": says, "wall_s": round(took_s)}
+
+
 def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = asking(__doc__, "the first recipe only")
     asked.add_argument("--recipe", nargs="+", choices=RECIPES, default=list(RECIPES))
     asked.add_argument("--data", default="", help="a text file; default: a small one that is written for this")
-    asked.add_argument("--quick", action="store_true", help="the first recipe only")
     asked.add_argument("--dir", type=Path, help="where the folders of the peers stay, to look at what differs")
     given = asked.parse_args()
-    bad = 0
+    rows = list[dict[str, Any]]()
+    same = True
     for name in given.recipe[: 1 if given.quick else None]:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="atoll-exact-") as folder:
@@ -174,19 +181,13 @@ def main() -> int:
             base.mkdir(parents=True, exist_ok=True)
             source = given.data or str(book(base))
             found = shown([f"train.recipe={name}", *RECIPES[name], f"data.source={source}"], base)
-        bad += not found.same
-        words = (
-            "the same state"
-            if found.same
-            else found.unlike
-            or (f"differs from round {found.differs} on, {found.values} values of the model at the end")
-        )
-        took = f"{time.monotonic() - began:.0f} s"
-        print(
-            f"{name:<14} {found.rounds:>3} rounds  {found.state[:16]}  {found.experiment[:16]}  {words}  ({took})"
-        )
-        sys.stdout.flush()
-    return 1 if bad else 0
+        same &= found.same
+        rows.append(row_of(name, found, time.monotonic() - began))
+        if not given.json:
+            print("  ".join(str(value) for value in rows[-1].values()), flush=True)
+    if given.json:
+        print(report("exact", {"peers": PEERS}, rows, versions("torch")))
+    return 0 if same else 1
 
 
 def book(base: Path) -> Path:
