@@ -25,7 +25,14 @@ def together(base: Path, peers: int, settings: list[str] = QUICK) -> Swarm:
     return swarm
 
 
-@pytest.mark.parametrize("settings", [QUICK, STREAMING, EAGER], ids=["waiting", "streaming", "eager"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(QUICK, id="waiting"),
+        pytest.param(STREAMING, id="streaming"),
+        pytest.param(EAGER, id="eager", marks=pytest.mark.long),
+    ],
+)
 def test_a_killed_peer_is_named_and_comes_back_and_a_dead_trainer_costs_one_round(
     tmp_path: Path, settings: list[str]
 ):
