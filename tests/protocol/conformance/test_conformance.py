@@ -23,6 +23,7 @@ from world import World, story
 from atoll.base.ids import PeerId
 from atoll.base.machine import Send
 from atoll.keys.digest import digest
+from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.consensus.raft_round import RaftRound
 from atoll.sim.signatures import RealKeys, VoteKind
@@ -171,14 +172,14 @@ def test_a_proof_that_is_shown_again_and_again_is_checked_once():
     """A liar repeats the certificate of a view that is over, or of this one: signatures cost time."""
     world = quiet()
     machine, liar = world.hosts[world.names[3]].machine, world.hosts[world.names[0]]
-    assert machine is not None
+    assert isinstance(machine, Agreement)
     checked = 0
     holds = machine.notary.certificate_holds
 
-    def counted(*given) -> bool:
+    def counted(certificate: Certificate, keys: dict[PeerId, bytes], quorum: int) -> bool:
         nonlocal checked
         checked += 1
-        return holds(*given)
+        return holds(certificate, keys, quorum)
 
     machine.notary.certificate_holds = counted  # type: ignore[method-assign]
     machine.close_view(0)
