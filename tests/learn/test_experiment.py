@@ -132,6 +132,8 @@ def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
     assert min(learnt) > two_hundred(alone.workers[0].x_F) + 0.1
     shared = Experiment(recipe, model(), [own[0], own[0]], 2, 60, Trouble(), loss_of).whole(0, 64, None)
     assert torch.equal(shared.model_F, alone.agreed())  # two of the same data are one of them
+    listed, paired = (atoll.experiment(recipe, model(), data, peers=2, samples=64) for data in (own, tuple(own)))
+    assert torch.equal(listed.model_F, paired.model_F)  # any sequence
     with pytest.raises(ValueError, match="3 peers need 3 data sets of their own, not 2"):
         atoll.experiment(recipe, model(), own, peers=3)
 

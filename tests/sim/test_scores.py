@@ -32,6 +32,12 @@ def test_a_scorer_that_lies_or_is_silent_moves_no_record(kind: str):
     assert all(not found["hollow"] for found in told.opinions.values())
 
 
+def test_whoever_names_anothers_update_as_its_own_and_hands_nothing_over_harms_itself_alone():
+    """The other's is not left aside because the same bytes are said to be on their way already."""
+    told = played({2: "squatter"}, network=NetworkKnobs(0.01, 0.2, jitter_s=0.05))
+    assert all(not found["hollow"] for peer, found in told.opinions.items() if peer != peer_name(2))
+
+
 def test_two_of_seven_lie_for_each_other_and_gain_nothing():
     told = played({1: "copycat", 4: "praiser"}, peers=7)
     assert not told.opinions[peer_name(1)]["taught"]

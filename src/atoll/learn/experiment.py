@@ -151,6 +151,8 @@ def experiment(
     if own and trouble and trouble.villains:
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
     recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
+    if isinstance(data, tuple) and not isinstance(data, Text | Images):
+        data = list(data)
     found = [_loaded(one) for one in data] if isinstance(data, list) else _loaded(data)
     if isinstance(found, list) and len(found) != peers:
         raise ValueError(f"{peers} peers need {peers} data sets of their own, not {len(found)}")
@@ -169,7 +171,8 @@ def _loaded(data: str | Data | None) -> Data:
     if data is None or isinstance(data, str):
         return load_data(data or "stdlib")
     if not isinstance(data, Text | Images):
-        raise ValueError(f"data is 'stdlib', a path, a Text or Images of atoll.learn.data, or a list, not {data!r}")
+        kind = type(data).__name__
+        raise ValueError(f"data is 'stdlib', a path, a Text or Images of atoll.learn.data, or a list, not a {kind}")
     return data
 
 

@@ -191,12 +191,14 @@ class Audits:
         return [Send(turn.case.peer, wish)] if turn.blob is None else []
 
     def point(
-        self, sender: PeerId, told: ExhibitIs, busy: set[Digest], now: Seconds
+        self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
     ) -> tuple[Fetch | None, list[Effect]]:
-        """The audited peer says where to look; what is on its way for other reasons is no exhibit."""
+        """The audited peer says where to look; of what is on its way already it is one source more."""
         turn = self.turns.get(_key(told.round, sender, told.opening))
-        if turn is None or turn.blob is not None or turn.said is not None or told.blob is None or told.blob in busy:
+        if turn is None or turn.blob is not None or turn.said is not None or told.blob is None:
             return None, []
+        if (other := under_way.get(told.blob)) is not None:  # another named it first, and may not have it
+            return None, other.offer([sender], now)
         turn.blob = told.blob
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
         if isinstance(turn.case, Opening):

@@ -762,8 +762,9 @@ class Peer:
         if room is None:
             return []
         state = self.regain.fetch
-        busy = {*self.wanted, *((state.blob,) if state is not None else ())}
-        fetch, effects = room.point(sender, told, busy, now)
+        if state is not None and state.blob == told.blob:
+            return []
+        fetch, effects = room.point(sender, told, self.wanted, now)
         if fetch is not None:
             self.wanted[fetch.blob] = fetch
         return effects

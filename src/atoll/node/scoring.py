@@ -11,6 +11,7 @@ cases; a blob may be as large as an update in fp32 and no larger. Never judges, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -148,12 +149,14 @@ class Scoring:
         return [Send(turn.case.peer, WantExhibit(turn.case.round, update=True))] if turn.blob is None else []
 
     def point(
-        self, sender: PeerId, told: ExhibitIs, busy: set[Digest], now: Seconds
+        self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
     ) -> tuple[Fetch | None, list[Effect]]:
-        """The author says where its update lies; what is on its way for other reasons is none."""
+        """The author says where its update lies; of what is on its way already it is one source more."""
         turn = self.turns.get((told.round, sender))
-        if turn is None or turn.blob is not None or turn.done or told.blob is None or told.blob in busy:
+        if turn is None or turn.blob is not None or turn.done or told.blob is None:
             return None, []
+        if (other := under_way.get(told.blob)) is not None:  # another named it first, and may not have it
+            return None, other.offer([sender], now)
         turn.blob = told.blob
         fetch = Fetch(told.blob, [sender], self.settings.update_bytes + MIB)
         self.fetching.add(told.blob)

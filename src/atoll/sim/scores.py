@@ -5,6 +5,7 @@ noise       sends what leads nowhere
 slanderer   finds every update hollow that it scores
 praiser     finds that all of them teach
 mute        scores none
+squatter    says that its update is what another showed it, and hands none of that over
 Beside them: refuser and joker of `audits`, who show nothing, or something else.
 """
 
@@ -15,17 +16,35 @@ from random import Random
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.base.draw import draw_below
 from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Send
 from atoll.keys.digest import merkle_root
 from atoll.node.jobs import Exhibited, Fell, Score, ShowUpdate
 from atoll.sim.island import VALIDATION_STEPS, Island, IslandKnobs
+from atoll.sim.villains import Twist, Villain
+from atoll.wire.messages.audits import ExhibitIs
+from atoll.wire.messages.history import Chunk, ManifestIs
 
 ERROR = 20_000  # millionths of a nat: the standard error of every score
 OTHERS = 200_000  # how far everybody's honest work lets the loss of any sample fall
 HONEST_ERRORS = 5  # own samples gain up to so many standard errors more, and at least one
 
+
+def squat(villain: Villain, send: Send) -> list[Effect]:
+    match send.message:
+        case ExhibitIs(update=True) as told if villain.peer.scoring is not None:
+            seen = [turn.blob for turn in villain.peer.scoring.turns.values() if turn.blob is not None]
+            return [replace(send, message=replace(told, blob=seen[-1] if seen else None))]
+        case ManifestIs() | Chunk():
+            return []
+        case _:
+            return [send]
+
+
+SQUATTER: dict[str, Twist] = {"squatter": squat}
 SHIRKING = ("copycat", "noise", "refuser", "joker")  # whose updates are hollow, or never shown
 LYING = ("slanderer", "praiser", "mute")
 

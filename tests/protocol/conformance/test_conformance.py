@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent))
 import run
@@ -22,11 +23,12 @@ from world import World, story
 from atoll.base.ids import PeerId
 from atoll.base.machine import Send
 from atoll.keys.digest import digest
+from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.consensus.raft_round import RaftRound
 from atoll.sim.signatures import RealKeys, VoteKind
 from atoll.wire.messages.round import Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Proposed, Statement, Timeout, Vote
+from atoll.wire.messages.statements import Certificate, Proposed, Statement, Timeout, Vote
 
 THIRD = [(4, 150), (7, 40), (16, 5), (31, 1)]
 
@@ -164,6 +166,32 @@ def test_a_restarted_proposer_repeats_its_proposal():
     world.crash(name)
     world.start(name)
     assert first[name, "propose", 0] in sends
+
+
+def test_a_proof_that_is_shown_again_and_again_is_checked_once():
+    """A liar repeats the certificate of a view that is over, or of this one: signatures cost time."""
+    world = quiet()
+    machine, liar = world.hosts[world.names[3]].machine, world.hosts[world.names[0]]
+    assert isinstance(machine, Agreement)
+    checked = 0
+    holds = machine.notary.certificate_holds
+
+    def counted(certificate: Certificate, keys: dict[PeerId, bytes], quorum: int) -> bool:
+        nonlocal checked
+        checked += 1
+        return holds(certificate, keys, quorum)
+
+    machine.notary.certificate_holds = counted  # type: ignore[method-assign]
+    machine.close_view(0)
+    for view in (0, 1):
+        prepare = Vote(7, view, "prepare", digest(b"body"))
+        votes = sorted((p, world.hosts[p].notary.sign(prepare).signature) for p in world.names[:3])
+        proof = Certificate(7, view, "prepare", digest(b"body"), tuple(votes))
+        said = Voted(7, 0, "", liar.notary.sign(replace(prepare, stage="commit")), proof)
+        checked = 0
+        for _ in range(5):
+            machine.receive(liar.name, said)
+        assert checked <= 1
 
 
 def test_a_long_pause_leaves_nothing_behind():

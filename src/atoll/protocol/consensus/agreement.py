@@ -245,14 +245,14 @@ class Agreement(Voter):
         vote = self.notary.open(signed, Vote, self.vote_keys.get(signed.signer))
         if vote.round != self.round or not self._in_reach(vote.view):
             return []
-        if proof is UNSET:
+        if proof is UNSET or vote.view < self.view:  # of a view that is over nothing is kept: not checked either
             return self._count(vote, signed)
         certificate = self.proofs.under(sender, vote, proof)
         return self._count(vote, signed) + self._hear_certificate(certificate)
 
     def _hear_certificate(self, certificate: Certificate) -> list[Effect]:
         """A quorum of prepare votes that did not reach me one by one binds me like one that did."""
-        if self.over or certificate.view < self.view:
+        if self.over:
             return []
         effects: list[Effect] = []
         if (certificate.view, certificate.digest) not in self.proofs.known:

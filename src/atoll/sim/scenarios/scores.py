@@ -12,7 +12,7 @@ from atoll.sim.audits import SHIRKERS, as_it_is
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import Stage
-from atoll.sim.scores import LYING, SHIRKING, islands
+from atoll.sim.scores import LYING, SHIRKING, SQUATTER, islands
 from atoll.sim.swarm import SwarmKnobs, peer_name
 from atoll.sim.villains import villain
 from atoll.sim.world import Node
@@ -52,7 +52,7 @@ def play_scores(stage: Stage, kinds: dict[int, str], network: NetworkKnobs | Non
     for kind in kinds.values():
         stage.fault(kind)
     run = stage.settings(reputation=True, score_rate=SHARE)
-    twists = {place: villain(SHIRKERS.get(kind, as_it_is)) for place, kind in kinds.items()}
+    twists = {place: villain((SHIRKERS | SQUATTER).get(kind, as_it_is)) for place, kind in kinds.items()}
     behind = islands({peer_name(place): kind for place, kind in kinds.items()})
     knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())
     swarm = stage.gather(knobs, villains=twists, island=behind)
