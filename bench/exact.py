@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,9 @@ class Told:
 
     def unlike(self) -> str:
         """Why this run was not one that the experiment repeats; empty if it was."""
+        for before, body in pairwise(self.bodies):
+            if body.round != before.round + 1:  # whoever had begun to train for it went on from later samples
+                return f"between rounds {before.round} and {body.round} one ended without training"
         expected = self.learning.recipe.schedule.turn_steps
         for body in self.bodies:
             if None in body.parts:
