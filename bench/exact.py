@@ -9,7 +9,9 @@ is compared, too, so that what differs is found where it began. Threads are one 
 processor. What it takes from the real run beside genesis: in which order the peers' ids stand, since rows are added
 up in that order, while shares of the data are dealt out in the order of joining.
 
-A round that lacks a peer, as on a busy computer, shows nothing: such a run says so, and is done once more.
+A round that lacks a peer, as on a busy computer, shows nothing: such a run says so, and is done once more. Parts
+are sized by measured uplinks, which the experiment takes for equal: where load makes them differ, borders of parts
+and so of codecs' blocks lie elsewhere, and the states differ by rounding. Only a round of fewer parts tells so.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ class Told:
                 return f"between rounds {before.round} and {body.round} one ended without training"
         expected = self.learning.recipe.schedule.turn_steps
         for body in self.bodies:
+            if len(body.parts) != len(self.shares):
+                return f"round {body.round} was cut into {len(body.parts)} parts: owners' measured uplinks differed"
             if None in body.parts:
                 return f"round {body.round} has parts without an answer"
             for part, answer in enumerate(body.parts):
