@@ -189,6 +189,10 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; trying again"
         case "Passed":
             return f"! nothing contributed to round {entry['round']}: {entry['why']}"
+        case "ScoreMissed":
+            return (
+                f"! the update of {name(entry['peer'])} in round {entry['of']} is not scored here: {entry['why']}"
+            )
         case "FetchBegan":
             return f"downloading the agreed model ({entry['why']})"
         case "EraAwaited" if entry.get("elsewhere"):

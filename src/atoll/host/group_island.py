@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -317,8 +318,8 @@ class GroupIsland:
     def _encoded(self, codec: Codec, x: Tensor) -> Payload:
         if self.checked is not None:
             wire = codec.encode(x)
-            if codec.name == "fp32":  # a view of `x`, over which the mean is written before rows are shown
-                wire = copied(wire, self.room)
+            if np.may_share_memory(np.frombuffer(wire, np.uint8), x.numpy()):
+                wire = copied(wire, self.room)  # the mean is written over `x` before rows are shown
             return self.checked.payload(wire, answer=False)
         name = xxhash.xxh3_128()
         wire = codec.showing(name.update).encode(x)
@@ -347,6 +348,7 @@ ABSENT = Digest(bytes(DIGEST_BYTES))
 
 
 def copied(wire: Buffer, room: Callable[[int], Buffer]) -> Buffer:
+    """The same bytes in memory of their own."""
     data = memoryview(wire).cast("B")
     copy = memoryview(room(len(data)))
     copy[:] = data

@@ -151,9 +151,8 @@ def experiment(
     if own and trouble and trouble.villains:
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
     recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
-    if isinstance(data, tuple) and not isinstance(data, Text | Images):
-        data = list(data)
-    found = [_loaded(one) for one in data] if isinstance(data, list) else _loaded(data)
+    each = isinstance(data, Sequence) and not isinstance(data, str | Text | Images)
+    found = [_loaded(one) for one in data] if each else _loaded(data)
     if isinstance(found, list) and len(found) != peers:
         raise ValueError(f"{peers} peers need {peers} data sets of their own, not {len(found)}")
     if isinstance(model, str) or model is None:

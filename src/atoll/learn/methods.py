@@ -437,7 +437,7 @@ def auto(
     Muon's rate is 2.4 times that of AdamW: both then move a value about as far (Moonlight, 2502.16982, equation 4,
     gives 1.6 to 3.2 for matrices of 64 to 256; measured on nothing larger). bench/RESULTS.md, "convergence".
     Where loss matters more than bytes: shorter rounds (28 steps: 1.4 % at 432 times). Where eight or more train
-    together, whose mean is less noisy: a momentum of 0.7 (5.9 % at 578 times after 1500 steps, with 0.5 6.3 %).
+    together, whose mean is less noisy: a momentum of 0.7 (5.9 % at 578 times after 1500 steps; 6.0 % with 0.6).
     Where members' data differ in kind, take `streaming`: of digits sorted by label this learns 80 % in twelve
     rounds where AdamW inside learns 95 %.
     """

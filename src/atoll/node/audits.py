@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import AUDIT_TURN, MIB
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send, Start
+from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.node.exhibits import Exhibits, tried
 from atoll.node.facts import Accused, AuditDrawn, AuditEnded, OpeningVerdict, Verdict
 from atoll.node.ground import ground_after
 from atoll.node.jobs import Exhibit, Exhibited, Hold, Judge, Judged, JudgeOpening, LaidOpen
@@ -34,7 +35,6 @@ from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History
 from atoll.protocol.reduce.rows import Made
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
-from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.statements import Answered, Audited, Caught, Commit, Finding, Signed
@@ -42,7 +42,6 @@ from atoll.wire.messages.vertex import Body
 
 GIVE_UP = AUDIT_TURN - 2  # rounds of my turn after which nothing was shown: the next one's turn comes two later
 OPENING_GIVE_UP = 2  # of an opening, which is small and made at once
-TRIES_MAX = 3  # downloads of one exhibit that failed: who sends wrong bytes shall not waste more of my link
 GIVE_UP_S = 10.0  # and so many seconds, since rounds may take milliseconds and links may stall
 EXHIBIT_UPDATES = 10  # an exhibit is at most so many updates in fp32 long: two states, x, feedback, parts
 
@@ -74,7 +73,7 @@ class Audits:
         self.turns: dict[Key, Turn] = {}
         self.exhibits: dict[Key, Digest | None] = {}  # None while it is being made, or if it cannot be
         self.held: tuple[Digest, ...] = ()
-        self.fetching: set[Digest] = set()
+        self.arriving = Exhibits("audit")
 
     # ---- vertices ------------------------------------------------------------------------------------------
 
@@ -197,36 +196,25 @@ class Audits:
         turn = self.turns.get(_key(told.round, sender, told.opening))
         if turn is None or turn.blob is not None or turn.said is not None or told.blob is None:
             return None, []
-        if (other := under_way.get(told.blob)) is not None:  # another named it first, and may not have it
-            return None, other.offer([sender], now)
-        turn.blob = told.blob
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
         if isinstance(turn.case, Opening):
             most = turn.case.bytes_most
-        fetch = Fetch(told.blob, [sender], most)
-        self.fetching.add(told.blob)
-        return fetch, [*self._hold(), *fetch.handle(Start({}), now)]
+        fetch, effects = self.arriving.point(turn, told.blob, sender, most, under_way, now)
+        return fetch, [*self._hold(), *effects]
 
     def given_up(self) -> list[Digest]:
         """Downloads that nobody waits for any more: the audit is over, or was given up."""
-        live = {turn.blob for turn in self.turns.values() if turn.said is None}
-        over = sorted(self.fetching - live)
-        self.fetching.difference_update(over)
-        return over
+        return self.arriving.given_up(turn.blob for turn in self.turns.values() if turn.said is None)
 
     def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
-        if fact.blob not in self.fetching:
+        if not self.arriving.ended(fact.blob):
             return []
-        self.fetching.discard(fact.blob)
         waiting = (t for t in self.turns.values() if t.said is None and not t.judging)
         turn = next((t for t in waiting if t.blob == fact.blob), None)
-        if isinstance(fact, FetchFailed):  # what came of it is of no use to anybody
-            effects: list[Effect] = [Ask(f"audit/drop/{fact.blob.hex()}", DropBlob(fact.blob))]
-            if turn is None:
-                return effects
-            turn.blob = None  # asked for again: a restart, or a link, may have broken it
-            turn.tries += 1
-            return [*effects, *self._end(turn, "withheld", fact.why)] if turn.tries >= TRIES_MAX else effects
+        if isinstance(fact, FetchFailed):
+            no_more = turn is not None and tried(turn)
+            ended = self._end(turn, "withheld", fact.why) if turn is not None and no_more else []
+            return [self.arriving.drop(fact.blob), *ended]
         if turn is None:
             return []
         work = self._judge(turn.case, fact.blob)

@@ -219,6 +219,15 @@ class ScoreTaken(Fact, frozen=True, kw_only=True):
     why: str
 
 
+class ScoreMissed(Fact, frozen=True, kw_only=True):
+    """My own trainer failed at it: an update of mine is not shown, or another's is not scored by me."""
+
+    phase = "score"
+    peer: PeerId  # whose update
+    of: int  # round
+    why: str
+
+
 class UpdateScored(Fact, frozen=True, kw_only=True):
     """Vertices hold enough words about this update."""
 

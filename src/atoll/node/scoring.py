@@ -19,8 +19,9 @@ from msgspec.structs import replace
 from atoll.base.draw import draw_bytes
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import MIB, SCORE_OPEN
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send, Start
-from atoll.node.facts import ScoreDrawn, ScoreTaken, UpdateScored
+from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.node.exhibits import Exhibits, tried
+from atoll.node.facts import ScoreDrawn, ScoreMissed, ScoreTaken, UpdateScored
 from atoll.node.ground import ground_after
 from atoll.node.jobs import Exhibited, Fell, Hold, Score, ShowUpdate
 from atoll.node.reports import ReportPool
@@ -29,7 +30,6 @@ from atoll.policy.plan import plan_round
 from atoll.policy.scoring import Case, Falls, Key
 from atoll.protocol.dag.history import History
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
-from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.vertex import Body
 
@@ -37,7 +37,6 @@ AT_ONCE = 2  # updates: one is fetched while another is looked at
 GIVE_UP = 6  # rounds after which nothing was shown …
 GIVE_UP_S = 10.0  # … and so many seconds, since rounds may take milliseconds and links may stall …
 CLOSING = 2  # … but for so many rounds before nobody may say so any more
-TRIES_MAX = 3  # downloads of one update that failed: who sends wrong bytes shall not waste more of my link
 
 
 @dataclass
@@ -64,11 +63,10 @@ class Scoring:
     def __init__(self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool) -> None:
         self.me, self.settings, self.history, self.pool = me, settings, history, pool
         self.turns: dict[Key, Turn] = {}
-        self.shown: dict[
-            int, Digest | None
-        ] = {}  # rounds of mine; None while it is being laid out, or if it is lost
+        # rounds of mine; None while it is being laid out, or if it is lost
+        self.shown: dict[int, Digest | None] = {}
         self.held: tuple[Digest, ...] = ()
-        self.fetching: set[Digest] = set()
+        self.arriving = Exhibits("score")
 
     # ---- vertices ------------------------------------------------------------------------------------------
 
@@ -155,32 +153,22 @@ class Scoring:
         turn = self.turns.get((told.round, sender))
         if turn is None or turn.blob is not None or turn.done or told.blob is None:
             return None, []
-        if (other := under_way.get(told.blob)) is not None:  # another named it first, and may not have it
-            return None, other.offer([sender], now)
-        turn.blob = told.blob
-        fetch = Fetch(told.blob, [sender], self.settings.update_bytes + MIB)
-        self.fetching.add(told.blob)
-        return fetch, [*self._hold(), *fetch.handle(Start({}), now)]
+        most = self.settings.update_bytes + MIB
+        fetch, effects = self.arriving.point(turn, told.blob, sender, most, under_way, now)
+        return fetch, [*self._hold(), *effects]
 
     def given_up(self) -> list[Digest]:
         """Downloads that nobody waits for any more."""
-        live = {turn.blob for turn in self.turns.values() if not turn.done}
-        over = sorted(self.fetching - live)
-        self.fetching.difference_update(over)
-        return over
+        return self.arriving.given_up(turn.blob for turn in self.turns.values() if not turn.done)
 
     def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
-        if fact.blob not in self.fetching:
+        if not self.arriving.ended(fact.blob):
             return []
-        self.fetching.discard(fact.blob)
         turn = next((turn for turn in self.turns.values() if turn.waits and turn.blob == fact.blob), None)
-        if isinstance(fact, FetchFailed):  # what came of it is of no use to anybody
-            effects: list[Effect] = [Ask(f"score/drop/{fact.blob.hex()}", DropBlob(fact.blob))]
-            if turn is None:
-                return effects
-            turn.blob = None  # asked for again: a restart, or a link, may have broken it
-            turn.tries += 1
-            return [*effects, *self._end(turn, (), fact.why)] if turn.tries >= TRIES_MAX else effects
+        if isinstance(fact, FetchFailed):
+            no_more = turn is not None and tried(turn)
+            ended = self._end(turn, (), fact.why) if turn is not None and no_more else []
+            return [self.arriving.drop(fact.blob), *ended]
         work = None if turn is None else self._look(turn.case, fact.blob)
         if turn is None or work is None:
             return []
@@ -214,15 +202,18 @@ class Scoring:
     # ---- jobs ----------------------------------------------------------------------------------------------
 
     def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
-        """A scorer whose own trainer fails says nothing: there are others."""
+        """A scorer whose own trainer fails says nothing to members: there are others."""
         match event:
             case Done(job, Exhibited(blob)) if job.startswith("score/show/"):
                 return self._laid_out(int(job.rsplit("/", 1)[1]), blob)
             case Done(job, Fell(falls, why)) if (turn := self._turn_of(job)) is not None:
                 return [*self._end(turn, falls, why), *self._work(now)]
-            case Failed(job) if (turn := self._turn_of(job)) is not None:
+            case Failed(job, why) if job.startswith("score/show/"):
+                return [self._fact(ScoreMissed(peer=self.me, of=int(job.rsplit("/", 1)[1]), why=why))]
+            case Failed(job, why) if (turn := self._turn_of(job)) is not None:
                 turn.looking, turn.done = False, True
-                return self._work(now)
+                missed = ScoreMissed(peer=turn.case.peer, of=turn.case.round, why=why)
+                return [self._fact(missed), *self._work(now)]
             case _:
                 return []
 

@@ -44,9 +44,8 @@ class Codec:
     """(values, bytes) of the units of each section of a wire, in order, where a stretch of values that begins at a
     multiple of 4096 can be cut out of all sections and is a wire of its own; empty where it cannot."""
 
-    shows: Callable[[Codec, Show], Codec] | None = (
-        None  # see showing; None where wires are much smaller than vectors
-    )
+    shows: Callable[[Codec, Show], Codec] | None = None
+    """See `showing`; None where wires are much smaller than vectors."""
 
     def showing(self, show: Show) -> Codec:
         """The same codec, whose encoders show the whole wire, stretch by stretch, in order: for whoever hashes it.

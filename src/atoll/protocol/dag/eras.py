@@ -330,10 +330,9 @@ class Eras:
     def _contest(self, sender: PeerId, said: EraSigned, era: Era) -> list[Effect]:
         """Those who had to sign the vertex that I hold signed another one. I may have been shown a made-up past."""
         if era.handed and not era.sealed:
-            other, flaw_of = replace(era, vertex=said.vertex), signature_flaw
+            other, recovery = replace(era, vertex=said.vertex), self.history.recovery
             signed = {s.peer: s for s in said.signatures}.values()
-            recovery = self.history.recovery
-            good = [s for s in signed if flaw_of(s, other, self.run, self.verifier, recovery) is None]
+            good = [s for s in signed if signature_flaw(s, other, self.run, self.verifier, recovery) is None]
             if replace(other, signatures=tuple(good)).sealed:
                 have, needed = len(era.signatures), era.quorum
                 return [Report(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]
