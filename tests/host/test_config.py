@@ -278,6 +278,18 @@ def test_owners_remember_what_their_answers_left_out_where_they_are_believed(nam
         decode_learning(lying)
 
 
+def test_a_parameter_server_is_a_star():
+    def founded(topology: str) -> RunSettings:
+        sets = ("train.recipe=parameter_server", "model.name=gpt-tiny", f"sync.topology={topology}")
+        config = load_config(None, sets, {})
+        recipe = recipe_of(config)
+        return found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+
+    assert founded("auto").topology == founded("star").topology == "star"
+    slip = trouble("train.recipe=parameter_server", "sync.topology=tree")
+    assert "one owner of everything" in slip.what and "data_parallel" in slip.fix
+
+
 def test_recipes_are_those_that_exist_and_what_real_runs_cannot_do_is_refused():
     """Every method stands in one of the two lists, in the right one; those of the second are answered `not yet`."""
     assert set(RECIPES) | set(EXPERIMENTS) == {*METHODS, "demo"} and not set(RECIPES) & set(EXPERIMENTS)

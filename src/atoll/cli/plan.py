@@ -82,7 +82,7 @@ def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> di
     from atoll.learn.recipes import diloco, in_swarm
 
     recipes = {name: in_swarm(make()) for name, make in METHODS.items()}
-    rows = [_row(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
+    rows = [row_of(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
     rows.sort(key=lambda row: bool(row["not_yet"]))
     choices = {name: ("", recipes[name]) for name in COMPARED}
     choices["diloco, 2 bits up"] = ("2bit", diloco(up="2bit"))
@@ -98,9 +98,10 @@ def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> di
     }
 
 
-def _row(
+def row_of(
     name: str, recipe: Recipe, layout: Layout, links: Links, step_s: float, step_tokens: int
 ) -> dict[str, Any]:
+    """What a round of this recipe takes and sends on these links."""
     from atoll.learn.forecast import forecast
     from atoll.learn.recipes import swarm_problem
     from atoll.policy.pace import pace
@@ -168,8 +169,8 @@ def _exchanges_s(recipe: Recipe, exchanges: tuple[Exchange, ...], links: Links) 
     rates = links.up_bytes_s, links.down_bytes_s
     return [
         (
-            _owned_s(one, links)
-            if one.answer_bytes and recipe.reducer.group == "all"
+            _owned_s(one, links, one_owner=recipe.reducer.group == "server")
+            if one.answer_bytes and recipe.reducer.group in ("all", "server")
             else simple_exchange_s(one.sent_bytes, one.heard_bytes, *rates, hops, links.latency_s)
         )
         / one.every
@@ -177,25 +178,26 @@ def _exchanges_s(recipe: Recipe, exchanges: tuple[Exchange, ...], links: Links) 
     ]
 
 
-def _owned_s(one: Exchange, links: Links) -> float:
+def _owned_s(one: Exchange, links: Links, one_owner: bool) -> float:
     """Rows to the owners of parts, answers back: as the planner of real rounds predicts it."""
     from atoll.base.ids import PeerId
     from atoll.policy.topology import Links as Agreed
     from atoll.policy.topology import predict
-    from atoll.protocol.reduce.topology import butterfly
+    from atoll.protocol.reduce.topology import butterfly, star
 
     names = tuple(PeerId(f"{peer:04}") for peer in range(links.peers))
     latencies = [[links.latency_s] * links.peers] * links.peers
     agreed = Agreed(names, latencies, [links.up_bytes_s] * links.peers, [links.down_bytes_s] * links.peers)
     up_ratio, down_ratio = one.row_bytes / one.dense_bytes, one.answer_bytes / one.dense_bytes
-    return predict(butterfly(names, b"planner"), one.dense_bytes, agreed, up_ratio, down_ratio).seconds
+    shape = star(names, b"planner") if one_owner else butterfly(names, b"planner")
+    return predict(shape, one.dense_bytes, agreed, up_ratio, down_ratio).seconds
 
 
 def _overlap(recipe: Recipe) -> int:
     """Steps that hide an exchange; eager hides it behind a whole round."""
     if recipe.reducer.own == "fresh":
         return recipe.schedule.inner_steps
-    return recipe.schedule.overlap
+    return recipe.hidden_steps
 
 
 # ---- what was asked --------------------------------------------------------------------------------------------

@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "ATOLL_"
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
-EVERY_STEP = ("data_parallel", "demo_", "powersgd")  # recipes that agree on the gradient of every step
+EVERY_STEP = (
+    "data_parallel",
+    "parameter_server",
+    "demo_",
+    "powersgd",
+)  # recipes that agree on the gradient of every step
 BUILT = (
     "diloco",
     "streaming",

@@ -170,12 +170,15 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
         why, fix = problem
         raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
     reducer, direct = recipe.reducer, says_more(recipe) or remembers(recipe) or recipe.reducer.quorum
+    topology = "butterfly" if direct and settings.topology == "auto" else settings.topology
+    if reducer.group == "server":
+        topology = "star"
     accepted = Acceptance(reducer.quorum, reducer.grace) if reducer.quorum else UNSET
     settings = msgspec.structs.replace(
         settings,
         min_peers=max(reducer.peers_min, settings.min_peers),
         start_peers=max(reducer.peers_min, settings.start_peers),
-        topology="butterfly" if direct and settings.topology == "auto" else settings.topology,
+        topology=topology,
         steady=True if remembers(recipe) else UNSET,
         round=msgspec.structs.replace(settings.round, acceptance=accepted),
     )

@@ -33,11 +33,12 @@ from atoll.keys.digest import digest
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
 from atoll.learn.data import Data, Images, Text, load_data, validation
+from atoll.learn.inner import Pipelined
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model, misfit
 from atoll.learn.models import loss_of as built_in_loss
-from atoll.learn.outer import Agreeing, Moment, fresh_outer, momentum_of, move
+from atoll.learn.outer import Agreeing, Moment, Regional, fresh_outer, momentum_of, move
 from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting, swarm_problem
 from atoll.learn.reducer import (
     PEERS_MIN,
@@ -51,6 +52,7 @@ from atoll.learn.reducer import (
     reduced,
     weight_of,
 )
+from atoll.learn.regions import Regions
 from atoll.learn.schedule import due, fragments_of, phase_at
 from atoll.learn.state import SharedState, state_bytes, state_hash
 from atoll.learn.traffic import Traffic
@@ -201,7 +203,10 @@ class Experiment:
         self.viewer = Worker(model, 0)  # its model is looked at, never trained
         self.present = list(range(peers))
         first_F, _ = flatten(model, self.layout)
-        anchors = peers if recipe.own_anchors else 1
+        anchors, self.regions = peers if recipe.own_anchors else 1, None
+        if isinstance(recipe.outer, Regional):
+            anchors = recipe.outer.regions
+            self.regions = Regions(recipe.outer, first_F, self.layout.parameters)
         self.anchors = [first_F.clone() for _ in range(anchors)]
         self.outers = [
             [fresh_outer(recipe.outer, self._inside(*f)) for f in self.fragments] for _ in range(anchors)
@@ -276,10 +281,14 @@ class Experiment:
         if reducer.group == "one":
             for peer in self.present:
                 self._alone(peer, step)
+            if self.regions is not None and step == self.steps:
+                for region in range(len(self.anchors)):
+                    self._go_up(self.regions, region, step, last=True)
             return
         for fragment in due(self.recipe.schedule, step, self.steps):
-            for old in [f for f in self.flights if f.fragment == fragment and reducer.own == "sent"]:
-                self._apply(old)
+            if reducer.own == "sent" and not isinstance(self.recipe.inner, Pipelined):
+                for old in [f for f in self.flights if f.fragment == fragment]:
+                    self._apply(old)
             flight = self._launch(fragment, step, self._coding(step))
             if flight is None:
                 continue
@@ -340,20 +349,20 @@ class Experiment:
             return None
         self.launched += 1
         in_pairs = reducer.group == "pair"
-        bounds = part_bounds(hi - lo, (1,) * (1 if in_pairs else len(members)))
+        bounds = part_bounds(hi - lo, (1,) * (1 if reducer.group in ("pair", "server") else len(members)))
         ups = self._codecs(coding.up, bounds, lo)
         updates = {peer: self._encoded(peer, lo, hi, bounds, ups, coding) for peer in members}
         villains = {peer: name for peer, name in self.trouble.villains.items() if peer in updates}
         if villains:
             updates |= lying(updates, villains, bounds, ups, lambda rows_GN: self._made_of(rows_GN, lo, hi))
         late = [self.trouble.lateness(peer) for peer in members]
-        in_time, closes = arrived(reducer, late, self.recipe.schedule.overlap)
+        in_time, closes = arrived(reducer, late, self.recipe.hidden_steps)
         counted = [
             p for p, fine in zip(members, in_time, strict=True) if fine and not self.trouble.loses(self._seed(), p)
         ]
         counted = [p for p in counted if p not in villains or readable(updates[p], bounds, ups)]
         rows = [p for p in self.order if p in counted]
-        waits = self.recipe.schedule.overlap == 0 or step == self.steps
+        waits = self.recipe.hidden_steps == 0 or step == self.steps
         _, phase = phase_at(self.recipe.schedule, step, self.steps)
         begun = max(0, step - phase.inner_steps // len(self.fragments))
         flight = Flight(fragment, lo, hi, begun, step if waits else step + closes, {})
@@ -481,20 +490,30 @@ class Experiment:
         ):
             return
         self.launched += 1
-        bounds = part_bounds(hi, (1,) * len(self.present))
+        near = [p for p in self.present if self._anchor_index(p) == self._anchor_index(peer)]
+        bounds = part_bounds(hi, (1,) * len(near))
         coding = self._coding(step)
         ups = self._codecs(coding.up, bounds, 0)
         update = self._encoded(peer, lo, hi, bounds, ups, coding)
         lost = self.trouble.loses(self._seed(), peer)
         if coding.beta:
             worker.memory_F.copy_(settle(update, [not lost] * len(bounds), ups))
+        anchor = self._anchor_index(peer)
         if not lost:
-            self._apply(Flight(0, lo, hi, step - 1, step, {}, {0: decoded(update, bounds, ups)}))
-        self.traffic.alone(peer, self.present, [len(wire) for wire in update.wires], 4 * self.layout.floats)
-        worker.base_F = self.anchors[0].clone()
+            self._apply(Flight(0, lo, hi, step - 1, step, {}, {anchor: decoded(update, bounds, ups)}))
+        self.traffic.alone(peer, near, [len(wire) for wire in update.wires], 4 * self.layout.floats)
+        if self.regions is not None and not lost:
+            self._go_up(self.regions, anchor, step)
+        worker.base_F = self.anchors[anchor].clone()
         worker.x_F.copy_(worker.base_F)
         worker.steps[0] = worker.samples[0] = 0
         self._written(Flight(0, lo, hi, step - 1, step, {}), step, [peer], [] if lost else [peer])
+
+    def _go_up(self, regions: Regions, region: int, step: int, last: bool = False) -> None:
+        """What a region came to goes to the server above it, if it is time."""
+        if regions.came(region, self.anchors[region], step, last):
+            near = [peer for peer in self.present if regions.region_of(peer) == region]
+            self.traffic.above(near, self.present, 4 * self.layout.floats)
 
     def _land(self, step: int) -> None:
         for flight in [f for f in self.flights if f.lands_at <= step and self.recipe.reducer.own == "sent"]:
@@ -519,7 +538,7 @@ class Experiment:
             x_F = self.workers[peer].x_F[lo:hi]
             anchor_F = self._anchor_of(peer)[lo:hi]
             if peer not in flight.sent:  # it came while this was under way: it keeps its own steps
-                x_F.add_(anchor_F - before[peer if len(self.anchors) > 1 else 0])
+                x_F.add_(anchor_F - before[self._anchor_index(peer)])
                 continue
             swapped = flight.own[peer] - flight.combined[0] if self.recipe.merge == "swap" else None
             x_F.copy_(merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F, swapped))
@@ -554,7 +573,13 @@ class Experiment:
         return torch.zeros_like(rows_GN[0]) if made_N is None else made_N
 
     def _anchor_of(self, peer: int) -> Tensor:
-        return self.anchors[peer if len(self.anchors) > 1 else 0]
+        return self.anchors[self._anchor_index(peer)]
+
+    def _anchor_index(self, peer: int) -> int:
+        """Whose anchor it trains from: that of all, of its region, or its own."""
+        if self.regions is not None:
+            return self.regions.region_of(peer)
+        return peer if len(self.anchors) > 1 else 0
 
     def _coding(self, step: int) -> Coding:
         coding, (_, phase) = self.recipe.coding, phase_at(self.recipe.schedule, step, self.steps)
@@ -602,7 +627,7 @@ class Experiment:
         if self.recipe.merge == "swap":
             live = [self.workers[peer].x_F for peer in self.present]
             return torch.stack(live).mean(0)  # each value of the anchor is as old as its last turn
-        return torch.stack(self.anchors).mean(0)
+        return torch.stack(self.anchors).mean(0) if self.regions is None else self.regions.anchor_F
 
     def shared(self) -> SharedState:
         """The state that real rounds would hold now; to be asked when nothing is under way."""

@@ -13,11 +13,11 @@ import msgspec
 from torch import empty
 
 from atoll.learn.codec import Known, check_name, codec_named
-from atoll.learn.inner import Accumulate, AdamW, Inner
+from atoll.learn.inner import Accumulate, AdamW, Inner, Pipelined
 from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
 from atoll.learn.models import spec_of
-from atoll.learn.outer import SHARED, Agreeing, Delayed, Gossip, Nesterov, Outer, Sign
+from atoll.learn.outer import SHARED, Agreeing, Delayed, Gossip, Nesterov, Outer, Regional, Sign
 from atoll.learn.reducer import SCALED, Reducer
 from atoll.learn.schedule import Schedule, check_schedule
 
@@ -52,6 +52,13 @@ class Recipe(msgspec.Struct, frozen=True):
         """Members have anchors of their own, so a round does not end with one state hash."""
         return self.reducer.group == "pair" or self.reducer.own == "fresh"
 
+    @property
+    def hidden_steps(self) -> int:
+        """Steps that members take between sending an update and having what became of it, beside eager ones."""
+        if isinstance(self.inner, Pipelined):
+            return self.inner.depth * self.schedule.inner_steps
+        return self.schedule.overlap
+
 
 def check_recipe(recipe: Recipe) -> None:
     """ValueError if the pieces do not fit each other."""
@@ -66,7 +73,12 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError("a closing average is a mean: statistic='mean'")
     if isinstance(recipe.outer, Gossip) != (recipe.reducer.group == "pair"):
         raise ValueError("random pairs and the gossip outer step need each other")
-    whole = recipe.own_anchors or recipe.reducer.group == "one" or isinstance(recipe.outer, Delayed | AdamW)
+    if isinstance(recipe.outer, Regional) and recipe.reducer.group != "one":
+        raise ValueError("servers of regions take updates as they come: group='one'")
+    if isinstance(recipe.inner, Pipelined) and (recipe.inner.depth < 1 or recipe.reducer != Reducer()):
+        raise ValueError("a queue of gradients holds at least one mean of all members: depth >= 1, Reducer()")
+    alone = recipe.reducer.group == "one"
+    whole = recipe.own_anchors or alone or isinstance(recipe.outer, Delayed | AdamW)
     if whole and (recipe.schedule.fragments > 1 or recipe.schedule.overlap or recipe.schedule.closing):
         raise ValueError("this reducer or outer step works on whole models: fragments=1, overlap=0, closing=''")
     if whole and recipe.merge != "replace":
@@ -79,12 +91,13 @@ def swarm_problem(recipe: Recipe) -> str:
     """What of a recipe real runs cannot do yet; empty if they can do it all."""
     schedule, reducer, coding, plain = recipe.schedule, recipe.reducer, recipe.coding, Schedule()
     # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
-    ours = msgspec.structs.replace(reducer, group="all", own="sent")
+    ours = msgspec.structs.replace(reducer, group="server" if reducer.group == "server" else "all", own="sent")
     fresh = Reducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
     cannot = {
         "gradients that are accumulated for one fragment after the other": (
             isinstance(recipe.inner, Accumulate) and schedule.fragments > 1
         ),
+        "gradients that wait in a queue": isinstance(recipe.inner, Pipelined),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),

@@ -39,8 +39,9 @@ SCALED: tuple[Statistic, ...] = ("mean", "radial", "clipped")
 
 
 class Reducer(msgspec.Struct, frozen=True):
-    group: Literal["all", "pair", "one"] = "all"
-    """`pair`: random pairs, every member has an anchor of its own. `one`: each arrives alone, nobody waits."""
+    group: Literal["all", "server", "pair", "one"] = "all"
+    """`server`: one member owns everything, as in a star. `pair`: random pairs, every member has an anchor of its
+    own. `one`: each arrives alone, nobody waits."""
     quorum: int = 0  # updates that are waited for; 0: all of them
     grace: int = 0  # steps that others may be later than the quorum's last
     statistic: Statistic = "mean"

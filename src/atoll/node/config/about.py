@@ -119,10 +119,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"cooperative": peers keep half of their own parameters, momentum follows agreement; three at least '
         '(arXiv 1808.07576). "decoupled": rounds wait for a quorum and a grace, four fragments, mean length times '
         'mean direction (arXiv 2604.21428). "data_parallel": the mean gradient of every step in fp32, AdamW on the '
-        'agreed parameters. "demo_": DeMo (arXiv 2411.19870), every step the largest cosine waves of the gathered '
+        'agreed parameters. "parameter_server": the same through one member (sync.topology = "star"). '
+        '"demo_": DeMo (arXiv 2411.19870), every step the largest cosine waves of the gathered '
         "gradient, the agreed parameters move by the sign of their mean. "
         '"powersgd": every step low-rank factors of the gathered gradient (arXiv 1905.13727), AdamW on the agreed '
-        "parameters. These three agree on every single step: for fast links; their train.lr is that of the agreed "
+        "parameters. These four agree on every single step: for fast links; their train.lr is that of the agreed "
         'step. "sparseloco", "cooperative", "decoupled", "demo_" and "powersgd" need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),

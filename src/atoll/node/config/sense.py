@@ -17,9 +17,10 @@ from atoll.policy.trust import StatisticName, peers_for_one_liar
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
     *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
+    "parameter_server",
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("noloco", "sparta", "des_loc", "delayed_nesterov"),
+    *("noloco", "sparta", "des_loc", "delayed_nesterov", "pipelined", "halos"),
 )
 NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
     "train.adaptive_batching": "batches do not follow the measured speed yet",
@@ -94,6 +95,7 @@ def _check_sense(config: Config) -> None:
         )
     _check_protocol(config)
     _check_statistic(config)
+    _check_topology(config)
     _check_openings(run)
     used = f"{config.sync.up or ''}+{config.sync.down or ''}"
     for key, words, like in (
@@ -173,6 +175,16 @@ def _check_openings(run: Run) -> None:
         cause=because[run.trust],
         fix='write run.trust = "community", or leave run.openings out',
     )
+
+
+def _check_topology(config: Config) -> None:
+    recipe, topology = config.train.recipe, config.sync.topology
+    if recipe == "parameter_server" and topology not in ("auto", "star"):
+        raise UsageError(
+            "E-CFG-11",
+            f'train.recipe = "{recipe}" has one owner of everything, and sync.topology = "{topology}" has others',
+            fix='write sync.topology = "star", or train.recipe = "data_parallel"',
+        )
 
 
 def _check_statistic(config: Config) -> None:
