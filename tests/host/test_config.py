@@ -437,6 +437,18 @@ def test_a_run_whose_founders_no_vertex_could_list_is_not_founded():
         atoll.reduce.found(peers=4000)
 
 
+def test_what_sessions_sign_with_is_fixed_in_genesis():
+    """Nothing is said of it where it is as ever; a run of 573 parts has no room for signatures that long."""
+    config = load_config(None, ("run.votes=ml-dsa-65",), {})
+    settings = settings_of(config, recipe_of(config))
+    assert settings.round.signing.kind == "ml-dsa-65"
+    assert settings_of(load_config(None, (), {}), recipe_of(config)).round.votes is UNSET
+    assert "run.votes" in trouble("run.votes=rsa").what
+    with pytest.raises(UsageError, match="E-RUN-14") as refused:
+        with_room(replace(settings, update_bytes=28 * 10**9, start_peers=3))
+    assert 'run.votes = "ed25519"' in refused.value.fix
+
+
 def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path: Path):
     """Its own program may still read it; `atoll up` does not begin to serve what it would judge wrongly."""
     settings = RunSettings(rules=RULES + 1)

@@ -20,7 +20,7 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
 from atoll.base.units import bytes_text, parse_duration_s
 from atoll.cli.say import AsJson, say, say_json
-from atoll.cli.verify import blob_id_of, kept_in, spans_text, votes_alone
+from atoll.cli.verify import blob_id_of, kept_in, spans_text, votes_alone, votes_text
 
 if TYPE_CHECKING:
     from atoll.node.verify import Audit
@@ -86,7 +86,7 @@ def pull(
         return
     say(f"  run {audit.settings.name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
     if alone:
-        say(f"  protected by Ed25519 votes alone: rounds {spans_text(alone)}")
+        say(f"  protected by {votes_text(audit)} alone: rounds {spans_text(alone)}")
     say(f"  the model of round {taken.round} ({taken.state.hex()[:8]}, {bytes_text(size_bytes)}) is in {to}")
 
 

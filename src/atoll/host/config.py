@@ -186,6 +186,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
             suspect_s=run.suspect,
             beat_s=run.beat,
             committee=UNSET if run.trust == "private" else COMMITTEE_MOST,
+            votes=UNSET if run.votes == "ed25519" else run.votes,
             window_min_s=UNSET if consensus.timeout_min >= consensus.timeout else consensus.timeout_min / 5,
         ),
     )

@@ -46,6 +46,7 @@ from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links, LinkSettings
 from atoll.host.reach import dialable
 from atoll.host.record import Progress, Record, entry_of
+from atoll.host.sessions import LateSession, session_of
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer
 from atoll.keys.identity import (
@@ -97,7 +98,6 @@ class Seat:
 
     store: Store
     identity: Identity
-    signer: SessionSigner
     run: Digest
     wish: Wish
     genesis: Vertex | None = None
@@ -110,13 +110,14 @@ class Driver:
     hash_on_loop_bytes = 4 * 2**20  # larger payloads are named on a thread: 4 MiB take one millisecond
 
     def __init__(self, me: Seat, island: Worker, *, on_fact: Callable[[Fact], None] = lambda fact: None) -> None:
-        self.store, self.identity, self.signer = me.store, me.identity, me.signer
+        self.store, self.identity = me.store, me.identity
         self.folder, self.me = me.store.folder, me.identity.peer
         self.run_id, self.wish, self.bootstrap = me.run, me.wish, me.bootstrap
         self.island = island
         known = tuple(p for _, p in me.bootstrap if p is not None)
         vouch = Vouch(public_bytes(me.identity.public), self._sign_for_long)
-        self.machine = Peer(me.run, me.signer, SessionVerifier(), me.wish, me.genesis, known, vouch)
+        signer = LateSession(self.me, self._session)
+        self.machine = Peer(me.run, signer, SessionVerifier(), me.wish, me.genesis, known, vouch)
         self.clock = Clock()
         self.record = Record(self.folder / "facts.jsonl")
         self.progress = Progress.of(self.record.tail())
@@ -249,6 +250,11 @@ class Driver:
                 await self._round_closed.wait()
         except TimeoutError:
             return
+
+    def _session(self) -> SessionSigner:
+        assert self.machine.genesis is not None  # a word of a run that nobody knows
+        kind = self.machine.settings.round.signing.kind
+        return session_of(self.store, self.identity, self.run_id, kind)
 
     # ---- events in, effects out ----------------------------------------------------------------------------
 

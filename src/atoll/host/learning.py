@@ -206,15 +206,16 @@ def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | 
 def with_room(settings: RunSettings) -> RunSettings:
     """The same. UsageError if a vertex has no room for the members that the run waits for: it would never begin."""
     parts, founders = parts_planned(settings), max(settings.start_peers, settings.min_peers, 1)
-    most = members_most(parts)
+    most = members_most(parts, settings.round.signing)
     if most >= founders:
         return settings
+    shorter = ', or write run.votes = "ed25519"' if settings.round.signing.kind == "ml-dsa-65" else ""
     raise UsageError(
         "E-RUN-14",
         f"an update of {settings.update_bytes / 1e9:.3g} GB is cut into up to {parts} parts: "
         f"a vertex has room for {most} members then, and this run waits for {founders}",
         cause=f"every vertex lists who is in each part, in one message of {CONTROL_FRAME_MAX // MIB} MiB at most",
-        fix=f"wait for {most} members at most, or choose a smaller model" if most else "choose a smaller model",
+        fix=(f"wait for {most} members at most, or " if most else "") + "choose a smaller model" + shorter,
     )
 
 

@@ -19,7 +19,7 @@ from atoll.base.errors import NetworkError, RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Message
 from atoll.host.driver import Driver, Seat
-from atoll.host.member import identity_of, session_of
+from atoll.host.member import identity_of
 from atoll.host.pieces import rebuild_blob
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
@@ -53,7 +53,7 @@ async def take(
     store = Store(folder)
     identity = identity_of(store)
     store.keep([("run", run)])
-    seat = Seat(store, identity, session_of(store, identity, run), run, Wish("visitor"), None, tuple(bootstrap))
+    seat = Seat(store, identity, run, Wish("visitor"), None, tuple(bootstrap))
     host = _Visitor(seat, round)
     try:
         await host.listen([])

@@ -75,6 +75,7 @@ def write_body(
         bool(ground.owners),
         ground.parts_most,
         ground.trainers_most,
+        plan.settings.signing,
     )
     return Body(
         run=notary.run,
@@ -200,7 +201,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     if len(amends_in(kept)) > 1:
         return "it goes back to two states"
     rule, trained = plan.settings.quorum, bool(ground.owners)
-    most = ground.parts_most, ground.trainers_most
+    most = ground.parts_most, ground.trainers_most, plan.settings.signing
     expected = next_members(parent, commits, contributors, opened, rule, trained, *most)
     if (body.members, body.tickets) != expected:
         return "its membership does not follow from its reports"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.limits import COMMIT_BYTES_MAX, COMMITTEE_MAX
+from atoll.base.limits import COMMITTEE_MAX
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.facts import OtherSize
 from atoll.node.ground import Ground
@@ -73,7 +73,7 @@ class Commitments:
         return commit
 
     def _check(self, signed: Signed, commit: Commit) -> None:
-        if len(signed.body) + len(signed.signature) > COMMIT_BYTES_MAX:
+        if len(signed.body) + len(signed.signature) > self.plan.settings.signing.commit_bytes_max:
             raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
         if not parts_fit(self.ground, commit) or self.ground.topology is None:
             raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)

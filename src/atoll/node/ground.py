@@ -187,7 +187,9 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
 
     def judge(reported: Reported, as_proposer: bool) -> str | None:
         wall_s = parent.time_s if as_proposer else None
-        return admissible(reported, parent, recent, run, settings.open_to_all, wall_s, parts)
+        return admissible(
+            reported, parent, recent, run, settings.open_to_all, wall_s, parts, settings.round.signing
+        )
 
     who, validations = settings.recovery, recent.validations
     demanded = validations.demanded() if validations.head == parent.round else None

@@ -87,7 +87,7 @@ from atoll.node.reports import ReportPool
 from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
 from atoll.node.scoring import Scoring
-from atoll.node.settings import OTHER_RULES_FIX, RunSettings, decode_settings, other_rules
+from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.node.trial import Measured
 from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
@@ -312,7 +312,7 @@ class Peer:
     def _know_genesis(self, vertex: Vertex) -> list[Effect]:
         if genesis_digest(vertex) != self.run:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
-        self.settings = decode_settings(decode_body(vertex.body).settings)
+        self.settings = settings_of_run(decode_body(vertex.body))
         self.history = History(vertex, self.notary, self._voters_of, self.settings.recovery)
         self.news.history = self.history
         self.roster = Roster(self.me, self.history, self.wish.role == "client")

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import BODY_BYTES_MAX
 from atoll.base.machine import (
     Ask,
     Done,
@@ -549,7 +548,7 @@ class Round:
 
     def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
         raw = proposal.body
-        if len(raw) > BODY_BYTES_MAX:
+        if len(raw) > self.plan.settings.signing.body_bytes_max:
             who = self.agreement.proposer(proposal.view)
             return [self._report(Disagreed(proposer=who, why=f"its body has {len(raw)} bytes"))]
         try:

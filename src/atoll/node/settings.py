@@ -14,6 +14,7 @@ from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import StatisticName
 from atoll.policy.validation import Rule
+from atoll.wire.messages.vertex import Body
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
@@ -150,3 +151,14 @@ def decode_settings(data: bytes) -> RunSettings:
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None
+
+
+def settings_of_run(genesis: Body) -> RunSettings:
+    """What genesis fixes. PeerFault if these are no settings, or its own members could not vote by them."""
+    settings = decode_settings(genesis.settings)
+    signing = settings.round.signing
+    if not all(signing.takes(m.vote_key) for m in genesis.members):
+        raise PeerFault(
+            "", f"genesis lists a member whose session key is not of the kind it names ({signing.kind})"
+        )
+    return settings

@@ -23,7 +23,6 @@ from atoll.base.limits import (
     PARTS_MAX,
     PEERS_MAX,
     TICKETS_MAX,
-    VOTE_KEY_BYTES_MAX,
     WORDS_MAX,
 )
 from atoll.policy.audits import NO_DOCKET, Docket
@@ -31,8 +30,9 @@ from atoll.policy.inquiry import AGAINST, REFUTING, voices_needed
 from atoll.policy.links import rearranged
 from atoll.policy.pieces import NO_LEDGER, Ledger
 from atoll.policy.plan import QuorumRule
-from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
+from atoll.policy.room import member_bytes, room_taken, ticket_bytes
 from atoll.policy.scoring import NO_SCORES, Scores
+from atoll.policy.signing import ED25519, Signing
 from atoll.policy.validation import NO_VALIDATIONS, Validations
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of
@@ -107,6 +107,7 @@ def admissible(
     open_to_all: bool,
     wall_s: float | None,
     parts: int = PARTS_MAX,
+    signing: Signing = ED25519,
 ) -> str | None:
     """None if the report may stand in the next vertex, else why not, in words for its sender.
 
@@ -118,8 +119,8 @@ def admissible(
     mine = members.get(by)
     match statement:
         case Join():
-            why = _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s)
-            return why or _no_room(statement, reported, parent, parts)
+            why = _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s, signing)
+            return why or _no_room(statement, reported, parent, parts, signing)
         case Ready(vertex, state):
             if mine is None or mine.standing != "observer" or mine.role == "observer":
                 return "only an observing trainer can become ready"
@@ -201,16 +202,15 @@ def _may_join(
     run: Digest,
     open_to_all: bool,
     wall_s: float | None,
+    signing: Signing,
 ) -> str | None:
     by = reported.by
     if join.peer != by or len(join.addresses) > ADDRESSES_MAX:
         return "a join must be signed by the one who joins and name at most a few addresses"
-    if (
-        any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses)
-        or len(join.name) > 64
-        or len(join.vote_key) > VOTE_KEY_BYTES_MAX
-    ):
-        return "its name, key or an address is too long"
+    if any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses) or len(join.name) > 64:
+        return "its name or an address is too long"
+    if not signing.takes(join.vote_key):
+        return f"its session key is of another kind than this run votes by ({signing.kind}); upgrade atoll"
     if join.after not in recent.states:
         return "it was written too long ago; ask again"
     before = members.get(by)
@@ -240,25 +240,25 @@ def _may_join(
     return None
 
 
-def _no_room(join: Join, reported: Reported, parent: Body, parts: int) -> str | None:
+def _no_room(join: Join, reported: Reported, parent: Body, parts: int, signing: Signing) -> str | None:
     """A vertex must fit one message with everything that its members may say in it.
 
     Whoever has a line has its room, also while it is away: only longer words or another role take more.
     """
-    more = _more(_line_of(join, reported.identity, "observer", parent.round + 1), parent.members, parts)
+    more = _more(_line_of(join, reported.identity, "observer", parent.round + 1), parent.members, parts, signing)
     if more <= 0:
         return None
-    free = ROOM_BYTES - room_taken(parent.members, parent.tickets, parts)
-    if more <= free + sum(member_bytes(m, parts) for m in _forgettable(parent.members, {reported.by})):
+    free = signing.room_bytes - room_taken(parent.members, parent.tickets, parts, signing)
+    if more <= free + sum(member_bytes(m, parts, signing) for m in _forgettable(parent.members, {reported.by})):
         return None
     present = sum(m.present for m in parent.members)
     return f"{FULL}: a vertex of {present} members and {parts} parts has no room for more"
 
 
-def _more(line: Member, members: Sequence[Member], parts: int) -> int:
+def _more(line: Member, members: Sequence[Member], parts: int, signing: Signing) -> int:
     """Room that a line takes beyond what the same member took before."""
     before = next((m for m in members if m.peer == line.peer), None)
-    return member_bytes(line, parts) - (member_bytes(before, parts) if before is not None else 0)
+    return member_bytes(line, parts, signing) - (member_bytes(before, parts, signing) if before is not None else 0)
 
 
 def _forgettable(members: Sequence[Member], but: set[PeerId]) -> list[Member]:
@@ -270,12 +270,14 @@ def _forgettable(members: Sequence[Member], but: set[PeerId]) -> list[Member]:
     return sorted(idle, key=lambda m: (m.since, m.peer))
 
 
-def _giving_way(idle: Sequence[Member], room: int, places: int, parts: int) -> Sequence[Member] | None:
+def _giving_way(
+    idle: Sequence[Member], room: int, places: int, parts: int, signing: Signing
+) -> Sequence[Member] | None:
     """The oldest of these lines that make so many bytes of room and so many places; None if all are too few."""
     for count in range(len(idle) + 1):
         if room <= 0 and places <= count:
             return idle[:count]
-        room -= member_bytes(idle[count], parts) if count < len(idle) else 0
+        room -= member_bytes(idle[count], parts, signing) if count < len(idle) else 0
     return None
 
 
@@ -292,6 +294,7 @@ def next_members(
     training: bool,
     parts: int = PARTS_MAX,
     trainers_most: int = PEERS_MAX,
+    signing: Signing = ED25519,
 ) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
     """Membership and tickets after this round. `reports` are admissible; their order does not matter.
 
@@ -341,18 +344,18 @@ def next_members(
         members.append(m)
     tickets = list(parent.tickets)
     invites = [r.statement for r in by_kind if isinstance(r.statement, Invite)]
-    room = ROOM_BYTES - room_taken(members, tickets, parts) if joins or invites else 0
+    room = signing.room_bytes - room_taken(members, tickets, parts, signing) if joins or invites else 0
     idle = _forgettable(members, {join.peer for _, join in joins}) if joins else []
     for identity, join in joins:
-        more = _more(_line_of(join, identity, "observer", parent.round + 1), members, parts)
+        more = _more(_line_of(join, identity, "observer", parent.round + 1), members, parts, signing)
         lines = len(members) + 1 - PEERS_MAX if all(m.peer != join.peer for m in members) else 0
-        gone = _giving_way(idle, more - room if more > 0 else 0, lines, parts)
+        gone = _giving_way(idle, more - room if more > 0 else 0, lines, parts, signing)
         if gone is None:
             continue
         if gone:
             members, idle = [m for m in members if m not in gone], idle[len(gone) :]
         members, tickets, budget = _let_in(members, tickets, join, identity, parent.round + 1, budget)
-        room += sum(member_bytes(m, parts) for m in gone) - more
+        room += sum(member_bytes(m, parts, signing) for m in gone) - more
     for i in invites:
         tickets = [t for t in tickets if t.ticket != i.ticket]
         ticket = TicketUse(i.ticket, i.key, i.role, i.uses, i.expires_s)

@@ -30,6 +30,7 @@ from atoll.base.limits import (
 )
 from atoll.policy.committee import draw_committee
 from atoll.policy.reputation import on_duty, scores_of
+from atoll.policy.signing import Signing
 from atoll.policy.windows import GROWTH, within
 from atoll.wire.messages.vertex import Body, Member
 
@@ -67,10 +68,15 @@ class RoundSettings(msgspec.Struct, frozen=True):
     """What owner_s shrinks to, at the least, where rounds show that they are fast; left out: it never does. Keep
     above a second: lost words are said again after one, and training may stumble over a busy moment."""
     acceptance: Acceptance | UnsetType = UNSET  # left out: everybody is waited for, as long as training may last
+    votes: Literal["ml-dsa-65"] | UnsetType = UNSET  # by which keys sessions sign; left out: Ed25519
 
     @property
     def committee_most(self) -> int:
         return COMMITTEE_MAX if self.committee is UNSET else self.committee
+
+    @property
+    def signing(self) -> Signing:
+        return Signing("ed25519" if self.votes is UNSET else self.votes, self.committee_most)
 
 
 @dataclass(frozen=True)

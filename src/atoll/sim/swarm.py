@@ -67,7 +67,7 @@ class Swarm:
         island: IslandMaker = Island,
     ) -> None:
         self.knobs, self.island = knobs or SwarmKnobs(), island
-        self.keys = keys or VirtualKeys()
+        self.keys = keys or VirtualKeys(self.knobs.run.round.signing.kind)
         self.makers = villains or {}
         self.world = World(seed, self.knobs.network)
         self.checkers = Checkers(frozenset(self.keys.name(i) for i in self.makers))

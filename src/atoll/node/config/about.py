@@ -37,6 +37,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "whoever can forge Ed25519 votes some day cannot write another past; 0: never. Nobody waits for it; small "
         "runs also sign when members come and go. 5 kB per member each time."
     ),
+    "run.votes": (
+        'How members sign what they say in a round: "ed25519", or "ml-dsa-65", which withstands whoever can forge '
+        "Ed25519 some day: the newest rounds, too, which no identity has signed yet. Keys take 2 kB and signatures "
+        "3.3 kB then, instead of 32 and 64 bytes, and fewer members find room: specs/identity.md."
+    ),
     "run.audit_rate": (
         "Share of all rounds of all trainers of which another trainer, drawn by the vertex, takes ten steps again "
         "(specs/audit.md); 0.05 costs 2 to 3 % more work, and where records are kept up to four times that for "

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX
+from atoll.keys.signer import VoteKind
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.presets import Trust
 from atoll.policy.trust import StatisticName
@@ -45,6 +46,7 @@ class Run(Section, frozen=True):
     byzantine_tolerance: Share | None = None
     open_to_all: bool = False
     era_rounds: EraRounds = ERA_ROUNDS
+    votes: VoteKind = "ed25519"
     audit_rate: Share | None = None
     score_rate: Share = 0.0
     reputation: bool | None = None

@@ -38,6 +38,7 @@
     slanderers   a third of the checkers find every owner guilty; nobody leaves
     opened       nobody lies where blocks are opened, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
+    post_quantum  churn where sessions sign with ML-DSA-65, too
 
 A failing run ends with one line that replays it.
 """
@@ -57,6 +58,7 @@ from atoll.sim.scenarios.churn import (
     overlap,
     paced,
     pieces_churn,
+    post_quantum,
     real_keys,
     reputed_churn,
     rollback,
@@ -119,6 +121,7 @@ SCENARIOS: dict[str, Scenario] = {
     "slanderers": Scenario(slanderers, peers=7, rounds=12),
     "opened": Scenario(opened, peers=7, rounds=30),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
+    "post_quantum": Scenario(post_quantum, peers=6, rounds=12),
 }
 
 

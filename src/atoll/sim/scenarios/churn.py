@@ -75,6 +75,11 @@ def real_keys(stage: Stage) -> None:
     _through_weather(stage, RealKeys(stage.seed))
 
 
+def post_quantum(stage: Stage) -> None:
+    """The same where sessions sign with ML-DSA-65: keys, statements and certificates are that long."""
+    _through_weather(stage, None, round=replaced(stage.settings().round, votes="ml-dsa-65"))
+
+
 def rollback(stage: Stage) -> None:
     """The same while the recovery identity sends the run back again and again, to whatever round it likes."""
     _through_weather(stage, None, returns=True)
