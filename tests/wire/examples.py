@@ -19,6 +19,7 @@ from atoll.wire.messages.history import (
     WantVertices,
 )
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import (
     Answer,
     Committed,
@@ -145,6 +146,8 @@ MESSAGES = (
     JoinRefused("E-JOIN-01", "what", "fix"),
     WantExhibit(7),
     ExhibitIs(7, A),
+    WantPreference("branch/7", 3, A),
+    PreferenceIs("branch/7", 3, B),
     Hello(A, 7),
 )
 

@@ -16,6 +16,25 @@ RETURNS_SHOWN = 3  # the newest; --json has all that are remembered
 LATE_SHOWN = 3  # of members that were apart
 
 
+def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
+    """Which of two branches the swarm prefers, how sure that is, and what to do to be on the other."""
+    found = branch.get("preferred")
+    if found is None:
+        return ["which of the two most prefer is not known yet: asking takes a minute, and some of both in reach"]
+    where = "this branch" if found["ours"] else "that other branch"
+    sure = "settled" if found["settled"] else "not settled yet"
+    told = f"most prefer {where}: {found['named']} of the {found['asked']} asked last, {sure}"
+    lines = [f"{told} after {found['queries']} queries; it decides nothing"]
+    if found["ours"]:
+        return lines
+    them = " or ".join(branch["members"][:3])
+    return [
+        *lines,
+        f"to go over to it: ask {them} for a ticket (atoll invite), then",
+        f"atoll leave --dir {folder}; atoll join TICKET --dir NEW_FOLDER",
+    ]
+
+
 def status(*, dir: Dir = None, json: AsJson = False) -> None:
     """Say how the run stands: round, phase, loss, members, bytes, and why it is paused if it is."""
     from atoll.host.api import ask
@@ -35,6 +54,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")
         say("    a recovery began while a quorum was alive; nobody changes sides by itself, see specs/vertex.md")
+        for line in preference_lines(b, folder_of(dir)):
+            say(f"    {line}")
     if s.get("apart_steps"):
         say(f"  too few voters are heard: {s['apart_steps']} steps taken apart so far")
     for late in s.get("late", [])[-LATE_SHOWN:]:

@@ -232,6 +232,11 @@ class Progress:
                 self.returns = self.returns[-RETURNS_MAX:]
             case "BranchSeen":
                 self.branches.append({key: entry[key] for key in ("round", "epoch", "members", "recovered")})
+            case "BranchPreferred":
+                known = {key: entry[key] for key in ("ours", "named", "asked", "queries", "settled")}
+                self.branches = [
+                    b | {"preferred": known} if b["round"] == entry["round"] else b for b in self.branches
+                ]
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:

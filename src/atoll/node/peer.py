@@ -7,7 +7,7 @@
     Regain      the agreed state, on its way here       Serve     blobs for others
     Eras        long-lived signatures under the history
     Earlier     states that the run may go back to      Validators  is what was agreed any good?
-    Pieces      older states in coded pieces
+    Pieces      older states in coded pieces            Branches, Sides  where the run goes on twice
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -88,6 +88,8 @@ from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
 from atoll.node.scoring import Scoring
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
+from atoll.node.sides import TIMER as POLL
+from atoll.node.sides import Sides
 from atoll.node.trial import Measured
 from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
@@ -114,6 +116,7 @@ from atoll.wire.messages.history import (
     WantVertices,
 )
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
 from atoll.wire.messages.statements import (
     Amend,
@@ -167,6 +170,7 @@ class Peer:
         self.roster: Roster | None = None  # as soon as there is a history
         self.pool: ReportPool | None = None  # the same
         self.branches: Branches | None = None  # the same
+        self.sides: Sides | None = None  # the same
         self.said: dict[str, bytes] = {}
         self.old_parts = OldParts()
         self.early = EarlyWords()
@@ -235,6 +239,8 @@ class Peer:
             case Done(job) | Failed(job) if job.startswith("pieces/"):
                 done = self.pieces.done(event, self._within_reach(), now) if self.pieces is not None else []
                 return self._from_pieces(done, now)
+            case TimerFired(name) if name.startswith(POLL) and self.sides is not None:
+                return self.sides.fired(event, now)
             case Done() | Failed() | TimerFired():
                 return self._to_rooms(event, now)
 
@@ -278,6 +284,8 @@ class Peer:
                 return self.audits.give(sender, message) if self.audits is not None else []
             case ExhibitIs():
                 return self._fetch_exhibit(sender, message, now)
+            case WantPreference() | PreferenceIs():
+                return self.sides.hear(event, now) if self.sides is not None else []
             case _:
                 return []
 
@@ -318,6 +326,7 @@ class Peer:
         self.roster = Roster(self.me, self.history, self.wish.role == "client")
         self.pool = ReportPool(self.notary, self.history, self.settings)
         self.branches = Branches(self.history)
+        self.sides = Sides(self.me, self.history, self.linked)
         if every := self.settings.era_rounds:
             demands = self.wish.role != "visitor"  # it looks at what there is, and says what is wrong with it
             rounds, verifier = self.settings.rounds, self.notary.verifier
@@ -535,6 +544,8 @@ class Peer:
         if isinstance(message, WantPart) and message.round != current:
             return self.old_parts.give(event.sender, message)
         if message.round == current and self.round is not None:
+            if standing == "away" and message.trace != self.round.plan.trace:
+                return []  # it works on this round of another branch: no word of it is meant for us
             return self._to_round(event, now)
         if message.round >= current and standing == "away":
             return []
@@ -808,9 +819,9 @@ class Peer:
             raise ValueError(f"{len(here)} of {quorum} needed voters are here: the run can go on by itself")
         if not any(m.peer == self.me for m in here):
             raise ValueError("this peer has no vote in the last agreed membership")
-        after = write_recovery(
-            body, history.head_id, self.run, self.me, {m.peer for m in here}, self._run_time(now)
-        )
+        # in a large swarm I watch a few: who is out of my sight shall not be counted on in the next quorum
+        linked = {m.peer for m in here if m.peer == self.me or m.peer in self.linked}
+        after = write_recovery(body, history.head_id, self.run, self.me, linked, self._run_time(now))
         raw = encode(after)
         vertex = Vertex(raw, None, sign(recovery_bytes(self.run, raw)))
         effects = self._learn_vertex(vertex, self.me, now)
@@ -909,6 +920,8 @@ class Peer:
         effects += self.scoring.ask_again() if self.scoring is not None else []
         effects += self._tend_pieces(now)
         effects += self._say_again(now)
+        if self.sides is not None and self.branches is not None and self.wish.role != "visitor":
+            effects += self.sides.look(self.branches.known, now)
         return effects + self._seek_admission(now)
 
     def _say_again(self, now: Seconds) -> list[Effect]:
@@ -965,6 +978,8 @@ class Peer:
             effects += fetch.linked(peer, now)
         effects += self.pieces.linked(peer, now) if self.pieces is not None else []
         effects += self.eras.ask_of(peer, now) if self.eras is not None else []
+        if self.branches is not None and self.roster is not None:
+            effects += self.branches.met(peer, self.roster.put_away())
         if self.round is not None:
             effects += self._from_round(self.round.greet(peer, self._run_time(now)), now)
         return effects

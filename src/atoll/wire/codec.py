@@ -29,6 +29,7 @@ from atoll.wire.messages.history import (
     WantVertices,
 )
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import (
     Answer,
     Committed,
@@ -81,6 +82,8 @@ AnyMessage = (
     | JoinRefused
     | WantExhibit
     | ExhibitIs
+    | WantPreference
+    | PreferenceIs
     | Hello
 )
 

@@ -59,7 +59,7 @@ def _check_made(config: Config) -> None:
         raise UsageError(
             "E-CFG-04",
             'consensus.protocol = "snow": not yet',
-            cause="a preference decides nothing for good (specs/raft.md), and nothing in a run asks for one",
+            cause="a preference decides nothing for good (specs/raft.md); it only tells on which branch most are",
             fix='leave it at "bft"',
         )
     if protocol not in ("bft", "raft"):

@@ -338,6 +338,8 @@ class Eras:
                 return [Report(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]
             if good:
                 return []  # too few to tell who is lied to, and it may only have handed them on
+        if not any(m.peer == sender and m.present for m in self.history.head_body.members):
+            return []  # it may stand on another branch of the run, where this is the vertex of that round
         raise PeerFault(sender, f"signatures under another vertex of round {said.round} than the agreed one")
 
     def ask(self, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:

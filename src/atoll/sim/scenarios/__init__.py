@@ -38,6 +38,7 @@
     slanderers   a third of the checkers find every owner guilty; nobody leaves
     opened       nobody lies where blocks are opened, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
+    branches     two branches of a run meet, a fifth lie about which they prefer; nobody changes sides
     post_quantum  churn where sessions sign with ML-DSA-65, too
 
 A failing run ends with one line that replays it.
@@ -52,6 +53,7 @@ import msgspec
 
 from atoll.sim.scenarios.apart import apart
 from atoll.sim.scenarios.audits import accusers, audited, audits
+from atoll.sim.scenarios.branches import branches
 from atoll.sim.scenarios.churn import (
     audited_churn,
     churn,
@@ -86,6 +88,7 @@ SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario(calm, peers=8, rounds=20),
     "churn": Scenario(churn, peers=24, rounds=50),
     "apart": Scenario(apart, peers=7, rounds=0),
+    "branches": Scenario(branches, peers=20, rounds=0),
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),
