@@ -50,7 +50,7 @@ class LateSession:
         return self._made.sign(data)
 
 
-def session_of(store: Store, identity: Identity, run: Digest, kind: VoteKind = "ed25519") -> SessionSigner:
+def session_of(store: Store, identity: Identity, run: Digest, kind: VoteKind) -> SessionSigner:
     """The session key from before a restart, so that the membership still knows it; a new one has to join."""
     kept = kept_session(store, run)
     if kept is not None and kind_of_key(kept.vote_key) == kind:
