@@ -93,6 +93,7 @@ class Reduce:
         self.made: dict[Digest, Made] = {}  # what I answered, by its digest, where the vertex may draw blocks of it
         self.missing: set[int] = set()
         self.started = self.finished = False
+        self.agreed_plan, self.begun_at = plan, 0.0
         self.opened: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, whose row, to whom): how often
         self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
         self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
@@ -130,6 +131,7 @@ class Reduce:
     def contribute(self, update: Update, now: Seconds) -> list[Effect]:
         """My update is encoded and committed; before this call only other peers' rows can be gathered."""
         self.update, self.my_rows = update, {}
+        self._give_time()
         return self.look_again(now)
 
     def look_again(self, now: Seconds) -> list[Effect]:
@@ -280,9 +282,15 @@ class Reduce:
     # ---- sending my parts ----------------------------------------------------------------------------------
 
     def _begin(self, now: Seconds) -> list[Effect]:
-        self.started = True
-        self.plan = self.route.plan = self.plan.begun(now)
+        self.started, self.begun_at = True, now
+        self._give_time()
         return self.look_again(now)
+
+    def _give_time(self) -> None:
+        """To owners; others' updates are as large as mine."""
+        if self.started:
+            update_bytes = sum(part.size_bytes for part in self.update.parts) if self.update is not None else 0
+            self.plan = self.route.plan = self.agreed_plan.begun(self.begun_at, update_bytes)
 
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         owned = self.route.pass_turn(part, now)
