@@ -94,8 +94,10 @@ class Reused:
 
 def _fresh(capacity_bytes: int, size_bytes: int) -> np.ndarray:
     """New memory, on large pages as far as whole ones will be filled, where the system has them."""
-    memory = mmap.mmap(-1, capacity_bytes)
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.empty(capacity_bytes, np.uint8)
+    memory = mmap.mmap(-1, capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child copies it
     if filled := size_bytes // LARGE_PAGE * LARGE_PAGE:
-        with suppress(AttributeError, OSError):
+        with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE, 0, filled)
     return np.frombuffer(memory, np.uint8)
