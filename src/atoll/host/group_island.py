@@ -139,7 +139,7 @@ class GroupIsland:
     def closed(self, done: Reduced, again: bool) -> None:
         """The round was agreed. `again`: it only made room for a newcomer, the call is for the next one."""
         self._others_are_served()
-        mine, parts = self._mine(done.round), list(self._parts)
+        mine, parts = self._mine(done.round), self._parts
         self.current, self._parts = None, ()
         if mine is None or (again and not mine.future.done()):
             return  # it went on without me: the call, if there is one, is for the next round
@@ -292,19 +292,15 @@ class GroupIsland:
         self._parts, self._agreed = self._agreed.get(work.state, ()), {}
         self.store.drop_blobs({*self._states, work.state, *self._needed})
 
-    def _deliver(self, delivery: tuple[Call, list[Payload | None], Reduced]) -> None:
-        """Empties the list: rows of the next call may be on their way, and need the memory."""
+    def _deliver(self, delivery: tuple[Call, tuple[Payload | None, ...], Reduced]) -> None:
         call, parts, done = delivery
         if call.future.done():
             return  # its user was told that it cannot succeed
-        assert len(parts) in (0, len(call.cuts))
         try:
             codec = self._way_back(call)
-            while parts:
-                lo, hi = call.cuts[len(parts) - 1]
-                if (payload := parts.pop()) is not None:
+            for payload, (lo, hi) in zip(parts, call.cuts, strict=bool(parts)):
+                if payload is not None:
                     codec.decode_into(payload.data, call.flat_N[lo:hi])
-                payload = None
         except PeerFault as fault:
             call.future.set_exception(RunFailedError("E-RED-10", f"the agreed mean does not decode: {fault.what}"))
         else:
