@@ -169,7 +169,7 @@ class Intake:
 
 
 class Boxes:
-    """Memory in which records are sealed and opened, shared by all connections: few have part of one in it at a time.
+    """Memory in which records are sealed and opened, shared by all connections: few have part of one in it at once.
 
     The one that was given back last is taken first: it may still be in a core's cache.
     """

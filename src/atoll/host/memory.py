@@ -22,7 +22,7 @@ from atoll.base.limits import BULK_FRAME_MAX, MIB
 
 SMALL_BYTES = MIB  # below this the allocator's own free lists do as well
 STEP = 4  # between the sizes of blocks
-LARGE_PAGE = 2 * MIB  # numpy asks for them wherever memory is long: twelve parts of 8.3 MB then lay on 120 MB or more
+LARGE_PAGE = 2 * MIB  # numpy asks for them wherever memory is long: a part of 8.3 MB then lay on ten or more
 
 
 class _Block(NamedTuple):

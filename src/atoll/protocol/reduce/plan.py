@@ -66,8 +66,8 @@ class ReducePlan:
     def begun(self, now: Seconds, update_bytes: int = 0) -> ReducePlan:
         """Where there is no clock, windows are counted from when the sharing began here, and are longer.
 
-        Long enough for `update_bytes` on slow links: whoever is heard is still sending, and a dead one is noticed by
-        its silence. Only an owner that lives and never answers costs the whole window.
+        Long enough for `update_bytes` on slow links: whoever is heard may still be sending, and the dead are
+        noticed by their silence. Only an owner that lives and never answers costs the whole window.
         """
         if self.has_clock:
             return self
