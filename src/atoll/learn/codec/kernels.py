@@ -235,8 +235,8 @@ def largest_places(x, k, chunk, places):
 
     Eight values of a chunk have one largest. Where k magnitudes or more reach a border nothing below it is chosen,
     and only where a column's largest reaches it something is: 41 of 4096 are among 41 times eight, or a few more.
-    The border is a little less than what the chunk before chose from; where that was too high, the k-th largest of
-    these largest, which k magnitudes reach.
+    The border is a little less than the one that the chunk before ended with; where that lets too few or too many
+    through, the k-th largest of the largest, which k magnitudes reach.
     """
     width = chunk // ROWS
     in_rows = width * ROWS == chunk and 2 * k <= width
@@ -249,7 +249,7 @@ def largest_places(x, k, chunk, places):
         if in_rows:
             _peaks(bits, peaks)
             worst = max(worst, _most(peaks))
-            if _count_from(peaks, guess) < chunk // 32 + k:
+            if _count_from(peaks, guess) < k + width // 4:  # looking at more costs more than a better border
                 count = _from(guess, bits, peaks, columns, few)
             if count < k:
                 count = _from(_kth_largest(peaks, k), bits, peaks, columns, few)
