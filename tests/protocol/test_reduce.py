@@ -223,6 +223,8 @@ def test_where_there_is_no_clock_owners_have_time_for_a_large_update_on_slow_lin
     group.begin()
     assert min(group.timers.values()) >= 400.0
     assert all(not machine.gathers[part].closed for machine in group.machines.values() for part in machine.gathers)
+    watched = replace(group.plan, witnesses=1).begun(0.0, 10**8)
+    assert watched.window_s == 30.0  # where a liar could keep the others waiting they wait no longer than ever
 
 
 @pytest.mark.parametrize("has_clock", [True, False])

@@ -66,12 +66,13 @@ class ReducePlan:
     def begun(self, now: Seconds, update_bytes: int = 0) -> ReducePlan:
         """Where there is no clock, windows are counted from when the sharing began here, and are longer.
 
-        Long enough for `update_bytes` on slow links: whoever is heard may still be sending, and the dead are
-        noticed by their silence. Only an owner that lives and never answers costs the whole window.
+        Long enough for `update_bytes` on slow links, among members that trust each other: whoever is heard may
+        still be sending, and the dead are noticed by their silence. A liar could keep all waiting for all of it.
         """
         if self.has_clock:
             return self
-        stretch = max(BEGUN_WINDOWS, 3 * update_bytes / BEGUN_SLOWEST_BYTES_S / self.window_s)
+        slow_s = 0.0 if self.witnesses or self.weighs or self.opened else 3 * update_bytes / BEGUN_SLOWEST_BYTES_S
+        stretch = max(BEGUN_WINDOWS, slow_s / self.window_s)
         first = self.answer_until[0] - self.window_s
         until = tuple(now + stretch * (t - first) for t in self.answer_until)
         return replace(self, answer_until=until, window_s=stretch * self.window_s, stretch=stretch)
