@@ -62,5 +62,7 @@ CODED_STATES_MAX = 64  # in pieces: a week of rounds of ten minutes, at a state 
 OPENED_BLOCKS_MAX = 2**14  # of one part, shown to one member: 4096 values each
 LEAF_BYTES_MAX = MIB // 64 + 256  # of one of them in a wire, with its scales: 4096 values in fp32, the longest
 PATH_MAX = 32  # digests between a leaf and its root: more than any tree here has levels
+CLOCK_FAR_S = 60.0  # a clock that is farther from mine moves me only by the word of most whom I watch
+CLOCK_MOST_S = 2.0**32  # apart, a century: beyond that a float tells no seconds, and no clock is so wrong
 CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so and owns nothing
 TICKET_CHARACTERS_MAX = 600  # fits a QR code that a phone reads from a terminal
