@@ -135,7 +135,8 @@ class Commitments:
 
     def silent(self) -> list[PeerId]:
         """Whom I could hear, and did not."""
-        return [p for p in self.speakers if p != self.me and self.commit_of(p) is None and not self.gone(p)]
+        known = self.now.of
+        return [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
 
     def other_sizes(self, peers: Iterable[PeerId]) -> list[OtherSize]:
         """Whose update has another length than mine: where callers choose the length, that is a mistake."""
@@ -162,9 +163,10 @@ class Commitments:
     def filled(self) -> int | None:
         """Parts of the longest update; None while somebody I could hear from has not said what it has."""
         commits, trainers = self.now, self.plan.trainers
-        said = all(m.peer in commits.of or self.gone(m.peer) for m in trainers)
-        if not said or len(trainers) > COMMITTEE_MAX or len(commits.of) < self.plan.quorum:
+        if len(trainers) > COMMITTEE_MAX or len(commits.of) < self.plan.quorum:
             return None  # whoever hears too few may be the one who is cut off
+        if not all(m.peer in commits.of or self.gone(m.peer) for m in trainers):
+            return None
         return max((commits.of[p][0].parts for p in commits.giving), default=0)
 
     def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:

@@ -19,6 +19,7 @@ from atoll.base.limits import (
     PEERS_MAX,
     WEIGHED_ROWS_MAX,
 )
+from atoll.base.recall import of_the_same
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most, way_of
 from atoll.policy.apart import Apart
@@ -167,7 +168,8 @@ class Ground:
         return known_keys(self.plan.members)
 
 
-def known_keys(members: Sequence[Member]) -> dict[PeerId, bytes]:
+@of_the_same  # asked with every report
+def known_keys(members: tuple[Member, ...]) -> dict[PeerId, bytes]:
     """Under which anybody's words may be held against it: also of those that are away."""
     return {m.peer: m.vote_key for m in members if m.standing != "expelled"}
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.recall import of_the_same
 from atoll.node.amend import Goal, agrees, amend_holds, amends_in, goal_of, may_follow, rank
 from atoll.node.body import open_report
 from atoll.node.ground import known_keys
@@ -179,6 +180,7 @@ class ReportPool:
         return agrees(amend, self.goal(amend.round) or self.goals.get(amend.back_to))
 
 
+@of_the_same  # asked with every report
 def _vote_keys(body: Body) -> dict[PeerId, bytes]:
     return {m.peer: m.vote_key for m in body.members if m.present}
 

@@ -151,6 +151,7 @@ class Round:
         self.reduce: Reduce | None = None
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
+        self.stepped: tuple[tuple[Signed | None, ...] | None, Step | None] = None, None  # this view, and its step
         self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
         self.free: int | None = None  # the view in which I may propose what I like
         self.bound: int | None = None  # the view in which I must re-propose a certified body
@@ -484,9 +485,13 @@ class Round:
     def _my_step(self) -> Step | None:
         """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
         commits = self.committed.now.of
-        if self.view is None or not (named := named_in(self.view)) <= commits.keys():
+        if self.view is None or self.view is self.stepped[0]:
+            return self.stepped[1] if self.view is not None else None  # the first commitments count: none is another
+        if not (named := named_in(self.view)) <= commits.keys():
             return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
-        return step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan.settings.inner_steps)
+        step = step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan.settings.inner_steps)
+        self.stepped = self.view, step
+        return step
 
     # ---- agree ---------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ a local measurement: whom I cannot reach is my signed report, not my decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +26,7 @@ from atoll.base.limits import (
     VOTE_KEY_BYTES_MAX,
     WORDS_MAX,
 )
+from atoll.base.recall import of_the_same
 from atoll.policy.audits import NO_DOCKET, Docket
 from atoll.policy.inquiry import AGAINST, REFUTING, voices_needed
 from atoll.policy.links import rearranged
@@ -114,7 +115,7 @@ def admissible(
     because voters' wall clocks may differ around the last second. `parts` an update may have at most.
     """
     by, statement = reported.by, reported.statement
-    members = {m.peer: m for m in parent.members}
+    members = _by_name(parent.members)
     mine = members.get(by)
     match statement:
         case Join():
@@ -173,7 +174,12 @@ def admissible(
             return "is no member report"
 
 
-def _may_accuse(caught: Caught, mine: Member | None, members: dict[PeerId, Member], round: int) -> str | None:
+@of_the_same  # asked with every report
+def _by_name(members: tuple[Member, ...]) -> Mapping[PeerId, Member]:
+    return {m.peer: m for m in members}
+
+
+def _may_accuse(caught: Caught, mine: Member | None, members: Mapping[PeerId, Member], round: int) -> str | None:
     """That it is an answer, or two statements, which its signer did sign is settled before (node/body).
 
     Who is away may be accused: a farewell before the proof is no way back.

@@ -116,9 +116,16 @@ def statement_in(signed: Signed) -> Statement | None:
         return None
 
 
-@lru_cache(maxsize=16)  # of bytes and who brought them: the last few bodies are opened again and again
 def decode_body(data: bytes, who: PeerId = PeerId("")) -> Body:
-    return _decode(_BODY, data, who, "vertex body")
+    try:
+        return _body_in(data)
+    except PeerFault as fault:  # by whoever brought it
+        raise PeerFault(who, fault.what) from None
+
+
+@lru_cache(maxsize=16)  # whoever brought it: the last few bodies are opened again and again
+def _body_in(data: bytes) -> Body:
+    return _decode(_BODY, data, PeerId(""), "vertex body")
 
 
 def decode_vertex(data: bytes, who: PeerId = PeerId("")) -> Vertex:

@@ -43,7 +43,6 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.keys.digest import merkle_path
 from atoll.protocol.reduce.checks import check_answer, check_handed, committed_row
 from atoll.protocol.reduce.facts import Garbage, NoAnswer, PartAnswered, PartMissing, Reduced
 from atoll.protocol.reduce.hearsay import Hearsay
@@ -336,7 +335,7 @@ class Reduce:
             return [Send(to, handed, Lane.BULK, done.payload)]
         if self.update is None or part >= len(self.update.parts):
             return []
-        path = merkle_path(self.update.digests, part)
+        path = self.update.path(part)
         message = Contribution(plan.round, plan.attempt, plan.trace, part, index, path, self.update.statement)
         return [Send(to, message, Lane.BULK, self.update.parts[part])]
 
@@ -344,8 +343,7 @@ class Reduce:
         if part not in self.my_rows:
             update, commit = self.update, self.commit_of(self.me)
             assert update is not None and commit is not None
-            path = merkle_path(update.digests, part)
-            row = Held(frozenset((self.me,)), commit.weight, update.parts[part], path, update.statement)
+            row = Held(frozenset((self.me,)), commit.weight, update.parts[part], update.path(part), update.statement)
             self.my_rows[part] = row
         return self.my_rows[part]
 
