@@ -1,9 +1,10 @@
 """Answers of pure functions, remembered for the very same arguments.
 
-For values that are immutable, costly to look through and asked about again and again: what follows from the members
-of the newest vertex is asked with every word that somebody says. Arguments are told apart by identity and kept while
-they are known, so an answer is never another value's, and nothing is hashed. What comes back is shared: read it only.
-Never for functions of anything that can change. Holds the last few, no more.
+For values that are immutable, costly to look through and asked about again and again: what follows from the
+members of the newest vertex is asked with every word that somebody says. Arguments are told apart by identity and
+kept while they are known, so an answer is never another value's, and nothing is hashed. All peers of a simulation
+share the answers; that hides nothing, since each would have made the same of the same value. What comes back is to
+be read only. Never for functions of anything that can change. Holds the last few, no more.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
+from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
-from atoll.base.ids import PeerId
+from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMIT_BYTES_MAX, COMMITTEE_MAX
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.facts import OtherSize
@@ -19,6 +20,7 @@ from atoll.node.trial import Commits
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Commit, Signed
 
+SHOWN_BY = 16  # where a third lies and half of the rest heard the other word, one of so many shows it: 99.8 %
 AHEAD = 2  # attempts: their commitments come from peers whose clock is faster
 
 
@@ -128,10 +130,11 @@ class Commitments:
         known = self.now.of.get(peer)
         return known[0] if known is not None else None
 
-    def said_by(self, names: Iterable[PeerId]) -> list[Signed]:
-        """The words of these others."""
+    def shown_to(self, owner: PeerId, names: Iterable[PeerId]) -> list[Signed]:
+        """The words of these others, for an owner that heard another word of one of them."""
         known = self.now.of
-        return [known[p][1] for p in names if p in known and p != self.me]
+        mine = self.me in shown_by(owner, self.plan.committee, self.plan.head, self.attempt)
+        return [known[p][1] for p in names if p in known and p != self.me] if mine else []
 
     def silent(self) -> list[PeerId]:
         """Whom I could hear, and did not."""
@@ -185,3 +188,15 @@ class Commitments:
         hearers = trainers if self.me in first else tuple(sorted(concerned))
         speakers = trainers if self.me in concerned else tuple(sorted(first))
         return hearers, speakers
+
+
+def shown_by(owner: PeerId, committee: tuple[PeerId, ...], head: Digest, attempt: int) -> tuple[PeerId, ...]:
+    """Who shows an owner what it heard otherwise than that owner: the whole committee; of a large one a few, drawn.
+
+    Only who votes doubts answers. One member that commits twice would else have all others show all words to all
+    owners: the cube of their number in messages. One owner that can prove it is enough: everybody is told the proof.
+    """
+    if len(committee) <= COMMITTEE_MAX:
+        return committee
+    first = draw_below(head, f"{owner} is shown, {attempt}", len(committee))
+    return (committee * 2)[first : first + SHOWN_BY]

@@ -6,7 +6,7 @@ strangers could grow have their ceilings here. Never holds what was said in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -85,13 +85,16 @@ class ReportPool:
 
     def _make_room(self, by: PeerId) -> bool:
         """A flood displaces only its own words. Strangers are one voice together: new identities are free."""
-        members = {m.peer for m in self.history.head_body.members}
-        voice_of = {key: key[1] if key[1] in members else None for key in self.pool}
-        words = Counter(voice_of.values())
-        loudest = max(words, key=lambda voice: words[voice])
-        if words[by if by in members else None] + 1 >= words[loudest]:
+        members = _names(self.history.head_body)
+
+        def voice(peer: PeerId) -> PeerId | None:
+            return peer if peer in members else None
+
+        words = Counter(voice(signer) for _, signer, _ in self.pool)
+        loudest = max(words, key=lambda who: words[who])
+        if words[voice(by)] + 1 >= words[loudest]:
             return False
-        del self.pool[next(key for key in reversed(self.pool) if voice_of[key] == loudest)]
+        del self.pool[next(key for key in reversed(self.pool) if voice(key[1]) == loudest)]
         return True
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
@@ -183,6 +186,11 @@ class ReportPool:
 @of_the_same  # asked with every report
 def _vote_keys(body: Body) -> dict[PeerId, bytes]:
     return {m.peer: m.vote_key for m in body.members if m.present}
+
+
+@of_the_same  # asked with every report that finds no room
+def _names(body: Body) -> frozenset[PeerId]:
+    return frozenset(m.peer for m in body.members)
 
 
 def _key(reported: Reported) -> Key:

@@ -151,7 +151,7 @@ class Round:
         self.reduce: Reduce | None = None
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
-        self.stepped: tuple[tuple[Signed | None, ...] | None, Step | None] = None, None  # this view, and its step
+        self.stepped: tuple[tuple[Signed | None, ...], Step] | None = None  # what a view makes of the state
         self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
         self.free: int | None = None  # the view in which I may propose what I like
         self.bound: int | None = None  # the view in which I must re-propose a certified body
@@ -414,7 +414,7 @@ class Round:
 
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""
-        said = self.committed.said_by(names)
+        said = self.committed.shown_to(to, names)
         return [Send(to, Committed(self.plan.round, self.attempt, self.plan.trace, signed)) for signed in said]
 
     def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
@@ -485,8 +485,10 @@ class Round:
     def _my_step(self) -> Step | None:
         """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
         commits = self.committed.now.of
-        if self.view is None or self.view is self.stepped[0]:
-            return self.stepped[1] if self.view is not None else None  # the first commitments count: none is another
+        if self.view is None:
+            return None
+        if self.stepped is not None and self.stepped[0] is self.view:
+            return self.stepped[1]  # the first commitments count, so it is still the same
         if not (named := named_in(self.view)) <= commits.keys():
             return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
         step = step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan.settings.inner_steps)

@@ -35,7 +35,12 @@ class ReducePlan:
     @cached_property
     def givers(self) -> frozenset[PeerId]:
         """Whose rows there can be."""
-        return frozenset(self.listeners) - self.rowless
+        return self.hearers - self.rowless
+
+    @cached_property
+    def hearers(self) -> frozenset[PeerId]:
+        """Who gets the answers, in no order: asked with every word about a row."""
+        return frozenset(self.listeners)
 
     @property
     def parts(self) -> int:

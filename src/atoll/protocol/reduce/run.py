@@ -343,7 +343,8 @@ class Reduce:
         if part not in self.my_rows:
             update, commit = self.update, self.commit_of(self.me)
             assert update is not None and commit is not None
-            row = Held(frozenset((self.me,)), commit.weight, update.parts[part], update.path(part), update.statement)
+            names, path = frozenset((self.me,)), update.path(part)
+            row = Held(names, commit.weight, update.parts[part], path, update.statement)
             self.my_rows[part] = row
         return self.my_rows[part]
 
@@ -524,11 +525,11 @@ class Reduce:
 
     def _open_row(self, sender: PeerId, wish: WantRow) -> list[Effect]:
         part, author = wish.part, wish.peer
-        if not self.started or sender not in self.plan.listeners or self.opened[part, author, sender] >= OPENED_MAX:
+        if not self.started or sender not in self.plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
             return []
         if self._row_held(part, author) is not None:
             return self._open_row_to(sender, part, author)
-        if part in self.gathers and author in self.plan.listeners and sender in self.plan.owners(part):
+        if part in self.gathers and author in self.plan.hearers and sender in self.plan.owners(part):
             askers = self.wanted.setdefault((part, author), [])
             askers += [sender] if sender not in askers else []
         return []

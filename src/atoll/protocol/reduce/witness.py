@@ -115,7 +115,7 @@ class Case:
     asked_all: bool = False  # every row that is needed was asked for once
     # what never changes again, by what words say
     begun: set[Digest] = field(default_factory=set[Digest])  # their rows are recomputed, or were
-    lacks: dict[Digest, PeerId] = field(default_factory=dict[Digest, PeerId])  # whose row was not here when looked for
+    lacks: dict[Digest, PeerId] = field(default_factory=dict[Digest, PeerId])  # whose row was not here
     unheard: dict[Rows, PeerId] = field(default_factory=dict[Rows, PeerId])  # the same of a commitment
 
     def changed(self) -> None:
@@ -130,7 +130,8 @@ class Question:
 
     job: str  # that makes an answer again
     work: Callable[[Answered, tuple[Row, ...]], Combine | Compare]
-    grounds: Callable[[Answered], bool | None] | None  # is what it stands on true? None while nobody knows; no: it is
+    grounds: Callable[[Answered], bool | None] | None
+    """Is what the answer stands on true? None while nobody knows. Without it, all do."""
     same_rows: Callable[[Answered], bool | None]  # was it made of the rows that I know of?
 
 
@@ -324,7 +325,7 @@ class Witnesses:
         return effects
 
     def _lacks_a_row(self, case: Case, word: Word) -> bool:
-        """The row that was not here when I last looked is not here yet: with every row of many there is one look."""
+        """The row that was not here when I last looked is not here yet: one look for every row that comes."""
         name = case.lacks.get(word.named)
         return name is not None and self._row(word.answered.part, name) is None
 
