@@ -194,7 +194,7 @@ def shown_by(owner: PeerId, committee: tuple[PeerId, ...], head: Digest, attempt
     """Who shows an owner what it heard otherwise than that owner: the whole committee; of a large one a few, drawn.
 
     Only who votes doubts answers. One member that commits twice would else have all others show all words to all
-    owners: the cube of their number in messages. One owner that can prove it is enough: everybody is told the proof.
+    owners: the cube of their number in messages. One owner that can prove it is enough: all are told the proof.
     """
     if len(committee) <= COMMITTEE_MAX:
         return committee

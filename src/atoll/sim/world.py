@@ -180,8 +180,9 @@ class World:
         return self._sequence
 
     def run(self, until: Seconds, stop: Callable[[], bool] | None = None) -> None:
-        while self.queue and self.queue[0][0] <= until:
-            self.now, _, act = heapq.heappop(self.queue)
+        queue = self.queue  # the same list for ever
+        while queue and queue[0][0] <= until:
+            self.now, _, act = heapq.heappop(queue)
             act()
             if stop is not None and stop():
                 return
