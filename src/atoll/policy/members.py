@@ -202,7 +202,7 @@ def _may_join(
     join: Join,
     reported: Reported,
     parent: Body,
-    members: dict[PeerId, Member],
+    members: Mapping[PeerId, Member],
     recent: Recent,
     run: Digest,
     open_to_all: bool,
