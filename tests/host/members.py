@@ -104,8 +104,10 @@ def recipe_for(how: dict, *, up="2bit", down="int8", rounds=3) -> Recipe:
 class Members:
     """Each owns one part."""
 
+    settings = RunSettings()
+
     def __init__(self, base: Path, recipe: Recipe, book: str, peers: int = PEERS) -> None:
-        founded = found(built_in(recipe, book), RunSettings())
+        founded = found(built_in(recipe, book), self.settings)
         self.base, self.recipe, self.book, self.peers = base, recipe, book, peers
         self.shares = (1,) * peers
         self.learning: Learning = decode_learning(founded.settings)

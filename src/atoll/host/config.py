@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ BUILT = (
     "eager",
     "muloco",
     "decoupled",
+    "noloco",
     *EVERY_STEP,
 )  # made as the config says; others are only adjusted
 
@@ -92,6 +93,8 @@ def recipe_of(config: Config) -> Recipe:
         if train.recipe in BUILT:
             if train.recipe in EVERY_STEP:
                 _check_given(train.recipe, given)
+            if train.recipe == "noloco":
+                _check_given("noloco", given, given.keys() - {"down"})  # nobody is answered with a mean
             recipe = METHODS[train.recipe](config.model.name or "gpt-tiny", **given)
             recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
         else:
@@ -118,7 +121,7 @@ def _owners_believed(config: Config) -> bool:
 
 
 def _check_given(
-    name: str, given: Mapping[str, Any], known: Sequence[str] = ("rounds", "batch", "seq_len", "lr", "seed")
+    name: str, given: Mapping[str, Any], known: Collection[str] = ("rounds", "batch", "seq_len", "lr", "seed")
 ) -> None:
     """ValueError for what a recipe does not have: one that agrees on every step has no steps between."""
     if unknown := sorted(given.keys() - set(known)):

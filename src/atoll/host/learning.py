@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest
-from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
+from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PART_BYTES_MAX, PARTS_MAX
 from atoll.learn.answers import remembers, says_more
 from atoll.learn.audit import recipe_problem
 from atoll.learn.codec import CODECS, codec_named
@@ -24,7 +24,7 @@ from atoll.learn.schedule import fragments_of, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
 from atoll.learn.update import Common
-from atoll.node.settings import RunSettings, acceptance_problem
+from atoll.node.settings import RunSettings, acceptance_problem, pairs_problem
 from atoll.node.topology import parts_planned
 from atoll.policy.openings import Terms
 from atoll.policy.plan import Acceptance
@@ -58,6 +58,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run cannot be cut into parts: {problem}")
     if problem := answers_problem(learning.recipe, settings):
         raise PeerFault("", f"this run's answers are more than encoded means, and {problem[0]}")
+    if settings.paired != learning.recipe.paired:
+        raise PeerFault("", "this run's members are to exchange in pairs by its recipe, or by its settings, but not both")
     if settings.audited_share and (problem := recipe_problem(learning.recipe, learning.layout.floats)):
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
     if settings.scored_share and (problem := scoring_problem(learning.recipe)):
@@ -108,6 +110,9 @@ def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
 def size_problem(recipe: Recipe, layout: Layout) -> str:
     """Why this model cannot be sent as this recipe asks, in fragments of PARTS_MAX parts; empty if it can."""
     least = PARTS_MAX * BLOCK
+    if recipe.paired and row_bytes_most(layout) > PART_BYTES_MAX:
+        most = PART_BYTES_MAX // row_bytes_most(layout, 1)
+        return f"members in pairs send whole models, and this one has {layout.floats} values, more than {most}"
     try:
         smallest = min(hi - lo for lo, hi in fragments_of(layout, recipe.schedule.fragments))
     except ValueError as why:
@@ -116,6 +121,11 @@ def size_problem(recipe: Recipe, layout: Layout) -> str:
         return ""
     what = "the model" if recipe.schedule.fragments == 1 else "a fragment of the model"
     return f"{what} has only {smallest} values; a run needs at least {least}"
+
+
+def row_bytes_most(layout: Layout, floats: int | None = None) -> int:
+    """Of a row where members exchange in pairs: an update and an anchor, both at most fp32."""
+    return 8 * (layout.floats if floats is None else floats)
 
 
 SLOW_LINK_BYTES_S = 2.5e6  # 20 Mbit/s: a round of a large model must not fail because an owner's link is a home's
@@ -166,6 +176,8 @@ def _canary(recipe: Recipe, canary: str) -> bytes:
 
 def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     """The same, as this recipe's reducer and answers want it. UsageError where settings stand against them."""
+    if recipe.paired:
+        return _pairing(recipe, settings)
     if problem := answers_problem(recipe, settings):
         why, fix = problem
         raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
@@ -190,9 +202,33 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     return settings
 
 
+def _pairing(recipe: Recipe, settings: RunSettings) -> RunSettings:
+    """The same, for members that exchange two by two."""
+    if settings.topology not in ("auto", "pairs"):
+        problem = f"a {settings.topology} has a common result"
+    else:
+        settings = msgspec.structs.replace(
+            settings,
+            topology="pairs",
+            min_peers=max(recipe.reducer.peers_min, settings.min_peers),
+            start_peers=max(recipe.reducer.peers_min, settings.start_peers),
+        )
+        problem = pairs_problem(settings)
+    if problem:
+        raise UsageError(
+            "E-RUN-22",
+            f"members of this run cannot exchange in pairs: {problem}",
+            cause="its recipe has no common model: each member keeps its own (specs/pairs.md)",
+            fix='write run.trust = "private", sync.topology = "auto" and sync.apart = "wait", and none of '
+            "sync.statistic, sync.quorum, run.audit_rate, run.score_rate, run.validate_every, run.reputation, "
+            'run.openings, keep.coded; or choose train.recipe = "diloco"',
+        )
+    return settings
+
+
 def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | None:
     """What stands against answers that say more than an encoded mean, and what helps; None if nothing does."""
-    if not says_more(recipe) and not remembers(recipe):
+    if recipe.paired or not (says_more(recipe) or remembers(recipe)):
         return None
     if settings.round.quorum != "majority":
         return "nobody could check their owners", 'write run.trust = "private", or choose another train.recipe'
@@ -258,5 +294,7 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
     canary = state_hash(beginning.canary) if beginning.canary else UNSET
     learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout, canary)
     largest = 4 * layout.floats  # fp32: no codec makes an update larger
+    if settings.paired:
+        largest = row_bytes_most(layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
     return Founded(with_room(complete), beginning.state, beginning.blob, beginning.canary)

@@ -161,7 +161,7 @@ class Mine:
 
     def begin_afresh(self, learning: Learning, state: SharedState) -> None:
         """From this state with nothing of my own, like a newcomer: my feedback and anchor led elsewhere."""
-        if learning.recipe.own_anchors:
+        if learning.recipe.reducer.own == "fresh":
             self.own = Own(state.anchor_F, state.momentum_P)
         self.memory_F, self.update = None, None
 

@@ -28,6 +28,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from atoll.base.draw import in_pairs
 from atoll.base.ids import Digest
 from atoll.keys.digest import digest
 from atoll.learn.codec import Codec
@@ -47,7 +48,6 @@ from atoll.learn.reducer import (
     answered,
     arrived,
     made_of,
-    pairs,
     reduced,
     weight_of,
 )
@@ -441,7 +441,7 @@ class Experiment:
     ) -> None:
         """Two by two; each pair also shows each other its anchors, in fp32."""
         lo, hi = flight.lo, flight.hi
-        for pair in pairs(self._seed(), "pairs", members):
+        for pair in in_pairs(self.launched - 1, members):
             here = [p for p in pair if p in counted]
             for peer in pair:
                 known = here if peer in here else [peer, *here]  # my own I always have

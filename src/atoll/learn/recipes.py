@@ -50,7 +50,12 @@ class Recipe(msgspec.Struct, frozen=True):
     @property
     def own_anchors(self) -> bool:
         """Members have anchors of their own, so a round does not end with one state hash."""
-        return self.reducer.group == "pair" or self.reducer.own == "fresh"
+        return self.paired or self.reducer.own == "fresh"
+
+    @property
+    def paired(self) -> bool:
+        """Members exchange two by two: a round has no common result at all."""
+        return self.reducer.group == "pair"
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -81,6 +86,7 @@ def swarm_problem(recipe: Recipe) -> str:
     # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
     ours = msgspec.structs.replace(reducer, group="all", own="sent")
     fresh = Reducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
+    paired = Reducer(group="pair", peers_min=reducer.peers_min)
     cannot = {
         "gradients that are accumulated for one fragment after the other": (
             isinstance(recipe.inner, Accumulate) and schedule.fragments > 1
@@ -93,19 +99,23 @@ def swarm_problem(recipe: Recipe) -> str:
         ),
         "owners that remember what answers of more than a mean left out": (
             coding.answer == "remembered"
-            and (reducer.statistic != "mean" or reducer.own == "fresh" or isinstance(recipe.outer, Agreeing))
+            and (reducer.statistic != "mean" or recipe.own_anchors or isinstance(recipe.outer, Agreeing))
         ),
         f"answers in {coding.down}": coding.answer != "gathered" and not _stands_alone(coding.down),
         "a reducer other than a mean of all members' rows": (
-            reducer.statistic not in SCALED or reducer not in (ours, fresh)
+            reducer.statistic not in SCALED or reducer not in (ours, fresh, paired)
         ),
         "eager updates in rounds that go on without the slow": reducer.own == "fresh" and reducer.quorum > 0,
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
-            not isinstance(recipe.outer, SHARED)
+            not isinstance(recipe.outer, SHARED | Gossip)
             or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW))
         ),
         "an outer AdamW whose numbers divide by zero": isinstance(recipe.outer, AdamW) and not _steps(recipe.outer),
+        f"updates in {coding.up} between members that share no state": (
+            recipe.paired and not _stands_alone(coding.up)
+        ),
+        "gradients that are accumulated, in pairs": recipe.paired and isinstance(recipe.inner, Accumulate),
         "the merge swap": recipe.merge == "swap",
     }
     return ", ".join(what for what, asked in cannot.items() if asked)

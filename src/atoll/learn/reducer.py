@@ -16,7 +16,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from atoll.base.draw import shuffled
 from atoll.keys.digest import Buffer
 from atoll.learn.aggregate import columns, default, liars_of
 from atoll.learn.codec import Codec, pack
@@ -64,12 +63,6 @@ def arrived(reducer: Reducer, late: Sequence[int], overlap: int) -> tuple[list[b
         close = min(close, in_order[reducer.quorum - 1] + reducer.grace)
     close = max(close, overlap)
     return [steps <= close for steps in late], close
-
-
-def pairs(seed: bytes, purpose: str, members: Sequence[int]) -> list[tuple[int, ...]]:
-    """Everybody in a random pair; of an odd number one stays alone."""
-    order = shuffled(seed, purpose, members)
-    return [tuple(order[at : at + 2]) for at in range(0, len(order), 2)]
 
 
 class Answer(NamedTuple):

@@ -264,6 +264,9 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
     )
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
+    takes = ground.takes(part)
+    if takes is not None and not (signed.signer in answered.contributors and takes.issuperset(answered.contributors)):
+        raise PeerFault(signed.signer, f"the answer for part {part} is made of rows that it does not take")
     return answered
 
 
@@ -298,7 +301,7 @@ def _window(
     named = [set(a.contributors) for a in said]
     awaited = [m.peer for m in plan.trainers if m.standing == "member"]
     # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
-    here = sum(2 * sum(peer in names for names in named) > len(answers) for peer in awaited)
+    here = sum(2 * sum(peer in names for names in named) > ground.taking(peer) for peer in awaited)
     whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))
     # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
     excused = not ground.witnessed and any(a.owner_index > 0 for a in said)

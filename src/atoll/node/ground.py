@@ -15,6 +15,7 @@ from msgspec import UNSET
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
+    PAIRED_MAX,
     PARTS_MAX,
     PEERS_MAX,
     WEIGHED_ROWS_MAX,
@@ -65,6 +66,7 @@ class Ground:
     apart: Apart | None = None  # who hears no quorum trains on
     scored: tuple[Score, ...] | None = None  # updates whose scores the parent settled; None: the run has none
     words_lost: bool = False  # of scorers, on this disk: records are taken at their word
+    paired: bool = False  # members exchange two by two and have states of their own, which the agreed one names
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -75,6 +77,15 @@ class Ground:
     def shares(self) -> tuple[int, ...]:
         """Relative sizes of the parts."""
         return tuple(part.share for part in self.topology.parts) if self.topology is not None else ()
+
+    def takes(self, part: int) -> frozenset[PeerId] | None:
+        """Whose rows this part is made of, its owner's among them; None: everybody's."""
+        assert self.topology is not None
+        return self.topology.parts[part].takes
+
+    def taking(self, peer: PeerId) -> int:
+        """How many parts take this peer's row."""
+        return self.topology.taking(peer) if self.topology is not None else 0
 
     @cached_property
     def weightless(self) -> frozenset[PeerId]:
@@ -105,7 +116,9 @@ class Ground:
 
     @property
     def trainers_most(self) -> int:
-        """Rows beyond those whose distances are taken would stop the learning of all."""
+        """Rows beyond those whose distances are taken would stop the learning of all; who is not drawn learns alone."""
+        if self.paired:
+            return PAIRED_MAX
         return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
 
     @cached_property
@@ -208,12 +221,15 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
             reputed=settings.reputed,
             demanded=demanded,
             scored=scored,
+            paired=settings.paired,
         )
-    way = way_of(settings, plan, _answered_bytes(parent))
+    way = way_of(settings, plan, _answered_bytes(parent), parent.trained)
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
     more = audited, reputed, demanded, opened, settings.apart_terms, scored
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more)
+    return Ground(
+        plan, parent, way.topology, way.why, judge, *trust, parts, who, *more, paired=settings.paired
+    )
 
 
 def _answered_bytes(parent: Body) -> int:

@@ -79,6 +79,7 @@ from atoll.node.facts import (
     StateRebuilt,
 )
 from atoll.node.ground import ground_after
+from atoll.node.jobs import OthersStates
 from atoll.node.news import News
 from atoll.node.old_parts import OldParts
 from atoll.node.pieces import Pieces
@@ -211,7 +212,7 @@ class Peer:
                 self.rates = Rates(bytes_s, dict(to))
                 return []
             case Done(job, result) if job == "restore":
-                return self._restored(bool(result), now)
+                return self._restored(result if isinstance(result, OthersStates) else bool(result), now)
             case Failed(job) if job == "restore":
                 return self._restored(False, now)
             case Done(job, result) if job.startswith("history/"):
@@ -356,7 +357,7 @@ class Peer:
         bodies += [decode_body(vertex.body)] if vertex is not None else []  # the history may not have it yet
         self.regain.left = replace(left, afresh=any(amend_of(body) is not None for body in bodies))
 
-    def _restored(self, found: bool, now: Seconds) -> list[Effect]:
+    def _restored(self, found: bool | OthersStates, now: Seconds) -> list[Effect]:
         how = self.regain.restored(found)
         if how is None:
             return self._fetch_state(self.regain.lack, now)
@@ -621,7 +622,7 @@ class Peer:
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.history
         assert history is not None
-        if not self.regain.fetch_from(self._within_reach(), history):
+        if not self.regain.fetch_from(self._within_reach(), history, now):
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
@@ -836,6 +837,8 @@ class Peer:
             raise ValueError("this peer is not a member (yet)")
         if self.over:
             raise ValueError("the run is over")
+        if self.settings.paired:
+            raise ValueError("its members have models of their own, and no earlier one that all of them held")
         pool.goals[goal.id] = goal
         plain = Amend(history.head_id, goal.round, goal.id, goal.state, goal.trained, b"")
         amend = replace(plain, signature=sign(amend_bytes(self.run, plain)))

@@ -880,7 +880,7 @@ class Round:
         assert self.final is not None
         self.closed = True
         body = decode_body(self.final.body)
-        closed = closed_by(self.final, body, self.plan, self.assembling)
+        closed = closed_by(self.final, body, self.ground, self.assembling)
         self.combined |= self.reduce.made if self.reduce is not None else {}
         agreed = {opened(s).digest for s in body.parts if s is not None}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}

@@ -15,11 +15,11 @@ from atoll.policy.presets import PRESETS
 from atoll.policy.trust import StatisticName, peers_for_one_liar
 
 RECIPES = (
-    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
+    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager", "noloco"),
     *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("noloco", "sparta", "des_loc", "delayed_nesterov"),
+    *("sparta", "des_loc", "delayed_nesterov"),
 )
 NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
     "train.adaptive_batching": "batches do not follow the measured speed yet",

@@ -84,7 +84,8 @@ class Reduce:
             if self.me in plan.owners(part):
                 # answered before a restart, and the bytes are lost: silence, the next owner answers
                 closed = self._said_name(part) in around.said
-                self.gathers[part] = Gather(plan.owners(part).index(self.me), closed=closed)
+                takes = plan.topology.parts[part].takes
+                self.gathers[part] = Gather(plan.owners(part).index(self.me), takes, closed=closed)
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
         self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
         self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
@@ -204,6 +205,8 @@ class Reduce:
         Perhaps I do not know their commitments either; these come with the rows. Rows that parents hand on have no
         author whom others could ask.
         """
+        if gather.below is not None:
+            return []  # its owner alone takes them
         silent = [peer for peer in self.plan.listeners if peer not in gather.names and self.unheard(peer)]
         giving = [p for p in silent if p in self.plan.givers and self.route.above(part, p) is None]
         return [p for p in giving if (commit := self.commit_of(p)) is None or commit.parts > part]
@@ -288,9 +291,12 @@ class Reduce:
         owned = self.route.pass_turn(part, now)
         if part in self.answers:
             return self._show_next_owner(part)
+        lacking = self._owner_lacks_its_row(part)
         if part in self.missing:
-            return []
-        if not owned:
+            if lacking is not False or not owned:
+                return []
+            self.missing.discard(part)  # its owner committed after all
+        if not owned or lacking:
             self.missing.add(part)
             return [self._report(PartMissing(attempt=self.plan.attempt, part=part))]
         return [
@@ -302,9 +308,17 @@ class Reduce:
             *self._ask_past_the_gone(part),
         ]
 
+    def _owner_lacks_its_row(self, part: int) -> bool | None:
+        """Where parts take rows of some only the owner's is one of them: without it nobody need wait. None: they
+        take everybody's."""
+        if self.plan.topology.parts[part].takes is None:
+            return None
+        commit = self.commit_of(self.plan.owners(part)[0])
+        return commit is None or commit.parts <= part
+
     def _contribute_part(self, part: int) -> list[Effect]:
         """My own row, up the tree; through my own hands if others' rows come through me too."""
-        if self.update is None or part >= len(self.update.parts):
+        if self.update is None or part >= len(self.update.parts) or not self._takes(part, self.me):
             return []
         relay = self.relays.get(part)
         if relay is None or (part, self.me) in self.route.declined:
@@ -339,6 +353,10 @@ class Reduce:
         path = merkle_path(self.update.digests, part)
         message = Contribution(plan.round, plan.attempt, plan.trace, part, index, path, self.update.statement)
         return [Send(to, message, Lane.BULK, self.update.parts[part])]
+
+    def _takes(self, part: int, peer: PeerId) -> bool:
+        takes = self.plan.topology.parts[part].takes
+        return takes is None or peer in takes
 
     def _my_row(self, part: int) -> Held:
         if part not in self.my_rows:
@@ -406,6 +424,8 @@ class Reduce:
         gather = self._gather_for(message.part, message.owner_index)
         if commit is None or gather is None:
             return self._answer_already(message.part, sender)  # not committed, not mine, or closed
+        if not self._takes(message.part, sender):
+            raise PeerFault(sender, f"part {message.part} takes no row of its own", message.statement.body)
         said = message.statement
         if said.signer != sender or self.notary.open(said, Commit, self.vote_key_of(sender)) != commit:
             # it goes with the row when others ask me for it
@@ -456,12 +476,17 @@ class Reduce:
         if window is None:
             return []
         early = now < self.plan.gather_until(window, 1)
-        if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, gather.below)):
+        if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, self._awaited(gather))):
             return []
         if early and (asked := self._await_others_rows(part, gather, now)) is not None:
             return asked
         gather.closed = True
         return self._combine(part, gather, "own")
+
+    def _awaited(self, gather: Gather) -> Iterable[PeerId] | None:
+        """Whose rows of a part of mine may still come. Where it takes those of some, whoever has not committed when
+        the sharing begins has none to give."""
+        return None if gather.below is None else [p for p in gather.below if self.commit_of(p) is not None]
 
     def _name_garbage(self, part: int, result: Combined | Products) -> list[Effect]:
         return [self._report(Garbage(peer=peer, part=part)) for peer in result.undecodable]
