@@ -6,6 +6,7 @@
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
     weighed      churn where distances weigh rows, and owners speak twice
+    paired_churn  churn where members exchange in pairs and have states of their own
     paced        churn where windows follow the pace of the run
     growth       two founders, four joiners by ticket; then one is lost for good
     blackout     everybody stops at once, again and again, and goes on from disk
@@ -56,6 +57,7 @@ from atoll.sim.scenarios.churn import (
     churn,
     overlap,
     paced,
+    paired_churn,
     pieces_churn,
     real_keys,
     reputed_churn,
@@ -87,6 +89,7 @@ SCENARIOS: dict[str, Scenario] = {
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),
+    "paired_churn": Scenario(paired_churn, peers=8, rounds=20),
     "paced": Scenario(paced, peers=8, rounds=20),
     "growth": Scenario(growth, peers=2, rounds=12),
     "blackout": Scenario(blackout, peers=5, rounds=20),
