@@ -77,6 +77,7 @@ def pull(
                 "run_id": run.hex(),
                 "round": taken.round,
                 "state": taken.state.hex(),
+                "state_of": taken.of,
                 "vertices": audit.vertices,
                 "votes_alone": alone,
                 "folder": str(to),
@@ -87,7 +88,8 @@ def pull(
     say(f"  run {audit.settings.name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
     if alone:
         say(f"  protected by Ed25519 votes alone: rounds {spans_text(alone)}")
-    say(f"  the model of round {taken.round} ({taken.state.hex()[:8]}, {bytes_text(size_bytes)}) is in {to}")
+    whose = f", that {short(taken.of)} holds," if taken.of is not None else ""
+    say(f"  the model of round {taken.round}{whose} ({taken.state.hex()[:8]}, {bytes_text(size_bytes)}) is in {to}")
 
 
 def _whom(source: str, via: Sequence[str]) -> tuple[Digest, list[tuple[str, PeerId | None]]]:

@@ -137,6 +137,7 @@ class Island:
     def be_paired(self, me: PeerId) -> None:
         """Members of this run exchange in pairs: what they agree on names the states that each of them holds."""
         self.paired = Paired(me, self.store, self.shelf)
+        self.shelf.keep_mine(me)
 
     def equip(self, data: str) -> None:
         """The data set is here: from now on there is something to train."""

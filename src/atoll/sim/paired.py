@@ -43,7 +43,7 @@ class PairedIsland(Island):
     def do(self, work: Any) -> Any:
         match work:
             case Encode():
-                row = self._part(work, 0)
+                row = self._part(Encode(work.round, (1,)), 0)
                 self.encoded[work.round] = (row.digest,) * work.parts
                 return Encoded((row,) * work.parts)
             case Combine():
