@@ -32,18 +32,20 @@ from form import asking, report, versions
 from real_swarm import Swarm
 
 import atoll
+from atoll.base.draw import in_pairs
+from atoll.base.ids import Digest, PeerId
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.host.learning import Learning, decode_learning
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.models import build_model, loss_of
-from atoll.learn.state import state_bytes, state_from_bytes, state_hash
+from atoll.learn.state import SharedState, state_bytes, state_from_bytes, state_hash
 from atoll.node.settings import decode_settings
 from atoll.node.trial import opened
+from atoll.wire.pairs import Roll, roll_bytes
 
 if TYPE_CHECKING:
-    from atoll.base.ids import PeerId
     from atoll.wire.messages.vertex import Body
 
 PEERS = 4
@@ -62,6 +64,7 @@ RECIPES = {
     "data_parallel": STEPS,
     "demo_": STEPS,
     "powersgd": STEPS,
+    "noloco": ROUNDS,
 }
 
 
@@ -92,7 +95,12 @@ class Told:
                 return f"round {body.round} has parts without an answer"
             for part, answer in enumerate(body.parts):
                 said = set(opened(answer).contributors) if answer is not None else set[str]()
-                if lacking := sorted({*self.shares} - said):
+                if self.learning.recipe.paired:
+                    drawn = in_pairs(body.trained - 1, self.shares)
+                    expected_in = next(set(pair) for pair in drawn if self.shares[part] in pair)
+                else:
+                    expected_in = {*self.shares}
+                if lacking := sorted(expected_in - said):
                     return f"round {body.round} lacked {', '.join(lacking)} in part {part}"
             if tuple(m.peer for m in body.members if m.trains) != self.shares:
                 return f"round {body.round} changed who trains"
@@ -147,18 +155,45 @@ def compared(run: Told) -> Compared:
     data = load_data(run.learning.data)
     model = build_model(recipe.model, recipe.seed)
     beside = Experiment(recipe, model, data, peers, schedule.steps, Trouble(), loss_of, order)
-    differs = None
+    differs, roll = None, Roll(0, 0, 0, 0, ())
     for turn, body in enumerate(run.bodies, 1):
         while beside.now < min(turn * schedule.turn_steps + schedule.overlap, schedule.steps):
             beside.step()
-        if state_hash(state_bytes(beside.shared(), layout)) != body.state:
+        if recipe.paired:
+            roll = rolled(beside, roll, run)
+            state = state_hash(roll_bytes(roll))
+        else:
+            state = state_hash(state_bytes(beside.shared(), layout))
+        if state != body.state:
             differs = turn
             break
+    if recipe.paired:  # rolls name every member's whole state: there is nothing else to compare
+        return Compared(
+            run.bodies[-1].state.hex(),
+            state_hash(roll_bytes(roll)).hex(),
+            len(run.bodies),
+            differs,
+            0,
+            run.unlike(),
+        )
     done = atoll.experiment(recipe, data=data, peers=peers, order=order, samples=256)
     model_F = state_from_bytes(run.last, layout).anchor_F
     values = int((model_F.view(torch.int32) != done.model_F.view(torch.int32)).sum())
     found = done.state.hex() if done.state is not None else ""
     return Compared(run.bodies[-1].state.hex(), found, len(run.bodies), differs, values, run.unlike())
+
+
+def rolled(beside: Experiment, before: Roll, run: Told) -> Roll:
+    """What members would agree on, each of them with a state of its own: the next roll."""
+    recipe, layout = run.learning.recipe, run.learning.layout
+    counts = before.round, before.steps, before.samples, before.tokens
+    counters_K, made = torch.zeros(layout.counters, dtype=torch.int64), dict[PeerId, Digest]()
+    for index, peer in enumerate(run.shares):
+        own = SharedState(beside.anchors[index], beside.outers[index][0].momentum_P, counters_K, *counts)
+        made[peer] = state_hash(state_bytes(own, layout))
+    steps = recipe.schedule.turn_steps
+    samples = steps * recipe.batch * len(run.shares)
+    return before.next(made, run.shares, steps=steps, samples=samples, tokens=samples * recipe.seq_len)
 
 
 def shown(settings: Sequence[str], base: Path, peers: int = PEERS) -> Compared:

@@ -437,9 +437,13 @@ def test_noloco_is_a_run_in_pairs_and_takes_the_numbers_that_it_has():
     settings = paired("sync.up=int8", "train.outer_lr=0.5", "train.outer_momentum=0.4")
     learning = decode_learning(decode_settings(encode_settings(settings)))
     assert settings.topology == "pairs" and settings.update_bytes == 8 * 21504
-    assert (learning.recipe.outer.lr, learning.recipe.outer.momentum, learning.recipe.outer.gamma) == (0.5, 0.4, 0.7)
+    assert (learning.recipe.outer.lr, learning.recipe.outer.momentum, learning.recipe.outer.gamma) == (
+        0.5,
+        0.4,
+        0.7,
+    )
     assert (learning.recipe.coding.up, learning.recipe.coding.beta) == ("int8", 1.0)
-    with pytest.raises(UsageError, match="noloco has no sync.down"):
+    with pytest.raises(UsageError, match=r"noloco has no sync\.down"):
         recipe_of(load_config(None, (*PAIRED, "sync.down=int8"), {}))
 
 
@@ -479,7 +483,7 @@ def test_a_genesis_in_pairs_that_asks_for_a_common_model_is_not_believed():
         {"pieces": 2},
     )
     for more in wrong:
-        with pytest.raises(PeerFault, match="in pairs, but|a pairs topology waits"):
+        with pytest.raises(PeerFault, match=r"in pairs, but|a pairs topology waits"):
             decode_settings(encode_settings(replace(settings, **more)))
     with pytest.raises(PeerFault, match="not both"):
         decode_learning(replace(settings, topology="butterfly"))

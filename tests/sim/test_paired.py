@@ -26,10 +26,16 @@ class Paired:
 
     def __init__(self, peers: int, seed: int = 3) -> None:
         settings = RunSettings(
-            open_to_all=True, topology="pairs", round=RoundSettings(inner_steps=20, first_train_s=10, owner_s=WINDOW_S)
+            open_to_all=True,
+            topology="pairs",
+            round=RoundSettings(inner_steps=20, first_train_s=10, owner_s=WINDOW_S),
         )
         self.swarm = Swarm(seed, SwarmKnobs(peers=peers, run=settings), island=PairedIsland)
-        self.world, self.closed, self.rows = self.swarm.world, list[RoundClosed](), list[tuple[int, PeerId, PeerId]]()
+        self.world, self.closed, self.rows = (
+            self.swarm.world,
+            list[RoundClosed](),
+            list[tuple[int, PeerId, PeerId]](),
+        )
         self.caught_up = Counter[PeerId]()
         self.world.watchers.append(self._watch)
         send = self.world._send
@@ -86,7 +92,7 @@ def test_each_sends_one_row_to_its_partner_and_nothing_else_and_pairs_change():
 
 
 def test_a_partner_that_dies_costs_the_other_no_row_and_the_rest_nothing():
-    """Killed while it trains: its partner goes on alone, as soon as its silence is over; its own part is nobody's."""
+    """Killed while it trains: its partner goes on alone, as soon as its silence is over; it has no part itself."""
     paired = Paired(4)
     paired.until(3)
     dead = peer_name(1)
@@ -137,9 +143,7 @@ def test_a_newcomer_and_one_that_lost_its_disk_take_a_members_state_and_are_draw
     old = paired.island(lost).blobs
     old.clear()
     paired.world.at(paired.world.now + 1.0, lambda: paired.world.start(lost))
-    paired.world.run(
-        1e3, stop=lambda: bool(paired.closed) and {joiner, lost} <= set(paired.closed[-1].counted)
-    )
+    paired.world.run(1e3, stop=lambda: bool(paired.closed) and {joiner, lost} <= set(paired.closed[-1].counted))
     for peer in (joiner, lost):
         assert peer in paired.closed[-1].counted and paired.caught_up[peer] >= 1
         island = paired.island(peer)

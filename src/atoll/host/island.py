@@ -288,9 +288,7 @@ class Island:
         x_F = self.trainer.read_x()
         if self.paired is not None:
             whole = Encode(work.round, (1,))
-            update, _ = mine.encode(
-                whole, self._learning, common, x_F, self.live.steps_since, self.live.members
-            )
+            update, _ = mine.encode(whole, self._learning, common, x_F, self.live.steps_since, self.live.members)
             row = named(self.paired.row(update.wires[0], common.state), self._up_name)
             return Encoded((row,) * work.parts)
         update, late = mine.encode(work, self._learning, common, x_F, self.live.steps_since, self.live.members)

@@ -59,7 +59,9 @@ def decode_learning(settings: RunSettings) -> Learning:
     if problem := answers_problem(learning.recipe, settings):
         raise PeerFault("", f"this run's answers are more than encoded means, and {problem[0]}")
     if settings.paired != learning.recipe.paired:
-        raise PeerFault("", "this run's members are to exchange in pairs by its recipe, or by its settings, but not both")
+        raise PeerFault(
+            "", "this run's members are to exchange in pairs by its recipe, or by its settings, but not both"
+        )
     if settings.audited_share and (problem := recipe_problem(learning.recipe, learning.layout.floats)):
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
     if settings.scored_share and (problem := scoring_problem(learning.recipe)):

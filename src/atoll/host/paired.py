@@ -108,8 +108,8 @@ class Paired:
         return self._shelf.put_other(roll_bytes(after))
 
     def after(self, round: int, state: Digest, head: SharedState, learning: Learning) -> tuple[SharedState, bool]:
-        """What I hold after a round that left this roll, and whether it is what I made in it. If not, the tensors are
-        those of `head`."""
+        """What I hold after a round that left this roll, and whether it is what I made in it; if not, the tensors
+        are those of `head`."""
         roll = self._roll(state, learning)
         mine = roll.of(self.me)
         if mine is None or mine not in self._made.get(round, ()):

@@ -265,7 +265,9 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
     takes = ground.takes(part)
-    if takes is not None and not (signed.signer in answered.contributors and takes.issuperset(answered.contributors)):
+    if takes is not None and not (
+        signed.signer in answered.contributors and takes.issuperset(answered.contributors)
+    ):
         raise PeerFault(signed.signer, f"the answer for part {part} is made of rows that it does not take")
     return answered
 

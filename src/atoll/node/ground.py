@@ -116,7 +116,7 @@ class Ground:
 
     @property
     def trainers_most(self) -> int:
-        """Rows beyond those whose distances are taken would stop the learning of all; who is not drawn learns alone."""
+        """More rows than distances are taken of would stop the learning of all; in pairs all tell all what they hold."""
         if self.paired:
             return PAIRED_MAX
         return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
@@ -227,9 +227,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
     more = audited, reputed, demanded, opened, settings.apart_terms, scored
-    return Ground(
-        plan, parent, way.topology, way.why, judge, *trust, parts, who, *more, paired=settings.paired
-    )
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more, paired=settings.paired)
 
 
 def _answered_bytes(parent: Body) -> int:

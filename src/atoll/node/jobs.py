@@ -142,7 +142,8 @@ class Restore(msgspec.Struct, frozen=True):
     """Load this agreed state from disk as the head, with my private state if it fits -> True, or False.
 
     Where members have states of their own and none that would do is here -> `OthersStates`, one of which is to be
-    fetched before this is asked again. `left`: the round in which I was until now, where what it owes is still to be told.
+    fetched before this is asked again.
+    `left`: the round in which I was until now, where what it owes is still to be told.
     """
 
     round: int

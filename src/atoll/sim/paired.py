@@ -1,7 +1,7 @@
 """A virtual peer of a run whose members exchange in pairs: a state of its own, and the roll that all agree on.
 
 A member's state is a few bytes: who it is, the state before, and the digests of the rows that it was made of. Rolls
-are the real ones. So a member that goes on from anything but what it held, or names what it does not hold, is found.
+are the real ones. So who goes on from anything but what it held, or names what it does not hold, is found.
 """
 
 from __future__ import annotations

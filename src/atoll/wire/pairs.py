@@ -1,4 +1,4 @@
-"""What members that exchange in pairs send, say and agree on, as bytes: rows, and the roll of what each of them holds.
+"""What members that exchange in pairs send, say and agree on, as bytes: rows, and the roll of what each holds.
 
 Promises: one way to write a roll, so that equal rolls have one name; bytes of strangers are checked before anything
 is made of them. Never looks into a state: names only. Specification: specs/pairs.md.

@@ -123,7 +123,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "gradient, the agreed parameters move by the sign of their mean. "
         '"powersgd": every step low-rank factors of the gathered gradient (arXiv 1905.13727), AdamW on the agreed '
         "parameters. These three agree on every single step: for fast links; their train.lr is that of the agreed "
-        'step. "sparseloco", "cooperative", "decoupled", "demo_" and "powersgd" need run.trust = "private". '
+        'step. "noloco": no all-reduce, each exchanges with one other per round and keeps a model of its own; '
+        "at most 6 million values (arXiv 2506.10911, specs/pairs.md). "
+        '"sparseloco", "cooperative", "decoupled", "demo_", "powersgd" and "noloco" need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (
@@ -170,7 +172,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "sync.topology": (
         'How updates are reduced (specs/topologies.md). "auto" is a hierarchy if names say that members are in '
         'several places ("eu/ada", "us/bob"), else what the planner finds cheapest on the links that members '
-        'measured and agreed on, and a butterfly until these are known. With trust = "community" rows are never '
+        'measured and agreed on, and a butterfly until these are known. With train.recipe = "noloco" it stays '
+        '"auto": members exchange in pairs. With trust = "community" rows are never '
         "combined on the way."
     ),
     "sync.statistic": (

@@ -299,7 +299,8 @@ class Counts:
 
 def counts(topology: Topology, peers: Sequence[PeerId]) -> Counts:
     """How much the busiest and the mean peer send. Assumes a topology that `validate` has nothing against,
-    with one common result. Per part everybody but the owner sends one row up, and every parent one answer down per child.
+    with one common result. Per part everybody but the owner sends one row up, and every parent one answer down per
+    child.
     """
     messages, shares = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
     total, hops = 0, 0
