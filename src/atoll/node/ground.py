@@ -116,7 +116,7 @@ class Ground:
 
     @property
     def trainers_most(self) -> int:
-        """More rows than distances are taken of would stop the learning of all; in pairs all tell all what they hold."""
+        """Rows without distances would stop the learning of all; in pairs everybody tells all what it holds."""
         if self.paired:
             return PAIRED_MAX
         return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX

@@ -72,6 +72,8 @@ class Regain:
         if not sources:
             return False
         here = [(peer, state) for peer, state in self.others.held if peer in sources]
+        if self.others.held and not here:
+            return False
         if here and self.failed.issuperset(peer for peer, _ in here):
             self.failed.clear()
         for peer, state in here:

@@ -33,7 +33,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     open_to_all: bool = False  # True: nobody needs a ticket
     recovery: bytes = b""  # public identity that may start over when a quorum is gone for good; empty: nobody
     round: RoundSettings = RoundSettings()
-    # how updates are reduced: see specs/topologies.md; "pairs" where members have models of their own: specs/pairs.md
+    # how updates are reduced: specs/topologies.md; "pairs" where members have models of their own: specs/pairs.md
     topology: TopologyName | Literal["pairs"] = "butterfly"
     pieces: Pieces = 1  # each owner's share is cut so fine: while one is combined the next is on its way
     update_bytes: int = 0  # the most that one encoded update can have; large ones are cut into more parts
