@@ -18,6 +18,7 @@ from atoll.keys import erasure
 from atoll.keys.digest import digest
 from atoll.node.admission import Wish
 from atoll.node.facts import StateLost
+from atoll.node.settings import RunSettings
 from atoll.protocol.transfer.fetch import FetchFailed
 
 STATE = digest(b"an earlier state")
@@ -26,7 +27,7 @@ STATE = digest(b"an earlier state")
 class Machine:
     """Of a run in which too few holders are there."""
 
-    history, eras = None, None
+    history, eras, settings = None, None, RunSettings()
 
     def __init__(self, visitor: visitor._Visitor, lies: bool) -> None:
         self.visitor, self.pieces, self.lies = visitor, self, lies
