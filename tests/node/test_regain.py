@@ -30,7 +30,8 @@ def asked(regain: Regain, history, now: float) -> list[tuple[PeerId, Digest]]:
     """Of whom, and for what, the next fetch asks first."""
     assert regain.fetch_from([ADA, BOB, CLEO], history, now)
     effects = regain.handle(Start({}), history, now)
-    return [(e.to, e.message.blob) for e in effects if isinstance(e, Send) and isinstance(e.message, WantManifest)]
+    sent = [e for e in effects if isinstance(e, Send)]
+    return [(e.to, e.message.blob) for e in sent if isinstance(e.message, WantManifest)]
 
 
 def begun(found: object) -> tuple[Regain, object]:
@@ -98,5 +99,3 @@ def test_where_nobody_is_left_whom_the_roll_names_nothing_is_fetched_again_and_a
 def _tick(regain: Regain, history, now: float):
     name = f"fetch/{STATE[ADA].hex()}/stall"
     return regain.handle(TimerFired(name), history, now)
-
-

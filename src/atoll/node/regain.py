@@ -2,8 +2,8 @@
 
 One state at a time, with what is owed of the round that was left for it. Where members have states of their own the
 agreed one only names these (specs/pairs.md): it is fetched first, if it is not here, and after it the state of one
-member, or of the next one if that one fails. Promises: the disk is asked before the
-network, and what a round left open is told to the island once. Never begins a round: the peer does.
+member, or of the next one if that one fails. Promises: the disk is asked before the network, and what a round left
+open is told to the island once. Never begins a round: the peer does.
 """
 
 from __future__ import annotations

@@ -46,9 +46,7 @@ class Gather:
     """What I hold of one part that I am in charge of, as its owner or on the way to it."""
 
     owner_index: int  # or ONWARD
-    below: frozenset[PeerId] | None = (
-        None  # whose rows come through me, or are all that it takes; None: everybody's
-    )
+    below: frozenset[PeerId] | None = None  # whose rows come through me, or alone are taken; None: everybody's
     rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # by sender
     names: set[PeerId] = field(default_factory=set[PeerId])  # in any of the rows
     closed: bool = False  # its rows are being combined, or were
