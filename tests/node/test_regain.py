@@ -44,7 +44,7 @@ def begun(found: object) -> tuple[Regain, object]:
 
 
 def test_the_names_come_first_and_then_the_state_of_one():
-    """The first is asked, and nobody else; what comes is checked by its name; then the roll is asked about again."""
+    """The first is asked, and nobody else; what comes is checked by its name; then the disk is asked again."""
     regain, history = begun(False)
     assert {blob for _, blob in asked(regain, history, 0.0)} == {history.head_body.state}
     assert regain.restored(HELD) is None
