@@ -117,6 +117,22 @@ def test_who_misses_a_round_keeps_its_anchor_and_its_steps(tmp_path: Path, book:
     story(tell, Paired(tmp_path, recipe_for(), book, 4))
 
 
+def test_what_a_life_before_made_of_a_round_is_mine_once_a_roll_names_it(tmp_path: Path, book: str):
+    """Restarted between its answer and the vertex: it goes on from what it said it holds."""
+
+    async def tell(members: Paired) -> None:
+        await members.play()
+        before, vertex = members.state, members.vertex()
+        await members.play()
+        island = members.island(3)
+        assert await island.do(Restore(0, vertex, before)) is True
+        assert not torch.equal(island.head.anchor_F, members.islands[3].head.anchor_F)
+        await island.do(Adopt(1, members.vertex(), members.state, None))
+        assert torch.equal(island.head.anchor_F, members.islands[3].head.anchor_F) and island.head.steps == 8
+
+    story(tell, Paired(tmp_path, recipe_for(), book, 4))
+
+
 def test_a_garbled_row_is_named_and_left_out_and_nobody_goes_on_without_its_own(tmp_path: Path, book: str):
     async def tell(members: Paired) -> None:
         good = {k: await members.train(k) for k in (0, 1)}
@@ -154,6 +170,7 @@ def test_a_restarted_member_finds_its_own_and_one_that_lost_it_asks_for_anothers
         island = members.island(2)
         others = await island.do(again)
         assert isinstance(others, OthersStates) and {peer for peer, _ in others.held} == {"0", "1", "3"}
+        assert island.head is None
         peer, state = others.held[0]
         members.stores[2].put_blob(members.stores[int(peer)].read_blob(state))
         assert await island.do(again) is True

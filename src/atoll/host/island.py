@@ -377,7 +377,7 @@ class Island:
         if self.paired is None:
             return self._find(work.state), work
         assert self.head is not None
-        after, counts = self.paired.after(work.round, work.state, self.head, self._learning)
+        after, counts = self.paired.after(work.state, self.head, self._learning)
         return after, msgspec.structs.replace(work, counted=(True,) if counts else None)
 
     async def _follow(

@@ -11,7 +11,6 @@ whether another's state follows from anything: members trust each other. Specifi
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,8 +33,6 @@ from atoll.node.jobs import Advance, OthersStates
 from atoll.protocol.reduce.work import Combine, Combined, Row
 from atoll.wire.pairs import Roll, is_roll, roll_bytes, roll_from_bytes, row_bytes, row_parts, state_named
 
-ROUNDS_MADE = 4  # whose states of mine are told apart from older ones
-
 
 @dataclass(frozen=True)
 class Held:
@@ -51,7 +48,6 @@ class Paired:
     def __init__(self, me: PeerId, store: Store, shelf: Shelf) -> None:
         self.me, self._store, self._shelf = me, store, shelf
         self.own: Digest | None = None  # the name of the state that I hold
-        self._made: OrderedDict[int, set[Digest]] = OrderedDict()  # round -> states that I made in its attempts
 
     def row(self, wire: bytes, head: SharedState) -> bytes:
         return row_bytes(wire, head.anchor_F.numpy().astype("<f4", copy=False).tobytes())
@@ -88,9 +84,6 @@ class Paired:
         if not bool(state.anchor_F.isfinite().all()):
             raise RunFailedError("E-RUN-23", "my pair's updates lead to values that are not finite")
         made = self._shelf.put(state, layout)
-        self._made.setdefault(work.round, set()).add(made)
-        while len(self._made) > ROUNDS_MADE:
-            self._made.popitem(last=False)
         return Combined(named(made, name), tuple(counted), tuple(faulty))
 
     def rolled(self, work: Advance, learning: Learning) -> Digest:
@@ -107,18 +100,13 @@ class Paired:
         )
         return self._shelf.put_other(roll_bytes(after))
 
-    def after(self, round: int, state: Digest, head: SharedState, learning: Learning) -> tuple[SharedState, bool]:
+    def after(self, state: Digest, head: SharedState, learning: Learning) -> tuple[SharedState, bool]:
         """What I hold after a round that left this roll, and whether it is what I made in it; if not, the tensors
         are those of `head`."""
         roll = self._roll(state, learning)
-        mine = roll.of(self.me)
-        if mine is None or mine not in self._made.get(round, ()):
-            return _at(head, roll), False
-        made = self._shelf.find(mine, learning.layout)
-        if made is None:
-            raise RunFailedError("E-RUN-02", "the state that I made is not on this disk")
-        self.own = mine
-        return _at(made, roll), True
+        mine = roll.newly_of(self.me)
+        made = None if mine is None else self._found(mine, learning)  # also by a life before
+        return (_at(head, roll), False) if made is None else (_at(made, roll), True)
 
     def held(self, state: Digest, learning: Learning) -> Held | OthersStates | None:
         """By this roll. None: it is not here itself; `OthersStates`: nothing that it names is."""

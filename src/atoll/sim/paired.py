@@ -6,7 +6,7 @@ are the real ones. So who goes on from anything but what it held, or names what 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -34,11 +34,10 @@ class PairedIsland(Island):
     """`own` follows what is durable: a restart asks for it by the roll."""
 
     own: Digest | None = None
-    made: dict[int, set[Digest]] = field(default_factory=dict)  # round -> what I made of its rows
 
     def crash(self) -> None:
         super().crash()
-        self.own, self.made = None, {}
+        self.own = None
 
     def do(self, work: Any) -> Any:
         match work:
@@ -68,7 +67,6 @@ class PairedIsland(Island):
         assert self.own is not None
         rows = tuple((row.peer, row.payload.digest) for row in work.rows)
         name = self._put(msgspec.msgpack.encode(OwnState(self.me, self.own, rows)))
-        self.made.setdefault(work.round, set()).add(name)
         return Combined(Payload(digest(name), len(name), name), done.counted, ())
 
     def _rolled(self, work: Advance) -> Advanced:
@@ -79,9 +77,8 @@ class PairedIsland(Island):
         return Advanced(self._put(roll_bytes(after)))
 
     def _follow(self, work: Adopt) -> None:
-        mine = self.roll(work.state).of(self.me)
-        counts = mine is not None and mine in self.made.get(work.round, ())
-        self.made = {round: names for round, names in self.made.items() if round > work.round}
+        mine = self.roll(work.state).newly_of(self.me)
+        counts = mine is not None and mine in self.blobs  # also made by a life before
         if counts and mine is not None:
             self._check_made_of(mine)
             self.own = mine

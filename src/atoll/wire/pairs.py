@@ -39,6 +39,10 @@ class Roll(msgspec.Struct, frozen=True, array_like=True):
     def of(self, peer: PeerId) -> Digest | None:
         return next((entry.state for entry in self.states if entry.peer == peer), None)
 
+    def newly_of(self, peer: PeerId) -> Digest | None:
+        """What it made in the very round that left this roll."""
+        return next((e.state for e in self.states if e.peer == peer and e.since == self.round), None)
+
     def next(
         self, made: Mapping[PeerId, Digest], trainers: Sequence[PeerId], *, steps: int, samples: int, tokens: int
     ) -> Roll:
