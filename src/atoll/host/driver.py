@@ -214,6 +214,10 @@ class Driver:
         """Put an invitation, or its end, before the members; the next vertex holds it."""
         self._carry_out_all(self.machine.invite(statement, self.clock.now()))
 
+    def rest(self, rounds: int, at_once: bool = False) -> None:
+        """Train in none of the next so many rounds; `at_once`: nor in the one under way, which the trainer ends."""
+        self._carry_out_all(self.machine.rest(rounds, self.clock.now(), at_once))
+
     def recover(self) -> None:
         """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
         if not self.may_recover:

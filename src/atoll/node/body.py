@@ -7,7 +7,7 @@ combined parts. Whose turn it is to propose is the agreement's business. Never t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
 from msgspec import UNSET, UnsetType
@@ -16,13 +16,16 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.sample import Credit
 from atoll.keys.digest import digest
 from atoll.node.amend import amend_holds, amends_in, first_of
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.ground import Ground
-from atoll.node.reputation import next_scores
+from atoll.node.reputation import next_scores, resting_among
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.policy.members import Reported, next_members
+from atoll.policy.plan import RoundPlan
+from atoll.policy.sampling import next_credits
 from atoll.policy.windows import Shown, next_window
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.rows import name_of
@@ -66,6 +69,7 @@ def write_body(
     chosen = {p: commits[p] for p in sorted(contributors)}
     time_s = max(now, parent.time_s)
     kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
+    awaited = awaited_in(plan, opened, contributors)
     members, tickets = next_members(
         parent,
         {p: c for p, (c, _) in chosen.items()},
@@ -75,6 +79,7 @@ def write_body(
         bool(ground.owners),
         ground.parts_most,
         ground.trainers_most,
+        awaited,
     )
     return Body(
         run=notary.run,
@@ -93,8 +98,9 @@ def write_body(
         trained=_trained(ground, kept),
         epoch=parent.epoch,
         weighing=UNSET if weighing is None else weighing,
-        window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()]),
+        window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()], awaited),
         reputation=_scores(ground, members, answers, {p: c for p, (c, _) in chosen.items()}, opened),
+        credits=_credits(ground, members, contributors),
     )
 
 
@@ -200,17 +206,40 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     if len(amends_in(kept)) > 1:
         return "it goes back to two states"
     rule, trained = plan.settings.quorum, bool(ground.owners)
-    most = ground.parts_most, ground.trainers_most
+    awaited = awaited_in(plan, opened, contributors)
+    most = ground.parts_most, ground.trainers_most, awaited
     expected = next_members(parent, commits, contributors, opened, rule, trained, *most)
     if (body.members, body.tickets) != expected:
         return "its membership does not follow from its reports"
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
         return "its metrics do not follow from its commitments"
-    if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values())):
+    if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values()), awaited):
         return "the window of the next round does not follow from how long it took"
     if not ground.words_lost and body.reputation != _scores(ground, body.members, answers, commits, opened):
         return "its reputations do not follow from what it shows of its members"
+    if body.credits != _credits(ground, body.members, contributors):
+        return "its credits do not follow from who was drawn and who counts"
     return None
+
+
+def awaited_in(
+    plan: RoundPlan, reports: Sequence[Reported], contributors: Collection[PeerId]
+) -> frozenset[PeerId] | None:
+    """Whose update is missing if it does not count: who was drawn and did not say that it rests. None: everybody
+    who trains."""
+    resting = resting_among(plan, reports) - set(contributors)
+    return None if plan.drawn is None and not resting else plan.givers - resting
+
+
+def _credits(
+    ground: Ground, members: Sequence[Member], contributors: Collection[PeerId]
+) -> tuple[Credit, ...] | UnsetType:
+    """Of every line of `members` after this round, where who trains is drawn. Nobody is where members assemble."""
+    plan, parent = ground.plan, ground.parent
+    if plan.drawn is None:
+        return UNSET
+    trusted = plan.settings.quorum == "majority"
+    return next_credits(parent, members, plan.drawn if ground.owners else (), contributors, trusted)
 
 
 def _scores(
@@ -283,9 +312,15 @@ def _misweighed(ground: Ground, body: Body, answers: Sequence[Answered]) -> str 
 
 
 def _window(
-    ground: Ground, attempt: int, time_s: Seconds, answers: Sequence[Answered | None], commits: Sequence[Commit]
+    ground: Ground,
+    attempt: int,
+    time_s: Seconds,
+    answers: Sequence[Answered | None],
+    commits: Sequence[Commit],
+    whom: Collection[PeerId] | None,
 ) -> Seconds | UnsetType:
-    """An owner's in the next round, where windows follow the pace. Only rounds that train show any."""
+    """An owner's in the next round, where windows follow the pace. Only rounds that train show any. `whom` they
+    waited for, where not for everybody who trains."""
     plan, settings = ground.plan, ground.plan.settings
     if plan.pace is None or settings.window_min_s is UNSET:
         return UNSET
@@ -296,7 +331,7 @@ def _window(
     took_s = time_s - plan.begin
     said = [a for a in answers if a is not None]
     named = [set(a.contributors) for a in said]
-    awaited = [m.peer for m in plan.trainers if m.standing == "member"]
+    awaited = [m.peer for m in plan.trainers if m.standing == "member" and (whom is None or m.peer in whom)]
     # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
     here = sum(2 * sum(peer in names for names in named) > len(answers) for peer in awaited)
     whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))

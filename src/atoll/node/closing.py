@@ -9,6 +9,7 @@ from atoll.base.ids import PeerId
 from atoll.node.facts import RoundClosed
 from atoll.node.trial import opened
 from atoll.policy.plan import RoundPlan
+from atoll.policy.sampling import resting_in
 from atoll.wire.codec import vertex_id
 from atoll.wire.messages.vertex import Body, Vertex
 
@@ -18,7 +19,7 @@ def closed_by(vertex: Vertex, body: Body, plan: RoundPlan, assembling: bool) -> 
     listed = [set(opened(s).contributors) for s in body.parts if s is not None]
     counted = set[PeerId]().union(*listed)
     partly = counted - counted.intersection(*listed)
-    trainers = {m.peer for m in plan.trainers}
+    trainers = plan.givers - resting_in(body, body.round)
     return RoundClosed(
         vertex=vertex,
         body=body,

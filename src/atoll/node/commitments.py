@@ -155,7 +155,7 @@ class Commitments:
             known = commits.of.get(peer)
             if known is not None and known[0].parts > part:
                 return True
-            if known is None and (member := self.plan.by_peer.get(peer)) is not None and member.trains:
+            if known is None and peer in self.plan.givers:
                 return True  # in a large swarm I do not hear the commitments of everybody whose row I hand on
         return False
 
@@ -163,7 +163,7 @@ class Commitments:
         """Parts of the longest update; None while somebody I could hear from has not said what it has."""
         commits, trainers = self.now, self.plan.trainers
         said = all(m.peer in commits.of or self.gone(m.peer) for m in trainers)
-        if not said or len(trainers) > COMMITTEE_MAX or len(commits.of) < self.plan.quorum:
+        if not said or len(trainers) > COMMITTEE_MAX or len(commits.of) < min(self.plan.quorum, len(trainers)):
             return None  # whoever hears too few may be the one who is cut off
         return max((commits.of[p][0].parts for p in commits.giving), default=0)
 
@@ -174,12 +174,12 @@ class Commitments:
         owners and voters, who need it, and those of first owners go to everybody, since nobody reveals a part to
         an owner that has not committed.
         """
-        trainers = tuple(m.peer for m in self.plan.trainers)
+        trainers, givers = tuple(m.peer for m in self.plan.members if m.trains), self.plan.givers
         if len(trainers) <= COMMITTEE_MAX:
             heard = self.plan.voters if self.me not in self.plan.voters else trainers
-            return heard, heard
+            return heard, tuple(p for p in heard if p in givers)
         first = {owners[0] for owners in self.ground.owners}
         concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
         hearers = trainers if self.me in first else tuple(sorted(concerned))
         speakers = trainers if self.me in concerned else tuple(sorted(first))
-        return hearers, speakers
+        return hearers, tuple(p for p in speakers if p in givers)

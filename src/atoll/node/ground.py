@@ -146,7 +146,7 @@ class Ground:
             self.witnesses,
             self.weighs,
             self.weightless,
-            frozenset(m.peer for m in plan.members if m.present and not m.trains),
+            frozenset(m.peer for m in plan.members if m.present and m.peer not in plan.givers),
             plan.window_s(attempt),
             plan.has_clock,
             self.influence if self.weighs else {},

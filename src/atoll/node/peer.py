@@ -84,6 +84,7 @@ from atoll.node.old_parts import OldParts
 from atoll.node.pieces import Pieces
 from atoll.node.regain import Regain
 from atoll.node.reports import ReportPool
+from atoll.node.resting import WHY, Resting
 from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
 from atoll.node.scoring import Scoring
@@ -175,6 +176,7 @@ class Peer:
         self.rates = Rates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
+        self.resting = Resting()
         self.earlier = EarlierStates(self.notary)
         self.said_back: Seconds = 0.0  # when words to go back were last repeated
         self.audits: Audits | None = None  # where the run has them
@@ -399,8 +401,10 @@ class Peer:
             self._measured,
             self.strikes,
         )
+        if self.round.trains and self.resting.covers(plan.round):
+            self.round.update.passes = WHY
         looks = self._from_validators(self.validators.holds(self.at), now) if self.validators is not None else []
-        effects = looks + self._to_round(Start({}), now)
+        effects = looks + self._say_resting(now) + self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
@@ -785,6 +789,18 @@ class Peer:
             return []
         effects = self._tell_members(self.notary.sign(Leave(self.at + 1, why[:200])), now)
         return [self._to_local(e) for e in effects]
+
+    def rest(self, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
+        """Train in none of the next so many rounds; 0: in all again. `at_once`: nor in the one under way, in which
+        my trainer is to give nothing any more."""
+        self.resting.begins(self.at + (1 if at_once else 2), rounds)
+        return [self._to_local(e) for e in self._say_resting(now)]
+
+    def _say_resting(self, now: Seconds) -> list[Effect]:
+        if self.history is None:
+            return []
+        words = self.resting.words(self.at + 1)
+        return [effect for word in words for effect in self._tell_members(self.notary.sign(word), now)]
 
     def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
         """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.

@@ -16,7 +16,7 @@ from atoll.policy.members import Reported, convicted
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, Conduct, beliefs, moved, units_of
 from atoll.policy.scoring import Score
-from atoll.wire.messages.statements import Answered, Audited, Commit, Leave
+from atoll.wire.messages.statements import Answered, Audited, Commit, Leave, Rests
 from atoll.wire.messages.vertex import Member
 
 
@@ -62,7 +62,8 @@ def conduct_in(
     commits: Mapping[PeerId, Commit],
     reports: Sequence[Reported],
 ) -> dict[PeerId, Conduct]:
-    """Of settled trainers, if anything was answered; not of who says farewell and is not counted."""
+    """Of settled trainers that were drawn, if anything was answered; not of who says farewell, or that it rests, and
+    is not counted."""
     given = [(first[0], answered) for first, answered in zip(owners, answers, strict=False) if answered is not None]
     if not given:
         return {}
@@ -71,7 +72,7 @@ def conduct_in(
     duties = Counter(owner for owner, _ in given)
     done = Counter(owner for owner, answered in given if answered.owner_index == 0)
     belief = beliefs({peer: units_of(commits[peer].loss) for peer in settled if peer in commits})
-    leaving = {r.by for r in reports if isinstance(r.statement, Leave)}
+    leaving = {r.by for r in reports if isinstance(r.statement, Leave)} | resting_among(plan, reports)
     return {
         peer: Conduct(
             counted=counted[peer],
@@ -85,6 +86,11 @@ def conduct_in(
         for peer in settled
         if peer in commits or peer not in leaving
     }
+
+
+def resting_among(plan: RoundPlan, reports: Sequence[Reported]) -> set[PeerId]:
+    """Who says that it does not train in this round."""
+    return {r.by for r in reports if isinstance(r.statement, Rests) and r.statement.round == plan.round}
 
 
 def _settled(plan: RoundPlan) -> list[PeerId]:

@@ -290,7 +290,7 @@ class Round:
         effects: list[Effect] = [self._report(began)]
         if self.attempt > 0:
             effects += self.agreement.close_view(self._last_view(self.attempt - 1))
-        if self.trains:
+        if self.trains and not self.update.ready:
             index, count = self.plan.shard(self.me)
             time_s = max(0.0, self.timing.times(self.attempt).train_until - now - HAND_OVER_S)
             work = Train(self.plan.round, self.plan.settings.inner_steps, time_s, index, count)

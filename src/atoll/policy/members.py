@@ -8,7 +8,7 @@ a local measurement: whom I cannot reach is my signed report, not my decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +48,7 @@ from atoll.wire.messages.statements import (
     Leave,
     Placed,
     Ready,
+    Rests,
     Scored,
     Suspect,
     Validated,
@@ -58,6 +59,7 @@ from atoll.wire.ticket import redeemed_ticket, redemption_holds
 RECENT = 32  # rounds for which a Join or Ready that names a vertex stays good; rounds may take milliseconds
 AMEND_ROUNDS = 16  # in which the word to go back stays good: who lacks the state has to fetch it first
 FULL = "the run is full"
+RESTS_AHEAD = 2  # the round under way, and the one that its vertex draws for
 FRESH = 2  # rounds for a complaint: several of one moment mean something, several of a day may be the network's
 
 
@@ -128,6 +130,10 @@ def admissible(
             if len(why) > WORDS_MAX:
                 return "gives too long a reason"
             return None if mine is not None and mine.present else "is not a member"
+        case Rests(round=round):
+            if mine is None or not mine.trains:
+                return "only members that train can rest"
+            return None if parent.round < round <= parent.round + RESTS_AHEAD else "is out of date"
         case Suspect(round=round, peer=peer):
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or not target.present:
@@ -292,12 +298,14 @@ def next_members(
     training: bool,
     parts: int = PARTS_MAX,
     trainers_most: int = PEERS_MAX,
+    awaited: Collection[PeerId] | None = None,
 ) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
     """Membership and tickets after this round. `reports` are admissible; their order does not matter.
 
     `training` is False for a round that only assembles members: nobody can miss it. `parts` an update may have at
     most: what there is no room for waits, and is told so when it asks again. Of trainers there are `trainers_most`:
-    who is ready beyond these goes on observing until one is gone.
+    who is ready beyond these goes on observing until one is gone. `awaited`: who could miss the round, where not
+    everybody who trains was drawn for it.
     """
     voters = [m.peer for m in parent.members if m.votes]
     budget = changes_max(len(voters))
@@ -323,7 +331,7 @@ def next_members(
             step_s=commit.step_s if commit is not None and commit.step_s > 0 else m.step_s,
             offset_s=commit.offset_s if commit is not None else m.offset_s,
             links=commit.links if commit is not None and commit.links else m.links,
-            missed=_missed(m, counted) if training else m.missed,
+            missed=_missed(m, counted) if training and (awaited is None or m.peer in awaited) else m.missed,
             standing="member" if m.standing == "new" else m.standing,
         )
         going = m.peer in leaving or m.peer in lost or m.peer in failing or m.peer in liars
@@ -472,7 +480,7 @@ def target_of(statement: AnyStatement) -> str:
             return f"{round}/{peer}" if opening is UNSET else f"{round}/{peer}/{opening}"
         case Scored(round=round, peer=peer):
             return f"{round}/{peer}"
-        case Validated(round=round) | Placed(round=round):
+        case Validated(round=round) | Placed(round=round) | Rests(round=round):
             return str(round)
         case Invite(ticket=ticket):
             return ticket.hex()

@@ -30,6 +30,7 @@ from atoll.base.limits import (
 )
 from atoll.policy.committee import draw_committee
 from atoll.policy.reputation import on_duty, scores_of
+from atoll.policy.sampling import Sample, drawn_after
 from atoll.policy.windows import GROWTH, within
 from atoll.wire.messages.vertex import Body, Member
 
@@ -67,6 +68,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
     """What owner_s shrinks to, at the least, where rounds show that they are fast; left out: it never does. Keep
     above a second: lost words are said again after one, and training may stumble over a busy moment."""
     acceptance: Acceptance | UnsetType = UNSET  # left out: everybody is waited for, as long as training may last
+    sample: Sample | UnsetType = UNSET  # how many train in a round; left out: everybody does
 
     @property
     def committee_most(self) -> int:
@@ -112,6 +114,7 @@ class RoundPlan:
     owners_per_part: int
     pace: Pace | None = None  # None: as settings have it
     scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # of members' records, if any are kept
+    drawn: frozenset[PeerId] | None = None  # who trains; None: everybody
 
     @property
     def has_clock(self) -> bool:
@@ -128,8 +131,14 @@ class RoundPlan:
 
     @cached_property
     def trainers(self) -> tuple[Member, ...]:
-        """Members that may contribute."""
-        return tuple(m for m in self.members if m.trains)
+        """Members that may contribute: of those that train, who was drawn for this round."""
+        drawn = self.drawn
+        return tuple(m for m in self.members if m.trains and (drawn is None or m.peer in drawn))
+
+    @cached_property
+    def givers(self) -> frozenset[PeerId]:
+        """Their names."""
+        return frozenset(m.peer for m in self.trainers)
 
     @cached_property
     def voters(self) -> tuple[PeerId, ...]:
@@ -283,8 +292,11 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
         pace = Pace(
             _train_s(body, settings, owner_s / settings.owner_s), owner_s, (slowest or 0.0) * settings.inner_steps
         )
-    scores = scores_of(body)
-    return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace, scores)
+    drawn = None
+    if settings.sample is not UNSET:
+        drawn = drawn_after(head, body, settings.sample, settings.quorum == "majority")
+    fixed = body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace
+    return RoundPlan(*fixed, scores_of(body), drawn)
 
 
 def _train_s(body: Body, settings: RoundSettings, haste: float) -> Seconds:

@@ -25,6 +25,8 @@
     audited      nobody cheats where rounds are audited, and messages are lost
     slow         nobody lies, some are slow, messages are lost: nobody is accused of anything
     straggler_churn  churn where rounds go on without the slow
+    clients      who trains is drawn; some rest, decline or die: all groups of data come to their turns
+    sampled_churn  churn where who trains is drawn
     straggler    one of four is four times slower: nobody waits for it, and its steps count
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     validated    a third poison a mean and lie as validators; the run leaves every bad state
@@ -60,11 +62,13 @@ from atoll.sim.scenarios.churn import (
     real_keys,
     reputed_churn,
     rollback,
+    sampled_churn,
     scored_churn,
     straggler_churn,
     validated_churn,
     weighed,
 )
+from atoll.sim.scenarios.clients import clients
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.openings import opened, openings, slanderers
 from atoll.sim.scenarios.owners import compared, comparers, framers, owners, watched
@@ -105,6 +109,8 @@ SCENARIOS: dict[str, Scenario] = {
     "slow": Scenario(slow, peers=7, rounds=20),
     "straggler": Scenario(straggler, peers=4, rounds=20),
     "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
+    "clients": Scenario(clients, peers=7, rounds=40),
+    "sampled_churn": Scenario(sampled_churn, peers=8, rounds=15),
     "siege": Scenario(siege, peers=100, rounds=100),
     "reputation": Scenario(reputation, peers=7, rounds=36),
     "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),

@@ -13,6 +13,7 @@ from atoll.node.amend import goal_of
 from atoll.policy.inquiry import REFUTING
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance
+from atoll.policy.sampling import Sample
 from atoll.policy.validation import Rule
 from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
@@ -52,6 +53,12 @@ def weighed(stage: Stage) -> None:
 def paced(stage: Stage) -> None:
     """The same where windows follow the pace that rounds have shown, and the weather changes it all the time."""
     _through_weather(stage, None, round=stage.paced())
+
+
+def sampled_churn(stage: Stage) -> None:
+    """The same where half of the members train in a round, drawn by the one before."""
+    drawn = Sample(thousandths=500, least=1 if stage.quorum == "majority" else 4)
+    _through_weather(stage, None, round=replaced(stage.paced(), sample=drawn))
 
 
 def straggler_churn(stage: Stage) -> None:
