@@ -53,6 +53,7 @@ from atoll.wire.messages.statements import (
     Placed,
     Proposed,
     Ready,
+    Rests,
     Scored,
     Signed,
     Suspect,
@@ -103,6 +104,7 @@ STATEMENTS = (
     Join(ALICE, b"key", b"certificate", ("/ip4/10.0.0.1/tcp/4001",), "trainer", "alice", B, b"admission"),
     Ready(A, B),
     Leave(7, "enough for today"),
+    Rests(8),
     Suspect(7, BOB, "silent"),
     Caught(SIGNED, SIGNED),
     Complaint(7, BOB, "withheld"),
@@ -157,6 +159,7 @@ COMPARED_CHECKED = Compared(7, 1, 0, 2, (ALICE, BOB), A, B)
 COMPARISON_CHECKED = Comparison(7, 1, "abcd", SIGNED, bytes(24))
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
 BODY_REPUTED = replace(BODY, reputation=(7750,))
+BODY_SAMPLED = replace(BODY, credits=((0, 64),))
 
 OPENED = (  # the same words where blocks of answers are opened
     Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), made_of=B),

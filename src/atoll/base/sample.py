@@ -1,9 +1,9 @@
 """Who takes part where not everybody does: whoever had the fewest turns, group by group, drawn among equals.
 
-A *credit* says by how many quarters of a turn somebody is behind the one that had the most. Everybody has one inside
-its group, and every group has one among groups; who is in no group is one by itself. A draw takes the group with
-the most credit, and in it the member with the most, again and again; each taken counts as a whole turn at once, so
-that two groups that are always there never come to differ by more than one turn.
+A *credit* says by how many quarters of a turn somebody is behind the one that had the most. Everybody has one
+inside its group, and every group has one among groups; who is in no group is one by itself. A draw takes the group
+with the most credit, and in it the member with the most, again and again; each taken counts as a whole turn at
+once, so that two groups that are always there never come to differ by more than one turn.
 
 Promises: integers only, so the same at every peer and in every experiment; a credit stays within 0 … CREDIT_MAX, so
 whoever was away for long is caught up with for so long and no longer. Never knows a member, a round or a clock.

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
-from atoll.node.config.meaning import chosen_statistic, coded_of, tolerance_of
+from atoll.node.config.meaning import chosen_statistic, coded_of, sample_of, tolerance_of
 from atoll.node.config.reading import decode_config
 from atoll.node.config.sections import Config, Sync
 from atoll.node.settings import RunSettings
@@ -186,6 +186,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
             suspect_s=run.suspect,
             beat_s=run.beat,
             committee=UNSET if run.trust == "private" else COMMITTEE_MOST,
+            sample=sample_of(config) or UNSET,
             window_min_s=UNSET if consensus.timeout_min >= consensus.timeout else consensus.timeout_min / 5,
         ),
     )

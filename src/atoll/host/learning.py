@@ -54,6 +54,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run learns nothing that this version can read: {why}") from None
     if problem := swarm_problem(learning.recipe):
         raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
+    if learning.recipe.schedule.epochs is not UNSET and learning.data != ATTACHED:
+        raise PeerFault("", "this run counts passes over data of members' own, and all have the same")
     if problem := size_problem(learning.recipe, learning.layout):
         raise PeerFault("", f"this run cannot be cut into parts: {problem}")
     if problem := answers_problem(learning.recipe, settings):
@@ -64,6 +66,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's updates cannot be scored: {problem}")
     if settings.apart_terms is not None and (problem := apart_problem(learning.recipe)):
         raise PeerFault("", f"members of this run cannot train apart: {problem}")
+    if settings.round.sample is not UNSET and (problem := sample_problem(learning.recipe)):
+        raise PeerFault("", f"not everybody can train in this run's rounds: {problem}")
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
         raise PeerFault("", "this run validates on other sets of data than it names")
     if (terms := settings.opened) is not None:
@@ -73,6 +77,19 @@ def decode_learning(settings: RunSettings) -> Learning:
         if terms.leaf_bytes != Cut(codec_named(coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
+
+
+def sample_problem(recipe: Recipe) -> str:
+    """Why rounds cannot be sampled under this recipe: who is not drawn has to stand at the anchor; empty if so."""
+    if recipe.schedule.fragments > 1:
+        return "rounds carry fragments in turn, and who is drawn for one has steps in all of them"
+    if recipe.schedule.overlap:
+        return "trainers go on ahead of a round that they may not be drawn for"
+    if recipe.own_anchors:
+        return "members have anchors of their own, which go on by themselves"
+    if recipe.merge != "replace":
+        return "members keep a share of their own parameters, which would be old when they are drawn"
+    return ""
 
 
 def apart_problem(recipe: Recipe) -> str:
@@ -253,6 +270,13 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             f"members of this run cannot train apart: {problem}",
             cause=f'sync.apart = "{settings.apart_terms.then}" asks for it',
             fix='write sync.apart = "wait", or choose the recipe diloco, sync.fragments = 1 and sync.quorum = 0',
+        )
+    if settings.round.sample is not UNSET and (problem := sample_problem(beginning.recipe)):
+        raise UsageError(
+            "E-RUN-22",
+            f"rounds of this run cannot be sampled: {problem}",
+            cause="run.sample or run.sample_peers asks for rounds in which not everybody trains",
+            fix="write 0 for both, or choose the recipe fedavg or diloco, sync.overlap = 0 and sync.fragments = 1",
         )
     settings = _reducing(beginning.recipe, settings)
     canary = state_hash(beginning.canary) if beginning.canary else UNSET

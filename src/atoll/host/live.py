@@ -41,6 +41,7 @@ class Live:
         self.inner = b""  # moments, as they go into the private file
         self.members = 1  # whose updates make the mean of this round
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
+        self._samples_since = 0  # that they learned from
         self._loss_since = 0.0
         self._step_s = 0.0  # of the last steps taken
         self._hurried = -1  # the round in which I was last told to hand over what I have
@@ -104,9 +105,9 @@ class Live:
         if done.steps and done.loss is not None:
             self._loss_since += done.loss * done.steps
             self.steps_since += done.steps
+            self._samples_since += done.samples
             self._step_s = done.seconds / done.steps
-        samples = self.steps_since * learning.recipe.batch
-        return Trained(self.steps_since, samples, self._loss_since / self.steps_since, self._step_s)
+        return Trained(self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s)
 
     async def train_apart(
         self, work: TrainApart, learning: Learning, keep: Callable[[Digest], Awaitable[None]]
@@ -135,7 +136,8 @@ class Live:
             self._trainer.hand_over()
 
     def _count_anew(self) -> None:
-        self.steps_since, self._loss_since = 0, 0.0
+        self.steps_since = self._samples_since = 0
+        self._loss_since = 0.0
 
     # ---- what was agreed -----------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_o
 from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
 from atoll.node.config.sections import Config
+from atoll.policy.sampling import named
 
 FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard asks for what it lacks
@@ -152,7 +153,8 @@ def _ready(start: Start) -> tuple[Any, int, str]:
         ) from None
     threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
     torch.set_num_threads(threads)
-    return listening, threads, (start.name or start.config.node.name or platform.node())[:64]
+    name, group = start.name or start.config.node.name or platform.node(), start.config.node.group
+    return listening, threads, named(name, group)
 
 
 async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resumed: bool = False) -> int:

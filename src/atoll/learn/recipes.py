@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 from torch import empty
 
 from atoll.learn.codec import Known, check_name, codec_named
@@ -258,11 +259,12 @@ def own_loop(
     down: str = "int8",
     fragments: int = 1,
     overlap: int = 0,
+    epochs: int = 0,
 ) -> Recipe:
     """DiLoCo rounds around somebody's own training loop, which brings model, data and inner optimizer."""
     _check_codecs(up, down)
     codec_named(down)
-    schedule = Schedule(inner_steps, rounds, fragments, overlap)
+    schedule = Schedule(inner_steps, rounds, fragments, overlap, epochs=epochs or UNSET)
     check_schedule(msgspec.structs.replace(schedule, rounds=max(1, rounds)))  # 0: without end
     return Recipe(
         model="attached",

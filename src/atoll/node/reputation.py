@@ -62,8 +62,10 @@ def conduct_in(
     commits: Mapping[PeerId, Commit],
     reports: Sequence[Reported],
 ) -> dict[PeerId, Conduct]:
-    """Of settled trainers that were drawn, if anything was answered; not of who says farewell, or that it rests, and
-    is not counted."""
+    """Of settled trainers that were drawn, if anything was answered.
+
+    Not of who says farewell, or that it rests, and is not counted.
+    """
     given = [(first[0], answered) for first, answered in zip(owners, answers, strict=False) if answered is not None]
     if not given:
         return {}

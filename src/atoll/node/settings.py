@@ -141,6 +141,8 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault("", "genesis asks for Raft where members may lie")
         if settings.round.acceptance is not msgspec.UNSET and (problem := acceptance_problem(settings)):
             raise PeerFault("", f"genesis asks for rounds that wait for a quorum of updates, but {problem}")
+        if settings.apart_terms is not None and settings.round.sample is not msgspec.UNSET:
+            raise PeerFault("", "genesis draws who trains and has members train apart: late work had no turn")
         if settings.apart_terms is not None and settings.audited_share:
             raise PeerFault("", "genesis audits rounds and has members train apart, whose steps nobody assigned")
         if settings.apart_terms is not None and settings.round.acceptance is not msgspec.UNSET:

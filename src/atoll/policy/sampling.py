@@ -11,6 +11,7 @@ cannot be saved up either, by declining or by being away: whoever does would com
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GROUP_MARK = "@"
+GROUP = re.compile(r"[A-Za-z0-9._-]{0,32}")
+NAME_MAX = 64  # characters of a member's name
 LEVEL: Credit = (0, 0)  # with whoever had the most turns
 THOUSAND = 1000
 
@@ -42,6 +45,17 @@ class Sample(msgspec.Struct, frozen=True):
     def of(self, trainers: int) -> int:
         wanted = self.peers or -(-self.thousandths * trainers // THOUSAND)
         return min(max(wanted, self.least), trainers)
+
+
+def named(name: str, group: str) -> str:
+    """What others call a peer of this group."""
+    behind = GROUP_MARK + group if group else ""
+    return name[: NAME_MAX - len(behind)] + behind
+
+
+def group_problem(group: str) -> str:
+    """Why no group can be called that; empty if one can."""
+    return "" if GROUP.fullmatch(group) else "up to 32 letters, digits, dots, dashes and underscores"
 
 
 def group_of(name: str) -> str:

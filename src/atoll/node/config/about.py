@@ -76,6 +76,16 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "liars are expelled, who shows nothing is sent away. Left out it is 0.03 there; what that finds: "
         "specs/openings.md. Not with codecs that look beyond a block (topk, randk, dct, compressors ...)."
     ),
+    "run.sample": (
+        "Share of the members that train in a round, rounded up; the others vote, own parts and miss nothing "
+        "(specs/clients.md). Each round is drawn by the one before: whoever had the fewest turns comes first. 0 or "
+        '1: everybody trains. With run.trust = "community" or "open" as many at least as withstand one liar, and '
+        "liars are then counted among those that are drawn. Not with sync.overlap, sync.fragments or sync.apart."
+    ),
+    "run.sample_peers": (
+        "The same as a number of members: 10 of twenty sites. 0: run.sample says it. With fewer members than that "
+        "all train."
+    ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "
         "everybody is done, so a large value costs nothing unless somebody hangs."
@@ -265,6 +275,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Those get a second more for each MiB of a large state."
     ),
     "node.name": "What others call this peer. Empty: the computer's name.",
+    "node.group": (
+        "Whose data this peer has, such as a hospital's, where rounds are sampled and run.trust is "
+        '"private": groups come to equally many turns, however many members each has, and in a group its members '
+        "do. Stands behind an @ in the name that others see, from the first start on. Empty: a group by itself."
+    ),
     "node.threads": (
         "Threads of the trainer; 0: the cores, divided by the peers that run here. Too many cost up to 8x "
         "CPU per step."

@@ -22,6 +22,7 @@ DURATION = {"unit": "duration"}
 
 Duration = Annotated[float, Meta(gt=0, extra=DURATION)]  # seconds, or text such as "30 s" and "2h"
 Text = Annotated[str, Meta(max_length=64)]
+Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # stands in a name, behind an @
 Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -51,6 +52,8 @@ class Run(Section, frozen=True):
     validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
     validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
     openings: Share | None = None
+    sample: Share = 0.0
+    sample_peers: Annotated[int, Meta(ge=0, le=PEERS_MAX)] = 0
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -136,9 +139,10 @@ class Keep(Section, frozen=True):
 
 
 class Node(Section, frozen=True):
-    """This peer. Stays on this computer, but for the name."""
+    """This peer. Stays on this computer, but for the name and the group."""
 
     name: Text = ""
+    group: Group = ""
     threads: Whole = 0
 
 

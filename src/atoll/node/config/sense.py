@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
-from atoll.node.config.meaning import coded_of, tolerance_of
+from atoll.node.config.meaning import coded_of, sample_of, tolerance_of
 from atoll.node.config.sections import Config, Run, default_of, toml_text
 from atoll.policy.presets import PRESETS
 from atoll.policy.trust import StatisticName, peers_for_one_liar
@@ -95,6 +95,7 @@ def _check_sense(config: Config) -> None:
     _check_protocol(config)
     _check_statistic(config)
     _check_openings(run)
+    _check_sample(config)
     used = f"{config.sync.up or ''}+{config.sync.down or ''}"
     for key, words, like in (
         ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),
@@ -157,6 +158,45 @@ def _check_protocol(config: Config) -> None:
             f'consensus.protocol = "raft" withstands no liar, and run.trust = "{trust}" expects some',
             cause="a voter that says two things could have two histories agreed on",
             fix='write run.trust = "private", or consensus.protocol = "bft"',
+        )
+
+
+def _check_sample(config: Config) -> None:
+    run, sync, sample = config.run, config.sync, sample_of(config)
+    if sample is None:
+        return
+    if run.sample and run.sample_peers:
+        raise UsageError(
+            "E-CFG-10",
+            f"run.sample = {run.sample:g} changes nothing beside run.sample_peers = {run.sample_peers}",
+            fix="write one of the two",
+        )
+    if 0 < run.sample_peers < sample.least:
+        raise UsageError(
+            "E-CFG-11",
+            f"run.sample_peers = {run.sample_peers} draws rounds in which one liar cannot be withstood",
+            cause=f'with run.trust = "{run.trust}" it takes {sample.least} updates to withstand one',
+            fix=f'write run.sample_peers = {sample.least} or more, or run.trust = "private"',
+        )
+    if sync.apart != "wait":
+        raise UsageError(
+            "E-CFG-13",
+            f'sync.apart = "{sync.apart}" cannot work with sampled rounds',
+            cause="late work rides on the next update, and who is drawn for that is not known",
+            fix='write sync.apart = "wait", or leave run.sample and run.sample_peers at 0',
+        )
+    if sync.quorum and run.sample_peers and sync.quorum > run.sample_peers:
+        raise UsageError(
+            "E-CFG-10",
+            f"sync.quorum = {sync.quorum} never ends the wait of a round in which {run.sample_peers} train",
+            fix=f"write sync.quorum = {run.sample_peers} or less",
+        )
+    if config.node.group and run.trust != "private":
+        raise UsageError(
+            "E-CFG-10",
+            f'node.group = "{config.node.group}" changes nothing with run.trust = "{run.trust}"',
+            cause="a group is its member's own word: a liar in a group of its own would be drawn most often",
+            fix='leave node.group empty, or write run.trust = "private"',
         )
 
 

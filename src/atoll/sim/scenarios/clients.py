@@ -96,7 +96,8 @@ def clients(stage: Stage) -> None:
 
     def rest(name: PeerId, rounds: int, at_once: bool = False) -> None:
         node = world.nodes[name]
-        if node.machine is not None and node.machine.round is not None and node.machine.round.trains | (not at_once):
+        round = node.machine.round if node.machine is not None else None
+        if node.machine is not None and round is not None and (round.trains or not at_once):
             stage.fault("rests")
             world.carry_out(node, node.machine.rest(rounds, node.clock.local(world.now), at_once))
 
