@@ -19,7 +19,7 @@ from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model, misfit
 from atoll.learn.opening import Cut, opening_problem
 from atoll.learn.outer import momentum_of
-from atoll.learn.recipes import Recipe, swarm_problem
+from atoll.learn.recipes import Recipe, sample_problem, swarm_problem
 from atoll.learn.schedule import fragments_of, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
@@ -77,19 +77,6 @@ def decode_learning(settings: RunSettings) -> Learning:
         if terms.leaf_bytes != Cut(codec_named(coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
-
-
-def sample_problem(recipe: Recipe) -> str:
-    """Why rounds cannot be sampled under this recipe: who is not drawn has to stand at the anchor; empty if so."""
-    if recipe.schedule.fragments > 1:
-        return "rounds carry fragments in turn, and who is drawn for one has steps in all of them"
-    if recipe.schedule.overlap:
-        return "trainers go on ahead of a round that they may not be drawn for"
-    if recipe.own_anchors:
-        return "members have anchors of their own, which go on by themselves"
-    if recipe.merge != "replace":
-        return "members keep a share of their own parameters, which would be old when they are drawn"
-    return ""
 
 
 def apart_problem(recipe: Recipe) -> str:
@@ -245,6 +232,12 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             f"real runs cannot do this recipe yet: {problem}",
             cause="it runs in one process so far: atoll.experiment",
             fix="choose diloco",
+        )
+    if beginning.recipe.schedule.epochs is not UNSET and beginning.data != ATTACHED:
+        raise UsageError(
+            "E-RUN-23",
+            "this recipe counts passes over data of members' own, and in this run all have the same",
+            fix="attach loops of your own (atoll.found(epochs=1)), or leave epochs out",
         )
     if problem := size_problem(beginning.recipe, layout):
         few = beginning.recipe.schedule.fragments == 1

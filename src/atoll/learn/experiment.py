@@ -26,19 +26,21 @@ from dataclasses import dataclass, field
 
 import msgspec
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 
 from atoll.base.ids import Digest
 from atoll.keys.digest import digest
+from atoll.learn.clients import Clients, check_clients
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
-from atoll.learn.data import Data, Images, Text, load_data, validation
+from atoll.learn.data import Data, Images, Text, epoch_samples, load_data, validation
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model, misfit
 from atoll.learn.models import loss_of as built_in_loss
 from atoll.learn.outer import Agreeing, Moment, fresh_outer, momentum_of, move
-from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting, swarm_problem
+from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting, sample_problem, swarm_problem
 from atoll.learn.reducer import (
     PEERS_MIN,
     ROBUST,
@@ -117,6 +119,8 @@ def experiment(
     evaluate_every: int = 0,
     samples: int = 2048,
     order: Sequence[int] | None = None,
+    sample: float | None = None,
+    groups: Sequence[str] = (),
     loss: Loss = built_in_loss,
     progress: Callable[[Round], object] | None = None,
 ) -> Outcome:
@@ -128,7 +132,10 @@ def experiment(
     its reducer makes of the rows. `samples` of the validation data are looked at, at the end and every
     `evaluate_every` steps (0: only at the end). `order` is that in which owners add up rows, which decides the last
     bits: peers are numbered as they get their shares of the data, in a real run in the order in which they joined,
-    but their rows are added up in the order of their ids. ValueError if the recipe cannot be run.
+    but their rows are added up in the order of their ids. `sample`, a share of the peers (0.5) or how many of them
+    (10), train in a round, drawn as real rounds draw them; `groups` says of each whose data it has. Where the
+    recipe's schedule counts `epochs`, a peer's round is so many passes over its own share. ValueError if the recipe
+    cannot be run.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"a recipe is what a method of atoll.learn.methods returns: diloco(), …; not {recipe!r}")
@@ -147,6 +154,9 @@ def experiment(
     check_trouble(trouble or Trouble(), peers)
     if order is not None and sorted(order) != list(range(peers)):
         raise ValueError(f"order names each of the peers 0 … {peers - 1} once, not {list(order)}")
+    check_clients(sample, groups, peers)
+    if sample is not None and (problem := sample_problem(recipe) or _unsampled(recipe)):
+        raise ValueError(f"rounds of this recipe cannot be sampled: {problem}")
     own = recipe.own_anchors or recipe.reducer.group == "one" or recipe.merge == "swap"
     if own and trouble and trouble.villains:
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
@@ -163,7 +173,14 @@ def experiment(
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
     run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss, order)
+    run.clients = None if sample is None else Clients(peers, sample, groups)
     return run.whole(evaluate_every, samples, progress)
+
+
+def _unsampled(recipe: Recipe) -> str:
+    if recipe.reducer.group != "all":
+        return "its members do not reduce all together"
+    return "a closing average is everybody's" if recipe.schedule.closing or any(recipe.schedule.moments) else ""
 
 
 def _loaded(data: str | Data | None) -> Data:
@@ -200,6 +217,8 @@ class Experiment:
         self.workers = [Worker(model, len(self.fragments)) for _ in range(peers)]
         self.viewer = Worker(model, 0)  # its model is looked at, never trained
         self.present = list(range(peers))
+        self.clients: Clients | None = None  # where not everybody trains in every round
+        self.drawn_for = -1  # which of them they were drawn for
         first_F, _ = flatten(model, self.layout)
         anchors = peers if recipe.own_anchors else 1
         self.anchors = [first_F.clone() for _ in range(anchors)]
@@ -252,8 +271,11 @@ class Experiment:
         self.now += 1
         known = len(self.history)
         self._come_and_go(self.now)
-        for peer in self.present:
-            if self.trouble.takes_step(peer, self.now):
+        if self.clients is not None and self.drawn_for != self.launched:
+            self.drawn_for = self.launched
+            self.clients.draw(self._seed(), self.present)
+        for peer in self._training():
+            if self.trouble.takes_step(peer, self.now) and not self._passed(peer):
                 self.workers[peer].train(self.recipe, self.shares[peer], self.now - 1, self.loss)
         if self.now == self.steps:
             self._close()
@@ -261,6 +283,18 @@ class Experiment:
             self._land(self.now)
             self._synchronise(self.now)
         return self.history[known:]
+
+    def _training(self) -> list[int]:
+        """Who is here and takes part in the round under way."""
+        return self.present if self.clients is None else [p for p in self.clients.drawn if p in self.present]
+
+    def _passed(self, peer: int) -> bool:
+        """It has made its passes over its data in this round."""
+        schedule, (data, _, shares) = self.recipe.schedule, self.shares[peer]
+        if schedule.epochs is UNSET:
+            return False
+        samples = epoch_samples(data, self.recipe.seq_len)
+        return self.workers[peer].steps[0] >= schedule.steps_of(-(-samples // (shares * self.recipe.batch)))
 
     def _come_and_go(self, step: int) -> None:
         present = [p for p in range(len(self.workers)) if not self.trouble.is_away(p, step)]
@@ -297,7 +331,7 @@ class Experiment:
         if self.recipe.reducer.own == "sent":
             for flight in list(self.flights):
                 self._apply(flight)
-        self.live_F = torch.stack([self.workers[peer].x_F for peer in self.present or [0]]).mean(0)
+        self.live_F = torch.stack([self.workers[peer].x_F for peer in self._training() or [0]]).mean(0)
         if not schedule.closing and len(self.fragments) > 1:
             self._close_whole()
             return
@@ -333,14 +367,16 @@ class Experiment:
     def _launch(
         self, fragment: int, step: int, coding: Coding, span: tuple[int, int] | None = None
     ) -> Flight | None:
-        """Everybody present encodes and sends, of the fragment or of `span`; None if too few are here."""
+        """Everybody who trains encodes and sends, of the fragment or of `span`; None if too few are here. All who
+        are present own parts."""
         lo, hi = span or self.fragments[fragment]
-        members, reducer = list(self.present), self.recipe.reducer
+        owners, members, reducer = list(self.present), list(self._training()), self.recipe.reducer
         if len(members) < max(1, reducer.peers_min):
+            self.drawn_for = -1  # who is gone gives way to others
             return None
         self.launched += 1
         in_pairs = reducer.group == "pair"
-        bounds = part_bounds(hi - lo, (1,) * (1 if in_pairs else len(members)))
+        bounds = part_bounds(hi - lo, (1,) * (1 if in_pairs else len(owners)))
         ups = self._codecs(coding.up, bounds, lo)
         updates = {peer: self._encoded(peer, lo, hi, bounds, ups, coding) for peer in members}
         villains = {peer: name for peer, name in self.trouble.villains.items() if peer in updates}
@@ -369,7 +405,9 @@ class Experiment:
         if in_pairs:
             self._pair(flight, members, counted, updates, ups)
         else:
-            self._reduce(flight, members, rows, updates, bounds, ups, coding)
+            self._reduce(flight, owners, rows, updates, bounds, ups, coding)
+        if self.clients is not None:
+            self.clients.took_turns(counted)
         self._written(flight, step, members, counted)
         return flight
 
@@ -384,7 +422,7 @@ class Experiment:
     def _reduce(
         self,
         flight: Flight,
-        members: list[int],
+        owners: list[int],
         counted: list[int],
         updates: dict[int, Update],
         bounds: Bounds,
@@ -401,9 +439,9 @@ class Experiment:
         robust, whole_N = reducer.statistic == "robust", None
         if robust:  # owners add up the Gram matrices of their parts, so each knows the distances of whole rows
             sent = [(weights[p], decoded(updates[p], bounds, ups)) for p in counted]
-            whole_N = made_of("robust", sent, (), len(members))
+            whole_N = made_of("robust", sent, (), len(updates))
         for part, ((a, b), up, down) in enumerate(zip(bounds, ups, downs, strict=True)):
-            owner = members[part % len(members)]
+            owner = owners[part % len(owners)]
             rows = [(weights[p], updates[p].wires[part]) for p in counted]
             here, remember = slice(flight.lo + a, flight.lo + b), coding.answer == "remembered"
             sizes = self._sizes(here.start, here.stop)
@@ -412,14 +450,14 @@ class Experiment:
                 part_N = None if whole_N is None else whole_N[a:b]
                 done = answered(part_N, down, owed_N, remember)
             else:
-                done = reduced(reducer, rows, b - a, up, down, owed_N, remember, sizes, len(members))
+                done = reduced(reducer, rows, b - a, up, down, owed_N, remember, sizes, len(updates))
             if remember and done.memory_N is not None:
                 self.owed.setdefault(owner, torch.zeros(self.layout.floats))[here] = done.memory_N
             if done.value_N is not None:
                 combined[a:b] = done.value_N
             if agreed is not None and len(rows) > 1:
                 agreed[a:b] = agreement(rows, b - a, up)
-            says = {p: len(updates[p].wires[part]) for p in members}
+            says = {p: len(updates[p].wires[part]) if p in updates else 0 for p in owners}
             extra = 4 if agreed is not None else 0
             if robust:
                 extra += 8 * (len(rows) + 1) ** 2  # the part's Gram matrix, to every other owner
@@ -427,7 +465,7 @@ class Experiment:
         flight.combined[0] = combined
         if agreed is not None:
             flight.agreement = agreed[: self._inside(flight.lo, flight.hi)]
-        for peer in members:
+        for peer in updates:
             worker = self.workers[peer]
             worker.steps[flight.fragment] = worker.samples[flight.fragment] = 0
 
@@ -518,6 +556,9 @@ class Experiment:
         for peer in [] if self.recipe.reducer.group == "one" else self.present:
             x_F = self.workers[peer].x_F[lo:hi]
             anchor_F = self._anchor_of(peer)[lo:hi]
+            if self.clients is not None and peer not in flight.sent:
+                x_F.copy_(anchor_F)  # it was not drawn, and has no steps of its own
+                continue
             if peer not in flight.sent:  # it came while this was under way: it keeps its own steps
                 x_F.add_(anchor_F - before[peer if len(self.anchors) > 1 else 0])
                 continue
@@ -618,7 +659,7 @@ class Experiment:
     def state(self) -> Digest | None:
         """What real rounds would name it by; None where they cannot do this, or their members never agree."""
         recipe, trouble = self.recipe, self.trouble
-        apart = self.own_data or recipe.own_anchors or self.layout.counters
+        apart = self.own_data or recipe.own_anchors or self.layout.counters or self.clients is not None
         if apart or swarm_problem(recipe) or trouble != Trouble() or self.steps % recipe.schedule.turn_steps:
             return None
         return state_hash(state_bytes(self.shared(), self.layout))

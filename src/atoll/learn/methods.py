@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypedDict, Unpack
 
+from msgspec import UNSET
+
 from atoll.learn.inner import SGD, Accumulate, AdamW, Muon
 from atoll.learn.merge import Mix
 from atoll.learn.outer import Agreeing, Delayed, Gossip, Nesterov, Sign
@@ -70,13 +72,23 @@ def local_sgd(
 
 
 def fedavg(
-    model: str = "gpt-tiny", *, rounds: int = 30, inner_steps: int = 50, lr: float = 0.5, **setting: Unpack[Setting]
+    model: str = "gpt-tiny",
+    *,
+    rounds: int = 30,
+    inner_steps: int = 50,
+    lr: float = 0.5,
+    epochs: int = 0,
+    **setting: Unpack[Setting],
 ) -> Recipe:
-    """FedAvg (McMahan et al. 2017, algorithm 1): SGD inside, means weighted by samples. lr is of our byte GPT."""
+    """FedAvg (McMahan et al. 2017, algorithm 1): SGD inside, means weighted by samples. lr is of our byte GPT.
+
+    Its C is the `sample` of an experiment or a run, its E is `epochs`: passes over a member's own data, which
+    inner_steps then bounds. 0: inner_steps for everybody.
+    """
     return recipe_for(
         model,
         inner=SGD(lr=lr),
-        schedule=Schedule(inner_steps, rounds),
+        schedule=Schedule(inner_steps, rounds, epochs=epochs or UNSET),
         coding=EXACT,
         outer=AVERAGE,
         **setting,

@@ -112,6 +112,19 @@ def swarm_problem(recipe: Recipe) -> str:
     return ", ".join(what for what, asked in cannot.items() if asked)
 
 
+def sample_problem(recipe: Recipe) -> str:
+    """Why rounds cannot be sampled under this recipe: who is not drawn has to stand at the anchor; empty if so."""
+    if recipe.schedule.fragments > 1:
+        return "rounds carry fragments in turn, and who is drawn for one has steps in all of them"
+    if recipe.schedule.overlap:
+        return "trainers go on ahead of a round that they may not be drawn for"
+    if recipe.own_anchors:
+        return "members have anchors of their own, which go on by themselves"
+    if recipe.merge != "replace":
+        return "members keep a share of their own parameters, which would be old when they are drawn"
+    return ""
+
+
 def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recipe:
     """The nearest that a real run can do. Where owners are not `believed`, or say more than a mean, they remember
     nothing of their answers, which nobody could check; these are finer instead."""
