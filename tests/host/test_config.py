@@ -38,6 +38,7 @@ from atoll.policy.apart import Apart
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance, RoundSettings
 from atoll.policy.presets import PRESETS
+from atoll.policy.sampling import Sample
 from atoll.policy.trust import DISTANCES
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.vertex import Member, Vertex
@@ -660,6 +661,27 @@ def test_training_apart_is_a_word_of_genesis_and_leaves_no_room_for_audits():
     settings, lacks = trusted(MERGED, "run.trust=community", "run.min_peers=5", "run.start_peers=5")
     assert settings.audited_share == 0.0 and settings.apart_terms == Apart("merge", 10)
     assert any("sync.apart" in text and "run.audit_rate = 0" in text for text in lacks)
+
+
+def test_who_trains_in_a_round_is_a_word_of_genesis_and_what_cannot_be_sampled_is_refused():
+    """Left out it leaves no byte. Where members may lie, as many at least as withstand one."""
+    assert trusted()[0].round.sample is UNSET and trusted("run.sample=1")[0].round.sample is UNSET
+    assert trusted("run.sample=0.5")[0].round.sample == Sample(thousandths=500)
+    assert trusted("run.sample_peers=10", "node.group=hospital-a")[0].round.sample == Sample(peers=10)
+    liars = ("run.trust=community", "run.min_peers=9", "run.start_peers=9")
+    assert trusted("run.sample=0.1", *liars)[0].round.sample == Sample(thousandths=100, least=5)
+    assert "run.sample_peers = 5" in trouble("run.sample_peers=4", *liars).fix
+    assert "E-CFG-10" in str(trouble("run.sample=0.5", "run.sample_peers=3"))
+    assert "E-CFG-10" in str(trouble("run.sample_peers=3", "sync.quorum=4"))
+    assert "E-CFG-10" in str(trouble("run.sample=0.5", "node.group=a", *liars))
+    assert "E-CFG-13" in str(trouble("run.sample=0.5", MERGED))
+    for name in ("a@b", "a/b", "x" * 33):
+        assert trouble(f"node.group={name}").code.startswith("E-CFG")
+    for asked in ("sync.overlap=4", "sync.fragments=2", "train.recipe=eager", "train.recipe=cooperative"):
+        config = load_config(None, ("run.sample=0.5", "run.start_peers=3", "run.min_peers=3", asked), {})
+        recipe = recipe_of(config)
+        with pytest.raises(UsageError, match="E-RUN-22"):
+            found(built_in(recipe, "stdlib"), settings_of(config, recipe))
 
 
 def test_everything_that_a_trust_stands_for_can_be_written_otherwise():

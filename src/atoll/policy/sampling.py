@@ -86,13 +86,15 @@ def next_credits(
     """One per line of `members`, the membership after a round in which these were drawn and those counted.
 
     Who was drawn and does not count pays a quarter where members trust each other, else a whole turn. Where they do
-    not, who is not there to be drawn is level, when it comes back, with whoever had the most turns.
+    not, who is not there to be drawn, or rests, is level, when it comes back, with whoever had the most turns.
     """
     known, groups = _credits_in(parent), _groups(members, trusted)
+    resting = set[PeerId]() if trusted else resting_in(parent, parent.round + 1)
     of_group = {group_of(m.name): known[m.peer][1] for m in parent.members if trusted and m.peer in known}
     credits: list[Credit] = []
     for m, group in zip(members, groups, strict=True):
-        counts = m.peer in known and (trusted or (m.trains and m.standing == "member"))
+        there = m.trains and m.standing == "member" and m.peer not in resting
+        counts = m.peer in known and (trusted or there)
         own, among = known[m.peer] if counts else LEVEL
         credits.append((own, of_group.get(group, among)))
     vain = CALL if trusted else TURN

@@ -22,6 +22,7 @@ from atoll.sim.checkers import InvariantBroken
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs
 from atoll.sim.world import Node
+from atoll.wire.codec import decode_body
 from atoll.wire.messages.vertex import Body
 
 ROUND_S = 60.0  # virtual time per round, at most
@@ -31,9 +32,9 @@ RESTS = 6  # rounds
 class Turns:
     """Reckoned from vertices, each looked at when the first peer closes it."""
 
-    def __init__(self, settings: RoundSettings, wanted: int) -> None:
+    def __init__(self, settings: RoundSettings, wanted: int, run: Digest, genesis: Body) -> None:
         self.settings, self.wanted = settings, wanted
-        self.bodies: dict[int, tuple[Digest, Body]] = {}
+        self.bodies: dict[int, tuple[Digest, Body]] = {genesis.round: (run, genesis)}
         self.drawn: Counter[PeerId] = Counter()
         self.counted: Counter[PeerId] = Counter()
         self.group: dict[PeerId, str] = {}
@@ -83,7 +84,7 @@ def clients(stage: Stage) -> None:
     plan = replace(stage.settings().round, sample=Sample(peers=wanted, least=1 if trusted else wanted))
     names = tuple(f"{i}@{'aaaabbc'[i % 7]}" for i in range(stage.peers))
     swarm = stage.gather(SwarmKnobs(stage.peers, run=stage.settings(round=plan), names=names))
-    turns = Turns(plan, wanted)
+    turns = Turns(plan, wanted, swarm.run_id, decode_body(swarm.genesis.body))
     stage.world.watchers.append(turns.watch)
     founders, world = swarm.founders, stage.world
     rester, decliner, killed = founders[-1], founders[0], founders[4]
