@@ -28,7 +28,7 @@ from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Audited, Invite, Placed, Signed
+from atoll.wire.messages.statements import Amend, Audited, Invite, Placed, Rests, Signed
 from atoll.wire.messages.vertex import Body
 
 AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
@@ -100,14 +100,16 @@ class ReportPool:
     def chosen(self) -> list[Signed]:
         """What a proposer may put into a vertex: words to go back, then as many reports as fit, the shortest first.
 
-        Such a word is longer than most, and whoever pads its reports must not keep it out.
+        Such a word is longer than most, and whoever pads its reports must not keep it out. Who rests comes last:
+        that may be everybody, in every round, and nobody's coming or going shall wait for it.
         """
         chosen: list[Signed] = []
         size = 0
         back = [signed for signed, _ in sorted(amends_in(self.pool.values()), key=rank)]
         every = {id(signed) for signed in back}
-        rest = [signed for signed in self.pool.values() if id(signed) not in every]
-        for signed in back[:AMENDS_MAX] + sorted(rest, key=lambda signed: len(signed.body)):
+        rest = [(key[0] == Rests.__name__, signed) for key, signed in self.pool.items() if id(signed) not in every]
+        rest.sort(key=lambda one: (one[0], len(one[1].body)))
+        for signed in back[:AMENDS_MAX] + [signed for _, signed in rest]:
             size += len(signed.body) + len(signed.signature) + name_bytes(signed.signer) + SIGNED_BYTES
             if len(chosen) == REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
                 break

@@ -2,10 +2,10 @@
 
 A body lists every member, and for every part who is in it; it travels whole in proposals and in news. So whoever
 may train takes room for its line, for its commitment and for its name in every part, an observer for its line.
-Counts what these can have at most, not what they had last time (scores, of three bytes, find theirs in numbers
-that are counted as nine), and who is away as if it were here: it may come
-back at any time, and shall find its place. So a member's room depends on its words alone, never on its standing,
-except that an expelled one keeps its line only. Never looks at who asks.
+Counts what these can have at most, not what they had last time (scores and credits, of three bytes each, find
+theirs in numbers that are counted as nine, and in links and commitments that nobody fills), and who is away as if
+it were here: it may come back at any time, and shall find its place. So a member's room depends on its words
+alone, never on its standing, except that an expelled one keeps its line only. Never looks at who asks.
 """
 
 from __future__ import annotations

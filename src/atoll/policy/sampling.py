@@ -12,8 +12,8 @@ cannot be saved up either, by declining or by being away: whoever does would com
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET
@@ -24,9 +24,6 @@ from atoll.base.sample import CALL, TURN, Credit, credits_after, draw_sample
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Rests
 from atoll.wire.messages.vertex import Body, Member
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 GROUP_MARK = "@"
 GROUP = re.compile(r"[A-Za-z0-9._-]{0,32}")
