@@ -25,7 +25,7 @@ from atoll.host.running import Start, run_up
 from atoll.host.store import Store
 from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
-from atoll.learn.recipes import Recipe, diloco, in_swarm, swarm_problem
+from atoll.learn.recipes import Recipe, diloco, in_swarm, sample_problem, swarm_problem
 from atoll.node.body import write_genesis
 from atoll.node.config.about import ABOUT, RECIPE
 from atoll.node.config.meaning import chosen_statistic
@@ -677,11 +677,12 @@ def test_who_trains_in_a_round_is_a_word_of_genesis_and_what_cannot_be_sampled_i
     assert "E-CFG-13" in str(trouble("run.sample=0.5", MERGED))
     for name in ("a@b", "a/b", "x" * 33):
         assert trouble(f"node.group={name}").code.startswith("E-CFG")
+    half = ("run.sample=0.5", "run.start_peers=3", "run.min_peers=3")
     for asked in ("sync.overlap=4", "sync.fragments=2", "train.recipe=eager", "train.recipe=cooperative"):
-        config = load_config(None, ("run.sample=0.5", "run.start_peers=3", "run.min_peers=3", asked), {})
-        recipe = recipe_of(config)
-        with pytest.raises(UsageError, match="E-RUN-22"):
-            found(built_in(recipe, "stdlib"), settings_of(config, recipe))
+        assert sample_problem(recipe_of(load_config(None, (*half, asked), {})))
+    config = load_config(None, (*half, "sync.overlap=4"), {})
+    with pytest.raises(UsageError, match="E-RUN-22"):
+        found(built_in(recipe_of(config), "stdlib"), settings_of(config, recipe_of(config)))
 
 
 def test_everything_that_a_trust_stands_for_can_be_written_otherwise():

@@ -10,12 +10,15 @@ from collections.abc import Collection, Sequence
 
 from atoll.base.sample import CALL, TURN, credits_after, draw_sample
 
+THOUSAND = 1000
+
 
 class Clients:
     """`sample`: a share of the workers, or how many. `groups`: of each worker; none: each is one by itself."""
 
     def __init__(self, peers: int, sample: float, groups: Sequence[str] = ()) -> None:
-        self.count = max(1, min(peers, sample if isinstance(sample, int) else -int(-sample * peers // 1)))
+        share = round(sample * THOUSAND)  # as genesis has it
+        self.count = max(1, sample if isinstance(sample, int) else -(-share * peers // THOUSAND))
         self.groups = list(groups) or [f"@{peer}" for peer in range(peers)]
         self.credits = [(0, 0)] * peers
         self.drawn: list[int] = []
