@@ -226,10 +226,6 @@ class AttachedTrainer:
     async def stop(self) -> None:
         return  # the loop is not ours to end
 
-    async def _ask(self, command: ToUser, expected: type[T]) -> T:
-        async with self._lock:
-            return await self._turn(command, expected)
-
     async def _turn(self, command: ToUser, expected: type[T]) -> T:
         self.say(command)
         answer = asyncio.ensure_future(self._answers.get())

@@ -659,7 +659,8 @@ class Experiment:
     def state(self) -> Digest | None:
         """What real rounds would name it by; None where they cannot do this, or their members never agree."""
         recipe, trouble = self.recipe, self.trouble
-        apart = self.own_data or recipe.own_anchors or self.layout.counters or self.clients is not None
+        ours = self.clients is not None or recipe.schedule.epochs is not UNSET  # rounds of data of one's own
+        apart = ours or self.own_data or recipe.own_anchors or self.layout.counters
         if apart or swarm_problem(recipe) or trouble != Trouble() or self.steps % recipe.schedule.turn_steps:
             return None
         return state_hash(state_bytes(self.shared(), self.layout))
