@@ -60,9 +60,10 @@ class Inside:
         assignment=None,
         held=(),
         apart=False,
+        batch=0,
     ) -> Trained:
         self.jobs += 1
-        named = steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart
+        named = steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart, batch
         return self.ask(Train(self.jobs, *named))
 
     def cancel(self) -> None:

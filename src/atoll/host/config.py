@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from atoll.base.effort import Batches, Effort
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
@@ -69,7 +70,7 @@ def recipe_of(config: Config) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
     from atoll.learn.inner import tuned
     from atoll.learn.methods import METHODS
-    from atoll.learn.recipes import demo_recipe, in_swarm, overlapping
+    from atoll.learn.recipes import demo_recipe, in_swarm, over_tokens, overlapping
 
     train, sync = config.train, config.sync
     schedule = config.run.rounds if config.run.rounds is not None else None
@@ -106,6 +107,8 @@ def recipe_of(config: Config) -> Recipe:
             recipe = replace(recipe, inner=tuned(recipe.inner, **numbers))
     except ValueError as why:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
+    if train.total_tokens:
+        recipe = over_tokens(recipe, train.total_tokens)
     if sync.error_feedback is not None:
         recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
     return _accepting(recipe, sync)
@@ -187,8 +190,25 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
             beat_s=run.beat,
             committee=UNSET if run.trust == "private" else COMMITTEE_MOST,
             window_min_s=UNSET if consensus.timeout_min >= consensus.timeout else consensus.timeout_min / 5,
+            effort=_effort(config, recipe),
         ),
     )
+
+
+def _effort(config: Config, recipe: Recipe) -> Effort | UnsetType:
+    """What of a round's work follows the run, if anything does."""
+    train = config.train
+    batches = Batches(train.target_loss, train.batch_min, train.batch_max) if train.adaptive_batching else UNSET
+    effort = Effort(
+        recipe.batch,
+        train_s=train.round_time or UNSET,
+        samples=train.target_samples or UNSET,
+        steps_min=train.inner_steps_min,
+        by_loss=train.adaptive_steps or UNSET,
+        batches=batches,
+        bounded=bool(train.total_tokens) or UNSET,
+    )
+    return UNSET if effort == Effort(recipe.batch) else effort
 
 
 def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:

@@ -305,7 +305,7 @@ class Island:
         before, earlier = self._find(work.before), self._find(work.back_to)
         if before is None or earlier is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        samples = work.steps * self._learning.recipe.batch * work.shards
+        samples = work.steps * (work.batch or self._learning.recipe.batch) * work.shards
         return Advanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
 
     # ---- what was agreed -----------------------------------------------------------------------------------

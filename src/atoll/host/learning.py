@@ -6,6 +6,7 @@ import msgspec
 import torch
 from msgspec import UNSET, UnsetType
 
+from atoll.base.effort import Effort
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
@@ -24,7 +25,7 @@ from atoll.learn.schedule import fragments_of, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
 from atoll.learn.update import Common
-from atoll.node.settings import RunSettings, acceptance_problem
+from atoll.node.settings import RunSettings, acceptance_problem, pacing_problem
 from atoll.node.topology import parts_planned
 from atoll.policy.openings import Terms
 from atoll.policy.plan import Acceptance
@@ -64,6 +65,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's updates cannot be scored: {problem}")
     if settings.apart_terms is not None and (problem := apart_problem(learning.recipe)):
         raise PeerFault("", f"members of this run cannot train apart: {problem}")
+    if problem := effort_misfit(learning.recipe, settings.round.effort):
+        raise PeerFault("", f"rounds of this run cannot follow it: {problem}")
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
         raise PeerFault("", "this run validates on other sets of data than it names")
     if (terms := settings.opened) is not None:
@@ -73,6 +76,34 @@ def decode_learning(settings: RunSettings) -> Learning:
         if terms.leaf_bytes != Cut(codec_named(coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
+
+
+def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
+    """Why rounds under this recipe cannot ask for this; empty if they can."""
+    schedule = recipe.schedule
+    bounded = effort is not UNSET and effort.bounded is True
+    if bounded != (schedule.total_tokens is not UNSET):
+        return "its recipe has rates follow what was learned, and nothing bounds what one member says it learned"
+    if effort is UNSET:
+        return ""
+    if recipe.model == ATTACHED:
+        return "steps and batches are the business of its members' own loops"
+    if effort.batch != recipe.batch:
+        return f"it begins with batches of {effort.batch}, and its recipe with {recipe.batch}"
+    changing, growing = effort.samples is not UNSET or effort.by_loss is True, effort.batches is not UNSET
+    if (changing or effort.train_s is not UNSET) and (
+        isinstance(recipe.inner, Accumulate) or schedule.turn_steps < 2
+    ):
+        return "every step is a round, which can be neither longer nor shorter"
+    if (changing or growing) and recipe.own_anchors:
+        return "trainers run on for a whole round before they know what the next one asks for"
+    if changing and schedule.overlap and effort.steps_min <= schedule.overlap:
+        return f"an overlap of {schedule.overlap} steps needs rounds of more (train.inner_steps_min)"
+    if growing and schedule.overlap:
+        return "steps that are taken ahead have the batch of the round before"
+    if growing and recipe.reducer.quorum:
+        return "steps that a round went on without have the batch of the round before"
+    return ""
 
 
 def apart_problem(recipe: Recipe) -> str:
@@ -246,6 +277,13 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             f"updates of this run cannot be scored: {problem}",
             cause="run.score_rate asks for scores, and a scorer looks at the loss along another's update",
             fix="write run.score_rate = 0, or train a built-in model with the recipe diloco",
+        )
+    if problem := effort_misfit(beginning.recipe, settings.round.effort) or pacing_problem(settings):
+        raise UsageError(
+            "E-RUN-22",
+            f"rounds of this run cannot follow it: {problem}",
+            cause="train.round_time, target_samples, adaptive_steps, adaptive_batching or total_tokens asks for it",
+            fix="leave those keys out, or choose the recipe diloco with sync.overlap = 0 and sync.quorum = 0",
         )
     if settings.apart_terms is not None and (problem := apart_problem(beginning.recipe)):
         raise UsageError(

@@ -9,6 +9,11 @@ With villains (learn/villains), and owners that withstand them:
     two = Trouble(villains={6: "sign flip", 7: "sign flip"})
     atoll.experiment(diloco(rounds=30), peers=8, statistic="robust", trouble=two)
 
+With batches that follow the loss (base/effort.py), and rates that follow what was learned (learn/horizon.py):
+
+    grows = Effort(batch=4, batches=Batches(target_loss=2.0, least=2, most=32))
+    atoll.experiment(over_tokens(diloco(rounds=30), 2_000_000), effort=grows)
+
 The arithmetic is that of real rounds: updates are encoded under error feedback, part owners decode, combine and
 encode the answer (`learn/combine`), everybody decodes it, takes the outer step and merges; so the loss of the way
 back is in the result. Where real rounds can run a recipe, and nothing goes wrong in them, `Outcome.state` is to be
@@ -28,6 +33,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from atoll.base.effort import Batches, Effort
 from atoll.base.ids import Digest
 from atoll.keys.digest import digest
 from atoll.learn.codec import Codec
@@ -51,7 +57,9 @@ from atoll.learn.reducer import (
     reduced,
     weight_of,
 )
-from atoll.learn.schedule import due, fragments_of, phase_at
+from atoll.learn.rhythm import Rhythm
+from atoll.learn.rhythm import misfit as rhythm_misfit
+from atoll.learn.schedule import fragments_of, phase_at
 from atoll.learn.state import SharedState, state_bytes, state_hash
 from atoll.learn.traffic import Traffic
 from atoll.learn.trouble import Absence, Trouble, check_trouble
@@ -71,6 +79,7 @@ class Round:
     train_loss: float  # mean of the steps since the rounds before
     upload_bytes: float
     download_bytes: float
+    batch: int = 0  # samples of its steps
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class Flight:
     fragment: int
     lo: int
     hi: int
-    begun: int  # steps of the run before its turn: what the outer step's rate and momentum go by, as in real rounds
+    begun: int  # step of the run before its turn: what the outer step's rate and momentum go by, as in real rounds
     lands_at: int
     sent: dict[int, Tensor]  # member -> its live parameters as they were sent
     combined: dict[int, Tensor] = field(default_factory=dict)  # anchor -> update
@@ -114,6 +123,7 @@ def experiment(
     steps: int | None = None,
     statistic: Statistic | None = None,
     trouble: Trouble | None = None,
+    effort: Effort | None = None,
     evaluate_every: int = 0,
     samples: int = 2048,
     order: Sequence[int] | None = None,
@@ -125,8 +135,10 @@ def experiment(
     `data`: "stdlib", a path or samples that all members share out among them, or a list of every member's own,
     which nobody else sees (federated); what the first holds out then judges the model.
     `steps` overrides the recipe's length, and its learning rate then falls over those; `statistic` overrides what
-    its reducer makes of the rows. `samples` of the validation data are looked at, at the end and every
-    `evaluate_every` steps (0: only at the end). `order` is that in which owners add up rows, which decides the last
+    its reducer makes of the rows. With an `effort` rounds are as long, and batches as large, as it has them; its
+    `train_s` needs nothing here: every round lasts as many steps of the run's clock, of which the slow (`trouble`)
+    take fewer. `samples` of the validation data are looked at, at the end and every `evaluate_every` steps (0: only
+    at the end). `order` is that in which owners add up rows, which decides the last
     bits: peers are numbered as they get their shares of the data, in a real run in the order in which they joined,
     but their rows are added up in the order of their ids. ValueError if the recipe cannot be run.
     """
@@ -147,6 +159,8 @@ def experiment(
     check_trouble(trouble or Trouble(), peers)
     if order is not None and sorted(order) != list(range(peers)):
         raise ValueError(f"order names each of the peers 0 … {peers - 1} once, not {list(order)}")
+    if effort is not None and (problem := rhythm_misfit(effort, recipe)):
+        raise ValueError(f"rounds of this recipe cannot follow the run: {problem}")
     own = recipe.own_anchors or recipe.reducer.group == "one" or recipe.merge == "swap"
     if own and trouble and trouble.villains:
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
@@ -162,7 +176,8 @@ def experiment(
                 raise ValueError(problem)
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
-    run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss, order)
+    steps = steps or recipe.schedule.steps
+    run = Experiment(recipe, model, found, peers, steps, trouble or Trouble(), loss, order, effort)
     return run.whole(evaluate_every, samples, progress)
 
 
@@ -188,9 +203,11 @@ class Experiment:
         trouble: Trouble,
         loss: Loss,
         order: Sequence[int] | None = None,
+        effort: Effort | None = None,
     ) -> None:
         self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss
         self.order = range(peers) if order is None else order
+        self.rhythm = Rhythm(recipe, steps, peers, effort)
         self.own_data = own = isinstance(data, list)
         self.held_out = data[0] if own else data
         # worker -> its data, which of how many shares of them are its own
@@ -252,9 +269,12 @@ class Experiment:
         self.now += 1
         known = len(self.history)
         self._come_and_go(self.now)
+        self.rhythm.go_on(len(self.present))
         for peer in self.present:
             if self.trouble.takes_step(peer, self.now):
-                self.workers[peer].train(self.recipe, self.shares[peer], self.now - 1, self.loss)
+                rhythm, share = self.rhythm, self.shares[peer]
+                self.workers[peer].train(rhythm.recipe, share, rhythm.rate_step(self.now - 1), self.loss)
+                rhythm.took(peer)
         if self.now == self.steps:
             self._close()
         else:
@@ -269,6 +289,7 @@ class Experiment:
                 if self.recipe.own_anchors and self.present:  # it takes another's: its own is old
                     self.anchors[peer].copy_(self.anchors[self.present[0]])
                 self.workers[peer].begin_again(self._anchor_of(peer))
+                self.rhythm.came(peer)
         self.present = present
 
     def _synchronise(self, step: int) -> None:
@@ -277,7 +298,7 @@ class Experiment:
             for peer in self.present:
                 self._alone(peer, step)
             return
-        for fragment in due(self.recipe.schedule, step, self.steps):
+        for fragment in self.rhythm.due(step):
             for old in [f for f in self.flights if f.fragment == fragment and reducer.own == "sent"]:
                 self._apply(old)
             flight = self._launch(fragment, step, self._coding(step))
@@ -355,7 +376,7 @@ class Experiment:
         rows = [p for p in self.order if p in counted]
         waits = self.recipe.schedule.overlap == 0 or step == self.steps
         _, phase = phase_at(self.recipe.schedule, step, self.steps)
-        begun = max(0, step - phase.inner_steps // len(self.fragments))
+        begun = self.rhythm.outer_step(max(0, step - phase.inner_steps // len(self.fragments)))
         flight = Flight(fragment, lo, hi, begun, step if waits else step + closes, {})
         for peer in members:
             flight.sent[peer] = self.workers[peer].x_F[lo:hi].clone()
@@ -528,7 +549,7 @@ class Experiment:
     def _average_moments(self, step: int) -> None:
         """DES-LOC: the inner optimizer's moments are averaged now and then, too."""
         rounds = sum(one.fragment == 0 for one in self.history)
-        if not due(self.recipe.schedule, step, self.steps) or not self.present:
+        if not any(self.recipe.schedule.moments) or not self.rhythm.due(step) or not self.present:
             return
         for index, every in enumerate(self.recipe.schedule.moments):
             if every and rounds % every == 0:
@@ -585,12 +606,15 @@ class Experiment:
 
     def _written(self, flight: Flight, step: int, members: list[int], counted: list[int]) -> None:
         losses = [loss for peer in members for loss in self.workers[peer].losses]
+        batch = self.rhythm.recipe.batch
+        self.rhythm.closed(step, members, {peer: tuple(self.workers[peer].losses) for peer in counted})
         for peer in members:
             self.workers[peer].losses = []
         if losses:
             self.train_loss = sum(losses) / len(losses)
         bytes_up, bytes_down = self.traffic.upload_bytes, self.traffic.download_bytes
-        one = Round(step, flight.fragment, tuple(members), tuple(counted), self.train_loss, bytes_up, bytes_down)
+        who = tuple(members), tuple(counted)
+        one = Round(step, flight.fragment, *who, self.train_loss, bytes_up, bytes_down, batch)
         self.history.append(one)
 
     def _check_finite(self, anchor: Tensor, step: int) -> None:
@@ -609,6 +633,8 @@ class Experiment:
         recipe, turns = self.recipe, len(self.history)
         steps = turns * recipe.schedule.turn_steps
         samples = steps * recipe.batch * len(self.workers)
+        if self.rhythm.effort is not None:
+            steps, samples = self.now, self.rhythm.dealt
         tokens = samples * recipe.seq_len
         inner = self.outers[0][0].inner
         moments = (self.momentum_P, None) if inner is None else (inner.first_P, inner.second_P)
@@ -619,7 +645,8 @@ class Experiment:
         """What real rounds would name it by; None where they cannot do this, or their members never agree."""
         recipe, trouble = self.recipe, self.trouble
         apart = self.own_data or recipe.own_anchors or self.layout.counters
-        if apart or swarm_problem(recipe) or trouble != Trouble() or self.steps % recipe.schedule.turn_steps:
+        whole = self.steps % recipe.schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
+        if apart or swarm_problem(recipe) or trouble != Trouble() or not whole:
             return None
         return state_hash(state_bytes(self.shared(), self.layout))
 
@@ -633,4 +660,4 @@ class Experiment:
         return sum(loss * size for loss, size in losses) / sum(size for _, size in losses)
 
 
-__all__ = ["Absence", "Experiment", "Outcome", "Round", "Trouble", "experiment"]
+__all__ = ["Absence", "Batches", "Effort", "Experiment", "Outcome", "Round", "Trouble", "experiment"]

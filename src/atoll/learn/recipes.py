@@ -172,6 +172,13 @@ def lasting(recipe: Recipe, steps: int) -> Recipe:
     )
 
 
+def over_tokens(recipe: Recipe, total: int) -> Recipe:
+    """The same, but rates fall over so many tokens of all members together (learn/horizon.py), not over steps."""
+    if total < 1:
+        raise ValueError(f"rates cannot fall over {total} tokens")
+    return msgspec.structs.replace(recipe, schedule=msgspec.structs.replace(recipe.schedule, total_tokens=total))
+
+
 def nesterov_for(
     rounds: int, lr: float, momentum: float | None = None, floor: float = 1.0, settle: float = 0.0
 ) -> Nesterov:

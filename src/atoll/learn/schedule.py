@@ -9,8 +9,10 @@ round of its own (`turn_of`), and the overlap is what a trainer goes on at most 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Annotated
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from atoll.learn.layout import Layout
 from atoll.learn.update import Bounds
@@ -35,6 +37,8 @@ class Schedule(msgspec.Struct, frozen=True):
     phases: tuple[Phase, ...] = ()
     closing: str = ""  # codec of one last average of live parameters, both ways; empty: the last round is like all
     moments: tuple[int, int] = (0, 0)  # rounds between averages of AdamW's moments (first, second); 0: never
+    total_tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**62)] | UnsetType = UNSET
+    """Of all members, over which rates fall as they would over `steps`: horizon.py. Left out: over steps."""
 
     @property
     def steps(self) -> int:

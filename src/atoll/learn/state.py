@@ -35,9 +35,9 @@ class SharedState:
     momentum_P: Tensor  # outer momentum; buffers have none
     counters_K: Tensor  # integer buffers, int64
     round: int = 0  # rounds that made it
-    steps: int = 0  # inner steps of one worker since the beginning: the position of the learning-rate schedule
+    steps: int = 0  # inner steps of one worker since the beginning: the position of rates without a horizon
     samples: int = 0  # samples handed out to all workers: the position in the data
-    tokens: int = 0  # tokens all workers learned from
+    tokens: int = 0  # tokens all workers learned from: the position of rates with one
     second_P: Tensor | None = None  # AdamW's mean of squares, from its first step on; momentum is its other one
 
 
@@ -84,13 +84,16 @@ def moved_by(
     counters: Sequence[Sequence[int]] = (),
     turn: tuple[int, int] | None = None,
     agreement_N: Tensor | float = 1.0,
+    step: int | None = None,
 ) -> SharedState:
     """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
 
     Only the stretch `turn` moves (None: everything), by `combined_N`; the momentum outside rests, too. `counters`
     are the contributors' integer buffers. `steps`, `samples` and `tokens` are what the round adds.
+    `step`: of the run, whose outer rate holds; None: as many as the state has.
     """
     lo, hi = turn or (0, len(state.anchor_F))
+    step = state.steps if step is None else step
     end = max(lo, min(hi, len(state.momentum_P)))  # of the parameters in it; buffers follow
     before_N, momentum_N = state.anchor_F[lo:end], state.momentum_P[lo:end]
     agreed_N = agreement_N if isinstance(agreement_N, float) else agreement_N[: end - lo]
@@ -99,10 +102,10 @@ def moved_by(
         assert turn is None, "it works on whole models"
         squares_P = torch.zeros_like(momentum_N) if second_P is None else second_P
         anchor_N, momentum_N, second_P = adamw_step(
-            outer, before_N, momentum_N, squares_P, given_N, state.steps, state.round
+            outer, before_N, momentum_N, squares_P, given_N, step, state.round
         )
     else:
-        anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, given_N, state.steps, agreed_N)
+        anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, given_N, step, agreed_N)
     buffers = state.anchor_F[end:hi] - combined_N[end - lo :]
     counters_K = state.counters_K
     for row in counters:

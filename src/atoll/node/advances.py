@@ -49,6 +49,7 @@ class Advances:
             step.samples,
             len(plan.trainers),
             self.ground.shares,
+            plan.batch,
         )
         return [Ask(self._job(step), work)]
 

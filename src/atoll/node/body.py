@@ -13,6 +13,7 @@ from statistics import median
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from atoll.base.effort import Reached, reached_after
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
@@ -95,6 +96,7 @@ def write_body(
         weighing=UNSET if weighing is None else weighing,
         window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()]),
         reputation=_scores(ground, members, answers, {p: c for p, (c, _) in chosen.items()}, opened),
+        effort=_effort(ground, {p: c for p, (c, _) in chosen.items()}, kept),
     )
 
 
@@ -208,6 +210,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "its metrics do not follow from its commitments"
     if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values())):
         return "the window of the next round does not follow from how long it took"
+    if body.effort != _effort(ground, commits, body.reports):
+        return "what it asks of the next round does not follow from its losses"
     if not ground.words_lost and body.reputation != _scores(ground, body.members, answers, commits, opened):
         return "its reputations do not follow from what it shows of its members"
     return None
@@ -305,6 +309,18 @@ def _window(
     training_s = median(c.steps_now * c.step_s for c in commits)
     shown = Shown(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
+
+
+def _effort(ground: Ground, commits: Mapping[PeerId, Commit], reports: Sequence[Signed]) -> Reached | UnsetType:
+    """What the next round goes by, where that follows losses: of settled members. A state that the run goes back
+    behind shows nothing."""
+    settings, before = ground.plan.settings, ground.parent.effort
+    if settings.effort is UNSET:
+        return UNSET
+    losses = [c.loss for peer, c in commits.items() if peer not in ground.weightless]
+    if first_of(amends_in(reports)) is not None:
+        losses = []
+    return reached_after(settings.effort, settings.inner_steps, before, losses)
 
 
 def _answered(signed: Signed | None) -> Answered | None:

@@ -48,7 +48,7 @@ def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
         return 0
     if not ground.reputed or ground.statistic != "mean":
         return samples
-    return ground.influence[peer] * max(0, min(steps, ground.plan.settings.inner_steps))
+    return ground.influence[peer] * max(0, min(steps, ground.plan.steps))
 
 
 def late_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:

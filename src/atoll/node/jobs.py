@@ -24,6 +24,7 @@ class Train(msgspec.Struct, frozen=True):
     seconds_max: Seconds
     shard: int
     shards: int
+    batch: int = 0  # samples of a step; 0: as the recipe has it, here and below
 
 
 class HandOver(msgspec.Struct, frozen=True):
@@ -86,6 +87,7 @@ class Advance(msgspec.Struct, frozen=True):
     samples: int  # that all contributors learned from
     shards: int  # workers that the data was handed out to
     shares: tuple[int, ...] = ()  # relative sizes of the parts
+    batch: int = 0
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -120,6 +122,7 @@ class GoBack(msgspec.Struct, frozen=True):
     back_to: Digest
     steps: int  # inner steps of one worker in this round
     shards: int  # workers that the data was handed out to
+    batch: int = 0
 
 
 class FindState(msgspec.Struct, frozen=True):
@@ -224,6 +227,7 @@ class Score(msgspec.Struct, frozen=True):
     steps_max: int  # that were assigned
     root: Digest  # of its encoded parts, as committed
     drawn: Digest  # by the vertex that closed the round: which samples are looked at
+    batch: int = 0
 
 
 class Fell(msgspec.Struct, frozen=True):
@@ -262,6 +266,7 @@ class Judge(msgspec.Struct, frozen=True):
     claim: Digest  # as committed
     last_claim: Digest | None  # of the last of its rounds that was counted; None: there was none
     last_whole: bool  # every part of that round counted it
+    batch: int = 0
 
 
 class Judged(msgspec.Struct, frozen=True):

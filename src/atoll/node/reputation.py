@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median_low
 
 from msgspec import UNSET
 
@@ -72,12 +73,13 @@ def conduct_in(
     done = Counter(owner for owner, answered in given if answered.owner_index == 0)
     belief = beliefs({peer: units_of(commits[peer].loss) for peer in settled if peer in commits})
     leaving = {r.by for r in reports if isinstance(r.statement, Leave)}
+    assigned = _assigned(plan, [commits[peer].steps_now for peer in settled if peer in commits])
     return {
         peer: Conduct(
             counted=counted[peer],
             answered=len(given),
             steps=commits[peer].steps_now if peer in commits else 0,
-            assigned=plan.settings.inner_steps,
+            assigned=assigned,
             belief=belief.get(peer, 0),
             duties=duties[peer],
             done=done[peer],
@@ -85,6 +87,14 @@ def conduct_in(
         for peer in settled
         if peer in commits or peer not in leaving
     }
+
+
+def _assigned(plan: RoundPlan, taken: Sequence[int]) -> int:
+    """Steps that are the whole of a round. Where its time ends it, what the median member managed in it."""
+    effort = plan.settings.effort
+    if effort is UNSET or effort.train_s is UNSET or not taken:
+        return plan.steps
+    return max(1, min(plan.steps, median_low(taken)))
 
 
 def _settled(plan: RoundPlan) -> list[PeerId]:

@@ -66,7 +66,6 @@ from atoll.node.my_update import MyUpdate
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial, named_in, opened, step_of, trial_of
-from atoll.policy.plan import HAND_OVER_S
 from atoll.policy.trust import Strikes
 from atoll.policy.windows import patience_shown
 from atoll.protocol.consensus.door import Door
@@ -292,8 +291,8 @@ class Round:
             effects += self.agreement.close_view(self._last_view(self.attempt - 1))
         if self.trains:
             index, count = self.plan.shard(self.me)
-            time_s = max(0.0, self.timing.times(self.attempt).train_until - now - HAND_OVER_S)
-            work = Train(self.plan.round, self.plan.settings.inner_steps, time_s, index, count)
+            time_s = self.timing.train_s_of(self.attempt, now)
+            work = Train(self.plan.round, self.plan.steps, time_s, index, count, self.plan.batch)
             effects.append(Ask(f"round/{self.plan.round}/train", work))
         return [*effects, *self._begin_attempt(now), *self.agreement.begin()]
 
@@ -486,7 +485,7 @@ class Round:
         commits = self.committed.now.of
         if self.view is None or not (named := named_in(self.view)) <= commits.keys():
             return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
-        return step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan.settings.inner_steps)
+        return step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan)
 
     # ---- agree ---------------------------------------------------------------------------------------------
 
@@ -509,7 +508,7 @@ class Round:
 
     def _propose_members(self, view: int, now: Seconds) -> list[Effect]:
         """In a round that only assembles them there may be news, or none."""
-        parent, step = self.ground.parent, step_of((), (), self.plan.settings.inner_steps)
+        parent, step = self.ground.parent, step_of((), (), self.plan)
         back = self._wanted_back(step)
         state = parent.state if back is None else self.back.state(step, back[1])
         if state is None:
@@ -560,7 +559,7 @@ class Round:
         wrong = check_body(self.ground, self.notary, body, now)
         if wrong is not None:
             return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
-        trial = self.trials.setdefault(vertex_id(raw), trial_of(raw, self.plan.settings.inner_steps))
+        trial = self.trials.setdefault(vertex_id(raw), trial_of(raw, self.plan))
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
         if self.reduce is not None and body.attempt == self.attempt:
             weighing = None if body.weighing is UNSET else body.weighing
@@ -844,7 +843,7 @@ class Round:
         self.final = vertex
         self.patience.decided(now)
         key = vertex_id(vertex.body)
-        trial = self.trials.setdefault(key, trial_of(vertex.body, self.plan.settings.inner_steps))
+        trial = self.trials.setdefault(key, trial_of(vertex.body, self.plan))
         trial.final = True
         return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(key, trial, now)]
 

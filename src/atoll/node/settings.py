@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from atoll.base.effort import effort_problem
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
 from atoll.policy.apart import Apart
@@ -122,6 +123,18 @@ def acceptance_problem(settings: RunSettings) -> str:
     return ""
 
 
+def pacing_problem(settings: RunSettings) -> str:
+    """What of these stands against rounds whose work follows the run; empty if nothing does."""
+    effort = settings.round.effort
+    if effort is msgspec.UNSET:
+        return ""
+    if effort.batches is not msgspec.UNSET and settings.apart_terms is not None:
+        return "members train apart, in batches of a size that the others have left behind"
+    if effort.batches is not msgspec.UNSET and settings.round.acceptance is not msgspec.UNSET:
+        return "rounds go on without the slow, whose steps then have batches of two sizes"
+    return effort_problem(effort, settings.round.inner_steps)
+
+
 def encode_settings(settings: RunSettings) -> bytes:
     return msgspec.msgpack.encode(settings, order="deterministic")
 
@@ -147,6 +160,8 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault(
                 "", "genesis has rounds go on without the slow and members train apart: steps would get lost"
             )
+        if problem := pacing_problem(settings):
+            raise PeerFault("", f"genesis has the work of rounds follow the run, but {problem}")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None

@@ -320,7 +320,7 @@ class Island:
             self.steps_done = self.chain.taken[work.round] = steps
         loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
         since = self.steps_done if self.knobs.carries else steps
-        return Trained(since, self.steps_done * BATCH, loss, self.knobs.step_s)
+        return Trained(since, self.steps_done * (work.batch or BATCH), loss, self.knobs.step_s)
 
     def _part(self, work: Encode, index: int) -> Payload:
         name = digest(f"{self.me}/{work.round}/{index}/{self.draw.random()}".encode())

@@ -146,7 +146,39 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Outer Nesterov momentum. With the recipe: 0.5 up to 50 rounds, 0.7 up to 100, then 0.8."
     ),
     "train.seed": "Of the first weights and of the order of the data.",
-    "train.adaptive_batching": "Let the batch follow the measured speed. Not yet: keep false.",
+    "train.round_time": (
+        "Rounds in minutes: a member trains for so long, or until it has taken train.inner_steps, whichever comes "
+        'first; "38min" (INTELLECT-1, arXiv 2412.01152). The slow take fewer steps and weigh less. Counts from '
+        "the second round on: the first lasts run.first_train at most, while trainers start. 0: steps alone end a "
+        "round. At most run.train_max. Set train.total_tokens too: rates by steps would follow the fastest member."
+    ),
+    "train.total_tokens": (
+        "Tokens that all members together learn from until the learning rates are at their end (a picture counts "
+        "train.seq_len). Rates then follow what vertices say was learned, whoever comes, goes or is slow; "
+        "train.warmup_steps count as that share of run.rounds x train.inner_steps. Does not end the run: "
+        "run.rounds does. 0: rates fall over steps."
+    ),
+    "train.target_samples": (
+        "Samples that a round learns from, about, however many members there are: with twice as many each takes "
+        "half the steps, between train.inner_steps_min and train.inner_steps. 0: each takes train.inner_steps. Set "
+        "train.total_tokens too, or rates fall by what one member takes."
+    ),
+    "train.adaptive_steps": (
+        "Let rounds shorten as the loss falls: train.inner_steps times the square root of the last round's loss "
+        "over the first one's (AdaComm, arXiv 1810.08313), at least train.inner_steps_min. Of the median member, "
+        "as vertices hold it."
+    ),
+    "train.inner_steps_min": (
+        "Steps of a round, at the least, with train.target_samples or train.adaptive_steps. More than sync.overlap."
+    ),
+    "train.adaptive_batching": (
+        "Let the batch follow the loss: x 1.2 after a round whose loss is above 1.1 x train.target_loss, x 0.8 "
+        "below 0.9 x, from train.batch on, the same at all members. Rates stay as they are. Not with sync.overlap, "
+        "sync.quorum or sync.apart."
+    ),
+    "train.target_loss": "Of train.adaptive_batching: nats, training loss as atoll status shows it. 0: none.",
+    "train.batch_min": "Samples of a step, at the least, with train.adaptive_batching.",
+    "train.batch_max": "The same, at the most: what the member with the least memory can hold.",
     "sync.up": (
         'Codec from a member to the owner of a part: "fp32", "int8", "2bit", "topk+int8+zstd", …; see '
         "specs/codecs.md. Strong ones need error feedback."

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from atoll.base.effort import BATCH_MOST, STEPS_MOST
 from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.presets import Trust
@@ -21,6 +22,7 @@ from atoll.policy.validation import VALIDATE_EVERY_MAX
 DURATION = {"unit": "duration"}
 
 Duration = Annotated[float, Meta(gt=0, extra=DURATION)]  # seconds, or text such as "30 s" and "2h"
+OffOrDuration = Annotated[float, Meta(ge=0, extra=DURATION)]
 Text = Annotated[str, Meta(max_length=64)]
 Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
 Count = Annotated[int, Meta(ge=1)]
@@ -84,7 +86,15 @@ class Train(Section, frozen=True):
     outer_lr: Positive | None = None
     outer_momentum: Share | None = None
     seed: Whole | None = None
+    round_time: OffOrDuration = 0.0
+    total_tokens: Bytes = 0
+    target_samples: Annotated[int, Meta(ge=0, lt=2**40)] = 0
+    adaptive_steps: bool = False
+    inner_steps_min: Annotated[int, Meta(ge=1, le=STEPS_MOST)] = 1
     adaptive_batching: bool = False
+    target_loss: Annotated[float, Meta(ge=0)] = 0.0
+    batch_min: Annotated[int, Meta(ge=1, le=BATCH_MOST)] = 1
+    batch_max: Annotated[int, Meta(ge=1, le=BATCH_MOST)] = 64
 
 
 class Sync(Section, frozen=True):

@@ -22,7 +22,6 @@ EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what 
     *("noloco", "sparta", "des_loc", "delayed_nesterov"),
 )
 NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
-    "train.adaptive_batching": "batches do not follow the measured speed yet",
     "sync.pipeline_depth": "the transport decides how many pieces are on their way",
     "network.enable_nat_traversal": "give an address that others can dial: network.announce_addresses",
     "network.enable_relay": "give an address that others can dial: network.announce_addresses",
@@ -107,6 +106,7 @@ def _check_sense(config: Config) -> None:
                 f"{key} = {value} changes nothing: no codec of this run asks for it",
                 fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
             )
+    _check_effort(config)
     if config.sync.apart == "wait" and config.sync.apart_rounds != default_of("sync.apart_rounds"):
         raise UsageError(
             "E-CFG-10",
@@ -138,6 +138,7 @@ def _check_sense(config: Config) -> None:
     for small, large, low, high in (
         ("run.min_peers", "run.start_peers", run.min_peers, run.start_peers),
         ("run.first_train", "run.train_max", run.first_train, run.train_max),
+        ("train.round_time", "run.train_max", config.train.round_time, run.train_max),
         ("3 x run.beat", "run.suspect", 3 * run.beat, run.suspect),
         ("run.suspect", "a fifth of consensus.timeout", run.suspect, consensus.timeout / 5),
     ):
@@ -147,6 +148,49 @@ def _check_sense(config: Config) -> None:
                 f"{small} ({low:g}) must not be more than {large} ({high:g})",
                 fix=f"lower {small.split(' x ')[-1]} or raise {large.rsplit(' ', 1)[-1]}",
             )
+
+
+def _check_effort(config: Config) -> None:
+    """Rounds whose work follows the run. What the recipe makes impossible is found where it is known."""
+    train, sync = config.train, config.sync
+    for keys, needs, used in (
+        (("target_loss", "batch_min", "batch_max"), ("adaptive_batching = true",), train.adaptive_batching),
+        (
+            ("inner_steps_min",),
+            ("adaptive_steps = true", "train.target_samples"),
+            train.adaptive_steps or train.target_samples,
+        ),
+    ):
+        for key in keys:
+            default = default_of(f"train.{key}")
+            if not used and getattr(train, key) != default:
+                raise UsageError(
+                    "E-CFG-10",
+                    f"train.{key} = {toml_text(getattr(train, key))} changes nothing in this run",
+                    fix=f"write train.{' or '.join(needs)}, or leave train.{key} at {toml_text(default)}",
+                )
+    if not train.adaptive_batching:
+        return
+    if not train.target_loss:
+        raise UsageError(
+            "E-CFG-14",
+            "train.adaptive_batching = true has no loss to steer by",
+            cause="the batch grows while the loss is above 1.1 x train.target_loss, and shrinks below 0.9 x",
+            fix="write train.target_loss = 2.0 (nats), or whatever your run should reach",
+        )
+    if train.batch_min > train.batch_max:
+        raise UsageError(
+            "E-CFG-06",
+            f"train.batch_min ({train.batch_min}) must not be more than train.batch_max ({train.batch_max})",
+            fix="lower train.batch_min or raise train.batch_max",
+        )
+    if sync.apart != "wait":
+        raise UsageError(
+            "E-CFG-13",
+            f'sync.apart = "{sync.apart}" cannot work with train.adaptive_batching = true',
+            cause="who is cut off goes on with batches of a size that the others have left behind",
+            fix='write train.adaptive_batching = false, or sync.apart = "wait"',
+        )
 
 
 def _check_protocol(config: Config) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from atoll.base.effort import Reached
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SCORE_ONE
 from atoll.wire.messages.statements import Certificate, Role, Signed, Weighing
@@ -96,6 +97,7 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
         UNSET  # where windows follow the pace: an owner's in the next round, else left out
     )
     reputation: tuple[Score, ...] | UnsetType = UNSET  # where the run has it: of each line of `members`, in order
+    effort: Reached | UnsetType = UNSET  # where a round's work follows losses: what the next one goes by
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):
