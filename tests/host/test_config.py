@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 import atoll.reduce
+from atoll.base.effort import Batches, Effort
 from atoll.base.errors import PeerFault, RefusedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import COMMITTEE_MOST
@@ -25,7 +26,7 @@ from atoll.host.running import Start, run_up
 from atoll.host.store import Store
 from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
-from atoll.learn.recipes import Recipe, diloco, in_swarm, swarm_problem
+from atoll.learn.recipes import Recipe, diloco, in_swarm, over_tokens, swarm_problem
 from atoll.node.body import write_genesis
 from atoll.node.config.about import ABOUT, RECIPE
 from atoll.node.config.meaning import chosen_statistic
@@ -667,3 +668,45 @@ def test_everything_that_a_trust_stands_for_can_be_written_otherwise():
     settings, lacks = trusted(*sets, "run.reputation=false")
     assert (settings.statistic, settings.audited_share, settings.reputed, lacks) == ("mean", 0.0, False, [])
     assert trusted("run.reputation=true")[0].reputed
+
+
+# ---- rounds whose work follows the run ---------------------------------------------------------------------
+
+TARGET = ("train.adaptive_batching=true", "train.target_loss=2.0")
+
+
+def effort_of(*sets: str) -> Effort | UnsetType:
+    config = load_config(None, sets, {})
+    return settings_of(config, recipe_of(config)).round.effort
+
+
+def test_rounds_follow_the_run_where_it_is_written_and_leave_no_byte_elsewhere():
+    """Each key by itself; what trainers need of them stands in the recipe, too."""
+    assert effort_of() is UNSET
+    assert effort_of("train.round_time=38min") == Effort(4, train_s=2280.0)
+    assert effort_of("train.target_samples=4096", "train.inner_steps_min=5") == Effort(4, samples=4096, steps_min=5)
+    assert effort_of("train.adaptive_steps=true") == Effort(4, by_loss=True)
+    assert effort_of(*TARGET, "train.batch=8", "train.batch_max=32") == Effort(8, batches=Batches(2.0, 1, 32))
+    assert effort_of("train.total_tokens=5000000000") == Effort(4, bounded=True)
+    tied = recipe_of(load_config(None, ("train.total_tokens=5000000000",), {}))
+    assert tied == over_tokens(recipe_of(Config()), 5_000_000_000)
+    assert found(built_in(tied, "stdlib"), RunSettings(round=RoundSettings(effort=Effort(4, bounded=True))))
+
+
+@pytest.mark.parametrize(
+    ("sets", "code", "says"),
+    [
+        (("train.adaptive_batching=true",), "E-CFG-14", "no loss to steer by"),
+        (("train.target_loss=2.0",), "E-CFG-10", "train.adaptive_batching = true"),
+        (("train.batch_max=8",), "E-CFG-10", "train.adaptive_batching = true"),
+        (("train.inner_steps_min=4",), "E-CFG-10", "train.target_samples"),
+        ((*TARGET, "train.batch_min=65"), "E-CFG-06", "train.batch_max"),
+        ((*TARGET, MERGED), "E-CFG-13", "left behind"),
+        (("train.round_time=2h",), "E-CFG-06", "run.train_max"),
+        (("train.round_time=soon",), "E-CFG-02", "not a duration"),
+        (("train.total_tokens=-1",), "E-CFG-02", "train.total_tokens"),
+    ],
+)
+def test_what_cannot_follow_the_run_is_refused_with_what_to_write(sets: tuple[str, ...], code: str, says: str):
+    told = trouble(*sets)
+    assert told.code == code and says in str(told) and told.fix

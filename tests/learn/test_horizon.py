@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 import torch
@@ -119,7 +121,7 @@ def test_rounds_learn_from_as_many_samples_whoever_is_here():
 def test_rounds_shorten_as_the_loss_falls():
     done = tried(local_sgd(rounds=6, inner_steps=20, lr=0.02), effort=Effort(4, by_loss=True, steps_min=5))
     ends = [0, *(one.step for one in done.history)]
-    lengths = [after - before for before, after in zip(ends, ends[1:], strict=False)][:-1]
+    lengths = [after - before for before, after in pairwise(ends)][:-1]
     losses = [one.train_loss for one in done.history]
     assert lengths[0] == 20 and min(lengths) >= 5 and losses[-2] < losses[0]
     for length, loss in zip(lengths[1:], losses, strict=False):

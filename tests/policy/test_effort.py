@@ -35,10 +35,8 @@ RULE = Batches(target_loss=2.0, least=2, most=40)
 def body(members: int = 4, step_s: float = 0.5, reached: Reached | None = None, slow: float = 1.0) -> Body:
     """`slow`: the last member takes so many times as long."""
     steps_s = [step_s] * (members - 1) + [step_s * slow]
-    all_here = tuple(
-        Member(PeerId(f"p{i}"), b"", (), "trainer", "member", 0, each_s, "") for i, each_s in enumerate(steps_s)
-    )
-    bare = Body(HEAD, 5, 0, HEAD, 1000.0, PeerId("p0"), (), HEAD, (), all_here, (), (), Metrics(0.0, 0, 0))
+    here = [Member(PeerId(f"p{i}"), b"", (), "trainer", "member", 0, s, "") for i, s in enumerate(steps_s)]
+    bare = Body(HEAD, 5, 0, HEAD, 1000.0, PeerId("p0"), (), HEAD, (), tuple(here), (), (), Metrics(0.0, 0, 0))
     return bare if reached is None else replace(bare, effort=reached)
 
 
@@ -61,7 +59,7 @@ def test_where_genesis_says_nothing_rounds_are_as_ever():
 
 
 def test_a_round_in_minutes_ends_for_everybody_after_them():
-    """100 000 steps of half a second would be most of a day; the window holds ten minutes and what is beside them."""
+    """100 000 steps of half a second are most of a day; the window holds ten minutes and what is beside them."""
     minutes, steps = planned(Effort(4, train_s=600.0), 100_000), planned(Effort(4, samples=10**9), 100_000)
     assert minutes.steps == steps.steps == 100_000
     window_s = minutes.times(0).train_until - minutes.begin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from atoll.base.effort import Reached
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import Manifest
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
@@ -157,6 +158,7 @@ COMPARED_CHECKED = Compared(7, 1, 0, 2, (ALICE, BOB), A, B)
 COMPARISON_CHECKED = Comparison(7, 1, "abcd", SIGNED, bytes(24))
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
 BODY_REPUTED = replace(BODY, reputation=(7750,))
+BODY_ASKING = replace(BODY, effort=Reached(24, 12, 10, 5.5))
 
 OPENED = (  # the same words where blocks of answers are opened
     Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), made_of=B),

@@ -204,6 +204,8 @@ class Progress:
             case "RoundBegan":
                 self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
                 self.topology, self.topology_why = entry["topology"], entry["why"]
+                self.inner_steps = entry.get("steps") or self.inner_steps  # where rounds follow the run they change
+                self.batch = entry.get("batch") or self.batch
             case "Stepped":
                 self.step, self.step_loss = entry["steps"], entry["loss"]
             case "TrainEnded":

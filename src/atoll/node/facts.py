@@ -62,6 +62,8 @@ class RoundBegan(Fact, frozen=True, kw_only=True):
     assembling: bool
     topology: str  # empty while assembling
     why: str  # this one
+    steps: int = 0  # that it asks of each trainer, at most
+    batch: int = 0  # samples of each; 0: as the recipe has it
 
 
 class TrainEnded(Fact, frozen=True, kw_only=True):

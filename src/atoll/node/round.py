@@ -285,7 +285,8 @@ class Round:
         present = tuple(m.peer for m in self.plan.members if m.present)
         topology, why = self.ground.topology, self.ground.why
         name = topology.name if topology is not None else ""
-        began = RoundBegan(members=present, assembling=self.assembling, topology=name, why=why)
+        asked = {"steps": self.plan.steps, "batch": self.plan.batch}
+        began = RoundBegan(members=present, assembling=self.assembling, topology=name, why=why, **asked)
         effects: list[Effect] = [self._report(began)]
         if self.attempt > 0:
             effects += self.agreement.close_view(self._last_view(self.attempt - 1))
