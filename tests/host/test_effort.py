@@ -19,6 +19,7 @@ from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe, over_tokens
 from atoll.learn.state import state_bytes, state_hash
 from atoll.node.jobs import GoBack
+from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 
@@ -79,12 +80,14 @@ def test_batches_and_steps_of_every_round_are_those_of_the_experiment(tmp_path, 
     assert run.rhythm.rate_step(run.now) > 40 and run.now == 48, "the horizon is nearly reached"
 
 
-def test_going_back_hands_out_the_samples_of_the_batch_that_was_asked(tmp_path, book):
+def test_samples_are_counted_by_the_batch_that_was_asked_also_where_the_run_goes_back(tmp_path, book):
     async def tell(members: Members) -> None:
         first = members.state
         members.batch = 5
         await members.play()
         island = members.islands[0]
+        done = await island.do(TrainAsked(1, 12, 600.0, 0, PEERS, 3))
+        assert done.samples == 12 * 3
         back = await island.do(GoBack(1, members.state, first, 12, PEERS, 5))
         assert island.shelf.find(back.state, members.learning.layout).samples == 2 * 12 * 5 * PEERS
 
