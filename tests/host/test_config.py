@@ -693,6 +693,12 @@ def test_rounds_follow_the_run_where_it_is_written_and_leave_no_byte_elsewhere()
     assert found(built_in(tied, "stdlib"), RunSettings(round=RoundSettings(effort=Effort(4, bounded=True))))
 
 
+def test_who_lets_rounds_be_shorter_is_told_what_rates_then_go_by():
+    for sets in (("train.round_time=38min",), ("train.target_samples=99",), ("train.adaptive_steps=true",)):
+        assert any("1500 steps" in text and "train.total_tokens" in text for text in trusted(*sets)[1])
+        assert trusted(*sets, "train.total_tokens=1000000")[1] == []
+
+
 @pytest.mark.parametrize(
     ("sets", "code", "says"),
     [

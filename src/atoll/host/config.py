@@ -245,7 +245,7 @@ def _unopened(recipe: Recipe) -> str:
 
 
 def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
-    """What this run lacks of what its trust stands for, though nobody said that it should; for people."""
+    """What this run lacks of what its config stands for, though nobody said that it should; for people."""
     preset, said = PRESETS[config.run.trust], list[str]()
     if preset.statistics and config.sync.statistic is None and chosen_statistic(config) == "mean":
         least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
@@ -255,6 +255,12 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
         )
     if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(config, recipe, floats)):
         said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
+    train = config.train
+    if (train.round_time or train.target_samples or train.adaptive_steps) and not train.total_tokens:
+        said.append(
+            f"learning rates fall over {recipe.schedule.steps} steps of the longest member, and rounds may be "
+            "shorter; write train.total_tokens to have them follow what is learned"
+        )
     if preset.openings and config.run.openings is None and (why := _unopened(recipe)):
         said.append(f"sums of owners are believed: {why}; write run.openings = 0 to say that this is meant")
     return said

@@ -84,6 +84,8 @@ def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
     bounded = effort is not UNSET and effort.bounded is True
     if bounded != (schedule.total_tokens is not UNSET):
         return "its recipe has rates follow what was learned, and nothing bounds what one member says it learned"
+    if bounded and schedule.steps < 1:
+        return "its recipe has no steps over which rates could fall"
     if effort is UNSET:
         return ""
     if recipe.model == ATTACHED:

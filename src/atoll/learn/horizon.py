@@ -17,12 +17,12 @@ import msgspec
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState
 
+Many = Annotated[int, msgspec.Meta(ge=1)]
+
 
 class Horizon(msgspec.Struct, frozen=True):
-    steps: Annotated[
-        int, msgspec.Meta(ge=1)
-    ]  # nominal, of one worker over the whole run: rates are functions of these
-    tokens: Annotated[int, msgspec.Meta(ge=1)]  # of all workers, over which they are spread
+    steps: Many  # nominal, of one worker over the whole run: rates are functions of these
+    tokens: Many  # of all workers, over which they are spread
 
 
 def horizon_of(recipe: Recipe) -> Horizon | None:

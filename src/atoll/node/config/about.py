@@ -166,7 +166,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "train.adaptive_steps": (
         "Let rounds shorten as the loss falls: train.inner_steps times the square root of the last round's loss "
         "over the first one's (AdaComm, arXiv 1810.08313), at least train.inner_steps_min. Of the median member, "
-        "as vertices hold it."
+        "as vertices hold it. Set train.total_tokens too, or rates stay behind."
     ),
     "train.inner_steps_min": (
         "Steps of a round, at the least, with train.target_samples or train.adaptive_steps. More than sync.overlap."
