@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 import torch
@@ -90,6 +92,33 @@ def test_samples_are_counted_by_the_batch_that_was_asked_also_where_the_run_goes
         assert done.samples == 12 * 3
         back = await island.do(GoBack(1, members.state, first, 12, PEERS, 5))
         assert island.shelf.find(back.state, members.learning.layout).samples == 2 * 12 * 5 * PEERS
+
+    story(tell, Members(tmp_path, recipe_for(PLAIN), book))
+
+
+def test_a_round_in_minutes_counts_them_from_when_its_trainer_runs(tmp_path, book):
+    """However long that took to start; the end of the window comes first where there is less time."""
+
+    async def tell(members: Members) -> None:
+        island, trainer = members.islands[0], members.trainers[0]
+        ready, train = island.live.ready, trainer.train
+        runs, ends = list[float](), list[float]()
+
+        async def starts(learning) -> None:
+            await ready(learning)
+            runs.append(time.monotonic())
+
+        async def trains(steps, **how):
+            ends.append(how["until"])
+            return await train(min(steps, 1), **how)
+
+        island.live.ready, trainer.train = starts, trains
+        begun = time.monotonic()
+        await island.do(TrainAsked(0, 10**6, 9000.0, 0, PEERS, limit_s=600.0))
+        await island.do(TrainAsked(0, 10**6, 9000.0, 0, PEERS))
+        await island.do(TrainAsked(0, 10**6, 60.0, 0, PEERS, limit_s=600.0))
+        assert runs[0] + 600.0 <= ends[0] <= time.monotonic() + 600.0
+        assert ends[1] >= begun + 9000.0 and ends[2] <= runs[2] + 60.0
 
     story(tell, Members(tmp_path, recipe_for(PLAIN), book))
 

@@ -51,7 +51,7 @@ def test_where_genesis_says_nothing_rounds_are_as_ever():
     """Also the bytes of genesis: an effort that is left out stands nowhere in them."""
     plain = plan_round(HEAD, body(), RoundSettings(inner_steps=100))
     assert (plain.steps, plain.batch, plain.samples_most, plain.quota) == (100, 0, None, None)
-    assert plain.train_s_of(0, plain.begin) == plain.times(0).train_until - plain.begin - 1.0
+    assert plain.limit_s is None
     assert b"effort" not in encode_settings(RunSettings())
 
 
@@ -64,9 +64,7 @@ def test_a_round_in_minutes_ends_for_everybody_after_them():
     assert minutes.steps == steps.steps == 100_000
     window_s = minutes.times(0).train_until - minutes.begin
     assert 600.0 < window_s < 620.0 and steps.times(0).train_until - steps.begin == 3600.0
-    for late_s in (0.0, 5.0, 10.0):  # whenever its trainer begins, within the time that votes may take
-        assert minutes.train_s_of(0, minutes.begin + late_s) == 600.0
-    assert minutes.train_s_of(0, minutes.begin + 300.0) == pytest.approx(window_s - 301.0)
+    assert minutes.limit_s == 600.0 and steps.limit_s is None
 
 
 def test_steps_that_are_done_before_the_time_is_over_end_the_round():
@@ -76,9 +74,9 @@ def test_steps_that_are_done_before_the_time_is_over_end_the_round():
 
 
 def test_the_first_round_has_the_time_in_which_trainers_start():
-    """While nobody's speed is known a round of seconds would be over before the first step."""
+    """While nobody's speed is known a window of seconds would be over before the first step."""
     first = planned(Effort(4, train_s=5.0), 100, step_s=0.0)
-    assert first.train_s_of(0, first.begin) == RoundSettings().first_train_s - 1.0
+    assert first.train_s == RoundSettings().first_train_s and first.limit_s == 5.0
 
 
 def test_windows_that_follow_the_pace_know_how_long_training_lasts():

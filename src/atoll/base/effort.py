@@ -42,7 +42,7 @@ class Effort(msgspec.Struct, frozen=True):
     """What of a round's work follows the run; fixed in genesis. Left out: it does not."""
 
     batch: Batch  # samples of a step, of the first round at least
-    train_s: Annotated[Seconds, Meta(gt=0)] | UnsetType = UNSET  # of training in a round, once speeds are known
+    train_s: Annotated[Seconds, Meta(gt=0)] | UnsetType = UNSET  # of training in a round
     samples: Annotated[int, Meta(ge=1, lt=2**40)] | UnsetType = UNSET  # of a round, all members together
     steps_min: Steps = 1  # of a round, where samples or losses decide
     by_loss: bool | UnsetType = UNSET  # steps follow it

@@ -78,6 +78,9 @@ class Live:
                 raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
             try:
                 await self.ready(learning)
+                until = begin + work.seconds_max
+                if work.limit_s is not None:
+                    until = min(until, time.monotonic() + work.limit_s)
                 assert agreed.head is not None
                 schedule, self.members = learning.recipe.schedule, work.shards
                 more: dict[str, Any] = {"batch": work.batch} if work.batch else {}
@@ -90,7 +93,7 @@ class Live:
                     shard=work.shard,
                     shards=work.shards,
                     global_step=position_of(learning.recipe, agreed.head),
-                    until=begin + work.seconds_max,
+                    until=until,
                     ahead=schedule.overlap if self._mine.own is None else schedule.inner_steps,
                     **more,
                 )

@@ -25,6 +25,7 @@ class Train(msgspec.Struct, frozen=True):
     shard: int
     shards: int
     batch: int = 0  # samples of a step; 0: as the recipe has it, here and below
+    limit_s: Seconds | None = None  # of training, from when the trainer runs; None: none
 
 
 class HandOver(msgspec.Struct, frozen=True):

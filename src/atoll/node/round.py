@@ -66,6 +66,7 @@ from atoll.node.my_update import MyUpdate
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Step, Trial, named_in, opened, step_of, trial_of
+from atoll.policy.plan import HAND_OVER_S
 from atoll.policy.trust import Strikes
 from atoll.policy.windows import patience_shown
 from atoll.protocol.consensus.door import Door
@@ -292,8 +293,9 @@ class Round:
             effects += self.agreement.close_view(self._last_view(self.attempt - 1))
         if self.trains:
             index, count = self.plan.shard(self.me)
-            time_s = self.timing.train_s_of(self.attempt, now)
-            work = Train(self.plan.round, self.plan.steps, time_s, index, count, self.plan.batch)
+            time_s = max(0.0, self.timing.times(self.attempt).train_until - now - HAND_OVER_S)
+            plan = self.plan
+            work = Train(plan.round, plan.steps, time_s, index, count, plan.batch, plan.limit_s)
             effects.append(Ask(f"round/{self.plan.round}/train", work))
         return [*effects, *self._begin_attempt(now), *self.agreement.begin()]
 

@@ -132,11 +132,10 @@ class RoundPlan:
         effort = self.settings.effort
         return self.steps * self.batch if effort is not UNSET and effort.bounded is True else None
 
-    def train_s_of(self, attempt: int, now: Seconds) -> Seconds:
-        """How long a trainer that begins now may train."""
-        left_s = max(0.0, self.times(attempt).train_until - now - HAND_OVER_S)
-        limit_s = _limit_s(self.settings, _typical_s(self.members))
-        return left_s if limit_s is None else min(left_s, limit_s)
+    @property
+    def limit_s(self) -> Seconds | None:
+        """Of training, from when a trainer runs; None: its steps and the window end it."""
+        return _limit_s(self.settings)
 
     @property
     def has_clock(self) -> bool:
@@ -306,7 +305,7 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
     if settings.window_min_s is not UNSET:
         agreed_s = settings.owner_s if body.window_s is UNSET else body.window_s
         owner_s = within(agreed_s, settings.window_min_s, settings.owner_s)
-        slowest, limit_s = _slowest_s(body), _limit_s(settings, _typical_s(body.members))
+        slowest, limit_s = _slowest_s(body), _limit_s(settings)
         training_s = (slowest or 0.0) * quota.stretch * quota.steps
         training_s = training_s if limit_s is None else min(training_s, limit_s)
         pace = Pace(_train_s(body, settings, quota, owner_s / settings.owner_s), owner_s, training_s)
@@ -321,7 +320,7 @@ def _train_s(body: Body, settings: RoundSettings, quota: Quota, haste: float) ->
     if slowest is None:
         return min(settings.first_train_s, settings.train_max_s)
     # half as much again: a busy box is not a dead one; and the last combined part reaches the last member late
-    steps_s, limit_s = 1.5 * slowest * quota.steps, _limit_s(settings, slowest)
+    steps_s, limit_s = 1.5 * slowest * quota.steps, _limit_s(settings)
     if quota.stretch > 1.0:
         steps_s *= quota.stretch
     if limit_s is not None:
@@ -331,10 +330,10 @@ def _train_s(body: Body, settings: RoundSettings, quota: Quota, haste: float) ->
     return min(train_s, settings.train_max_s)
 
 
-def _limit_s(settings: RoundSettings, step_s: Seconds | None) -> Seconds | None:
-    """Of training, where genesis counts rounds in minutes. While nobody's speed is known trainers are starting."""
+def _limit_s(settings: RoundSettings) -> Seconds | None:
+    """Where genesis counts rounds in minutes."""
     effort = settings.effort
-    return None if effort is UNSET or effort.train_s is UNSET or step_s is None else effort.train_s
+    return None if effort is UNSET or effort.train_s is UNSET else effort.train_s
 
 
 def _slowest_s(body: Body) -> Seconds | None:

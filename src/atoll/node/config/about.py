@@ -149,7 +149,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "train.round_time": (
         "Rounds in minutes: a member trains for so long, or until it has taken train.inner_steps, whichever comes "
         'first; "38min" (INTELLECT-1, arXiv 2412.01152). The slow take fewer steps and weigh less. Counts from '
-        "the second round on: the first lasts run.first_train at most, while trainers start. 0: steps alone end a "
+        "when a trainer runs; the first round lasts run.first_train at most. 0: steps alone end a "
         "round. At most run.train_max. Set train.total_tokens too: rates by steps would follow the fastest member."
     ),
     "train.total_tokens": (
