@@ -286,8 +286,14 @@ class Round:
         present = tuple(m.peer for m in self.plan.members if m.present)
         topology, why = self.ground.topology, self.ground.why
         name = topology.name if topology is not None else ""
-        asked = {"steps": self.plan.steps, "batch": self.plan.batch}
-        began = RoundBegan(members=present, assembling=self.assembling, topology=name, why=why, **asked)
+        began = RoundBegan(
+            members=present,
+            assembling=self.assembling,
+            topology=name,
+            why=why,
+            steps=self.plan.steps,
+            batch=self.plan.batch,
+        )
         effects: list[Effect] = [self._report(began)]
         if self.attempt > 0:
             effects += self.agreement.close_view(self._last_view(self.attempt - 1))
