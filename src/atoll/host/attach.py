@@ -8,7 +8,8 @@ counted, and a round ends by its time even if steps are skipped.
 
 Promises: the model's tensors stay the same objects, only their values change, inside `optimizer.step()`; the
 optimizer's own state is never touched; the data never leaves this process. If the peer process dies the hook
-raises, it never goes on alone silently. Never sends anything but parameters and buffers of the model.
+raises, it never goes on alone silently. Never sends anything but parameters and buffers of the model, and of
+those only what is exchanged: of a model with frozen parameters only what requires a gradient, or what `only` names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +34,8 @@ from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedE
 from atoll.host.attached import Attach, Closed, Farewell, Over, Told, ToUser, Trouble
 from atoll.host.shared import Mailbox, anonymous
 from atoll.host.trainer.words import LENGTH, Cancel, Carried, Merge, Train, Trained, WriteX
-from atoll.learn.layout import flatten, layout_of, unflatten
+from atoll.learn.exchanged import Base, check_optimizer, exchanged
+from atoll.learn.layout import base_digest, flatten, layout_of, unflatten
 from atoll.learn.merge import merge
 from atoll.learn.recipes import Recipe, own_loop
 
@@ -77,6 +79,8 @@ class Run:
         self.members = 0  # present in the last agreed membership
         self.loss = float("nan")  # mean reported training loss of the last agreed round
         self.done = False  # the run is over; the model holds the agreed parameters
+        self.exchanged = 0  # values that travel: all of the model, or its adapters
+        self.base = ""  # digest of what does not travel; empty where everything does
         self.shard_index, self.shard_count = 0, 1  # this round's slice of the data, for `shard`
         self._process: subprocess.Popen[bytes] | None = None
         self._steps = self._reported = 0  # since the parameters were handed over
@@ -88,16 +92,20 @@ class Run:
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int = 1) -> Run:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int = 1, only: Sequence[str] = ()
+    ) -> Run:
         """Join with this model; returns when the first round begins, the model then holds the agreed parameters.
 
-        `batch` is the number of samples behind one optimizer step: it weighs this peer's update. Raises
-        RefusedError if the model is not the run's, or the ticket's own error.
+        `batch` is the number of samples behind one optimizer step: it weighs this peer's update. Parameters that
+        require no gradient are not exchanged: every member must hold the same ones. `only` names what is exchanged
+        instead, in shell style: `only=["*lora*", "head.*"]`. Raises RefusedError if the model is not the run's,
+        UsageError if nothing could be exchanged, or the ticket's own error.
         """
         if self._process is not None:
             raise UsageError("E-ATT-02", "this run is attached already", fix="call atoll.join again for another")
         self._model, self._optimizer, self._batch = model, optimizer, batch
-        self._layout = layout_of(model)
+        self._choose(only)
         memory = anonymous()
         self._mailbox = Mailbox(memory, self._layout.floats, 0)
         self._give_x()
@@ -116,6 +124,19 @@ class Run:
         if not self.done:
             self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
         return self
+
+    def _choose(self, only: Sequence[str]) -> None:
+        """What of the model travels, and the watch over the rest."""
+        try:
+            going = exchanged(self._model, only)
+            self._layout = layout_of(self._model, only)
+            if self._layout.held:
+                check_optimizer(self._model, going, (p for g in self._optimizer.param_groups for p in g["params"]))
+        except ValueError as why:
+            raise UsageError("E-ATT-05", str(why)) from None
+        self._base = Base(self._model, going, by_name=bool(only))
+        self.exchanged = self._layout.floats
+        self.base = base_digest(self._layout).hex() if self._layout.held else ""
 
     def report(self, loss: float) -> None:
         """Tell the others this step's training loss; optional, shown as the run's loss."""
@@ -178,6 +199,9 @@ class Run:
         return self._steps > 0 and (self._steps >= job.steps or late or self._cancelled >= job.job)
 
     def _hand_over(self, job: Train) -> None:
+        if problem := self._base.problem():
+            self.close()
+            raise UsageError("E-ATT-06", problem)
         sent_F = self._give_x()
         loss = self._loss_sum / self._reported if self._reported else 0.0
         steps, samples, seconds = self._steps, self._steps * self._batch, self._seconds

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import AtollError, RefusedError, RunFailedError
@@ -317,6 +318,27 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
     return beginning, settings
 
 
+def _parting(run: Layout, mine: Layout) -> RefusedError | None:
+    """Why this model cannot take part; None if it can."""
+    text = difference(mine, run)
+    if not text:
+        return None
+    if run.slots == mine.slots and run.base is not UNSET and mine.base is not UNSET:
+        return RefusedError(
+            "E-ATT-07",
+            f"your model's base is not the base of this run (here: yours, there: the run's):\n{text}",
+            cause="another checkpoint or revision, another dtype, or it was trained in the meantime",
+            fix="load the very weights that the founder loaded, before attach; the run sends adapters, never the base",
+        )
+    frozen = {one.name for one in run.held} != {one.name for one in mine.held}
+    return RefusedError(
+        "E-ATT-01",
+        f"your model is not the model of this run (here: yours, there: the run's):\n{text}",
+        fix="build the model as the founder did"
+        + (", freeze the same parameters and pass the same only=" if frozen else ""),
+    )
+
+
 def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:
     match fact:
         case RoundClosed(body=body) if body.parts:
@@ -328,9 +350,8 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
             from atoll.host.learning import decode_learning
 
             assert trainer.layout is not None
-            if parting := difference(decode_learning(settings).layout, trainer.layout):
-                what = f"your model is not the model of this run:\n{parting}"
-                trouble.append(RefusedError("E-ATT-01", what, fix="build the model as the founder did"))
+            if parting := _parting(decode_learning(settings).layout, trainer.layout):
+                trouble.append(parting)
                 over.set()
         case Refused(code=code, what=what, fix=fix):
             trouble.append(RefusedError(code, what, fix=fix))

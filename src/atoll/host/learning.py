@@ -114,7 +114,8 @@ def size_problem(recipe: Recipe, layout: Layout) -> str:
         return str(why)
     if smallest >= least:
         return ""
-    what = "the model" if recipe.schedule.fragments == 1 else "a fragment of the model"
+    what = "what is exchanged" if layout.held else "the model"
+    what = what if recipe.schedule.fragments == 1 else f"a fragment of {what}"
     return f"{what} has only {smallest} values; a run needs at least {least}"
 
 
@@ -231,7 +232,8 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
         )
     if problem := size_problem(beginning.recipe, layout):
         few = beginning.recipe.schedule.fragments == 1
-        fix = "choose a larger model" if few else "choose a larger model, or fewer sync.fragments"
+        larger = "adapters of a higher rank, or of more layers" if layout.held else "a larger model"
+        fix = f"choose {larger}" if few else f"choose {larger}, or fewer sync.fragments"
         raise UsageError("E-RUN-01", problem, fix=fix)
     if settings.audited_share and (problem := recipe_problem(beginning.recipe, layout.floats)):
         raise UsageError(

@@ -33,6 +33,7 @@ from atoll.keys.digest import digest
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
 from atoll.learn.data import Data, Images, Text, load_data, validation
+from atoll.learn.exchanged import exchanged
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model, misfit
@@ -117,6 +118,7 @@ def experiment(
     evaluate_every: int = 0,
     samples: int = 2048,
     order: Sequence[int] | None = None,
+    only: Sequence[str] = (),
     loss: Loss = built_in_loss,
     progress: Callable[[Round], object] | None = None,
 ) -> Outcome:
@@ -128,7 +130,9 @@ def experiment(
     its reducer makes of the rows. `samples` of the validation data are looked at, at the end and every
     `evaluate_every` steps (0: only at the end). `order` is that in which owners add up rows, which decides the last
     bits: peers are numbered as they get their shares of the data, in a real run in the order in which they joined,
-    but their rows are added up in the order of their ids. ValueError if the recipe cannot be run.
+    but their rows are added up in the order of their ids. Parameters of `model` that require no gradient are
+    neither trained nor exchanged nor counted; `only` names what is (`learn/exchanged.py`). ValueError if the recipe
+    cannot be run.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"a recipe is what a method of atoll.learn.methods returns: diloco(), …; not {recipe!r}")
@@ -162,7 +166,10 @@ def experiment(
                 raise ValueError(problem)
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
-    run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss, order)
+    elif still := sorted(exchanged(model, only) & {n for n, p in model.named_parameters() if not p.requires_grad}):
+        raise ValueError(f"only= names {', '.join(still[:4])}, which require no gradient: unfreeze them, or leave them out")
+    length, trouble = steps or recipe.schedule.steps, trouble or Trouble()
+    run = Experiment(recipe, model, found, peers, length, trouble, loss, order, only)
     return run.whole(evaluate_every, samples, progress)
 
 
@@ -188,6 +195,7 @@ class Experiment:
         trouble: Trouble,
         loss: Loss,
         order: Sequence[int] | None = None,
+        only: Sequence[str] = (),
     ) -> None:
         self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss
         self.order = range(peers) if order is None else order
@@ -195,10 +203,10 @@ class Experiment:
         self.held_out = data[0] if own else data
         # worker -> its data, which of how many shares of them are its own
         self.shares = [(data[w], 0, 1) if own else (data, w, peers) for w in range(peers)]
-        self.layout = layout_of(model)
+        self.layout = layout_of(model, only)
         self.fragments = fragments_of(self.layout, recipe.schedule.fragments)
-        self.workers = [Worker(model, len(self.fragments)) for _ in range(peers)]
-        self.viewer = Worker(model, 0)  # its model is looked at, never trained
+        self.workers = [Worker(model, len(self.fragments), self.layout) for _ in range(peers)]
+        self.viewer = Worker(model, 0, self.layout)  # its model is looked at, never trained
         self.present = list(range(peers))
         first_F, _ = flatten(model, self.layout)
         anchors = peers if recipe.own_anchors else 1
