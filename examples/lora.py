@@ -89,8 +89,8 @@ def main() -> None:
         losses = [loss_of(model, one).item() for one in validation(data, 64, 16, WINDOW)]
     whole = sum(p.numel() for p in model.parameters())
     print(
-        f"peer {run.peer[-8:]}: {run.trained} rounds with {run.members} members, {run.exchanged:,} of {whole:,} values "
-        f"exchanged, base {run.base[:8]}, validation loss {sum(losses) / len(losses):.4f}"
+        f"peer {run.peer[-8:]}: {run.trained} rounds with {run.members} members, {run.exchanged:,} of {whole:,} "
+        f"values exchanged, base {run.base[:8]}, validation loss {sum(losses) / len(losses):.4f}"
     )
     run.close()
 

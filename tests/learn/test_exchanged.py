@@ -3,17 +3,18 @@
 import struct
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import atoll
 from atoll.keys.digest import digest
+from atoll.learn.data import Text
 from atoll.learn.exchanged import Base, check_optimizer, exchanged
 from atoll.learn.layout import base_digest, difference, flatten, layout_digest, layout_of, unflatten
 from atoll.learn.methods import diloco
 from atoll.learn.models import build_model
-
 
 GOLDEN = (
     "85a5736c6f74739195a462696173a9706172616d657465729101a7666c6f6174333200aa706172616d657465727301a6666c6f61747301a8"
@@ -183,14 +184,18 @@ def tuned_gpt() -> nn.Module:
     return model
 
 
+LETTERS = np.frombuffer(b"the ring of islands " * 400, dtype=np.uint8)
+WORDS = Text(LETTERS, LETTERS[:2000])
+
+
 def test_an_experiment_counts_adapters_only():
     """One frozen base under all workers, as it was; bytes are those of a model as small as the adapters."""
     model = tuned_gpt()
     layout = layout_of(model)
     before = model.token.weight.clone()
     recipe = diloco("gpt-nano", rounds=2, inner_steps=4)
-    done = atoll.experiment(recipe, model, "stdlib", peers=2, samples=64)
-    whole = atoll.experiment(recipe, "gpt-nano", "stdlib", peers=2, samples=64)
+    done = atoll.experiment(recipe, model, WORDS, peers=2, samples=64)
+    whole = atoll.experiment(recipe, "gpt-nano", WORDS, peers=2, samples=64)
     assert torch.equal(model.token.weight, before) and done.model_F.numel() == layout.floats
     assert not torch.equal(done.model_F, flatten(model, layout)[0])
     share = layout.floats / whole.model_F.numel()
@@ -201,8 +206,8 @@ def test_an_experiment_counts_adapters_only():
 def test_an_experiment_trains_what_is_named_and_no_frozen_one():
     model = build_model("gpt-nano", 0)
     recipe = diloco("gpt-nano", rounds=1, inner_steps=2)
-    done = atoll.experiment(recipe, model, "stdlib", peers=2, samples=32, only=["blocks.*.up.*", "blocks.*.down.*"])
+    done = atoll.experiment(recipe, model, WORDS, peers=2, samples=32, only=["blocks.*.up.*", "blocks.*.down.*"])
     assert done.model_F.numel() == 2 * 4 * 32 * 32 and all(p.requires_grad for p in model.parameters())
     model.blocks.requires_grad_(False)
-    with pytest.raises(ValueError, match="require no gradient"):
-        atoll.experiment(recipe, model, "stdlib", peers=2, only=["blocks.*.up.*"])
+    with pytest.raises(ValueError, match="requires no gradient"):
+        atoll.experiment(recipe, model, WORDS, peers=2, only=["blocks.*.up.*"])

@@ -145,18 +145,18 @@ def export(
             fix=f"atoll verify {folder} --deep",
         )
     if hf:
-        from atoll.cli.hub import write_model_folder
+        from atoll.cli.hub import what_is, write_model_folder
 
         with kept_in(folder) as kept:
             files = write_model_folder(kept, folder, round, source.read_bytes(), to)
         size = sum(file.stat().st_size for file in files)
+        what = what_is(files)
     else:
         write_durably(to, source.read_bytes())
-        size = to.stat().st_size
+        size, what = to.stat().st_size, "state"
     if json:
         say_json({"round": round, "state": state.hex(), "file": str(to), "size_bytes": size})
         return
-    what = "model" if hf else "state"
     say(f"  the {what} of round {round} ({state.hex()[:8]}, {bytes_text(size)}) is in {to}")
 
 

@@ -46,6 +46,11 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
     return [to / name for name in files]
 
 
+def what_is(files: list[Path]) -> str:
+    """In the folder that was written, for people."""
+    return "adapters" if any(file.name.startswith("adapters.") for file in files) else "model"
+
+
 def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -> Story:
     from atoll.cli.checkpoint import read_vertex
     from atoll.learn.export import Contributor, Story

@@ -55,6 +55,9 @@ def plan(
     peers: Annotated[int, Parameter(help=f"Members, 2 to {FULL_MESH_MAX}.")],
     uplink: Annotated[str, Parameter(help="What one peer can send: 20Mbit, 2.5MB (per second).")],
     downlink: Annotated[str, Parameter(help="What one peer can receive. Default: as much.")] = "",
+    adapters: Annotated[
+        str, Parameter(help="How many parameters are exchanged, where the rest is frozen: 4M. Default: all.")
+    ] = "",
     latency: Annotated[str, Parameter(help="One way between two peers. Default: 50ms.")] = "50ms",
     step_seconds: Annotated[float | None, Parameter(help="One training step of one peer.")] = None,
     tokens_per_s: Annotated[float | None, Parameter(help="Or: what one peer trains on per second.")] = None,
@@ -67,9 +70,11 @@ def plan(
     """Estimate time and bytes per round of every recipe on your links, and recommend one."""
     links = _links(peers, uplink, downlink, latency)
     layout, step_tokens = _model(model, tokens_per_step)
-    step_s, assumed = _step(layout, step_tokens, step_seconds, tokens_per_s)
+    whole, layout = layout.parameters, _adapters(adapters, layout) if adapters else layout
+    step_s, assumed = _step(whole, layout.parameters, step_tokens, step_seconds, tokens_per_s)
     told = planned(layout, links, step_s, step_tokens)
-    told = {"model": model, "parameters": layout.parameters, **told, "step_assumed": assumed}
+    frozen = {"frozen": whole - layout.parameters} if adapters else {}
+    told = {"model": model, "parameters": layout.parameters, **frozen, **told, "step_assumed": assumed}
     if json:
         say_json(told)
     else:
@@ -227,13 +232,28 @@ def _model(name: str, step_tokens: int | None) -> tuple[Layout, int]:
         raise UsageError("E-PLAN-04", f"--model {name}: {why}", fix="--model 1B, or --model gpt-small") from None
 
 
-def _step(layout: Layout, tokens: int, step_s: float | None, tokens_per_s: float | None) -> tuple[float, str]:
-    """(seconds per step, what was assumed about it)."""
+def _adapters(count: str, model: Layout) -> Layout:
+    """What is exchanged where only so many of the model's parameters train."""
+    from atoll.learn.forecast import layout_of_size
+
+    try:
+        layout = layout_of_size(parse_count(count))
+        if layout.parameters >= model.parameters:
+            raise ValueError(f"the model has only {count_text(model.parameters)}")
+    except ValueError as why:
+        raise UsageError("E-PLAN-06", f"--adapters {count}: {why}", fix="--model 7B --adapters 20M") from None
+    return layout
+
+
+def _step(
+    whole: int, trained: int, tokens: int, step_s: float | None, tokens_per_s: float | None
+) -> tuple[float, str]:
+    """(seconds per step, what was assumed about it). A frozen parameter needs no gradient of its own: 4, not 6."""
     if step_s is not None and tokens_per_s is not None:
         raise UsageError("E-PLAN-05", "--step-seconds and --tokens-per-s say the same", fix="give one of them")
     given = step_s if step_s is not None else tokens_per_s
     if given is None:
-        step_s = 6.0 * layout.parameters * tokens / DEVICE_FLOPS
+        step_s = (4.0 * (whole - trained) + 6.0 * trained) * tokens / DEVICE_FLOPS
         return step_s, f"a device of {DEVICE_FLOPS / 1e12:.0f} TFLOP/s; --tokens-per-s says how fast yours is"
     if not 0 < given < float("inf"):
         raise UsageError("E-PLAN-05", f"a speed of {given:g} trains nothing", fix="--tokens-per-s 3000")
@@ -245,7 +265,8 @@ def _step(layout: Layout, tokens: int, step_s: float | None, tokens_per_s: float
 
 def _say(told: dict[str, Any]) -> None:
     rates = f"{bytes_text(told['uplink_bytes_s'])}/s up, {bytes_text(told['downlink_bytes_s'])}/s down"
-    say(f"{count_text(told['parameters'])} parameters, {told['peers']} peers, {rates}")
+    beside = f" exchanged, {count_text(told['frozen'])} frozen" if "frozen" in told else ""
+    say(f"{count_text(told['parameters'])} parameters{beside}, {told['peers']} peers, {rates}")
     assumed = f" (assumed: {told['step_assumed']})" if told["step_assumed"] else ""
     say(f"a step: {told['step_tokens']:,} tokens, {seconds_text(told['step_s'])}{assumed}")
     say()

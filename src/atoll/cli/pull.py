@@ -52,7 +52,7 @@ def pull(
         raise UsageError(
             "E-CHK-04", f"{to} exists already", cause="nothing is overwritten", fix="name another folder"
         )
-    from atoll.cli.hub import write_model_folder
+    from atoll.cli.hub import what_is, write_model_folder
     from atoll.host.visitor import take
     from atoll.keys.identity import SessionVerifier
     from atoll.node.verify import verify_history
@@ -87,7 +87,8 @@ def pull(
     say(f"  run {audit.settings.name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
     if alone:
         say(f"  protected by Ed25519 votes alone: rounds {spans_text(alone)}")
-    say(f"  the model of round {taken.round} ({taken.state.hex()[:8]}, {bytes_text(size_bytes)}) is in {to}")
+    size = bytes_text(size_bytes)
+    say(f"  the {what_is(files)} of round {taken.round} ({taken.state.hex()[:8]}, {size}) is in {to}")
 
 
 def _whom(source: str, via: Sequence[str]) -> tuple[Digest, list[tuple[str, PeerId | None]]]:

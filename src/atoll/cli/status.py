@@ -45,7 +45,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if s["loss"] is not None:
         unit, speed = s["unit"], s["tokens_per_s"]
         say(f"  training loss {s['loss']:.4f}, {s['tokens']:,} {unit} learned, {speed:,.0f} {unit}/s")
-    say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16] or 'not agreed yet'}")
+    beside = f" (beside a frozen base of {s['base_values']:,} values)" if s["base_values"] else ""
+    say(f"  {s['model']}, {s['parameters']:,} parameters{beside}, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
     if s["topology"] and len(s["members"]) > 1:
@@ -136,14 +137,15 @@ def invite(
 
 def export(
     file: Annotated[
-        Path | None, Parameter(help="Where to; default: model.safetensors in the peer's folder.")
+        Path | None,
+        Parameter(help="Where to; default: model.safetensors, or adapters.safetensors, in the peer's folder."),
     ] = None,
     /,
     *,
     dir: Dir = None,
     json: AsJson = False,
 ) -> None:
-    """Write the agreed model as a safetensors file."""
+    """Write the agreed model (of a run that exchanges adapters: these) as a safetensors file."""
     from atoll.host.api import ask
 
     answer = ask(folder_of(dir), "export", path=str(file.expanduser().absolute()) if file else None)

@@ -124,6 +124,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "state": head.state.hex() if head is not None else "",
         "model": p.model,
         "parameters": p.parameters,
+        "base_values": p.base_values,
         "unit": p.unit,
         "tokens": p.tokens,
         "tokens_per_s": round(p.tokens_per_s, 1),

@@ -328,7 +328,7 @@ def _parting(run: Layout, mine: Layout) -> RefusedError | None:
             "E-ATT-07",
             f"your model's base is not the base of this run (here: yours, there: the run's):\n{text}",
             cause="another checkpoint or revision, another dtype, or it was trained in the meantime",
-            fix="load the very weights that the founder loaded, before attach; the run sends adapters, never the base",
+            fix="before attach load the very weights that the founder loaded: a run never sends its base",
         )
     frozen = {one.name for one in run.held} != {one.name for one in mine.held}
     return RefusedError(

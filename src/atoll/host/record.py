@@ -134,7 +134,8 @@ class Progress:
     max_retries: int = 3  # failed attempts that make a round troubled
     run: str = ""
     model: str = ""
-    parameters: int = 0
+    parameters: int = 0  # that are exchanged
+    base_values: int = 0  # that are not, and that every member has by itself
     rounds: int = 0  # 0: until it is stopped
     inner_steps: int = 0
     topology: str = ""  # that the round in progress reduces by
@@ -196,6 +197,7 @@ class Progress:
                 self.phase = "joining"
             case "LearningKnown":
                 self.model, self.parameters = entry["model"], entry["parameters"]
+                self.base_values = entry.get("base_values", 0)  # records from before there were such runs
                 self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
             case "CaughtUp":
                 self.phase, self.holds_model, self.apart_steps = "waiting", True, 0

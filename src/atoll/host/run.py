@@ -21,6 +21,7 @@ from atoll.host.learning import ATTACHED, decode_learning
 from atoll.host.trainer import Beat
 from atoll.keys.erasure import ready
 from atoll.learn.data import data_digest, load_data
+from atoll.learn.export import tensor_file
 from atoll.learn.models import task_of
 from atoll.node.facts import CaughtUp, GenesisKnown, Refused, StateLost, StateRebuilt
 from atoll.protocol.transfer.fetch import Fetched
@@ -40,8 +41,9 @@ class PeerHost(Driver):
         self.island.trainer.cancel()  # nobody waits for the rest of my steps
 
     async def export(self, path: Path | None = None) -> Path:
-        """The agreed model as a safetensors file that any program reads."""
-        path = path or self.folder / "model.safetensors"
+        """The agreed model, or its adapters, as a safetensors file that any program reads."""
+        assert self.island.learning is not None  # there is a head
+        path = path or self.folder / tensor_file(self.island.learning.layout)
         data = await self.island.export()
         try:
             await asyncio.to_thread(write_durably, path, data)
@@ -146,6 +148,7 @@ class PeerHost(Driver):
                 "phase": "join",
                 "model": recipe.model,
                 "parameters": learning.layout.parameters,
+                "base_values": learning.layout.base_values,
                 "batch": recipe.batch,
                 "seq_len": recipe.seq_len if text else 1,
                 "unit": "tokens" if text else "samples",

@@ -20,8 +20,8 @@ SHOWN = 4  # names in a message
 def exchanged(model: nn.Module, only: Sequence[str] = ()) -> set[str]:
     """Names of all parameters and buffers that travel, tied ones under each of their names.
 
-    Without patterns: parameters that require a gradient. With them (shell style, `["*lora*", "head.*"]`): parameters
-    that one of them matches. Buffers go with the parameters of their own module, or if they are named.
+    Without patterns: parameters that require a gradient. With them (shell style, `["*lora*", "head.*"]`):
+    parameters that one of them matches. Buffers go with the parameters of their own module, or if they are named.
     ValueError if a pattern matches nothing, or nothing is left.
     """
     if isinstance(only, str):

@@ -166,8 +166,9 @@ def experiment(
                 raise ValueError(problem)
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
-    elif still := sorted(exchanged(model, only) & {n for n, p in model.named_parameters() if not p.requires_grad}):
-        raise ValueError(f"only= names {', '.join(still[:4])}, which require no gradient: unfreeze them, or leave them out")
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    if still := sorted(exchanged(model, only) & frozen):
+        raise ValueError(f"only= names what requires no gradient: unfreeze it, or leave it out: {', '.join(still)}")
     length, trouble = steps or recipe.schedule.steps, trouble or Trouble()
     run = Experiment(recipe, model, found, peers, length, trouble, loss, order, only)
     return run.whole(evaluate_every, samples, progress)

@@ -4,6 +4,9 @@
     config.json         what the model is; `transformers` reads it as a Llama where it is one
     README.md           the model card: who gave what, rounds, bytes, loss
 
+Where a run exchanged adapters only, these are all there is: `adapters.safetensors`, and `base.json`, which names
+every tensor of the base that they belong to by its digest. Nothing then claims to be a model.
+
 Tied tensors stand there once. Says nothing that the history does not say; never needs `transformers`.
 """
 
@@ -13,7 +16,7 @@ import json
 from typing import Any, NamedTuple
 
 from atoll.base.units import bytes_text, count_text
-from atoll.learn.layout import Layout
+from atoll.learn.layout import Layout, base_digest
 from atoll.learn.models import spec_of
 from atoll.learn.models.llama import NORM_EPS
 from atoll.learn.models.names import BYTES, Spec, llama_size
@@ -47,16 +50,26 @@ class Story(NamedTuple):
     data_parallel_bytes: int | None = None  # what it would have sent
 
 
+def tensor_file(layout: Layout) -> str:
+    """What the file with the agreed tensors is called: nobody shall take adapters for a model."""
+    return "adapters.safetensors" if layout.held else "model.safetensors"
+
+
 def hugging_face_files(state: SharedState, layout: Layout, story: Story) -> dict[str, bytes]:
     """File name -> bytes."""
     spec = spec_of(story.model) if story.model != "attached" else None
-    config = json.dumps(_config(spec, story.model), indent=2) + "\n"
-    card = _card(spec, layout, story)
-    return {
-        "model.safetensors": export_model(state, layout),
-        "config.json": config.encode(),
-        "README.md": card.encode(),
-    }
+    told = {"config.json": _config(spec, story.model)} if not layout.held else {"base.json": _base(layout)}
+    texts = {name: json.dumps(value, indent=2) + "\n" for name, value in told.items()}
+    texts["README.md"] = _card(spec, layout, story)
+    return {tensor_file(layout): export_model(state, layout)} | {name: t.encode() for name, t in texts.items()}
+
+
+def _base(layout: Layout) -> dict[str, Any]:
+    tensors = [
+        {"name": one.name, "shape": list(one.shape), "dtype": one.dtype, "blake3": one.digest.hex()}
+        for one in layout.held
+    ]
+    return {"base": base_digest(layout).hex(), "tensors": tensors}
 
 
 def _config(spec: Spec | None, name: str) -> dict[str, Any]:
@@ -100,8 +113,14 @@ def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
         "- distributed-training",
     ]
     lines += [*(["pipeline_tag: text-generation"] if llama else []), "---", "", f"# {_one_line(story.run)}", ""]
+    what = f"`{story.model}`, {count_text(layout.parameters)} parameters"
+    if layout.held:
+        what = (
+            f"Adapters alone, {count_text(layout.parameters)} parameters: not a model, but what was trained beside "
+            f"a frozen base of {count_text(layout.base_values)} values, which is not in here. They were"
+        )
     lines += [
-        f"`{story.model}`, {count_text(layout.parameters)} parameters, trained together by "
+        f"{what}{'' if layout.held else ','} trained together by "
         f"{_many(len(story.contributors), 'peer')} with Atoll, on {_one_line(story.data)}.",
         "",
         "| | |",
@@ -133,7 +152,7 @@ def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
         "",
         "## Use",
         "",
-        *_use(spec, story),
+        *(_use_adapters(layout) if layout.held else _use(spec, story)),
     ]
     lines += [
         *("", "## Provenance", ""),
@@ -163,6 +182,22 @@ def _use(spec: Spec | None, story: Story) -> list[str]:
     if spec.family != "llama":
         lines += ["", "`transformers` does not know this architecture."]
     return lines
+
+
+def _use_adapters(layout: Layout) -> list[str]:
+    base = base_digest(layout).hex()
+    return [
+        f"They belong to the base `{base}`, and to no other: `base.json` lists its {len(layout.held)} tensors "
+        "with shape, dtype and the BLAKE3 digest of their bytes. Build the model as its members did, load their "
+        "base, then",
+        "",
+        "```python",
+        *("from safetensors.torch import load_file", "from atoll.learn.layout import base_digest, layout_of", ""),
+        'adapters = load_file("adapters.safetensors")',
+        f'assert base_digest(layout_of(model, only=list(adapters))).hex() == "{base}"',
+        "model.load_state_dict(adapters, strict=False)",
+        "```",
+    ]
 
 
 def _one_line(text: str) -> str:

@@ -19,7 +19,7 @@ from atoll.base.ids import Digest
 from atoll.keys.digest import Buffer, blob_id, manifest_of
 from atoll.learn.codec import Codec
 from atoll.learn.inner import AdamW
-from atoll.learn.layout import Layout, flatten, layout_digest, layout_of, named
+from atoll.learn.layout import Layout, base_digest, flatten, layout_digest, layout_of, named
 from atoll.learn.outer import SHARED, outer_step
 from atoll.learn.outer_adamw import adamw_step
 from atoll.learn.tensorfile import dump, load
@@ -190,9 +190,10 @@ def state_from_bytes(data: Buffer, layout: Layout) -> SharedState:
 
 
 def export_model(state: SharedState, layout: Layout) -> bytes:
-    """The agreed model by tensor name, as a safetensors file for other programs."""
-    rounds = {"format": "pt", "atoll.round": str(state.round)}
-    return dump(named(state.anchor_F, state.counters_K, layout), rounds)
+    """The agreed model by tensor name, without its base if it has one, as a safetensors file for other programs."""
+    told = {"format": "pt", "atoll.round": str(state.round)}
+    told |= {"atoll.base": base_digest(layout).hex()} if layout.held else {}
+    return dump(named(state.anchor_F, state.counters_K, layout), told)
 
 
 def _count(text: str) -> int:

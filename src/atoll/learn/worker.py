@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.learn.data import Data, batch
-from atoll.learn.inner import Accumulate, Inner, fresh_inner, inner_step, matrices_of
 from atoll.learn.exchanged import Base
+from atoll.learn.inner import Accumulate, Inner, fresh_inner, inner_step, matrices_of
 from atoll.learn.layout import Layout, bind, layout_of
 from atoll.learn.recipes import Recipe
 
