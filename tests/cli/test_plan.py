@@ -44,7 +44,7 @@ def test_the_recommended_rounds_are_as_short_as_the_links_allow(capsys: pytest.C
 
 
 def test_adapters_are_sent_and_the_whole_model_is_computed(capsys: pytest.CaptureFixture[str]):
-    """A hundredth is exchanged: a hundredth of the bytes. A step takes two thirds of the time: 4 operations for 6."""
+    """A hundredth of the values is a hundredth of the bytes; a step is 4 operations where it was 6."""
     whole, some = told(capsys), told(capsys, adapters="10M")
     share = some["recipes"][0]["up_bytes"] / whole["recipes"][0]["up_bytes"]
     assert share == pytest.approx(0.01, rel=0.02) and some["frozen"] == 990_000_000

@@ -257,6 +257,12 @@ def canary_of(config: Config, beside: Path | None) -> str:
     return _path("data.canary", canary, beside, "or leave it empty") if canary else ""
 
 
+def tokenizer_of(config: Config, beside: Path | None) -> str:
+    """A path, or nothing."""
+    named = config.data.tokenizer
+    return _path("data.tokenizer", named, beside, "or leave it empty: bytes are tokens") if named else ""
+
+
 def _path(key: str, source: str, beside: Path | None, instead: str) -> str:
     path = Path(source).expanduser()
     if beside is not None and not path.is_absolute():

@@ -251,6 +251,13 @@ class Island:
             return await self.trainer.evaluate(samples, self.live.shown(self._learning.recipe))
 
     async def sample(self, prompt: str, count: int, seed: int) -> str:
+        if self._learning.tokenizer is not UNSET:
+            raise TrainerFailed(
+                "refused",
+                "this model writes tokens of the run's tokenizer, not bytes",
+                fix="atoll checkpoint export ROUND FOLDER --hf writes both for other programs",
+                alive=True,
+            )
         await self.tended.equipped()
         async with self.tended.turn:
             await self._ready()
@@ -409,7 +416,7 @@ class Island:
         name = self.agreed.name
         assert name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
-        data = [blob for blob in (self._learning.data_blob, self._learning.canary) if blob is not UNSET]
+        data = [self._learning.data_blob, *self._learning.beside]
         self.shelf.tidy({name, *data, *needed}, self.agreed.round)
 
     @property

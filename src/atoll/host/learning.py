@@ -14,9 +14,11 @@ from atoll.learn.audit import recipe_problem
 from atoll.learn.codec import CODECS, codec_named
 from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import all_held_out, data_blob, load_data, validation
+from atoll.learn.data.records import COLUMN
+from atoll.learn.data.tokens import vocabulary_of
 from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
-from atoll.learn.models import build_model, misfit
+from atoll.learn.models import build_model, misfit, tokens_misfit
 from atoll.learn.opening import Cut, opening_problem
 from atoll.learn.outer import momentum_of
 from atoll.learn.recipes import Recipe, swarm_problem
@@ -37,6 +39,12 @@ class Learning(msgspec.Struct, frozen=True):
     data_blob: Digest  # its name
     layout: Layout  # names, shapes and dtypes that every member's model must have
     canary: Digest | UnsetType = UNSET  # more held-out data, as a blob, which validators look at too
+    tokenizer: Digest | UnsetType = UNSET  # the tokenizer.json that made the data, as a blob; bytes are tokens else
+
+    @property
+    def beside(self) -> list[Digest]:
+        """Blobs that every member wants besides the data."""
+        return [blob for blob in (self.canary, self.tokenizer) if blob is not UNSET]
 
     def turn(self, before: SharedState) -> tuple[int, int]:
         """[lo, hi) of the vector that the round after this state carries."""
@@ -133,6 +141,7 @@ class Beginning(msgspec.Struct, frozen=True):
     data: str
     blob: bytes  # of the data set; empty where data never leaves its peer
     canary: bytes = b""  # blob of data that is only looked at, if there is any
+    tokenizer: bytes = b""  # that made the data, if one did
 
 
 class Founded(msgspec.Struct, frozen=True):
@@ -142,23 +151,29 @@ class Founded(msgspec.Struct, frozen=True):
     state: bytes  # the first shared state
     data: bytes = b""  # the data set; empty where data never leaves its peer
     canary: bytes = b""  # data that validators look at too
+    tokenizer: bytes = b""  # tokenizer.json
 
 
-def built_in(recipe: Recipe, data: str, canary: str = "") -> Beginning:
+def built_in(
+    recipe: Recipe, data: str, canary: str = "", tokenizer: bytes = b"", column: str = COLUMN
+) -> Beginning:
     """A model that Atoll knows by name. The first weights travel as a blob, never as a seed."""
-    loaded = load_data(data)
+    if tokenizer and (problem := tokens_misfit(recipe.model, vocabulary_of(tokenizer))):
+        raise UsageError("E-RUN-13", problem[0], fix=problem[1])
+    loaded = load_data(data, tokenizer, column)
     if problem := misfit(recipe.model, loaded):
         raise UsageError("E-RUN-13", problem, fix="choose another model.name or data.source")
-    watched = _canary(recipe, canary) if canary else b""
+    watched = _canary(recipe, canary, tokenizer, column) if canary else b""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, recipe.seed)
     layout = layout_of(model)
-    return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(loaded), watched)
+    state = state_bytes(initial_state(model), layout)
+    return Beginning(recipe, layout, state, data, data_blob(loaded), watched, tokenizer)
 
 
-def _canary(recipe: Recipe, canary: str) -> bytes:
+def _canary(recipe: Recipe, canary: str, tokenizer: bytes, column: str) -> bytes:
     """Its blob, once this model can look at it. ValueError if it is too short."""
-    loaded = load_data(canary)
+    loaded = load_data(canary, tokenizer, column)
     if problem := misfit(recipe.model, loaded):
         raise UsageError("E-RUN-13", f"data.canary: {problem}", fix="choose another model.name or data.canary")
     next(validation(all_held_out(loaded), 1, 1, recipe.seq_len))
@@ -258,7 +273,8 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
         )
     settings = _reducing(beginning.recipe, settings)
     canary = state_hash(beginning.canary) if beginning.canary else UNSET
-    learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout, canary)
+    tokenizer = state_hash(beginning.tokenizer) if beginning.tokenizer else UNSET
+    learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout, canary, tokenizer)
     largest = 4 * layout.floats  # fp32: no codec makes an update larger
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
-    return Founded(with_room(complete), beginning.state, beginning.blob, beginning.canary)
+    return Founded(with_room(complete), beginning.state, beginning.blob, beginning.canary, beginning.tokenizer)

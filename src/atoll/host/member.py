@@ -113,8 +113,9 @@ async def found_run(
     )
     genesis = Vertex(encode(write_genesis(settings, store.put_blob(founded.state), founder, (use,), now)), None)
     store.put_blob(founded.data)
-    if founded.canary:
-        store.put_blob(founded.canary)
+    for blob in (founded.canary, founded.tokenizer):
+        if blob:
+            store.put_blob(blob)
     run = genesis_digest(genesis)
     signer = _certify(store, identity, run, session_key)
     store.keep([("run", run), ("genesis", encode(genesis))])

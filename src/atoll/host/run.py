@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import UNSET
-
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Fact
@@ -114,8 +112,9 @@ class PeerHost(Driver):
         assert learning is not None
         if self.wish.role == "observer":
             return
-        if learning.canary is not UNSET and not self.store.has_blob(learning.canary):
-            self._carry_out_all(self.machine.want(learning.canary, self.clock.now()))
+        for blob in learning.beside:
+            if not self.store.has_blob(blob):
+                self._carry_out_all(self.machine.want(blob, self.clock.now()))
         if self.island.tended.attached:
             return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door, neighbours
-from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of
+from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of
 from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
 from atoll.node.config.sections import Config
@@ -72,8 +72,10 @@ async def run_up(start: Start, shell: Shell) -> int:
     if not (start.folder / "kept.sqlite").exists():  # what is not there is told before torch is loaded, too
         data_of(start.config, start.file)
         canary_of(start.config, start.file)
+        tokenizer_of(start.config, start.file)
     from atoll.host.learning import built_in, found
     from atoll.host.member import Invitation, found_run, holds_run, resume_run, training
+    from atoll.learn.data.tokens import read_tokenizer
 
     listening, threads, name = _ready(start)
     if holds_run(start.folder):
@@ -86,8 +88,10 @@ async def run_up(start: Start, shell: Shell) -> int:
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     recipe = recipe_of(start.config)
     data, canary = data_of(start.config, start.file), canary_of(start.config, start.file)
+    named = tokenizer_of(start.config, start.file)
     try:
-        beginning = built_in(recipe, data, canary)
+        tokenizer = read_tokenizer(Path(named)) if named else b""
+        beginning = built_in(recipe, data, canary, tokenizer, start.config.data.column)
         floats = beginning.layout.floats
         founded = found(beginning, settings_of(start.config, recipe, floats))
         for text in forgone(start.config, recipe, floats):

@@ -12,13 +12,17 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.base.errors import NetworkError, RunFailedError, UsageError
+from msgspec import UNSET
+
+from atoll.base.errors import NetworkError, PeerFault, RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Message
 from atoll.host.driver import Driver, Seat
+from atoll.host.learning import decode_learning
 from atoll.host.member import identity_of, session_of
 from atoll.host.pieces import rebuild_blob
 from atoll.host.store import Store, stored
@@ -27,12 +31,14 @@ from atoll.keys.erasure import demand_ready
 from atoll.node.admission import Wish
 from atoll.node.facts import StateLost, StateRebuilt
 from atoll.node.jobs import HoldPieces, Rebuild, Restore
+from atoll.node.settings import decode_settings
 from atoll.protocol.dag.eras import EraSealed
 from atoll.protocol.transfer.fetch import Fetched, FetchFailed
 from atoll.wire.codec import decode_body, decode_vertex
 
 ANSWER_S = 60.0  # nobody of the run answered for so long: its addresses are not reachable from here
 AGAIN_S = 2.0  # after which an earlier state that nobody could give is asked for again
+TOKENIZER_S = 30.0  # for some megabytes over a home's link
 SIGNED_S = 5.0  # without a further era signed by its quorum: nobody at hand has more
 
 
@@ -69,7 +75,7 @@ class _Visitor(Driver):
     def __init__(self, me: Seat, round: int | None) -> None:
         self.shelf, self.wanted = _Shelf(me.store, round is None), round
         self.signed, self.ended = asyncio.Event(), asyncio.Event()
-        self.state, self.refused = ZERO_DIGEST, False  # an earlier one that it came for; nobody has it
+        self.state, self.refused = ZERO_DIGEST, False  # a blob that it came for beside the head's; nobody has it
         self.why = "its members have little to give, or went away"  # it is not here yet
         super().__init__(me, self.shelf)
 
@@ -96,7 +102,24 @@ class _Visitor(Driver):
                 fix="the same command goes on where this one was; --timeout 12h waits for longer",
             ) from None
         await self._signatures(taken.round)
+        await self._tokenizer()
         return taken
+
+    async def _tokenizer(self) -> None:
+        """The run's, if it has one. Where members do not give it, the model's card says so."""
+        genesis = self.store.value("genesis")
+        assert genesis is not None
+        try:
+            blob = decode_learning(decode_settings(decode_body(decode_vertex(genesis).body).settings)).tokenizer
+        except PeerFault:
+            return  # of a group, or of another version: whoever exports says so
+        if blob is UNSET or self.store.has_blob(blob):
+            return
+        self.state, self.refused = blob, False
+        self.ended.clear()
+        self._carry_out_all(self.machine.want(blob, self.clock.now()))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), TOKENIZER_S)
 
     async def _earlier(self, round: int) -> Taken:
         """The state of this round, whole or out of pieces; asked for again where a holder went away meanwhile."""

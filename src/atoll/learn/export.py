@@ -3,6 +3,7 @@
     model.safetensors   tensors by name
     config.json         what the model is; `transformers` reads it as a Llama where it is one
     README.md           the model card: who gave what, rounds, bytes, loss
+    tokenizer.json      the run's tokenizer, where it has one, and tokenizer_config.json for `transformers`
 
 Where a run exchanged adapters only, these are all there is: `adapters.safetensors`, and `base.json`, which names
 every tensor of the base that they belong to by its digest. Nothing then claims to be a model.
@@ -16,6 +17,7 @@ import json
 from typing import Any, NamedTuple
 
 from atoll.base.units import bytes_text, count_text
+from atoll.learn.data.tokens import End, end_of
 from atoll.learn.layout import Layout, base_digest
 from atoll.learn.models import spec_of
 from atoll.learn.models.llama import NORM_EPS
@@ -48,6 +50,7 @@ class Story(NamedTuple):
     loss_last: float | None = None
     sent_bytes: int | None = None  # by the peer in whose folder this was read
     data_parallel_bytes: int | None = None  # what it would have sent
+    tokenizer: str = ""  # hex of the blob that genesis names; empty where tokens are bytes
 
 
 def tensor_file(layout: Layout) -> str:
@@ -55,13 +58,26 @@ def tensor_file(layout: Layout) -> str:
     return "adapters.safetensors" if layout.held else "model.safetensors"
 
 
-def hugging_face_files(state: SharedState, layout: Layout, story: Story) -> dict[str, bytes]:
-    """File name -> bytes."""
+def hugging_face_files(
+    state: SharedState, layout: Layout, story: Story, tokenizer: bytes = b""
+) -> dict[str, bytes]:
+    """File name -> bytes. `tokenizer` are the bytes that `story.tokenizer` names, if they are at hand."""
     spec = spec_of(story.model) if story.model != "attached" else None
-    told = {"config.json": _config(spec, story.model)} if not layout.held else {"base.json": _base(layout)}
+    end = end_of(tokenizer)
+    told = {"config.json": _config(spec, story.model, end)} if not layout.held else {"base.json": _base(layout)}
+    if tokenizer:
+        told["tokenizer_config.json"] = _tokenizer_config(spec, end)
     texts = {name: json.dumps(value, indent=2) + "\n" for name, value in told.items()}
-    texts["README.md"] = _card(spec, layout, story)
-    return {tensor_file(layout): export_model(state, layout)} | {name: t.encode() for name, t in texts.items()}
+    texts["README.md"] = _card(spec, layout, story, bool(tokenizer))
+    files = {tensor_file(layout): export_model(state, layout)} | {name: t.encode() for name, t in texts.items()}
+    return files | ({"tokenizer.json": tokenizer} if tokenizer else {})
+
+
+def _tokenizer_config(spec: Spec | None, end: End | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if spec is not None and spec.seq_len is not None:
+        told["model_max_length"] = spec.seq_len
+    return told | ({"eos_token": end.text} if end is not None else {})
 
 
 def _base(layout: Layout) -> dict[str, Any]:
@@ -72,7 +88,7 @@ def _base(layout: Layout) -> dict[str, Any]:
     return {"base": base_digest(layout).hex(), "tensors": tensors}
 
 
-def _config(spec: Spec | None, name: str) -> dict[str, Any]:
+def _config(spec: Spec | None, name: str, end: End | None) -> dict[str, Any]:
     if spec is None or spec.family != "llama":
         numbers = dict(spec.numbers) if spec is not None else {}
         return {"model_type": "atoll", "atoll_model": name, **({"atoll_numbers": numbers} if numbers else {})}
@@ -97,13 +113,13 @@ def _config(spec: Spec | None, name: str) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "bos_token_id": None,
-        "eos_token_id": None,
+        "eos_token_id": end.number if end is not None else None,
         "dtype": "float32",
         "torch_dtype": "float32",
     }
 
 
-def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
+def _card(spec: Spec | None, layout: Layout, story: Story, tokenizer_here: bool) -> str:
     llama, text = spec is not None and spec.family == "llama", spec is not None and spec.task == "text"
     lines = [
         "---",
@@ -152,7 +168,7 @@ def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
         "",
         "## Use",
         "",
-        *(_use_adapters(layout) if layout.held else _use(spec, story)),
+        *(_use_adapters(layout) if layout.held else _use(spec, story, tokenizer_here)),
     ]
     lines += [
         *("", "## Provenance", ""),
@@ -162,7 +178,7 @@ def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _use(spec: Spec | None, story: Story) -> list[str]:
+def _use(spec: Spec | None, story: Story, tokenizer_here: bool) -> list[str]:
     if spec is None:
         return [
             "The tensors are those of its members' own PyTorch model, by name: `load_state_dict(strict=False)`."
@@ -177,7 +193,15 @@ def _use(spec: Spec | None, story: Story) -> list[str]:
             'model.load_state_dict(load_file("model.safetensors"))',
         ]
     lines.append("```")
-    if spec.numbers.get("v") == BYTES:
+    if story.tokenizer and tokenizer_here:
+        lines += ["", "Tokens are those of `tokenizer.json`: `Tokenizer.from_file` of the library `tokenizers`."]
+        lines += ["In `transformers`: `AutoTokenizer.from_pretrained`."] if spec.family == "llama" else []
+    elif story.tokenizer:
+        lines += [
+            "",
+            f"The run's tokenizer, blob `{story.tokenizer}`, was not in the folder that this was read from.",
+        ]
+    elif spec.numbers.get("v") == BYTES:
         lines += ["", 'Tokens are bytes, there is no tokenizer: `torch.tensor([list("text".encode())])`.']
     if spec.family != "llama":
         lines += ["", "`transformers` does not know this architecture."]

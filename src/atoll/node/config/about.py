@@ -95,8 +95,15 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "data.source": (
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
-        "text, tokens (.npy, .bin of uint16), MNIST as .npz or as a folder of idx files, "
-        "images (PNG, JPEG) in one folder per class."
+        "text, records with a text each (.jsonl, .parquet, a folder of them, a data set that Hugging Face's "
+        "`datasets` saved; all but .jsonl need the extra hub), tokens (.npy, .bin of uint16), MNIST as .npz or as "
+        "a folder of idx files, images (PNG, JPEG) in one folder per class."
+    ),
+    "data.column": "The text of every record, where data.source holds records.",
+    "data.tokenizer": (
+        "A path: a tokenizer.json of Hugging Face's library `tokenizers`, or a folder that has one (the extra "
+        "hub). The founder makes tokens of data.source and data.canary with it, and genesis names it; members need "
+        "neither the file nor the library. The model must know as many tokens (v=). Empty: bytes are tokens."
     ),
     "data.canary": (
         "A path, of the same kinds: data that nobody learns from and that validators look at too "

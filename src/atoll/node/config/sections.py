@@ -67,6 +67,8 @@ class Data(Section, frozen=True):
     """What it learns from. Members that do not have the very same data fetch it from each other."""
 
     source: str = "stdlib"
+    column: Text = "text"
+    tokenizer: str = ""
     canary: str = ""
 
 
