@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec import UNSET
+from PIL import Image
 
 from atoll.base.errors import UsageError
 from atoll.host.learning import built_in, decode_learning, found
 from atoll.learn.data import data_blob, data_from_blob, load_data
+from atoll.learn.data.images import Images
 from atoll.learn.data.records import load_records
 from atoll.learn.data.text import Text
 from atoll.learn.data.tokens import end_of, pieces, read_tokenizer, vocabulary_of
@@ -107,6 +109,24 @@ def test_a_record_that_is_none_is_named(tmp_path: Path, line: str, words: str):
     (path := tmp_path / "bad.jsonl").write_text('{"text": "good"}\n' + line)
     with pytest.raises(ValueError, match=words):
         load_data(str(path))
+
+
+def test_pictures_with_a_list_beside_them_are_pictures(tmp_path: Path):
+    """A folder per class and `metadata.jsonl`, as picture sets come: no records, and nothing for a tokenizer."""
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(30):
+            Image.new("L", (8, 8), number).save(tmp_path / name / f"{number}.png")
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "cat/1.png"}')
+    assert isinstance(load_data(str(tmp_path)), Images)
+    with pytest.raises(ValueError, match="is no text: a tokenizer"):
+        load_data(str(tmp_path), b"{}")
+
+
+def test_records_too_few_for_the_model_are_refused_before_there_is_a_run(lines: Path):
+    """300 lines leave a dozen for validation, less than one window of a model that reads 2,048."""
+    with pytest.raises(ValueError, match="the validation text is shorter than one window of 2049"):
+        built_in(diloco("gpt:d=32,l=1,h=2,t=2048", seq_len=2048), str(lines))
 
 
 def test_another_column_and_gaps(tmp_path: Path):

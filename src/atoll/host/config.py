@@ -257,6 +257,12 @@ def canary_of(config: Config, beside: Path | None) -> str:
     return _path("data.canary", canary, beside, "or leave it empty") if canary else ""
 
 
+def weights_of(config: Config, beside: Path | None) -> str:
+    """A path, or nothing."""
+    named = config.model.weights
+    return _path("model.weights", named, beside, "or leave it empty: fresh weights") if named else ""
+
+
 def tokenizer_of(config: Config, beside: Path | None) -> str:
     """A path, or nothing."""
     named = config.data.tokenizer

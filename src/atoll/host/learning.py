@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import torch
 from msgspec import UNSET, UnsetType
@@ -13,12 +15,13 @@ from atoll.learn.answers import remembers, says_more
 from atoll.learn.audit import recipe_problem
 from atoll.learn.codec import CODECS, codec_named
 from atoll.learn.codec.blocks import BLOCK
-from atoll.learn.data import all_held_out, data_blob, load_data, validation
+from atoll.learn.data import all_held_out, data_blob, epoch_samples, load_data, validation
 from atoll.learn.data.records import COLUMN
 from atoll.learn.data.tokens import vocabulary_of
 from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model, misfit, tokens_misfit
+from atoll.learn.models.weights import load_weights
 from atoll.learn.opening import Cut, opening_problem
 from atoll.learn.outer import momentum_of
 from atoll.learn.recipes import Recipe, swarm_problem
@@ -155,17 +158,26 @@ class Founded(msgspec.Struct, frozen=True):
 
 
 def built_in(
-    recipe: Recipe, data: str, canary: str = "", tokenizer: bytes = b"", column: str = COLUMN
+    recipe: Recipe, data: str, canary: str = "", tokenizer: bytes = b"", column: str = COLUMN, weights: str = ""
 ) -> Beginning:
-    """A model that Atoll knows by name. The first weights travel as a blob, never as a seed."""
+    """A model that Atoll knows by name. The first weights travel as a blob, never as a seed.
+
+    `weights`: a folder to take them from, else they are fresh.
+
+    UsageError if the model cannot learn from this data, ValueError if the data cannot be read or are too short.
+    """
     if tokenizer and (problem := tokens_misfit(recipe.model, vocabulary_of(tokenizer))):
         raise UsageError("E-RUN-13", problem[0], fix=problem[1])
     loaded = load_data(data, tokenizer, column)
     if problem := misfit(recipe.model, loaded):
         raise UsageError("E-RUN-13", problem, fix="choose another model.name or data.source")
+    epoch_samples(loaded, recipe.seq_len)
+    next(validation(loaded, 1, 1, recipe.seq_len))
     watched = _canary(recipe, canary, tokenizer, column) if canary else b""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, recipe.seed)
+    if weights:
+        load_weights(model, recipe.model, Path(weights))
     layout = layout_of(model)
     state = state_bytes(initial_state(model), layout)
     return Beginning(recipe, layout, state, data, data_blob(loaded), watched, tokenizer)

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door, neighbours
-from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of
+from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
 from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
 from atoll.node.config.sections import Config
@@ -73,6 +75,7 @@ async def run_up(start: Start, shell: Shell) -> int:
         data_of(start.config, start.file)
         canary_of(start.config, start.file)
         tokenizer_of(start.config, start.file)
+        weights_of(start.config, start.file)
     from atoll.host.learning import built_in, found
     from atoll.host.member import Invitation, found_run, holds_run, resume_run, training
     from atoll.learn.data.tokens import read_tokenizer
@@ -86,15 +89,17 @@ async def run_up(start: Start, shell: Shell) -> int:
         make = training(threads, _ignore, keep=start.config.keep)
         host = await resume_run(start.folder, start.name, listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
-    recipe = recipe_of(start.config)
+    weights = weights_of(start.config, start.file)
     data, canary = data_of(start.config, start.file), canary_of(start.config, start.file)
     named = tokenizer_of(start.config, start.file)
     try:
+        config = _named_by(start.config, weights)
+        recipe = recipe_of(config)
         tokenizer = read_tokenizer(Path(named)) if named else b""
-        beginning = built_in(recipe, data, canary, tokenizer, start.config.data.column)
+        beginning = built_in(recipe, data, canary, tokenizer, config.data.column, weights)
         floats = beginning.layout.floats
-        founded = found(beginning, settings_of(start.config, recipe, floats))
-        for text in forgone(start.config, recipe, floats):
+        founded = found(beginning, settings_of(config, recipe, floats))
+        for text in forgone(config, recipe, floats):
             shell.notice(text)
         make = training(threads, _ignore, keep=start.config.keep)
         host, ticket = await found_run(start.folder, founded, name, listening, Invitation(), make)
@@ -108,6 +113,15 @@ async def run_up(start: Start, shell: Shell) -> int:
             "--set run.start_peers=2 or more"
         )
     return await _run(host, ticket.text, start, shell)
+
+
+def _named_by(config: Config, weights: str) -> Config:
+    """The same; the folder of weights says what the model is where nobody else does."""
+    from atoll.learn.models.weights import name_in
+
+    if not weights or config.model.name:
+        return config
+    return replace(config, model=replace(config.model, name=name_in(Path(weights))))
 
 
 async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, ...], shell: Shell) -> int:

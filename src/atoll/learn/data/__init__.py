@@ -59,27 +59,27 @@ def load_data(source: str, tokenizer: bytes = b"", column: str = COLUMN) -> Data
         raise ValueError(f"no data at {path}; name a file or folder, or {STDLIB!r} for the built-in text")
     if tokenizer:
         return tokenised(*_documents(source, path, column), tokenizer)
-    if holds_records(path):
-        return Text(*map(joined, load_records(path, column)))
     if path.suffix == ".safetensors":
         return data_from_blob(path.read_bytes())
     if path.suffix == ".npz" or "idx3" in path.name or any(path.glob("*idx3*")):
         return load_images(path)
     if path.is_dir() and holds_pictures(path):
         return load_pictures(path)
+    if holds_records(path):
+        return Text(*map(joined, load_records(path, column)))
     return load_text(path)
 
 
 def _documents(source: str, path: Path, column: str) -> tuple[Iterable[str], Iterable[str] | None]:
     """The texts of both sides; None where one side is to be cut out of the other."""
-    if source != STDLIB and holds_records(path):
-        return load_records(path, column)
-    if source != STDLIB and (path.suffix in (*NUMBERED, ".safetensors", ".npz") or "idx3" in path.name):
-        raise ValueError(f"{path} is no text: a tokenizer has nothing to read there; leave out data.tokenizer")
-    if source != STDLIB and path.is_dir() and (holds_pictures(path) or any(path.glob("*idx3*"))):
-        raise ValueError(f"{path} holds pictures: a tokenizer has nothing to read there; leave out data.tokenizer")
-    if source != STDLIB and not path.is_dir():
-        return [path.read_text("utf-8", "replace")], None
+    if source != STDLIB:
+        arrays = path.suffix in (*NUMBERED, ".safetensors", ".npz") or "idx3" in path.name
+        if arrays or (path.is_dir() and (any(path.glob("*idx3*")) or holds_pictures(path))):
+            raise ValueError(f"{path} is no text: a tokenizer has nothing to read there; leave out data.tokenizer")
+        if holds_records(path):
+            return load_records(path, column)
+        if not path.is_dir():
+            return [path.read_text("utf-8", "replace")], None
     files = library_files() if source == STDLIB else text_files(path)
     texts = {name: file.read_text("utf-8", "replace") for name, file in files.items()}
     if not enough_to_split(files):

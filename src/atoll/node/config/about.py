@@ -93,6 +93,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'layers, heads, tokens read at once; v=256), "llama:d=64,l=3,h=4,kv=2,t=64" (also f, theta, tie), '
         '"resnet18:c=10,i=3,w=64" (classes, channels, first width), "vgg11:…" alike.'
     ),
+    "model.weights": (
+        "A folder with a config.json and .safetensors to begin from: a Llama as `transformers` saves it, or what "
+        "atoll checkpoint export --hf wrote. model.name may then be left out. Only the founder needs it. Empty: "
+        "fresh weights."
+    ),
     "data.source": (
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
         "text, records with a text each (.jsonl, .parquet, a folder of them, a data set that Hugging Face's "

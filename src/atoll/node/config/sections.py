@@ -61,6 +61,7 @@ class Model(Section, frozen=True):
     """What learns. Travels with the run, by name: code never travels."""
 
     name: str = ""
+    weights: str = ""
 
 
 class Data(Section, frozen=True):
