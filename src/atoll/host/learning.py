@@ -172,7 +172,7 @@ def built_in(
     if problem := misfit(recipe.model, loaded):
         raise UsageError("E-RUN-13", problem, fix="choose another model.name or data.source")
     epoch_samples(loaded, recipe.seq_len)
-    next(validation(loaded, 1, 1, recipe.seq_len))
+    next(validation(loaded, 1, 1, recipe.seq_len), None)
     watched = _canary(recipe, canary, tokenizer, column) if canary else b""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, recipe.seed)
