@@ -264,6 +264,11 @@ async def _main(fd: int, memory: int) -> None:
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
 
+    def end(why: AtollError) -> None:
+        trouble.append(why)
+        over.set()
+
+    host.on_unkept = end
     door = Door(folder, handlers_of(host, leave))
     await door.open()
     host.start()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError
+from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError
 from atoll.base.ids import Digest, PeerId, Seconds, short
 from atoll.base.machine import (
     Ask,
@@ -77,6 +77,14 @@ SLEPT_S = 3.0  # a pulse this late means the computer was suspended or the proce
 DIAL_AGAIN_S = 2.0
 
 
+class Unkept(Exception):
+    """The disk refuses what has to be durable before the next word."""
+
+    def __init__(self, why: RunFailedError) -> None:
+        self.why = why
+        super().__init__(str(why))
+
+
 class Worker(Protocol):
     """What does a peer's slow work, off its loop."""
 
@@ -125,6 +133,7 @@ class Driver:
         self.follow: Callable[[], Follower | None] = lambda: None
         self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
         self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
+        self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None  # this disk takes no more
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._react_to_fact, on_fact]
         self._carriage = Carriage()
         self.stopped = asyncio.Event()
@@ -137,6 +146,7 @@ class Driver:
         self._unkept: list[tuple[str, bytes | None]] = []
         self._last: tuple[Message, bytes] | None = None  # a broadcast is encoded once
         self._closing = False
+        self._silent = False  # what must be durable is not: nothing is said any more
 
     # ---- life ----------------------------------------------------------------------------------------------
 
@@ -253,10 +263,20 @@ class Driver:
     # ---- events in, effects out ----------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        if not self._closing:
+        if not self._closing and not self._silent:
             self._carry_out_all(self.machine.handle(event, self.clock.now()))
 
     def _carry_out_all(self, effects: list[Effect]) -> None:
+        try:
+            self._carry_out(effects)
+        except Unkept as unkept:
+            log.error("nothing can be kept any more, so nothing is said any more: %s", unkept.why.what)
+            self._silent = True
+            self.on_unkept(unkept.why)
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        if self._silent:
+            return
         for effect in effects:
             match effect:
                 case Keep(name, blob):
@@ -284,7 +304,10 @@ class Driver:
     def _flush(self) -> None:
         """Everything kept so far becomes durable, in one commit, before the next word leaves."""
         if self._unkept:
-            self.store.keep(self._unkept)
+            try:
+                self.store.keep(self._unkept)
+            except RunFailedError as why:
+                raise Unkept(why) from why
             self._unkept.clear()
 
     def _send(self, send: Send) -> None:

@@ -33,6 +33,7 @@ AT_ONCE = (  # reasons that wait for nobody
     "stopped by its owner",
     "whoever started it is gone",
     "an error of Atoll itself",
+    "its disk refused",
 )
 JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
 REFUSALS_MAX = 3  # a ticket may be newer than what a member knows; a third refusal is a no
@@ -167,6 +168,7 @@ async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resume
     watch = _Watch(host, start, shell, leave)
     host.on_entry = watch.entry
     _end_when_broken(host, leave)
+    host.on_unkept = lambda why: leave("its disk refused", why)
     door = Door(start.folder, handlers_of(host, leave))
     signals = _answer_signals(leave, shell)
     said = False  # farewell
@@ -354,6 +356,7 @@ def _log_to(path: Path) -> None:
     """What happens underneath goes to a file: a terminal is for people."""
     if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
         path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
+    logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
     logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
