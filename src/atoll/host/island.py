@@ -41,6 +41,7 @@ from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import remembers
+from atoll.learn.data import position_after
 from atoll.learn.state import SharedState, export_model, gone_back
 from atoll.learn.update import Common
 from atoll.node.config.sections import Keep
@@ -305,7 +306,8 @@ class Island:
         before, earlier = self._find(work.before), self._find(work.back_to)
         if before is None or earlier is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        samples = work.steps * self._learning.recipe.batch * work.shards
+        taken = work.steps * self._learning.recipe.batch
+        samples = position_after(before.samples, work.shards, taken) - before.samples
         return Advanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
 
     # ---- what was agreed -----------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 `batch` is a pure function of (data, shard, shards, cursor, …): the position in the data is one integer.
 Samples are numbered by a seeded permutation per epoch; shard s of n takes the positions p = cursor * n + s.
 So peers see disjoint data, and within one epoch nobody sees a sample twice, as long as `shards` stays the same
-or a change of `shards` starts at `cursor_after(position, shards)`, which repeats nothing and skips fewer than
-`shards` samples. Every epoch has its own permutation and, for text, its own window borders.
+or a change of `shards` starts at `cursor_after(position, shards)` and the position then is what `position_after`
+says, which repeats nothing and skips fewer than `shards` samples. A round that counts nobody leaves the position
+where it is: its samples are dealt out again, and are in the model twice as far as error feedback or live parameters
+bring its steps along. Every epoch has its own permutation and, for text, its own window borders.
 Never uses torch's or Python's generators, whose streams differ between versions.
 """
 
@@ -109,6 +111,12 @@ def samples_at(data: Data, positions_B: np.ndarray, seq_len: int, seed: int) -> 
 def cursor_after(position: int, shards: int) -> int:
     """The cursor at which `shards` peers go on after `position` samples of the run were handed out."""
     return -(-position // shards)
+
+
+def position_after(position: int, shards: int, taken: int) -> int:
+    """How many samples of the run were handed out once `shards` peers took `taken` each from there on: counted from
+    where they began, which may be up to `shards` further, so that a change of `shards` repeats none of them."""
+    return (cursor_after(position, shards) + taken) * shards if taken else position
 
 
 def epoch_samples(data: Data, seq_len: int) -> int:
