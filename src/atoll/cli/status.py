@@ -31,6 +31,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         say(f"  {s['paused']}")
     if s["trouble"]:
         say(f"  ! {s['trouble']}")
+    if s.get("uncounted"):
+        say(f"  ! {s['uncounted']}")
     for b in s.get("branches", []):
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")

@@ -151,6 +151,7 @@ class Progress:
     step_loss: float | None = None
     state: str = ""  # hash of the agreed state
     members: list[dict[str, Any]] = field(default_factory=list)
+    passed: str = ""  # why this peer had nothing to give to the last round, if it had not
     missing: list[str] = field(default_factory=list)  # complete members without a counted update in the last round
     curve: list[tuple[int, float]] = field(default_factory=list)  # (trained rounds, training loss)
     tokens: int = 0  # that the swarm learned from
@@ -207,7 +208,9 @@ class Progress:
             case "Stepped":
                 self.step, self.step_loss = entry["steps"], entry["loss"]
             case "TrainEnded":
-                self.phase, self.step = "committing", entry["steps"]
+                self.phase, self.step, self.passed = "committing", entry["steps"], ""
+            case "Passed":
+                self.passed = entry["why"]
             case "TrainedApart":
                 self.phase, self.apart_steps = "training apart", self.apart_steps + entry["steps"]
             case "ShareBegan":
@@ -301,6 +304,7 @@ class Record:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("ab", buffering=0)
+        self._torn = False  # the last line is not whole
 
     def tail(self) -> list[dict[str, Any]]:
         """The newest entries, oldest first; a line that a power cut tore is skipped."""
@@ -315,7 +319,12 @@ class Record:
         return entries
 
     def write(self, entry: dict[str, object]) -> None:
-        self._file.write(msgspec.json.encode(entry, enc_hook=str) + b"\n")
+        """A line that a full disk does not take is lost, and nothing else: the record is for people."""
+        line = (b"\n" if self._torn else b"") + msgspec.json.encode(entry, enc_hook=str) + b"\n"
+        try:
+            self._torn = self._file.write(line) != len(line)
+        except OSError:
+            self._torn = True
 
     def close(self) -> None:
         self._file.close()
