@@ -128,7 +128,7 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
-BACK_AGAIN_S = 3.0  # so is a word to go back, to members that were a vertex behind when they heard it
+BACK_AGAIN_S = 3.0  # so are words to go back, to members that were a vertex behind when they heard them
 
 
 def part_bytes_most(update_bytes: int) -> int:
@@ -912,10 +912,12 @@ class Peer:
         return effects + self._seek_admission(now)
 
     def _say_again(self, now: Seconds) -> list[Effect]:
-        """My word to go back, while it waits for its vertex: who was a vertex behind could not believe it yet."""
+        """My words to go back and about states, while they wait for their vertex: who was a vertex behind could not
+        believe them yet, and a leader that stays would never hear what was lost on its way to it."""
         if self.pool is None or now < self.said_back + BACK_AGAIN_S:
             return []
         mine = [signed for signed, _ in amends_in(self.pool.pool.values()) if signed.signer == self.me]
+        mine += self.pool.said_by(self.me, Validated.__name__)
         self.said_back = now
         return [Send(p, MemberReport(signed)) for signed in mine for p in self._within_reach()]
 

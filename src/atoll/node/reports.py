@@ -97,6 +97,10 @@ class ReportPool:
         """The accused was heard again."""
         self.pool.pop(("Suspect", by, peer), None)
 
+    def said_by(self, peer: PeerId, kind: str) -> list[Signed]:
+        """Its reports of this kind that wait for their vertex."""
+        return [signed for key, signed in self.pool.items() if key[:2] == (kind, peer)]
+
     def chosen(self) -> list[Signed]:
         """What a proposer may put into a vertex: words to go back, then as many reports as fit, the shortest first.
 
