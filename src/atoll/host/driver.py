@@ -270,7 +270,7 @@ class Driver:
         try:
             self._carry_out(effects)
         except Unkept as unkept:
-            log.error("nothing can be kept any more, so nothing is said any more: %s", unkept.why.what)
+            log.warning("nothing can be kept any more, so nothing is said any more: %s", unkept.why.what)
             self._silent = True
             self.on_unkept(unkept.why)
 
