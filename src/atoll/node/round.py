@@ -353,11 +353,14 @@ class Round:
     # ---- commit --------------------------------------------------------------------------------------------
 
     def _commit_if_ready(self, now: Seconds) -> list[Effect]:
-        """Sign what I have, once per attempt, unless the sharing began without me."""
+        """Sign what I have, once per attempt. When the sharing of a later one has begun without me that is a pass, if
+        I know of nobody that gives: when all have passed, nobody waits for rows until the last window ends."""
         name = f"said/{self.plan.round}/{self.attempt}/commit"
         if name in self.said and self.committed.commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
-        if not self.update.ready or self.patience.sharing or self.committed.commit_of(self.me) is not None:
+        if self.patience.sharing and not self._passes_late():
+            return []
+        if not self.update.ready or self.committed.commit_of(self.me) is not None:
             return []
         commit = self.update.commit(self.attempt)
         signed = self.notary.sign(commit)
@@ -368,7 +371,11 @@ class Round:
         mine = self.update.said()
         if mine is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, mine), now)
-        return effects + self._share_if_due(now)
+        return effects + self._awaits_less(now)
+
+    def _passes_late(self) -> bool:
+        """After a failed attempt, as when all were down for a while, windows are long and nobody may have trained."""
+        return self.attempt > 0 and self.update.passes is not None and not self.committed.now.giving
 
     def _repeat_commit(self, said: bytes, now: Seconds) -> list[Effect]:
         """I restarted and committed before: nobody shall wait for my word, though its bytes are lost."""
