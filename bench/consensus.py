@@ -27,13 +27,14 @@ from form import asking, report, versions
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Event, Fact, Message, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest
+from atoll.keys.signer import VoteKind
 from atoll.policy.plan import QuorumRule, quorum
 from atoll.protocol.consensus import facts, snow
 from atoll.protocol.consensus.door import open_door
 from atoll.protocol.consensus.raft import Raft
 from atoll.protocol.consensus.raft_words import Committed
 from atoll.protocol.consensus.snow import Snow
-from atoll.sim.signatures import RealKeys, VoteKind
+from atoll.sim.signatures import RealKeys
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 
@@ -207,6 +208,7 @@ ENGINES: dict[tuple[str, str, str], Callable[[int, int], Cost]] = {
     ("agreement", "ml-dsa-65", "two-thirds"): lambda n, seed: by_door(n, seed, "two-thirds", False, "ml-dsa-65"),
     ("agreement", "ed25519", "majority"): lambda n, seed: by_door(n, seed, "majority", raft=False),
     ("raft", "ed25519", "majority"): lambda n, seed: by_door(n, seed, "majority", raft=True),
+    ("raft", "ml-dsa-65", "majority"): lambda n, seed: by_door(n, seed, "majority", True, "ml-dsa-65"),
     ("raft log", "", "majority"): by_raft_log,
     ("snow", "", ""): by_snow,
 }

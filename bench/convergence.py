@@ -10,6 +10,10 @@ to a tenth. `--set` changes a number of the recipe; `phases` is since:inner_step
 copy of every tensor payload that one peer sends and hears (`atoll.learn.experiment`). The baseline's losses are
 kept in `--baselines`, a JSON file, by setting, so that many recipes need it only once. `--absent 5:300 4:0:600`:
 peer 5 vanishes after step 300 for good, peer 4 comes after step 600. The baseline knows no trouble.
+
+`modelled_h` is arithmetic, not measured: hours for as many steps of 1 s of a model of 100 M parameters, by this
+very recipe among as many peers, every one on a link of 20, 100 or 1000 Mbit/s each way and 50 ms from the others,
+by the forecast of `atoll plan`. `bench/pareto.py` makes a table and a picture of many of these reports.
 """
 
 from __future__ import annotations
@@ -26,13 +30,17 @@ import msgspec
 import torch
 from form import asking, report, versions
 
+from atoll.cli.plan import Links, row_of
 from atoll.learn.data import Data, data_digest, load_data
 from atoll.learn.experiment import Absence, Outcome, Round, Trouble, experiment
+from atoll.learn.forecast import layout_of_size
 from atoll.learn.methods import METHODS
 from atoll.learn.recipes import Coding, Recipe
 from atoll.learn.schedule import Phase
 
 QUICK_STEPS = 300
+MODELLED, STEP_S, LATENCY_S = 100_000_000, 1.0, 0.05  # parameters of the modelled run, its steps and its links
+RATES_MBIT = (20, 100, 1000)
 
 
 def value(text: str) -> object:
@@ -119,6 +127,7 @@ def measured(asked: argparse.Namespace) -> dict:
         "download_ratio": _ratio(outcomes[0].download_ratio),
         "rounds": outcomes[0].rounds,
         "wall_s": round(wall_s, 1),
+        "modelled_h": modelled_h(recipe_of(asked.recipe, given, asked.steps, asked.seed), asked.steps, asked.peers),
     }
     if not asked.alone:
         theirs = statistics.mean(
@@ -126,6 +135,17 @@ def measured(asked: argparse.Namespace) -> dict:
         )
         figures |= {"val_loss_data_parallel": round(theirs, 5), "gap_percent": round(100 * (loss / theirs - 1), 2)}
     return figures
+
+
+def modelled_h(recipe: Recipe, steps: int, peers: int) -> dict[str, float | None]:
+    """Hours of a large run by this recipe, by the links' rate in Mbit/s; None where it cannot be cut like that."""
+    layout, hours = layout_of_size(MODELLED), {}
+    for rate in RATES_MBIT:
+        links = Links(peers, rate * 125_000, rate * 125_000, LATENCY_S)
+        round_s = row_of("", recipe, layout, links, STEP_S, 1)["round_s"]
+        whole = None if round_s is None else round_s * steps / recipe.schedule.inner_steps / 3600
+        hours[str(rate)] = None if whole is None else round(whole, 2)
+    return hours
 
 
 def _ratio(ratio: float | None) -> float | None:

@@ -7,7 +7,9 @@ that genesis names, on the same data, with as many peers, and the names of both 
 a digest of the whole state, so equal names are equal bits of model, outer momentum and counts. Every round before
 is compared, too, so that what differs is found where it began. Threads are one everywhere; both sides are on this
 processor. What it takes from the real run beside genesis: in which order the peers' ids stand, since rows are added
-up in that order, while shares of the data are dealt out in the order of joining.
+up in that order, while shares of the data are dealt out in the order of joining. In pairs a state is the roll of
+what each member holds, so one name is that of all their models. Beside it stand the bytes that one peer's sockets
+sent in a round, with everything that was said.
 
 A round that lacks a peer, as on a busy computer, shows nothing: such a run says so, and is done once more. Parts
 are sized by measured uplinks, which the experiment takes for equal: where load makes them differ, borders of parts
@@ -16,6 +18,7 @@ and so of codecs' blocks lie elsewhere, and the states differ by rounding. Only 
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -23,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,18 +36,20 @@ from form import asking, report, versions
 from real_swarm import Swarm
 
 import atoll
+from atoll.base.draw import in_pairs
+from atoll.base.ids import Digest, PeerId
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.host.learning import Learning, decode_learning
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.models import build_model, loss_of
-from atoll.learn.state import state_bytes, state_from_bytes, state_hash
+from atoll.learn.state import SharedState, state_bytes, state_from_bytes, state_hash
 from atoll.node.settings import decode_settings
 from atoll.node.trial import opened
+from atoll.wire.pairs import Roll, roll_bytes
 
 if TYPE_CHECKING:
-    from atoll.base.ids import PeerId
     from atoll.wire.messages.vertex import Body
 
 PEERS = 4
@@ -62,6 +68,7 @@ RECIPES = {
     "data_parallel": STEPS,
     "demo_": STEPS,
     "powersgd": STEPS,
+    "noloco": ROUNDS,
 }
 
 
@@ -73,6 +80,7 @@ class Told:
     bodies: tuple[Body, ...]  # of the rounds that trained
     shares: tuple[PeerId, ...]  # whose share of the data is the first, the second, …
     last: bytes  # the last state
+    sent_bytes: int  # by this peer in a round, on sockets: the median
 
     @property
     def order(self) -> list[int]:
@@ -92,7 +100,12 @@ class Told:
                 return f"round {body.round} has parts without an answer"
             for part, answer in enumerate(body.parts):
                 said = set(opened(answer).contributors) if answer is not None else set[str]()
-                if lacking := sorted({*self.shares} - said):
+                if self.learning.recipe.paired:
+                    drawn = in_pairs(body.trained - 1, self.shares)
+                    expected_in = next(set(pair) for pair in drawn if self.shares[part] in pair)
+                else:
+                    expected_in = {*self.shares}
+                if lacking := sorted(expected_in - said):
                     return f"round {body.round} lacked {', '.join(lacking)} in part {part}"
             if tuple(m.peer for m in body.members if m.trains) != self.shares:
                 return f"round {body.round} changed who trains"
@@ -110,6 +123,7 @@ class Compared:
     differs: int | None  # the first round after which the states are not the same one, from 1 on
     values: int  # of the model that differ at the end
     unlike: str  # why the two cannot be compared; empty if they can
+    sent_bytes: int
 
     @property
     def same(self) -> bool:
@@ -136,7 +150,16 @@ def told(folder: Path) -> Told:
     trained = tuple(body for body in bodies if body.parts)
     learning = decode_learning(decode_settings(genesis.settings))
     shares = tuple(m.peer for m in trained[0].members if m.trains)
-    return Told(learning, trained, shares, (folder / "blobs" / trained[-1].state.hex()).read_bytes())
+    return Told(
+        learning, trained, shares, (folder / "blobs" / trained[-1].state.hex()).read_bytes(), sent_in(folder)
+    )
+
+
+def sent_in(folder: Path) -> int:
+    """Bytes that this peer's sockets sent from one round that trained to the next, the median."""
+    facts = [json.loads(line) for line in (folder / "facts.jsonl").read_text().splitlines()]
+    sent = [fact["bytes_out"] for fact in facts if fact["fact"] == "RoundClosed" and fact["counted"]]
+    return round(median(b - a for a, b in pairwise(sent)))
 
 
 def compared(run: Told) -> Compared:
@@ -147,18 +170,46 @@ def compared(run: Told) -> Compared:
     data = load_data(run.learning.data)
     model = build_model(recipe.model, recipe.seed)
     beside = Experiment(recipe, model, data, peers, schedule.steps, Trouble(), loss_of, order)
-    differs = None
+    differs, roll = None, Roll(0, 0, 0, 0, ())
     for turn, body in enumerate(run.bodies, 1):
         while beside.now < min(turn * schedule.turn_steps + schedule.overlap, schedule.steps):
             beside.step()
-        if state_hash(state_bytes(beside.shared(), layout)) != body.state:
+        if recipe.paired:
+            roll = rolled(beside, roll, run)
+            state = state_hash(roll_bytes(roll))
+        else:
+            state = state_hash(state_bytes(beside.shared(), layout))
+        if state != body.state:
             differs = turn
             break
+    if recipe.paired:  # rolls name every member's whole state: there is nothing else to compare
+        return Compared(
+            run.bodies[-1].state.hex(),
+            state_hash(roll_bytes(roll)).hex(),
+            len(run.bodies),
+            differs,
+            0,
+            run.unlike(),
+        )
     done = atoll.experiment(recipe, data=data, peers=peers, order=order, samples=256)
     model_F = state_from_bytes(run.last, layout).anchor_F
     values = int((model_F.view(torch.int32) != done.model_F.view(torch.int32)).sum())
     found = done.state.hex() if done.state is not None else ""
-    return Compared(run.bodies[-1].state.hex(), found, len(run.bodies), differs, values, run.unlike())
+    found_there = run.bodies[-1].state.hex()
+    return Compared(found_there, found, len(run.bodies), differs, values, run.unlike(), run.sent_bytes)
+
+
+def rolled(beside: Experiment, before: Roll, run: Told) -> Roll:
+    """What members would agree on, each of them with a state of its own: the next roll."""
+    recipe, layout = run.learning.recipe, run.learning.layout
+    counts = before.round, before.steps, before.samples, before.tokens
+    counters_K, made = torch.zeros(layout.counters, dtype=torch.int64), dict[PeerId, Digest]()
+    for index, peer in enumerate(run.shares):
+        own = SharedState(beside.anchors[index], beside.outers[index][0].momentum_P, counters_K, *counts)
+        made[peer] = state_hash(state_bytes(own, layout))
+    steps = recipe.schedule.turn_steps
+    samples = steps * recipe.batch * len(run.shares)
+    return before.next(made, run.shares, steps=steps, samples=samples, tokens=samples * recipe.seq_len)
 
 
 def shown(settings: Sequence[str], base: Path, peers: int = PEERS) -> Compared:
@@ -171,7 +222,8 @@ def row_of(name: str, found: Compared, took_s: float) -> dict[str, Any]:
     differs = f"differs from round {found.differs} on, {found.values} values of the model at the end"
     says = "the same state" if found.same else found.unlike or differs
     states = {"state": found.state[:16], "experiment": found.experiment[:16]}
-    return {"recipe": name, "rounds": found.rounds, **states, "says": says, "wall_s": round(took_s)}
+    sent = {"sent_bytes": found.sent_bytes}
+    return {"recipe": name, "rounds": found.rounds, **states, "says": says, **sent, "wall_s": round(took_s)}
 
 
 def main() -> int:

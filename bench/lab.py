@@ -226,9 +226,10 @@ class Router:
         self._ties = count()
         self._packets = self._dropped = self._lost = self._late_packets = 0
         self._late_s = 0.0
+        self._cut: set[tuple[int, int]] = set()  # (from, to) whose packets are dropped
 
     def serve(self, control: int) -> None:
-        """Until `control` ends; a line there asks for the counts."""
+        """Until `control` ends; a line there cuts or mends a link, or is empty, and asks for the counts."""
         hosts = {tun: host for host, tun in enumerate(self._tuns)}
         watched = [control, *self._tuns]
         now = time.monotonic
@@ -237,10 +238,12 @@ class Router:
             for fd in select.select(watched, [], [], wait_s)[0]:  # epoll counts in milliseconds, select in micro
                 if fd in hosts:
                     self._take(fd, hosts[fd])
-                elif not os.read(fd, 1):
+                elif not (words := os.read(fd, 4096)):
                     return
                 else:
-                    print(json.dumps(dataclasses.asdict(self.counted())), flush=True)
+                    for line in words.decode().splitlines():
+                        self._heed(line)
+                        print(json.dumps(dataclasses.asdict(self.counted())), flush=True)
             while self._events and self._events[0][0] <= now():
                 at, _, happen, packet, way, to = heapq.heappop(self._events)
                 happen(packet, way, to, at)
@@ -257,6 +260,15 @@ class Router:
             late_s=round(self._late_s, 6),
         )
 
+    def _heed(self, line: str) -> None:
+        match line.split():
+            case ["cut", a, b]:
+                self._cut |= {(int(a), int(b)), (int(b), int(a))}
+            case ["mend", a, b]:
+                self._cut -= {(int(a), int(b)), (int(b), int(a))}
+            case _:
+                return
+
     def _take(self, tun: int, sender: int) -> None:
         for _ in range(READ_MAX):
             try:
@@ -267,6 +279,8 @@ class Router:
             if packet[0] >> 4 != 4 or not 0 <= to < len(self._tuns):
                 continue
             self._packets += 1
+            if (sender, to) in self._cut:
+                continue
             way = self._ways[sender][to]
             self._pass(way.up, self._at_trunk if way.trunk else self._launch, packet, way, to, time.monotonic())
 
@@ -394,6 +408,13 @@ class Lab:
         process = subprocess.Popen([*enter, *argv], **options)
         self.processes.append(process)
         return process
+
+    def cut(self, a: int, b: int) -> None:
+        """From now on nothing passes between these two, as if a cable were pulled out."""
+        self._asked(f"cut {a} {b}")
+
+    def mend(self, a: int, b: int) -> None:
+        self._asked(f"mend {a} {b}")
 
     def counted(self) -> Counted:
         return Counted(**json.loads(self._asked("")))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lab import Lab
 
 PATIENCE_S = 120.0  # for any one thing to happen on a busy computer
+LAB_PORT = 7071  # the same in every life: others look for a restarted peer where it was
 
 Fact = dict[str, Any]
 
@@ -140,9 +141,9 @@ class Swarm:
         ]
         start = subprocess.Popen
         if self.lab is not None:
-            command += ["--listen", f"/ip4/{self.lab.address(index)}/tcp/0"]
+            command += ["--listen", f"/ip4/{self.lab.address(index)}/tcp/{LAB_PORT}"]
             start = partial(self.lab.run, index)
-        with (self.base / f"{folder.name}.stderr").open("wb") as words:
+        with (self.base / f"{folder.name}.stderr").open("ab") as words:
             process = start(
                 [*command, "--dir", str(folder)],
                 stdout=subprocess.PIPE,

@@ -1,13 +1,16 @@
 """How much of their time trainers train: two in a swarm against the same two that never synchronise.
 
     python bench/utilisation.py [--json] [--quick] [--overlap 8] [--fragments 1] [--network loopback,100mbit]
+                                [--repeat 3]
 
-Two peers, as a person would start them, one thread each; then two trainers alone, at the same time, on the same
-computer. All figures come from the run itself: steps and their seconds from `TrainEnded`, the time between two of
-them from the peer's clock. The first round is left out, it waits for imports.
+Two peers, as a person would start them, one thread each; before and after each such swarm two trainers alone, at
+the same time, on the same computer. All figures come from the run itself: steps and their seconds from
+`TrainEnded`, the time between two of them from the peer's clock. The first round is left out, it waits for imports.
+Medians over the swarms.
 
-    throughput_ratio      steps per second in the swarm / alone. Everything counts: waiting, and the processor time
-                          that encoding, hashing and talking take from steps where cores are scarce
+    throughput_ratio      steps per second in the swarm / alone, mean of before and after. Everything counts:
+                          waiting, and the processor time that encoding, hashing and talking take from steps where
+                          cores are scarce
     compute_utilisation   share of the time in which a step was under way
     trainer_cpu_share     of the processor time of a peer and its trainer; where every core has a trainer, nothing
                           gets better than this, and other load on the computer does not change it much
@@ -121,6 +124,7 @@ def main() -> None:
     asked.add_argument("--fragments", type=int, default=1)
     asked.add_argument("--rounds", type=int, default=0, help="measured ones; default 5, quick 2")
     asked.add_argument("--network", default="loopback,100mbit")
+    asked.add_argument("--repeat", type=int, default=0, help="swarms per network; default 3, quick 1")
     options = asked.parse_args()
     batch, rounds = 4, options.rounds or (2 if options.quick else 5)
     networks = ["loopback"] if options.quick else options.network.split(",")
@@ -137,15 +141,20 @@ def main() -> None:
         f"sync.overlap={options.overlap}",
         f"sync.fragments={fragments}",
     ]
+    repeat = options.repeat or (1 if options.quick else 3)
     figures: dict[str, Any] = {}
     for network in networks:
-        found = together(network, settings, rounds)
         tail = "" if network == "loopback" else f"_{network}"
-        figures |= {f"{name}{tail}": round(value, 4) for name, value in found.items()}
-    reference = alone(options.model, batch, seq_len, INNER_STEPS)
-    figures["alone_steps_per_s"] = round(reference, 4)
-    if "steps_per_s" in figures:
-        figures["throughput_ratio"] = round(figures["steps_per_s"] / reference, 4)
+        found: list[dict[str, float]] = []
+        before = alone(options.model, batch, seq_len, INNER_STEPS)
+        for _ in range(repeat):
+            swarm = together(network, settings, rounds)
+            after = alone(options.model, batch, seq_len, INNER_STEPS)
+            reference, before = (before + after) / 2, after
+            ratio = swarm["steps_per_s"] / reference
+            found.append(swarm | {"alone_steps_per_s": reference, "throughput_ratio": ratio})
+        for name in found[0]:
+            figures[name + tail] = round(statistics.median(one[name] for one in found), 4)
     report = {
         "bench": "utilisation",
         "settings": {
@@ -158,6 +167,7 @@ def main() -> None:
             "overlap": options.overlap,
             "fragments": fragments,
             "rounds": rounds,
+            "repeat": repeat,
         },
         "figures": figures,
         "versions": {"atoll": atoll.__version__, "torch": torch.__version__, "python": platform.python_version()},

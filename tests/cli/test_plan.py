@@ -43,6 +43,14 @@ def test_the_recommended_rounds_are_as_short_as_the_links_allow(capsys: pytest.C
     assert "untried" in told(capsys, uplink="1Mbit")["recommended"]["reason"]
 
 
+def test_adapters_are_sent_and_the_whole_model_is_computed(capsys: pytest.CaptureFixture[str]):
+    """A hundredth of the values is a hundredth of the bytes; a step is 4 operations where it was 6."""
+    whole, some = told(capsys), told(capsys, adapters="10M")
+    share = some["recipes"][0]["up_bytes"] / whole["recipes"][0]["up_bytes"]
+    assert share == pytest.approx(0.01, rel=0.02) and some["frozen"] == 990_000_000
+    assert some["step_s"] / whole["step_s"] == pytest.approx(4 / 6, rel=0.01)
+
+
 def test_words_for_people(capsys: pytest.CaptureFixture[str]):
     plan(model="gpt:d=64,l=3,h=4,t=64", peers=4, uplink="20Mbit", step_seconds=0.013)
     text = capsys.readouterr().out

@@ -14,6 +14,7 @@ from atoll.__main__ import main
 from atoll.base.ids import Digest
 from atoll.cli.picture import curve_text
 from atoll.cli.say import qr
+from atoll.cli.status import preference_lines
 from atoll.cli.watch import introduction, line_of
 from atoll.host.record import Progress
 from atoll.keys.identity import Identity
@@ -116,6 +117,24 @@ def test_who_ends_as_we_do_is_no_trouble():
     assert "does not answer" in line_of(silent, progress)
     progress.see({"at": 5.0, "time_s": 5.0, "fact": "RunOver", "rounds": 3, "state": "ab"})
     assert line_of(silent, progress) == ""
+
+
+def test_of_two_branches_it_is_said_which_most_prefer_and_how_to_go_over():
+    """From the facts as they are recorded to the lines of `atoll status`; nothing to do where it is one's own."""
+    progress = Progress()
+    seen = {"fact": "BranchSeen", "round": 7, "epoch": 0, "members": ["bob", "eve"], "recovered": False}
+    progress.see(seen)
+    assert "bob, eve (atoll status)" in line_of(seen, progress)
+    assert "not known yet" in "".join(preference_lines(progress.branches[0], Path("here")))
+    told = {"fact": "BranchPreferred", "round": 7, "ours": False, "named": 8, "asked": 10, "queries": 23}
+    progress.see(told | {"settled": True})
+    first, *rest = preference_lines(progress.branches[0], Path("here"))
+    assert "that other branch: 8 of the 10 asked last, settled after 23 queries" in first
+    assert "ask bob or eve" in rest[0] and rest[1].startswith("atoll leave --dir here; atoll join TICKET --dir")
+    assert "the other one: 8 of the 10" in line_of(told | {"settled": False}, progress)
+    progress.see(told | {"settled": False, "ours": True})
+    (only,) = preference_lines(progress.branches[0], Path("here"))
+    assert "most prefer this branch" in only and "not settled yet" in only
 
 
 def test_ctrl_c_while_the_command_still_loads_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch):

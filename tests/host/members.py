@@ -60,9 +60,10 @@ class Inside:
         assignment=None,
         held=(),
         apart=False,
+        batch=0,
     ) -> Trained:
         self.jobs += 1
-        named = steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart
+        named = steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart, batch
         return self.ask(Train(self.jobs, *named))
 
     def cancel(self) -> None:
@@ -104,8 +105,12 @@ def recipe_for(how: dict, *, up="2bit", down="int8", rounds=3) -> Recipe:
 class Members:
     """Each owns one part."""
 
-    def __init__(self, base: Path, recipe: Recipe, book: str, peers: int = PEERS) -> None:
-        founded = found(built_in(recipe, book), RunSettings())
+    settings = RunSettings()
+
+    def __init__(
+        self, base: Path, recipe: Recipe, book: str, peers: int = PEERS, settings: RunSettings | None = None
+    ) -> None:
+        founded = found(built_in(recipe, book), settings or self.settings)
         self.base, self.recipe, self.book, self.peers = base, recipe, book, peers
         self.shares = (1,) * peers
         self.learning: Learning = decode_learning(founded.settings)
@@ -114,6 +119,7 @@ class Members:
         self.islands = [self.island(k) for k in range(peers)]
         self.state = {store.put_blob(founded.state) for store in self.stores}.pop()
         self.round = 0
+        self.steps, self.batch = recipe.schedule.turn_steps, 0  # of the next round; 0: as the recipe has it
 
     def island(self, index: int) -> Island:
         island = Island(self.stores[index], 1, trainer=self.trainers[index])
@@ -130,8 +136,8 @@ class Members:
 
     async def train(self, index: int, late: bool = False) -> Encoded:
         """Its update of this round; late work, if it has any, rides on it."""
-        steps = self.recipe.schedule.turn_steps
-        await self.islands[index].do(TrainAsked(self.round, steps, 600.0, index, self.peers))
+        asked = TrainAsked(self.round, self.steps, 600.0, index, self.peers, self.batch)
+        await self.islands[index].do(asked)
         return await self.islands[index].do(Encode(self.round, self.shares, late))
 
     async def play(
@@ -145,27 +151,27 @@ class Members:
         """One round. Who does not encode came too late with its update; who is not counted sent it in vain; who is
         not here hears of nothing. Rows weigh their samples, but where `weights` say otherwise.
         """
-        recipe, steps, peers = self.recipe, self.recipe.schedule.turn_steps, self.peers
+        steps, batch, peers = self.steps, self.batch or self.recipe.batch, self.peers
         here = range(peers) if here is None else here
         encoding = here if encoding is None else encoding
         counted = encoding if counted is None else counted
         for index in here:
             if index not in encoding:
-                await self.islands[index].do(TrainAsked(self.round, steps, 600.0, index, peers))
+                await self.islands[index].do(TrainAsked(self.round, steps, 600.0, index, peers, self.batch))
         updates = {k: await self.train(k, late) for k in encoding}
         taken = [k for k in counted if updates[k].late is not None]
         answers, led = [], dict[int, list[Digest]]()
         for part in range(peers):
             rows = tuple(
-                Row(PeerId(str(k)), (weights or {}).get(k, steps * recipe.batch), u.parts[part], (PeerId(str(k)),))
+                Row(PeerId(str(k)), (weights or {}).get(k, steps * batch), u.parts[part], (PeerId(str(k)),))
                 for k, u in updates.items()
                 if k in counted
             )
             combine = Combine(self.round, part, self.shares, rows)
             answers.append((await self.islands[here[part % len(here)]].do(combine)).payload)
             led.setdefault(here[part % len(here)], []).append(answers[-1].digest)
-        samples = steps * recipe.batch * len(counted)
-        work = Advance(self.round, self.state, tuple(answers), steps, samples, peers, self.shares)
+        samples = steps * batch * len(counted)
+        work = Advance(self.round, self.state, tuple(answers), steps, samples, peers, self.shares, batch=self.batch)
         states = {(await self.islands[k].do(work)).state for k in here}
         assert len(states) == 1
         (self.state,) = states

@@ -15,6 +15,7 @@ import pytest
 from members import Inside
 from msgspec.structs import replace
 
+from atoll.base.effort import Batches, Effort
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.host.island import Island
@@ -25,10 +26,11 @@ from atoll.host.trainer.child import Child
 from atoll.host.trainer.words import GoOn, LoadInner, Progressed, SaveInner, Train
 from atoll.keys.digest import digest, merkle_root
 from atoll.learn.audit import claim_name
-from atoll.learn.recipes import diloco, overlapping
+from atoll.learn.recipes import diloco, over_tokens, overlapping
 from atoll.node.jobs import Adopt, Advance, Encode, Exhibit, Hold, Judge, Judged, Restore
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
+from atoll.policy.plan import RoundSettings
 from atoll.protocol.reduce.work import Combine, Row
 
 NAMES = (PeerId("ada"), PeerId("bob"), PeerId("eve"))
@@ -74,10 +76,18 @@ class Swarm:
     """Three islands of one run; every claim is believed to stand in the vertex of its round."""
 
     def __init__(
-        self, base: Path, book: str, cheat: Callable[[Child, Train], bool] | None = None, up="2bit"
+        self,
+        base: Path,
+        book: str,
+        cheat: Callable[[Child, Train], bool] | None = None,
+        up="2bit",
+        settings: RunSettings = SETTINGS,
+        tokens: int = 0,
     ) -> None:
         recipe = diloco("gpt-nano", rounds=8, inner_steps=STEPS, batch=2, seq_len=16, up=up)
-        self.founded = found(built_in(recipe, book), SETTINGS)
+        recipe = over_tokens(recipe, tokens) if tokens else recipe
+        self.founded = found(built_in(recipe, book), settings)
+        self.batch = 0  # of the next round; 0: as the recipe has it
         self.base, self.book = base, book
         self.trainers = [Near(), Near(), Near(cheat)]
         self.stores = [Store(base / name, durable=False) for name in NAMES]
@@ -105,14 +115,15 @@ class Swarm:
         """One round; the updates of those who are not counted come too late."""
         updates = []
         for k, island in enumerate(self.islands):
-            done = await island.do(TrainAsked(self.round, STEPS, 600.0, k, 3))
+            done = await island.do(TrainAsked(self.round, STEPS, 600.0, k, 3, self.batch))
             assert done.steps == STEPS
             updates.append(await island.do(Encode(self.round, SHARES)))
         answers = []
         for part in range(3):
             rows = tuple(Row(NAMES[k], STEPS * 2, updates[k].parts[part], (NAMES[k],)) for k in counted)
             answers.append((await self.islands[part].do(Combine(self.round, part, SHARES, rows))).payload)
-        work = Advance(self.round, self.state, tuple(answers), STEPS, STEPS * 2 * len(counted), 3, SHARES)
+        samples = STEPS * (self.batch or 2) * len(counted)
+        work = Advance(self.round, self.state, tuple(answers), STEPS, samples, 3, SHARES, batch=self.batch)
         states = {(await island.do(work)).state for island in self.islands}
         assert len(states) == 1
         self.before, self.state = self.state, states.pop()
@@ -147,6 +158,7 @@ class Swarm:
             claim=self.claims[of][-1],
             last_claim=last,
             last_whole=last is not None,
+            batch=self.batch,
         )
         return await self.islands[by].do(replace(work, **changes))
 
@@ -208,6 +220,24 @@ def test_honest_rounds_are_accepted_in_every_segment_round_after_round(tmp_path:
         assert swarm.trainers[0].audited > 2 * 10  # ten steps are ten commands, between which a round may begin
 
     play(tmp_path, book, story, up=up)
+
+
+def test_an_audit_takes_the_batch_and_the_rates_that_the_round_had(tmp_path: Path, book: str):
+    """Batches of two, three, then five, under rates by tokens: accepted; taken for another batch, nothing fits."""
+    effort = Effort(2, batches=Batches(0.5, 2, 64), bounded=True)
+    settings = RunSettings(audit_rate=1.0, round=RoundSettings(inner_steps=STEPS, effort=effort))
+
+    async def story(swarm: Swarm) -> None:
+        for batch in (2, 3, 5):
+            swarm.batch = batch
+            await swarm.play()
+            for segment in (0, 2):
+                said = await swarm.audited(1, segment)
+                assert said.finding == "accepted", said
+        assert (await swarm.audited(1, 2, batch=3)).finding != "accepted"
+        assert swarm.islands[0].head.samples == 3 * STEPS * (2 + 3 + 5)
+
+    play(tmp_path, book, story, settings=settings, tokens=9000)
 
 
 def test_a_busy_auditor_can_still_show_its_own_round_and_does_so_first(tmp_path: Path, book: str):

@@ -215,7 +215,9 @@ def test_a_disk_without_room_says_so_before_the_download(tmp_path: Path, monkeyp
     store.close()
 
 
-def test_a_file_system_that_sets_nothing_aside_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_system_that_sets_nothing_aside_is_no_obstacle_and_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     def cannot(handle: int, at: int, size_bytes: int) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
@@ -223,6 +225,8 @@ def test_a_file_system_that_sets_nothing_aside_is_no_obstacle(tmp_path: Path, mo
     store = Store(tmp_path)
     assert store.open_blob(BLOB, MANIFEST) == frozenset() and on_disk(store) == bytes(SIZE)
     assert store.open_blob(blob_id(Manifest(0, ())), Manifest(0, ())) == frozenset()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "sets no room aside (Operation not supported)" in told and BLOB.hex() in told
     store.close()
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 import atoll.reduce
+from atoll.base.effort import Batches, Effort
 from atoll.base.errors import PeerFault, RefusedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import COMMITTEE_MOST
@@ -25,7 +26,7 @@ from atoll.host.running import Start, run_up
 from atoll.host.store import Store
 from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
-from atoll.learn.recipes import Recipe, diloco, in_swarm, swarm_problem
+from atoll.learn.recipes import Recipe, diloco, in_swarm, over_tokens, sample_problem, swarm_problem
 from atoll.node.body import write_genesis
 from atoll.node.config.about import ABOUT, RECIPE
 from atoll.node.config.meaning import chosen_statistic
@@ -38,7 +39,9 @@ from atoll.policy.apart import Apart
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance, RoundSettings
 from atoll.policy.presets import PRESETS
+from atoll.policy.sampling import Sample
 from atoll.policy.trust import DISTANCES
+from atoll.policy.validation import Rule
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.vertex import Member, Vertex
 
@@ -278,6 +281,18 @@ def test_owners_remember_what_their_answers_left_out_where_they_are_believed(nam
         decode_learning(lying)
 
 
+def test_a_parameter_server_is_a_star():
+    def founded(topology: str) -> RunSettings:
+        sets = ("train.recipe=parameter_server", "model.name=gpt-tiny", f"sync.topology={topology}")
+        config = load_config(None, sets, {})
+        recipe = recipe_of(config)
+        return found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+
+    assert founded("auto").topology == founded("star").topology == "star"
+    slip = trouble("train.recipe=parameter_server", "sync.topology=tree")
+    assert "one owner of everything" in slip.what and "data_parallel" in slip.fix
+
+
 def test_recipes_are_those_that_exist_and_what_real_runs_cannot_do_is_refused():
     """Every method stands in one of the two lists, in the right one; those of the second are answered `not yet`."""
     assert set(RECIPES) | set(EXPERIMENTS) == {*METHODS, "demo"} and not set(RECIPES) & set(EXPERIMENTS)
@@ -414,13 +429,78 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
 
 def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
     """Neither from Python, nor by believing a genesis that a newer version made."""
-    beginning = built_in(METHODS["noloco"]("gpt-nano"), "stdlib")
-    with pytest.raises(UsageError, match="a reducer other than a mean"):
+    beginning = built_in(METHODS["sparta"]("gpt-nano"), "stdlib")
+    with pytest.raises(UsageError, match="the merge swap"):
         found(beginning, RunSettings())
     good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
     learning = replace(decode_learning(good), recipe=beginning.recipe)
-    with pytest.raises(PeerFault, match="a reducer other than a mean"):
+    with pytest.raises(PeerFault, match="the merge swap"):
         decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
+
+
+PAIRED = ("train.recipe=noloco", "model.name=gpt-nano", "train.inner_steps=4", "run.rounds=3")
+
+
+def paired(*sets: str) -> RunSettings:
+    config = load_config(None, (*PAIRED, *sets), {})
+    recipe = recipe_of(config)
+    return found(built_in(recipe, "stdlib"), settings_of(config, recipe, 21504)).settings
+
+
+def test_noloco_is_a_run_in_pairs_and_takes_the_numbers_that_it_has():
+    settings = paired("sync.up=int8", "train.outer_lr=0.5", "train.outer_momentum=0.4")
+    learning = decode_learning(decode_settings(encode_settings(settings)))
+    assert settings.topology == "pairs" and settings.update_bytes == 8 * 21504
+    assert (learning.recipe.outer.lr, learning.recipe.outer.momentum, learning.recipe.outer.gamma) == (
+        0.5,
+        0.4,
+        0.7,
+    )
+    assert (learning.recipe.coding.up, learning.recipe.coding.beta) == ("int8", 1.0)
+    with pytest.raises(UsageError, match=r"noloco has no sync\.down"):
+        recipe_of(load_config(None, (*PAIRED, "sync.down=int8"), {}))
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (("run.trust=community",), "do not trust each other"),
+        (("sync.topology=ring",), "a ring has a common result"),
+        (("run.audit_rate=0.1",), "audits take rounds again|audited"),
+        (("run.validate_every=1",), "validators look at a common model"),
+        (("run.reputation=true",), "records weigh rows"),
+        (("sync.apart=merge",), "train apart|common model"),
+        (("sync.quorum=2",), "a reducer other than a mean|waits for both"),
+        (("sync.up=delta+int8",), "updates in delta"),
+        (("model.name=gpt:d=512,l=3,h=8,t=64,v=256",), "members in pairs send whole models"),
+    ],
+)
+def test_what_needs_a_common_model_is_refused_in_pairs(sets, words):
+    with pytest.raises(UsageError, match=words):
+        paired(*sets)
+
+
+def test_a_genesis_in_pairs_that_asks_for_a_common_model_is_not_believed():
+    """Each of the settings that stand against it, as a newer version or a liar might write them."""
+    settings = paired()
+    wrong = (
+        {"round": replace(settings.round, quorum="two-thirds")},
+        {"statistic": "median"},
+        {"audit_rate": 0.1},
+        {"reputation": True},
+        {"reputation": True, "score_rate": 0.1},
+        {"validation": Rule()},
+        {"coded": Coded(2, 3)},
+        {"apart": Apart("merge", 3)},
+        {"round": replace(settings.round, acceptance=Acceptance(2, 1))},
+        {"steady": True},
+        {"pieces": 2},
+    )
+    for more in wrong:
+        with pytest.raises(PeerFault, match=r"in pairs, but|a pairs topology waits"):
+            decode_settings(encode_settings(replace(settings, **more)))
+    with pytest.raises(PeerFault, match="not both"):
+        decode_learning(replace(settings, topology="butterfly"))
 
 
 def test_a_run_whose_founders_no_vertex_could_list_is_not_founded():
@@ -435,6 +515,18 @@ def test_a_run_whose_founders_no_vertex_could_list_is_not_founded():
         found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings(min_peers=4000))
     with pytest.raises(UsageError, match="E-RUN-14"):
         atoll.reduce.found(peers=4000)
+
+
+def test_what_sessions_sign_with_is_fixed_in_genesis():
+    """Nothing is said of it where it is as ever; a run of 573 parts has no room for signatures that long."""
+    config = load_config(None, ("run.votes=ml-dsa-65",), {})
+    settings = settings_of(config, recipe_of(config))
+    assert settings.round.signing.kind == "ml-dsa-65"
+    assert settings_of(load_config(None, (), {}), recipe_of(config)).round.votes is UNSET
+    assert "run.votes" in trouble("run.votes=rsa").what
+    with pytest.raises(UsageError, match="E-RUN-14") as refused:
+        with_room(replace(settings, update_bytes=28 * 10**9, start_peers=3))
+    assert 'run.votes = "ed25519"' in refused.value.fix
 
 
 def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path: Path):
@@ -662,8 +754,78 @@ def test_training_apart_is_a_word_of_genesis_and_leaves_no_room_for_audits():
     assert any("sync.apart" in text and "run.audit_rate = 0" in text for text in lacks)
 
 
+def test_who_trains_in_a_round_is_a_word_of_genesis_and_what_cannot_be_sampled_is_refused():
+    """Left out it leaves no byte. Where members may lie, as many at least as withstand one."""
+    assert trusted()[0].round.sample is UNSET and trusted("run.sample=1")[0].round.sample is UNSET
+    assert trusted("run.sample=0.5")[0].round.sample == Sample(thousandths=500)
+    assert trusted("run.sample_peers=10", "node.group=hospital-a")[0].round.sample == Sample(peers=10)
+    liars = ("run.trust=community", "run.min_peers=9", "run.start_peers=9")
+    assert trusted("run.sample=0.1", *liars)[0].round.sample == Sample(thousandths=100, least=5)
+    assert "run.sample_peers = 5" in trouble("run.sample_peers=4", *liars).fix
+    assert "E-CFG-10" in str(trouble("run.sample=0.5", "run.sample_peers=3"))
+    assert "E-CFG-10" in str(trouble("run.sample_peers=3", "sync.quorum=4"))
+    assert "E-CFG-10" in str(trouble("run.sample=0.5", "node.group=a", *liars))
+    assert "E-CFG-13" in str(trouble("run.sample=0.5", MERGED))
+    for name in ("a@b", "a/b", "x" * 33):
+        assert trouble(f"node.group={name}").code.startswith("E-CFG")
+    half = ("run.sample=0.5", "run.start_peers=3", "run.min_peers=3")
+    for asked in ("sync.overlap=4", "sync.fragments=2", "train.recipe=eager", "train.recipe=cooperative"):
+        assert sample_problem(recipe_of(load_config(None, (*half, asked), {})))
+    config = load_config(None, (*half, "sync.overlap=4"), {})
+    with pytest.raises(UsageError, match="E-RUN-22"):
+        found(built_in(recipe_of(config), "stdlib"), settings_of(config, recipe_of(config)))
+
+
 def test_everything_that_a_trust_stands_for_can_be_written_otherwise():
     sets = ("run.trust=open", "run.min_peers=7", "run.start_peers=7", "sync.statistic=mean", "run.audit_rate=0")
     settings, lacks = trusted(*sets, "run.reputation=false")
     assert (settings.statistic, settings.audited_share, settings.reputed, lacks) == ("mean", 0.0, False, [])
     assert trusted("run.reputation=true")[0].reputed
+
+
+# ---- rounds whose work follows the run ---------------------------------------------------------------------
+
+TARGET = ("train.adaptive_batching=true", "train.target_loss=2.0")
+
+
+def effort_of(*sets: str) -> Effort | UnsetType:
+    config = load_config(None, sets, {})
+    return settings_of(config, recipe_of(config)).round.effort
+
+
+def test_rounds_follow_the_run_where_it_is_written_and_leave_no_byte_elsewhere():
+    """Each key by itself; what trainers need of them stands in the recipe, too."""
+    assert effort_of() is UNSET
+    assert effort_of("train.round_time=38min") == Effort(4, train_s=2280.0)
+    assert effort_of("train.target_samples=4096", "train.inner_steps_min=5") == Effort(4, samples=4096, steps_min=5)
+    assert effort_of("train.adaptive_steps=true") == Effort(4, by_loss=True)
+    assert effort_of(*TARGET, "train.batch=8", "train.batch_max=32") == Effort(8, batches=Batches(2.0, 1, 32))
+    assert effort_of("train.total_tokens=5000000000") == Effort(4, bounded=True)
+    tied = recipe_of(load_config(None, ("train.total_tokens=5000000000",), {}))
+    assert tied == over_tokens(recipe_of(Config()), 5_000_000_000)
+    assert found(built_in(tied, "stdlib"), RunSettings(round=RoundSettings(effort=Effort(4, bounded=True))))
+
+
+def test_who_lets_rounds_be_shorter_is_told_what_rates_then_go_by():
+    for sets in (("train.round_time=38min",), ("train.target_samples=99",), ("train.adaptive_steps=true",)):
+        assert any("1500 steps" in text and "train.total_tokens" in text for text in trusted(*sets)[1])
+        assert trusted(*sets, "train.total_tokens=1000000")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("sets", "code", "says"),
+    [
+        (("train.adaptive_batching=true",), "E-CFG-14", "no loss to steer by"),
+        (("train.target_loss=2.0",), "E-CFG-10", "train.adaptive_batching = true"),
+        (("train.batch_max=8",), "E-CFG-10", "train.adaptive_batching = true"),
+        (("train.inner_steps_min=4",), "E-CFG-10", "train.target_samples"),
+        ((*TARGET, "train.batch_min=65"), "E-CFG-06", "train.batch_max"),
+        ((*TARGET, MERGED), "E-CFG-13", "left behind"),
+        (("train.round_time=2h",), "E-CFG-06", "run.train_max"),
+        (("train.round_time=soon",), "E-CFG-02", "not a duration"),
+        (("train.total_tokens=-1",), "E-CFG-02", "train.total_tokens"),
+    ],
+)
+def test_what_cannot_follow_the_run_is_refused_with_what_to_write(sets: tuple[str, ...], code: str, says: str):
+    told = trouble(*sets)
+    assert told.code == code and says in str(told) and told.fix

@@ -18,7 +18,7 @@ from atoll.learn.data import batch, load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.inner import AdamW
 from atoll.learn.layout import bind, layout_of
-from atoll.learn.methods import data_parallel, demo_, powersgd
+from atoll.learn.methods import data_parallel, demo_, parameter_server, powersgd
 from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import initial_state, moved_by, state_bytes, state_from_bytes
@@ -41,10 +41,11 @@ def book(tmp_path: Path) -> str:
     "recipe",
     [
         data_parallel("gpt-nano", rounds=12, lr=4e-3, **SMALL),
+        parameter_server("gpt-nano", rounds=12, lr=4e-3, **SMALL),
         demo_("gpt-nano", rounds=12, **SMALL),
         powersgd("gpt-nano", rounds=12, **SMALL),
     ],
-    ids=["data_parallel", "demo_", "powersgd"],
+    ids=["data_parallel", "parameter_server", "demo_", "powersgd"],
 )
 def test_every_step_of_the_islands_is_the_experiments_bit_for_bit(tmp_path, book, recipe: Recipe):
     """Twelve rounds of one step; the last falls to the floor of the rate, the first warms up."""

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
@@ -22,7 +23,7 @@ from atoll.host import group_island
 from atoll.host.group_island import cuts, part_values
 from atoll.learn.codec import codec_named
 from atoll.node import patience
-from atoll.node.facts import AuditEnded
+from atoll.node.facts import AuditEnded, MembershipChanged
 from atoll.wire.messages.round import Answer, PartBytes
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
@@ -215,6 +216,28 @@ def test_a_member_that_the_mean_does_not_reach_is_told_and_its_next_call_is_with
         behind.machine.handle = hear
         assert all(len(done.contributors) == 3 for done in together(members, tensors))
         assert all(torch.equal(t, tensors[0]) for t in tensors)
+
+
+@pytest.mark.parametrize(("standing", "code"), [("away", "E-RED-15"), ("expelled", "E-RED-16")])
+def test_a_member_that_lost_its_place_is_told_at_once_and_not_when_its_patience_ends(standing: str, code: str):
+    """Its call waits for another member's; then it hears what the others agreed on meanwhile."""
+    with groups(2) as members:
+        tensors = [torch.full((10,), float(i)) for i in range(2)]
+        together(members, [t.clone() for t in tensors])
+        work = members[1].all_reduce_async(tensors[1])
+        host = members[1]._host
+
+        async def hears() -> None:
+            bodies = host.machine.history.bodies
+            head, mine = host.machine.history.head, members[1].me
+            others = [replace(m, standing=standing) if m.peer == mine else m for m in bodies[head].members]
+            bodies[head] = replace(bodies[head], members=tuple(others))
+            host._react_to_fact(MembershipChanged(joined=(), left=(mine,), members=tuple(others)))
+
+        members[1]._run(hears())
+        with pytest.raises((RunFailedError, RefusedError)) as told:
+            work.wait(1.0)
+        assert told.value.code == code and torch.equal(tensors[1], torch.ones(10))
 
 
 def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():

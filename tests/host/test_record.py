@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from atoll.host.answers import uncounted_text
 from atoll.host.record import Progress, Record, data_parallel_bytes, plain
+from atoll.node.settings import RunSettings
+from atoll.policy.plan import Acceptance, RoundSettings
 
 LEARNING = {
     "at": 0.0,
@@ -63,3 +66,13 @@ def test_lines_of_another_version_and_torn_lines_are_passed_over(tmp_path: Path)
 
 def test_plain_values_are_json_for_people():
     assert plain({"a": b"\x01\xff", "b": (1, None, 0.5)}) == {"a": "01ff", "b": [1, None, 0.5]}
+
+
+def test_a_member_whose_work_counts_for_nothing_is_told_why_and_what_helps():
+    fast = RunSettings(round=RoundSettings(acceptance=Acceptance(quorum=3, grace=0)))
+    assert uncounted_text(7, "", fast) == ""
+    assert "3 others are done first" in uncounted_text(8, "", fast) and "sync.grace" in uncounted_text(8, "", fast)
+    assert "atoll peers" in uncounted_text(8, "", RunSettings())
+    assert uncounted_text(9, "its data set has not arrived yet", fast).endswith(
+        "9 rounds counted nothing of this peer: its data set has not arrived yet"
+    )

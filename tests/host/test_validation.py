@@ -172,7 +172,7 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
 
 def test_canaries_that_the_model_cannot_look_at_are_refused_before_there_is_a_run(tmp_path: Path, book: str):
     (path := tmp_path / "canary.txt").write_text("short")
-    with pytest.raises(ValueError, match="5 bytes of text are too few"):
+    with pytest.raises(ValueError, match="5 bytes or tokens of text are too few"):
         built_in(RECIPE, book, str(path))
 
 

@@ -12,12 +12,13 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.host import visitor
 from atoll.host.driver import Seat
-from atoll.host.member import identity_of, session_of
+from atoll.host.member import identity_of
 from atoll.host.store import Store
 from atoll.keys import erasure
 from atoll.keys.digest import digest
 from atoll.node.admission import Wish
 from atoll.node.facts import StateLost
+from atoll.node.settings import RunSettings
 from atoll.protocol.transfer.fetch import FetchFailed
 
 STATE = digest(b"an earlier state")
@@ -26,7 +27,7 @@ STATE = digest(b"an earlier state")
 class Machine:
     """Of a run in which too few holders are there."""
 
-    history, eras = None, None
+    history, eras, settings = None, None, RunSettings()
 
     def __init__(self, visitor: visitor._Visitor, lies: bool) -> None:
         self.visitor, self.pieces, self.lies = visitor, self, lies
@@ -43,7 +44,7 @@ class Machine:
 async def taken(folder: Path, timeout_s: float, lies: bool = True) -> None:
     store = Store(folder)
     identity = identity_of(store)
-    seat = Seat(store, identity, session_of(store, identity, ZERO_DIGEST), ZERO_DIGEST, Wish("visitor"), None, ())
+    seat = Seat(store, identity, ZERO_DIGEST, Wish("visitor"), None, ())
     guest = visitor._Visitor(seat, 4)
     guest.machine = Machine(guest, lies)  # pyright: ignore[reportAttributeAccessIssue]
     guest._agreed = lambda round: STATE

@@ -64,7 +64,8 @@ NORM: dict[str, tuple[int, float]] = {  # block size, largest share of its norm 
     "demo": (SQUARE, 1.01),
     "sparseloco": (4096, 1.01),
     "lowrank:2+fp32": (SPAN * 2, 1.001),
-    "lowrank:2+int8": (SPAN * 2, 1.05),
+    # small and large factors in one block: rounding takes at most all of each entry, so of each of two products
+    "lowrank:2+int8": (SPAN * 2, 2**0.5),
 }
 
 

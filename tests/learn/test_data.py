@@ -18,6 +18,7 @@ from atoll.learn.data import (
     data_digest,
     data_from_blob,
     load_data,
+    position_after,
     validation,
 )
 from atoll.learn.data.images import Images
@@ -83,6 +84,18 @@ def test_a_change_of_membership_repeats_nothing():
     seen += [batch(data, shard, 3, cursor, 20, T, seed=1)[0][:, 0] for shard in range(3)]
     starts = torch.cat(seen).tolist()
     assert len(set(starts)) == len(starts) == 100
+
+
+def test_however_often_the_membership_changes_nothing_is_repeated():
+    """Members come and go between any two rounds, so a round seldom begins where it was asked to."""
+    data, position, seen = numbered(600), 0, []
+    for shards in (3, 2, 5, 4, 4, 3, 7, 1, 6):
+        cursor = cursor_after(position, shards)
+        seen += [batch(data, shard, shards, cursor, 7, T, seed=1)[0][:, 0] for shard in range(shards)]
+        position = position_after(position, shards, 7)
+    starts = torch.cat(seen).tolist()
+    assert len(set(starts)) == len(starts)
+    assert position - len(starts) < 9 * 7  # fewer than `shards` are skipped at each change
 
 
 def test_the_standard_library_is_a_corpus_that_travels_as_a_blob():

@@ -8,12 +8,13 @@ from msgspec.structs import replace
 from toy import DATA, PARAMETERS, begun, model, short, tried
 
 import atoll
+from atoll.learn.clients import Clients
 from atoll.learn.codec.two_bit import TWO_BIT
-from atoll.learn.data import Text, batch
+from atoll.learn.data import Text, batch, epoch_samples
 from atoll.learn.experiment import Absence, Experiment, Trouble
 from atoll.learn.inner import AdamW, fresh_inner, inner_step
 from atoll.learn.layout import bind, layout_of
-from atoll.learn.methods import METHODS, data_parallel, diloco, local_sgd, sparseloco, streaming
+from atoll.learn.methods import METHODS, data_parallel, diloco, fedavg, local_sgd, sparseloco, streaming
 from atoll.learn.models import loss_of
 from atoll.learn.recipes import Recipe, check_recipe
 
@@ -184,7 +185,7 @@ def test_every_method_travels_as_plain_values_and_learns(name):
     recipe = METHODS[name]()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=Recipe) == recipe
     longer = replace(recipe, schedule=replace(recipe.schedule, inner_steps=min(recipe.schedule.inner_steps, 24)))
-    assert tried(longer, steps=36, peers=3).val_loss < (5.67 if name in ("sparseloco", "demo_") else 5.3)
+    assert tried(longer, steps=36, peers=3).val_loss < (5.67 if name in ("sparseloco", "demo_", "halos") else 5.3)
 
 
 def test_it_is_found_where_it_is_promised():
@@ -216,3 +217,53 @@ def test_pieces_that_do_not_fit_are_refused_in_words():
         tried(whole, trouble=Trouble(speeds=(1.0, 0.5)))
     with pytest.raises(ValueError, match="diverged"):
         tried(diloco(rounds=40, inner_steps=2, outer_lr=1e30))
+
+
+def clients(counts: list[int]) -> list[Text]:
+    """So many windows of 16 for each member, the same held-out text for all."""
+    return [Text(DATA.train[: 16 * n + 1], DATA.validation) for n in counts]
+
+
+def test_of_members_with_data_of_their_own_those_that_are_drawn_train_a_pass_each():
+    """Six members, three per round, two of them one group: even turns, whole passes, samples as weights."""
+    recipe = short(replace(fedavg(rounds=20, inner_steps=12, epochs=1), batch=4))
+    data = clients([8, 12, 16, 20, 24, 400])
+    groups = ["a", "a", "b", "c", "d", "e"]
+    run = Experiment(recipe, model(), data, 6, 240, Trouble(), loss_of)
+    run.clients = Clients(6, 3, groups)
+    turns = dict.fromkeys(groups, 0)
+    for _ in range(20):
+        for _ in range(11):
+            run.step()
+        taken = [run.workers[p].steps[0] for p in range(6)]
+        drawn = run.clients.drawn
+        whole = [min(-(-epoch_samples(one, 16) // 4), 11) for one in data]  # the longest is not done yet
+        assert taken == [whole[p] if p in drawn else 0 for p in range(6)]
+        assert all(torch.equal(run.workers[p].x_F, run.anchors[0]) for p in range(6) if p not in drawn)
+        assert [run._weight(p, 0) for p in drawn] == [4 * run.workers[p].steps[0] for p in drawn]
+        (one,) = run.step()
+        assert one.counted == tuple(drawn) and len(drawn) == 3
+        for p in drawn:
+            turns[groups[p]] += 1
+        assert max(turns.values()) - min(turns.values()) <= 1
+
+
+def test_a_sample_of_everybody_is_nobody_left_out_to_the_bit():
+    recipe = short(fedavg(rounds=3, inner_steps=4))
+    assert torch.equal(tried(recipe).model_F, tried(recipe, sample=1.0).model_F)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "says"),
+    [
+        (short(fedavg()), {"sample": 1.5}, "share"),
+        (short(fedavg()), {"sample": 9}, "1 … 4"),
+        (short(fedavg()), {"groups": ["a"] * 4}, "sampled"),
+        (short(fedavg()), {"sample": 2, "groups": ["a"]}, "each of 4"),
+        (short(streaming()), {"sample": 2}, "fragments"),
+        (short(METHODS["noloco"]()), {"sample": 2}, "anchors of their own"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused_in_words(recipe: Recipe, more: dict, says: str):
+    with pytest.raises(ValueError, match=says):
+        tried(recipe, **more)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load
 
 from atoll.learn.export import Contributor, Story, hugging_face_files
-from atoll.learn.layout import layout_of
+from atoll.learn.layout import base_digest, layout_of
 from atoll.learn.models import build_model
 from atoll.learn.state import initial_state
 
@@ -94,3 +94,19 @@ def test_a_name_cannot_break_out_of_its_place():
     card = exported(LLAMA, STORY._replace(contributors=(mean,), run="a\n---\nb"))[1]["README.md"].decode()
     assert "\n# [" not in card and "<script>" not in card and "\n---\nb" not in card
     assert next(line for line in card.splitlines() if "eve" in line).count("|") == 5
+
+
+def test_adapters_are_no_model():
+    """All but one layer frozen: its tensor alone, under another name, and a card that says whose base it needs."""
+    model = build_model("gpt-nano", 3).requires_grad_(False)
+    model.blocks[0].up.requires_grad_(True)
+    layout, story = layout_of(model), STORY._replace(model="attached")
+    files = hugging_face_files(initial_state(model), layout, story)
+    card, base = files["README.md"].decode(), json.loads(files["base.json"])
+    assert set(files) == {"adapters.safetensors", "base.json", "README.md"}
+    adapters = load(files["adapters.safetensors"])
+    assert list(adapters) == ["blocks.0.up.weight"]
+    assert "not a model" in card and base["base"] in card and "from_pretrained" not in card
+    assert [one["name"] for one in base["tensors"]] == [one.name for one in layout.held]
+    fresh = build_model("gpt-nano", 3)  # what the card tells to do, where nothing is frozen
+    assert base_digest(layout_of(fresh, only=list(adapters))).hex() == base["base"]

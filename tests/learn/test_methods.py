@@ -23,19 +23,34 @@ from atoll.learn.methods import (
     diloco,
     eager,
     fedavg,
+    halos,
     local_sgd,
     muloco,
     noloco,
     opendiloco,
+    parameter_server,
+    pipelined,
     powersgd,
     sparseloco,
     sparta,
     streaming,
 )
 from atoll.learn.models import build_model
-from atoll.learn.outer import Agreeing, Delayed, Moment, Nesterov, Sign, fresh_outer, momentum_at, move, outer_step
+from atoll.learn.outer import (
+    Agreeing,
+    Delayed,
+    Moment,
+    Nesterov,
+    Regional,
+    Sign,
+    fresh_outer,
+    momentum_at,
+    move,
+    outer_step,
+)
 from atoll.learn.recipes import Coding
 from atoll.learn.reducer import Reducer, agreement, arrived, scales_of, support_mean, weight_of
+from atoll.learn.regions import Regions
 from atoll.learn.schedule import Phase, Schedule, due, fragments_of, phase_at
 
 
@@ -191,6 +206,68 @@ def test_asynchronous_workers_wait_for_nobody_and_the_slow_take_fewer_steps():
     assert {one.members for one in done} == {(0,), (1,), (2,), (3,)}
     slow = [one.step for one in done if one.members == (3,)]
     assert all(19 <= later - earlier <= 21 for earlier, later in pairwise(slow[1:])), "ten steps"
+
+
+def test_a_region_goes_up_after_so_many_updates_and_takes_over_a_share_of_what_is_above():
+    plain = Delayed(lr=1.0, momentum=0.0, every=1)
+    regions = Regions(Regional(plain, plain, regions=2, every=2, pull=0.25), torch.zeros(1), 1)
+    here, there = torch.zeros(1), torch.zeros(1)
+    assert not regions.came(0, here.sub_(1), 0)
+    assert regions.came(0, here.sub_(1), 0)
+    assert (regions.anchor_F.item(), here.item()) == (-2, -2)
+    assert not regions.came(1, there.sub_(4), 0)
+    assert regions.came(1, there.sub_(4), 0)
+    assert (regions.anchor_F.item(), there.item()) == (-10, -8.5), "three quarters of -8, a quarter of -10"
+    assert not regions.came(0, here, 0, last=True), "it has nothing new"
+    assert not regions.came(0, here.sub_(1), 0)
+    assert regions.came(0, here, 0, last=True)
+    assert regions.anchor_F.item() == -11, "its own progress since it last went up, and nothing twice"
+
+
+def test_halos_workers_hear_of_another_region_only_through_the_server_above():
+    run = begun(halos(rounds=4, inner_steps=2, every=3))
+    before = [run.anchors[1].clone(), run.regions.anchor_F.clone()]
+    while run.regions.since[0] < 2:
+        run.step()
+    assert not torch.equal(run.anchors[0], run.anchors[1])
+    assert torch.equal(run.regions.anchor_F, before[1]), "no region has made three updates"
+    while run.now < run.steps:
+        run.step()
+    assert not torch.equal(run.regions.anchor_F, before[1])
+    assert run.regions.since == [0, 0], "nothing that a region learned is left out"
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_server_is_data_parallelism_through_the_links_of_one_member():
+    exact, run = begun(data_parallel(rounds=4)), begun(parameter_server(rounds=4))
+    for _ in range(4):
+        exact.step()
+        run.step()
+    assert torch.equal(run.agreed(), exact.agreed())
+    sent = run.traffic.sent
+    assert sent[1] == sent[2] == sent[3] > 0
+    assert sent[0] == 3 * sent[1]
+    assert sum(sent) == pytest.approx(sum(exact.traffic.sent), rel=1e-3)
+
+
+def test_pipelined_gradients_are_applied_three_steps_late_and_none_is_left_out():
+    run = begun(pipelined(rounds=8))
+    at = [run.agreed().clone()]
+    for _ in range(8):
+        run.step()
+        at.append(run.agreed().clone())
+    moved = [not torch.equal(a, b) for a, b in pairwise(at)]
+    assert moved == [False, False, False, True, True, True, True, True]
+    assert run.outers[0][0].inner.steps == 8
+    same = begun(data_parallel(rounds=8))
+    same.step()
+    first = same.outers[0][0].inner
+    again = begun(pipelined(rounds=8))
+    for _ in range(4):
+        again.step()
+    assert torch.equal(again.outers[0][0].inner.first_P, first.first_P), "the first step's own gradient"
 
 
 # ---- reducers --------------------------------------------------------------------------------------------------

@@ -117,6 +117,20 @@ def test_both_make_the_same_of_a_strangers_bytes(name, n, seed, data):
     assert by_torch == by_kernels
 
 
+@pytest.mark.parametrize("name", ["topk:64/4096", "topk:0.1+int8"])
+@given(n=st.integers(1, 5000), seed=st.integers(0, 2**32), flips=st.lists(st.floats(0, 1), max_size=3))
+@settings(max_examples=40, deadline=None)
+def test_both_make_the_same_of_places_that_a_stranger_changed(name, n, seed, flips):
+    """Some bits of an honest wire are turned: the same places and values, or the same fault."""
+    codec = codec_named(name)
+    wire = bytearray(codec.encode(torch.from_numpy(np.random.default_rng(seed).standard_normal(n, np.float32))))
+    for flip in flips:
+        bit = int(flip * (8 * len(wire) - 1))
+        wire[bit // 8] ^= 1 << bit % 8
+    by_torch, by_kernels = both_ways(lambda: codec.decode(wire, n).numpy().tobytes())
+    assert by_torch == by_kernels
+
+
 def python(code: str, **environment: str) -> str:
     """What a process of its own prints."""
     command = [sys.executable, "-c", code]

@@ -9,7 +9,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.node.branches import KEPT
-from atoll.node.facts import BranchSeen, Fault
+from atoll.node.facts import BranchPreferred, BranchSeen, Fault
 from atoll.node.verify import Audit, Kept, verify_history
 from atoll.protocol.dag.history import recovery_bytes
 from atoll.sim.signatures import VirtualVerifier, sign_as_identity
@@ -33,6 +33,7 @@ class Parted:
         swarm.world.watchers.remove(swarm.checkers.watch)  # it takes two vertices of one round for a broken promise
         swarm.world.watchers.append(self.watch)
         self.seen: dict[PeerId, list[BranchSeen]] = {}
+        self.preferred: dict[PeerId, BranchPreferred] = {}
         self.faults: list[Fault] = []
         swarm.world.run(8)
         swarm.world.split(set(MINORITY))
@@ -46,6 +47,8 @@ class Parted:
     def watch(self, now: float, node: Node, fact: Fact) -> None:
         if isinstance(fact, BranchSeen):
             self.seen.setdefault(node.name, []).append(fact)
+        if isinstance(fact, BranchPreferred):
+            self.preferred[node.name] = fact
         if isinstance(fact, Fault):
             self.faults.append(fact)
 
@@ -58,9 +61,12 @@ class Parted:
 
 
 def test_when_they_meet_both_know_and_nobody_is_blamed():
-    """Each is shown the other's first vertex, once, and goes on where it stood; a restart remembers it."""
+    """Each is shown the other's first vertex, once, and goes on where it stood; a restart remembers it.
+
+    All are told on which branch most of them are, and it is the one without the recovery.
+    """
     parted = Parted()
-    assert parted.seen == {}
+    assert parted.seen == {} == parted.preferred
     parted.heal()
     assert parted.faults == []
     began = parted.last + 1
@@ -73,6 +79,12 @@ def test_when_they_meet_both_know_and_nobody_is_blamed():
     assert [body.epoch for body in heads] == [1, 0] and min(body.round for body in heads) > began + 3
     theirs = vertex_id(parted.machine(CREATOR).history.vertices[began].body)
     assert {seen.vertex for name in QUORUM for seen in parted.seen[name]} == {theirs}
+
+    ours = vertex_id(parted.machine(NAMES[6]).history.vertices[began].body)
+    for name in NAMES:
+        found = parted.preferred[name]
+        assert (found.vertex, found.ours, found.settled) == (ours, name in QUORUM, True)
+        assert 4 <= found.named <= found.asked == 6
 
     parted.swarm.world.crash(NAMES[6])
     parted.swarm.world.start(NAMES[6])

@@ -66,3 +66,18 @@ def test_what_was_said_is_said_again_once_and_to_members_only():
     assert len(answers(AHEAD)) == 1
     assert answers(AHEAD) == []
     assert answers("a stranger") == []
+
+
+def test_after_a_blackout_nobody_waits_for_the_windows_of_owners_to_whom_nothing_comes():
+    """All were down until a later attempt, which nobody trains for: each passes after its sharing has begun."""
+    swarm = Swarm(1, SwarmKnobs(peers=4))
+    swarm.world.run(60, stop=lambda: min(swarm.heads()) >= 3)
+    names = list(swarm.world.nodes)
+    for name in names:
+        swarm.world.crash(name)
+    swarm.world.run(swarm.world.now + 60)
+    for name in names:
+        swarm.world.start(name)
+    before, back = max(swarm.heads()), swarm.world.now
+    swarm.world.run(back + 200, stop=lambda: min(swarm.heads()) > before)
+    assert swarm.world.now - back < 5.0

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Effect, Received, Send
+from atoll.base.machine import Ask, Done, Effect, Received, Send, TimerFired
 from atoll.node.amend import amend_of, amends_in, goal_of
 from atoll.node.blame import refusals
 from atoll.node.body import amend_among, check_body, write_body
@@ -97,6 +97,21 @@ def test_where_members_trust_each_other_two_voices_decide_and_one_alone_decides_
     reach(swarm, 14)
     ((round, back),) = returns(swarm)
     assert back == 5 and round <= 9
+
+
+def test_what_a_validator_saw_is_said_again_until_a_vertex_holds_it():
+    """It was said once, and whoever was a vertex behind dropped it; with the next beats it comes again."""
+    swarm = swarm_of(3, bad=(), quorum="majority")
+    reach(swarm, 0)
+    carl = swarm.world.nodes[CARL].machine
+    said = lambda: carl.pool.said_by(CARL, "Validated")  # noqa: E731  # asked twice
+    swarm.world.run(swarm.world.now + 300, stop=lambda: bool(said()))
+    (word,) = said()
+    effects = carl.handle(TimerFired("beat"), swarm.world.now + 4.0)
+    again = {e.to for e in effects if isinstance(e, Send) and e.message == MemberReport(word)}
+    assert again == {ADA, BOB}
+    reach(swarm, history_of(swarm).head + 3)
+    assert word not in said()
 
 
 def test_one_broken_machine_among_those_who_trust_each_other_sends_nobody_back():

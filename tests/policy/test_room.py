@@ -14,6 +14,7 @@ from atoll.base.limits import (
     ANSWER_BYTES_MAX,
     BODY_BYTES_MAX,
     COMMIT_BYTES_MAX,
+    COMMITTEE_MAX,
     COMMITTEE_MOST,
     CONTROL_FRAME_MAX,
     MIB,
@@ -24,11 +25,13 @@ from atoll.base.limits import (
     TICKETS_MAX,
     WORDS_MAX,
 )
+from atoll.keys.signer import VoteKind
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_planned
 from atoll.policy.links import REPORT_BYTES_MAX
 from atoll.policy.members import FULL, Recent, Reported, admissible, next_members
 from atoll.policy.room import members_most, name_bytes, room_taken
+from atoll.policy.signing import ED25519, Signing
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import Propose
 from atoll.wire.messages.statements import Answered, Certificate, Commit, Invite, Join, Role, Signed, Timeout
@@ -56,30 +59,34 @@ def body(*members: Member) -> Body:
     return Body(RUN, 5, 0, HEAD, 0.0, peer(0), (), ZERO_DIGEST, (), members, (), (), Metrics(0.0, 0, 0))
 
 
-def admitted(parent: Body, reports: list[Reported], parts: int) -> Body:
-    members, tickets = next_members(parent, {}, set(), reports, "majority", True, parts)
+def admitted(parent: Body, reports: list[Reported], parts: int, signing: Signing = ED25519) -> Body:
+    members, tickets = next_members(
+        parent, {}, set(), reports, "majority", True, parts, trainers_most=PEERS_MAX, signing=signing
+    )
     return replace(parent, members=members, tickets=tickets)
 
 
-def refusal(parent: Body, reported: Reported, parts: int) -> str | None:
-    return admissible(reported, parent, RECENTLY, RUN, True, None, parts)
+def refusal(parent: Body, reported: Reported, parts: int, signing: Signing = ED25519) -> str | None:
+    return admissible(reported, parent, RECENTLY, RUN, True, None, parts, signing)
 
 
-def filled(parts: int, addresses: tuple[str, ...]) -> Body:
+def filled(parts: int, addresses: tuple[str, ...], signing: Signing = ED25519) -> Body:
     """A run that strangers joined until none was let in, a hundred per vertex."""
-    parent, k = body(member(0)), 1
-    while refusal(parent, join(k, addresses), parts) is None:
-        parent = admitted(parent, [join(k + i, addresses) for i in range(100)], parts)
+    key = bytes(32 if signing == ED25519 else signing.key_bytes_max - 1)
+    parent, k = body(replace(member(0), vote_key=key)), 1
+    while refusal(parent, join(k, addresses, key), parts, signing) is None:
+        parent = admitted(parent, [join(k + i, addresses, key) for i in range(100)], parts, signing)
         k = max(int(m.peer[8:]) for m in parent.members) + 1
     return parent
 
 
-def at_its_longest(parent: Body, parts: int) -> Body:
+def at_its_longest(parent: Body, parts: int, signing: Signing = ED25519) -> Body:
     """Everybody is back and counts in every part, says as much as it may, and reports fill their room."""
     members = tuple(replace(m, standing="member") if m.standing != "expelled" else m for m in parent.members)
     names = tuple(m.peer for m in members if m.trains)
     word = Commit(HUGE, HUGE, ZERO_DIGEST, HUGE, HUGE, HUGE, 0.5, 0.5, HUGE, "", 0.5, HUGE, b"")
     words = encode(replace(word, why="\U0001f3dd" * WORDS_MAX, links=bytes(REPORT_BYTES_MAX)))
+    signature = bytes(signing.signature_bytes)
     assert len(words) + len(SIGNATURE) <= COMMIT_BYTES_MAX
     answer = encode(Answered(HUGE, HUGE, HUGE, HUGE, ZERO_DIGEST, HUGE, names, HEAD))
     answer = answer.ljust(ANSWER_BYTES_MAX + sum(name_bytes(name) for name in names))
@@ -88,8 +95,8 @@ def at_its_longest(parent: Body, parts: int) -> Body:
         parent,
         round=HUGE,
         attempt=HUGE,
-        parts=tuple(Signed(names[0], answer, SIGNATURE) for _ in range(parts)),
-        commits=tuple(Signed(name, words.ljust(COMMIT_BYTES_MAX - 64), SIGNATURE) for name in names),
+        parts=tuple(Signed(names[0], answer, signature) for _ in range(parts)),
+        commits=tuple(Signed(name, words.ljust(COMMIT_BYTES_MAX - 64), signature) for name in names),
         members=tuple(replace(m, links=bytes(REPORT_BYTES_MAX), missed=MISSED_MAX, since=HUGE) for m in members),
         reports=(Signed(names[0], bytes(REPORTS_BYTES_MAX - 150), SIGNATURE),) if names else (),
     )
@@ -111,6 +118,33 @@ def test_the_fullest_body_fits_its_frame_and_so_does_its_proposal(parts: int, ad
     proposal = Propose(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * COMMITTEE_MOST, proof)
     assert len(encode(proposal)) <= CONTROL_FRAME_MAX
     assert len(encode(Vertex(raw, proof))) <= CONTROL_FRAME_MAX - 100
+
+
+@pytest.mark.parametrize("signing", [Signing("ml-dsa-65", COMMITTEE_MAX), Signing("ml-dsa-65", COMMITTEE_MOST)])
+def test_so_do_those_of_a_run_that_signs_with_ml_dsa(signing: Signing):
+    """The frame is the same and all signatures are 52 times as long: fewer members find room, none too many."""
+    parent = filled(16, LONG, signing)
+    assert (refusal(parent, join(10**6, LONG, bytes(1952)), 16, signing) or "").startswith(FULL)
+    assert signing.voters_most * 0.6 < len(parent.members) < len(filled(16, LONG).members) / 2
+    raw = encode(at_its_longest(parent, 16, signing))
+    assert signing.body_bytes_max * 0.85 < len(raw) <= signing.body_bytes_max
+    signature = bytes(3309)
+    timeout = Signed(peer(1), encode(Timeout(HUGE, HUGE, HUGE, ZERO_DIGEST)), signature)
+    proof = Certificate(
+        HUGE, HUGE, "prepare", ZERO_DIGEST, tuple((peer(k), signature) for k in range(signing.voters_most))
+    )
+    proposal = Propose(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * signing.voters_most, proof)
+    assert len(encode(proposal)) <= CONTROL_FRAME_MAX
+    assert len(encode(Vertex(raw, proof))) <= CONTROL_FRAME_MAX - 100
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ml-dsa-65"])
+def test_who_brings_a_key_of_another_kind_is_told_so(kind: VoteKind):
+    """Its votes could be forged by whom the run wants to withstand; or its key would fill the vertices."""
+    parent = body(member(0))
+    for length, wanted in ((32, "ed25519"), (1951, ""), (1952, "ml-dsa-65"), (1953, "")):
+        told = refusal(parent, join(1, key=bytes(length)), 16, Signing(kind))
+        assert told is None if wanted == kind else f"({kind})" in (told or "")
 
 
 def test_in_a_full_run_members_may_renew_their_keys_but_not_grow():

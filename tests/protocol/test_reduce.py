@@ -214,6 +214,19 @@ def test_an_owner_that_goes_silent_costs_its_time_and_no_more(has_clock: bool, l
     assert least_s <= group.now <= most_s
 
 
+def test_where_there_is_no_clock_owners_have_time_for_a_large_update_on_slow_links():
+    """100 MB at 2 Mbit/s take 400 s: before that nobody closes a part, hands rows on, or passes an owner over."""
+    group = Group(4, has_clock=False)
+    for p in group.names:
+        parts = tuple(Payload(part.digest, 25 * 10**6, part.data) for part in group.updates[p].parts)
+        group.updates[p] = replace(group.updates[p], parts=parts)
+    group.begin()
+    assert min(group.timers.values()) >= 400.0
+    assert all(not machine.gathers[part].closed for machine in group.machines.values() for part in machine.gathers)
+    watched = replace(group.plan, witnesses=1).begun(0.0, 10**8)
+    assert watched.window_s == 30.0  # where a liar could keep the others waiting they wait no longer than ever
+
+
 @pytest.mark.parametrize("has_clock", [True, False])
 def test_a_silent_death_costs_a_moment_in_which_others_may_have_its_rows(has_clock: bool):
     """A twelfth of a window of six seconds; also where there is no clock, and owners have five times as long."""

@@ -300,35 +300,38 @@ def test_groups_stay_within_their_fan_and_need_no_more_levels_than_that_takes(n,
     assert n == 1 or fan ** (levels(grouped) - 1) < n
 
 
-@settings(deadline=None)
-@given(swarms(), st.binary(max_size=4))
-def test_pairs_hold_everybody_once_and_somebody_who_can_carry(swarm, seed):
-    peers, weights = swarm
-    clients = {p for p in peers if weights is not None and not weights[p] > 0}
-    groups = pairs(peers, seed, weights)
-    assert Counter(p for group in groups for p in group.peers) == Counter(peers)
-    for group in groups:
-        assert not clients.issuperset(group.peers)
-        assert_exactly_once(group.topology, group.peers)
-
-
 def test_one_round_of_pairs_leaves_as_much_variance_as_the_formula_says():
-    """Eight values, mean 0, over 400 drawn pairings: (n - 2) / (2 n - 2) = 3/7 of the variance is left."""
+    """Eight values, mean 0, over 4000 drawn pairings: (n - 2) / (2 n - 2) = 3/7 of the variance is left."""
     peers = names(8)
     value = dict(zip(peers, (-9.0, -4.0, -1.0, 0.0, 1.0, 2.0, 3.0, 8.0), strict=True))
     before, after = sum(v * v for v in value.values()), 0.0
-    for seed in range(400):
-        for group in pairs(peers, seed.to_bytes(2, "big")):
-            after += sum(value[p] for p in group.peers) ** 2 / len(group.peers)
-    assert after / 400 / before == pytest.approx(3 / 7, rel=0.05)
+    for round in range(4000):
+        for part in pairs(peers, round).parts:
+            after += (sum(value[p] for p in part.takes) / len(part.takes)) ** 2
+    assert after / 4000 / before == pytest.approx(3 / 7, rel=0.05)
 
 
-def test_pairs_of_an_odd_swarm_are_twos_and_one_three_and_change_with_the_seed():
-    peers = names(7)
-    groups = pairs(peers, SEED)
-    assert sorted(len(group.peers) for group in groups) == [2, 2, 3]
-    assert all({part.owners[0] for part in group.topology.parts} == set(group.peers) for group in groups)
-    assert pairs(peers, SEED) == pairs(peers, SEED) != pairs(peers, b"another head")
+@given(st.integers(1, 40), st.integers(0, 2**40))
+def test_in_pairs_everybody_owns_a_part_of_its_own_row_and_its_partners(n, round):
+    """An odd one is alone; both of a pair mean the same pair; the topology is one that holds."""
+    peers = names(n)
+    topology = pairs(peers, round)
+    assert validate(topology, peers) is None and topology.direct and topology.apart
+    taking = {part.owners[0]: part.takes for part in topology.parts}
+    assert tuple(taking) == peers and all(len(part.owners) == 1 for part in topology.parts)
+    assert all(taking[other] == taken for taken in taking.values() for other in taken)
+    assert sorted(len(taken) for taken in taking.values()) == [1] * (n % 2) + [2] * (n - n % 2)
+    assert all(topology.taking(peer) == len(taking[peer]) for peer in peers)
+    assert pairs(peers, round) == topology
+    if n > 8:
+        assert pairs(peers, round + 1) != topology
+
+
+@pytest.mark.parametrize("takes", [{"p0"}, {"p1", "stranger"}])
+def test_a_part_that_takes_rows_which_cannot_reach_it_is_refused(takes):
+    peers = names(3)
+    part = Part((peers[1],), 1, {}, frozenset(takes))
+    assert "takes rows" in validate(Topology("pairs", (part,)), peers)
 
 
 @settings(deadline=None, max_examples=20)

@@ -21,14 +21,15 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Event, Keep, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest
 from atoll.protocol.consensus import snow
-from atoll.protocol.consensus.snow import Heard, Preference, Query, Settled, Snow, SnowParams, Unsettled
+from atoll.protocol.consensus.snow import Heard, Settled, Snow, SnowParams, Unsettled
+from atoll.wire.messages.preference import PreferenceIs, WantPreference
 
 GAMES = int(os.environ.get("ATOLL_STORIES", "100"))
 RED, BLUE, GREEN = digest(b"red"), digest(b"blue"), digest(b"green")
 PAPER = SnowParams(k=10, alpha=8, beta=150)
 SHORT = SnowParams(k=8, alpha=6, beta=12)
 
-Lie = Callable[[random.Random, Query], Digest | None]
+Lie = Callable[[random.Random, WantPreference], Digest | None]
 
 
 @dataclass
@@ -78,9 +79,9 @@ class Swarm:
         while self.queue and self.queue[0][0] <= until:
             self.now, number, name, event = heapq.heappop(self.queue)
             if name not in self.machines:
-                assert isinstance(event, Received) and isinstance(event.message, Query)
+                assert isinstance(event, Received) and isinstance(event.message, WantPreference)
                 answer = self.lie(self.draw, event.message)
-                self.send(name, event.sender, Preference("slot", event.message.number, answer))
+                self.send(name, event.sender, PreferenceIs("slot", event.message.number, answer))
             elif not isinstance(event, TimerFired) or self.timers.get(name) == number:
                 self.carry_out(name, self.machines[name].handle(event, self.now))
         self.now = until
@@ -197,7 +198,7 @@ def test_a_liar_that_names_many_choices_makes_nobody_deaf_to_what_others_name():
     me = Snow(names[0], names, "slot", b"seed", SHORT, preference_only=True)
 
     def told(sender: PeerId, choice: Digest) -> bool:
-        effects = me.handle(Received(sender, Query("slot", 1, choice)), 0.0)
+        effects = me.handle(Received(sender, WantPreference("slot", 1, choice)), 0.0)
         return Report(Heard(choice=choice)) in effects
 
     assert sum(told(names[1], digest(b"%d" % i)) for i in range(100)) == snow.CHOICES_MAX
@@ -223,7 +224,7 @@ def test_only_who_was_asked_counts_and_counts_once():
     stranger = next(p for p in names[1:] if p not in asked)
 
     def says(who: PeerId, number: int = 1) -> list[Effect]:
-        return me.handle(Received(who, Preference("slot", number, BLUE)), 0.0)
+        return me.handle(Received(who, PreferenceIs("slot", number, BLUE)), 0.0)
 
     assert not any([says(asked[0]), says(asked[0]), says(asked[0]), says(stranger), says(asked[1], number=2)])
     assert not says(asked[1])

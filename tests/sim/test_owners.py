@@ -68,6 +68,7 @@ def test_hundreds_of_crooked_swarms(seed: int):
 def test_without_witnesses_a_lie_is_agreed_on(monkeypatch: pytest.MonkeyPatch):
     """Mutant: whatever one owner signs is believed."""
     monkeypatch.setattr(Witnesses, "believes", lambda self, answered: True)
+    monkeypatch.setattr(Witnesses, "_believes_word", lambda self, word: True)
     with pytest.raises(ScenarioFailed, match="false answer"):
         run_scenario("owners", 2, rounds=3)
 

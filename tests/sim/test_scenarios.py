@@ -154,3 +154,8 @@ def test_hundreds_of_seeds(name: str, block: int):
 def test_the_full_churn(seed: int):
     """24 peers, 50 rounds."""
     run_scenario("churn", seed)
+
+
+def test_two_branches_meet_and_all_prefer_the_one_where_most_are():
+    """A fifth lie about what they prefer; nobody changes sides, and nobody honest is blamed by the other side."""
+    assert run_scenario("branches", 9, peers=12).measured["queries"] >= 20

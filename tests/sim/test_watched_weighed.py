@@ -156,6 +156,7 @@ def test_hundreds_of_swarms_with_lying_comparers(seed: int):
 def test_if_one_owner_were_believed_false_distances_would_be_agreed_on(monkeypatch: pytest.MonkeyPatch):
     """Mutant: whatever one owner signs of distances or sums is believed."""
     monkeypatch.setattr(Witnesses, "believes", lambda self, answered: True)
+    monkeypatch.setattr(Witnesses, "_believes_word", lambda self, word: True)
     with pytest.raises((AssertionError, InvariantBroken)):
         test_all_members_weigh_alike_and_the_round_makes_what_the_library_makes()
 

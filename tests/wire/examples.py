@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from atoll.base.effort import Reached
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import Manifest
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
@@ -19,6 +20,7 @@ from atoll.wire.messages.history import (
     WantVertices,
 )
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import (
     Answer,
     Committed,
@@ -53,6 +55,7 @@ from atoll.wire.messages.statements import (
     Placed,
     Proposed,
     Ready,
+    Rests,
     Scored,
     Signed,
     Suspect,
@@ -103,6 +106,7 @@ STATEMENTS = (
     Join(ALICE, b"key", b"certificate", ("/ip4/10.0.0.1/tcp/4001",), "trainer", "alice", B, b"admission"),
     Ready(A, B),
     Leave(7, "enough for today"),
+    Rests(8),
     Suspect(7, BOB, "silent"),
     Caught(SIGNED, SIGNED),
     Complaint(7, BOB, "withheld"),
@@ -145,6 +149,8 @@ MESSAGES = (
     JoinRefused("E-JOIN-01", "what", "fix"),
     WantExhibit(7),
     ExhibitIs(7, A),
+    WantPreference("branch/7", 3, A),
+    PreferenceIs("branch/7", 3, B),
     Hello(A, 7),
 )
 
@@ -157,6 +163,8 @@ COMPARED_CHECKED = Compared(7, 1, 0, 2, (ALICE, BOB), A, B)
 COMPARISON_CHECKED = Comparison(7, 1, "abcd", SIGNED, bytes(24))
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
 BODY_REPUTED = replace(BODY, reputation=(7750,))
+BODY_SAMPLED = replace(BODY, credits=((0, 64),))
+BODY_ASKING = replace(BODY, effort=Reached(24, 12, 10, 5.5))
 
 OPENED = (  # the same words where blocks of answers are opened
     Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), made_of=B),

@@ -17,8 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from examples import (
     ANSWER_WEIGHED,
     BODY,
+    BODY_ASKING,
     BODY_PACED,
     BODY_REPUTED,
+    BODY_SAMPLED,
     BODY_WEIGHED,
     COMMIT_LATE,
     COMPARED_CHECKED,
@@ -81,11 +83,22 @@ def test_the_bytes_of_every_word_are_frozen(value):
         (ANSWER_WEIGHED, "weighing", "weighed"),
         (BODY_WEIGHED, "weighing", "weighed"),
         (BODY_REPUTED, "reputation", "reputed"),
+        (BODY_SAMPLED, "credits", "sampled"),
+        (BODY_ASKING, "effort", "asking"),
         (PLACED_AGAIN, "since", "again"),
         (COMMIT_LATE, "claim", "late"),
         (VOTED_PROVEN, "proof", "proven"),
     ],
-    ids=["Answer.weighed", "Body.weighed", "Body.reputed", "Placed.again", "Commit.late", "Voted.proven"],
+    ids=[
+        "Answer.weighed",
+        "Body.weighed",
+        "Body.reputed",
+        "Body.sampled",
+        "Body.asking",
+        "Placed.again",
+        "Commit.late",
+        "Voted.proven",
+    ],
 )
 def test_what_only_some_runs_have_is_one_more_field_and_nothing_elsewhere(value, field: str, kind: str):
     """Weights, scores, holders drawn later: where there are none, bytes are what they were before."""

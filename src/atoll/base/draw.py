@@ -31,6 +31,15 @@ def shuffled(seed: bytes, purpose: str, items: Sequence[T]) -> list[T]:
     return [items[i] for i in _order(seed, purpose, len(items))]
 
 
+def in_pairs(round: int, items: Sequence[T]) -> list[tuple[T, ...]]:
+    """Everybody in a drawn pair; of an odd number one stays alone. Another round draws other pairs.
+
+    Drawn by nothing but the round and the places of the items, so that whoever counts rounds draws the same.
+    """
+    order = shuffled(b"atoll/pairs/1", str(round), items)
+    return [tuple(order[at : at + 2]) for at in range(0, len(order), 2)]
+
+
 @lru_cache(maxsize=64)  # every virtual peer of a simulation draws the same few orders
 def _order(seed: bytes, purpose: str, count: int) -> tuple[int, ...]:
     key = blake3(purpose.encode(), key=blake3(seed).digest()).digest()

@@ -9,14 +9,14 @@ checked against the name that was agreed on, or not at all. Never changes the fo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import cyclopts
 from cyclopts import Parameter
 from msgspec import UnsetType
 
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
-from atoll.base.ids import PeerId
+from atoll.base.ids import Digest, PeerId
 from atoll.base.units import bytes_text, seconds_text
 from atoll.cli.say import AsJson, folder_of, say, say_json
 from atoll.cli.verify import Run, kept_in, spans_of, spans_text
@@ -24,6 +24,7 @@ from atoll.cli.verify import Run, kept_in, spans_of, spans_text
 if TYPE_CHECKING:
     from atoll.node.verify import Kept
     from atoll.wire.messages.vertex import Body, Vertex
+    from atoll.wire.pairs import Entry
 
 LISTED = 19  # newest rounds shown, 20 lines with the one above them; --all and --json have every one
 
@@ -55,13 +56,15 @@ def listing(
         rows = [_row(kept, folder, r) for r in (rounds if all or json else rounds[-LISTED:])]
         placed = placed_rounds(kept.pieces)
         blobs = {path.name for path in (folder / "blobs").glob("*")}
-        here = [] if json else [r for r in rounds if _state_path(folder, kept, r).name in blobs]
+        here = [] if json else [r for r in rounds if _held(folder, kept, r).blob.hex() in blobs]
+        paired = bool(rows) and _paired(kept, folder)
     if json:
         say_json([row | {"in_pieces": row["round"] in placed} for row in rows] if placed else rows)
         return
     if placed:
         say(f"  lie in pieces at the members: rounds {spans_text(spans_of(placed))}")
-    say(f"  can be gone back to from here: rounds {spans_text(spans_of(here)) or 'none'}")
+    there = "this peer's own model is here of" if paired else "can be gone back to from here:"
+    say(f"  {there} rounds {spans_text(spans_of(here)) or 'none'}")
     for row in rows:
         size = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
         loss = f"{row['loss']:.4f}" if row["contributors"] else "-"
@@ -90,11 +93,11 @@ def show(
         say_json(row)
         return
     for name, value in row.items():
-        if name in ("weighed", "late", "branch") and not value:
-            continue  # no distances weigh rows; nobody came back from being apart; there is one branch
+        if name in ("weighed", "late", "branch", "states") and not value:
+            continue  # no distances weigh rows; nobody came back from being apart; there is one branch, one model
         words = ", ".join(value) or "nobody" if isinstance(value, list) else value
         if isinstance(value, dict):
-            as_text = {"late": late_text, "branch": str}.get(name, "{:.4f}".format)
+            as_text = {"late": late_text, "branch": str, "states": str}.get(name, "{:.4f}".format)
             words = ", ".join(f"{peer} {as_text(said)}" for peer, said in value.items())
         say(f"  {name:<14} {words}")
 
@@ -121,9 +124,9 @@ def export(
     folder = folder_of(run)
     with kept_in(folder) as kept:
         _check_round(kept, folder, round)
-        state = read_vertex(kept, folder, round)[1].state
-        here = [r for r in kept.rounds if _size_of(_state_path(folder, kept, r)) is not None]
-    source = folder / "blobs" / state.hex()
+        held = _held(folder, kept, round)
+        here = [r for r in kept.rounds if _size_of(_blob(folder, _held(folder, kept, r).blob)) is not None]
+    state, source = held.blob, _blob(folder, held.blob)
     if not source.exists():
         raise UsageError(
             "E-CHK-03",
@@ -145,18 +148,19 @@ def export(
             fix=f"atoll verify {folder} --deep",
         )
     if hf:
-        from atoll.cli.hub import write_model_folder
+        from atoll.cli.hub import what_is, write_model_folder
 
         with kept_in(folder) as kept:
             files = write_model_folder(kept, folder, round, source.read_bytes(), to)
         size = sum(file.stat().st_size for file in files)
+        what = what_is(files)
     else:
         write_durably(to, source.read_bytes())
-        size = to.stat().st_size
+        size, what = to.stat().st_size, "state"
     if json:
-        say_json({"round": round, "state": state.hex(), "file": str(to), "size_bytes": size})
+        say_json({"round": round, "state": state.hex(), "state_of": held.of, "file": str(to), "size_bytes": size})
         return
-    what = "model" if hf else "state"
+    what += f" that {held.of} held" if held.of else ""
     say(f"  the {what} of round {round} ({state.hex()[:8]}, {bytes_text(size)}) is in {to}")
 
 
@@ -165,8 +169,45 @@ def late_text(late: dict[str, int]) -> str:
     return f"{late['steps']} steps apart since round {late['since']}"
 
 
-def _state_path(folder: Path, kept: Kept, round: int) -> Path:
-    return folder / "blobs" / read_vertex(kept, folder, round)[1].state.hex()
+class Held(NamedTuple):
+    """The blob of a round's state, and whose it is where members have states of their own."""
+
+    blob: Digest
+    of: str | None = None
+
+
+def _held(folder: Path, kept: Kept, round: int) -> Held:
+    """What the round agreed on; where that only names states of members, the one among them that is here."""
+    body = read_vertex(kept, folder, round)[1]
+    names = {m.peer: m.name or m.peer for m in body.members}
+    named = [Held(entry.state, names.get(entry.peer, entry.peer)) for entry in _roll(folder, body.state)]
+    here = [held for held in named if _blob(folder, held.blob).exists()]
+    return next(iter([*here, *named]), Held(body.state))
+
+
+def _roll(folder: Path, state: Digest) -> tuple[Entry, ...]:
+    """Which states this one names, where members have their own and the roll of them is here."""
+    from atoll.wire.pairs import MAGIC, roll_from_bytes
+
+    try:
+        with _blob(folder, state).open("rb") as file:
+            head = file.read(len(MAGIC))
+            return roll_from_bytes(head + file.read()).states if head == MAGIC else ()
+    except (FileNotFoundError, PeerFault):
+        return ()  # a damaged one is told by `atoll verify --deep`
+
+
+def _paired(kept: Kept, folder: Path) -> bool:
+    from atoll.node.settings import decode_settings
+
+    try:
+        return decode_settings(read_vertex(kept, folder, -1)[1].settings).paired
+    except PeerFault:
+        return False  # `atoll verify` says so
+
+
+def _blob(folder: Path, name: Digest) -> Path:
+    return folder / "blobs" / name.hex()
 
 
 def _check_round(kept: Kept, folder: Path, round: int) -> None:
@@ -222,7 +263,8 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
         "back_to": back.round if back is not None else None,
         "branch": _branch(kept, round),  # that begins beside it
         "state": body.state.hex(),
-        "size_bytes": _size_of(folder / "blobs" / body.state.hex()),
+        "states": {names.get(e.peer, e.peer): e.state.hex() for e in _roll(folder, body.state)},
+        "size_bytes": _size_of(_blob(folder, _held(folder, kept, round).blob)),
     }
 
 

@@ -37,7 +37,8 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
             cause="a group that only reduces, or a run of another version",
             fix="leave out --hf to have the state as it is",
         ) from None
-    files = hugging_face_files(agreed, learning.layout, _story(kept, folder, round, settings.name, learning))
+    story = _story(kept, folder, round, settings.name, learning)
+    files = hugging_face_files(agreed, learning.layout, story, _tokenizer(folder, learning))
     aside = to.with_name(to.name + ".partial")
     aside.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -46,7 +47,26 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
     return [to / name for name in files]
 
 
+def _tokenizer(folder: Path, learning: Learning) -> bytes:
+    """The run's, if it has one and this folder holds it unchanged."""
+    from msgspec import UNSET
+
+    from atoll.cli.verify import blob_id_of
+
+    if learning.tokenizer is UNSET:
+        return b""
+    blob = folder / "blobs" / learning.tokenizer.hex()
+    return blob.read_bytes() if blob.exists() and blob_id_of(blob) == learning.tokenizer else b""
+
+
+def what_is(files: list[Path]) -> str:
+    """In the folder that was written, for people."""
+    return "adapters" if any(file.name.startswith("adapters.") for file in files) else "model"
+
+
 def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -> Story:
+    from msgspec import UNSET
+
     from atoll.cli.checkpoint import read_vertex
     from atoll.learn.export import Contributor, Story
     from atoll.wire.codec import decode_statement, vertex_id
@@ -84,6 +104,7 @@ def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -
         loss_last=losses[-1] if losses else None,
         sent_bytes=sent,
         data_parallel_bytes=alone,
+        tokenizer="" if learning.tokenizer is UNSET else learning.tokenizer.hex(),
     )
 
 

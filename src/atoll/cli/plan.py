@@ -55,6 +55,9 @@ def plan(
     peers: Annotated[int, Parameter(help=f"Members, 2 to {FULL_MESH_MAX}.")],
     uplink: Annotated[str, Parameter(help="What one peer can send: 20Mbit, 2.5MB (per second).")],
     downlink: Annotated[str, Parameter(help="What one peer can receive. Default: as much.")] = "",
+    adapters: Annotated[
+        str, Parameter(help="How many parameters are exchanged, where the rest is frozen: 4M. Default: all.")
+    ] = "",
     latency: Annotated[str, Parameter(help="One way between two peers. Default: 50ms.")] = "50ms",
     step_seconds: Annotated[float | None, Parameter(help="One training step of one peer.")] = None,
     tokens_per_s: Annotated[float | None, Parameter(help="Or: what one peer trains on per second.")] = None,
@@ -67,9 +70,11 @@ def plan(
     """Estimate time and bytes per round of every recipe on your links, and recommend one."""
     links = _links(peers, uplink, downlink, latency)
     layout, step_tokens = _model(model, tokens_per_step)
-    step_s, assumed = _step(layout, step_tokens, step_seconds, tokens_per_s)
+    whole, layout = layout.parameters, _adapters(adapters, layout) if adapters else layout
+    step_s, assumed = _step(whole, layout.parameters, step_tokens, step_seconds, tokens_per_s)
     told = planned(layout, links, step_s, step_tokens)
-    told = {"model": model, "parameters": layout.parameters, **told, "step_assumed": assumed}
+    frozen = {"frozen": whole - layout.parameters} if adapters else {}
+    told = {"model": model, "parameters": layout.parameters, **frozen, **told, "step_assumed": assumed}
     if json:
         say_json(told)
     else:
@@ -82,7 +87,7 @@ def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> di
     from atoll.learn.recipes import diloco, in_swarm
 
     recipes = {name: in_swarm(make()) for name, make in METHODS.items()}
-    rows = [_row(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
+    rows = [row_of(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
     rows.sort(key=lambda row: bool(row["not_yet"]))
     choices = {name: ("", recipes[name]) for name in COMPARED}
     choices["diloco, 2 bits up"] = ("2bit", diloco(up="2bit"))
@@ -98,9 +103,10 @@ def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> di
     }
 
 
-def _row(
+def row_of(
     name: str, recipe: Recipe, layout: Layout, links: Links, step_s: float, step_tokens: int
 ) -> dict[str, Any]:
+    """What a round of this recipe takes and sends on these links."""
     from atoll.learn.forecast import forecast
     from atoll.learn.recipes import swarm_problem
     from atoll.policy.pace import pace
@@ -168,8 +174,8 @@ def _exchanges_s(recipe: Recipe, exchanges: tuple[Exchange, ...], links: Links) 
     rates = links.up_bytes_s, links.down_bytes_s
     return [
         (
-            _owned_s(one, links)
-            if one.answer_bytes and recipe.reducer.group == "all"
+            _owned_s(one, links, one_owner=recipe.reducer.group == "server")
+            if one.answer_bytes and recipe.reducer.group in ("all", "server")
             else simple_exchange_s(one.sent_bytes, one.heard_bytes, *rates, hops, links.latency_s)
         )
         / one.every
@@ -177,25 +183,26 @@ def _exchanges_s(recipe: Recipe, exchanges: tuple[Exchange, ...], links: Links) 
     ]
 
 
-def _owned_s(one: Exchange, links: Links) -> float:
+def _owned_s(one: Exchange, links: Links, one_owner: bool) -> float:
     """Rows to the owners of parts, answers back: as the planner of real rounds predicts it."""
     from atoll.base.ids import PeerId
     from atoll.policy.topology import Links as Agreed
     from atoll.policy.topology import predict
-    from atoll.protocol.reduce.topology import butterfly
+    from atoll.protocol.reduce.topology import butterfly, star
 
     names = tuple(PeerId(f"{peer:04}") for peer in range(links.peers))
     latencies = [[links.latency_s] * links.peers] * links.peers
     agreed = Agreed(names, latencies, [links.up_bytes_s] * links.peers, [links.down_bytes_s] * links.peers)
     up_ratio, down_ratio = one.row_bytes / one.dense_bytes, one.answer_bytes / one.dense_bytes
-    return predict(butterfly(names, b"planner"), one.dense_bytes, agreed, up_ratio, down_ratio).seconds
+    shape = star(names, b"planner") if one_owner else butterfly(names, b"planner")
+    return predict(shape, one.dense_bytes, agreed, up_ratio, down_ratio).seconds
 
 
 def _overlap(recipe: Recipe) -> int:
     """Steps that hide an exchange; eager hides it behind a whole round."""
     if recipe.reducer.own == "fresh":
         return recipe.schedule.inner_steps
-    return recipe.schedule.overlap
+    return recipe.hidden_steps
 
 
 # ---- what was asked --------------------------------------------------------------------------------------------
@@ -227,13 +234,28 @@ def _model(name: str, step_tokens: int | None) -> tuple[Layout, int]:
         raise UsageError("E-PLAN-04", f"--model {name}: {why}", fix="--model 1B, or --model gpt-small") from None
 
 
-def _step(layout: Layout, tokens: int, step_s: float | None, tokens_per_s: float | None) -> tuple[float, str]:
-    """(seconds per step, what was assumed about it)."""
+def _adapters(count: str, model: Layout) -> Layout:
+    """What is exchanged where only so many of the model's parameters train."""
+    from atoll.learn.forecast import layout_of_size
+
+    try:
+        layout = layout_of_size(parse_count(count))
+        if layout.parameters >= model.parameters:
+            raise ValueError(f"the model has only {count_text(model.parameters)}")
+    except ValueError as why:
+        raise UsageError("E-PLAN-06", f"--adapters {count}: {why}", fix="--model 7B --adapters 20M") from None
+    return layout
+
+
+def _step(
+    whole: int, trained: int, tokens: int, step_s: float | None, tokens_per_s: float | None
+) -> tuple[float, str]:
+    """(seconds per step, what was assumed about it). A frozen parameter needs no gradient of its own: 4, not 6."""
     if step_s is not None and tokens_per_s is not None:
         raise UsageError("E-PLAN-05", "--step-seconds and --tokens-per-s say the same", fix="give one of them")
     given = step_s if step_s is not None else tokens_per_s
     if given is None:
-        step_s = 6.0 * layout.parameters * tokens / DEVICE_FLOPS
+        step_s = (4.0 * (whole - trained) + 6.0 * trained) * tokens / DEVICE_FLOPS
         return step_s, f"a device of {DEVICE_FLOPS / 1e12:.0f} TFLOP/s; --tokens-per-s says how fast yours is"
     if not 0 < given < float("inf"):
         raise UsageError("E-PLAN-05", f"a speed of {given:g} trains nothing", fix="--tokens-per-s 3000")
@@ -245,7 +267,8 @@ def _step(layout: Layout, tokens: int, step_s: float | None, tokens_per_s: float
 
 def _say(told: dict[str, Any]) -> None:
     rates = f"{bytes_text(told['uplink_bytes_s'])}/s up, {bytes_text(told['downlink_bytes_s'])}/s down"
-    say(f"{count_text(told['parameters'])} parameters, {told['peers']} peers, {rates}")
+    beside = f" exchanged, {count_text(told['frozen'])} frozen" if "frozen" in told else ""
+    say(f"{count_text(told['parameters'])} parameters{beside}, {told['peers']} peers, {rates}")
     assumed = f" (assumed: {told['step_assumed']})" if told["step_assumed"] else ""
     say(f"a step: {told['step_tokens']:,} tokens, {seconds_text(told['step_s'])}{assumed}")
     say()

@@ -20,7 +20,7 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
 from atoll.base.units import bytes_text, parse_duration_s
 from atoll.cli.say import AsJson, say, say_json
-from atoll.cli.verify import blob_id_of, kept_in, spans_text, votes_alone
+from atoll.cli.verify import blob_id_of, kept_in, spans_text, votes_alone, votes_text
 
 if TYPE_CHECKING:
     from atoll.node.verify import Audit
@@ -52,7 +52,7 @@ def pull(
         raise UsageError(
             "E-CHK-04", f"{to} exists already", cause="nothing is overwritten", fix="name another folder"
         )
-    from atoll.cli.hub import write_model_folder
+    from atoll.cli.hub import what_is, write_model_folder
     from atoll.host.visitor import take
     from atoll.keys.identity import SessionVerifier
     from atoll.node.verify import verify_history
@@ -77,6 +77,7 @@ def pull(
                 "run_id": run.hex(),
                 "round": taken.round,
                 "state": taken.state.hex(),
+                "state_of": taken.of,
                 "vertices": audit.vertices,
                 "votes_alone": alone,
                 "folder": str(to),
@@ -86,8 +87,10 @@ def pull(
         return
     say(f"  run {audit.settings.name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
     if alone:
-        say(f"  protected by Ed25519 votes alone: rounds {spans_text(alone)}")
-    say(f"  the model of round {taken.round} ({taken.state.hex()[:8]}, {bytes_text(size_bytes)}) is in {to}")
+        say(f"  protected by {votes_text(audit)} alone: rounds {spans_text(alone)}")
+    whose = f", that {short(taken.of)} holds," if taken.of is not None else ""
+    size = f"{taken.state.hex()[:8]}, {bytes_text(size_bytes)}"
+    say(f"  the {what_is(files)} of round {taken.round}{whose} ({size}) is in {to}")
 
 
 def _whom(source: str, via: Sequence[str]) -> tuple[Digest, list[tuple[str, PeerId | None]]]:

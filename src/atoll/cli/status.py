@@ -16,6 +16,25 @@ RETURNS_SHOWN = 3  # the newest; --json has all that are remembered
 LATE_SHOWN = 3  # of members that were apart
 
 
+def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
+    """Which of two branches the swarm prefers, how sure that is, and what to do to be on the other."""
+    found = branch.get("preferred")
+    if found is None:
+        return ["which of the two most prefer is not known yet: asking takes a minute, and some of both in reach"]
+    where = "this branch" if found["ours"] else "that other branch"
+    sure = "settled" if found["settled"] else "not settled yet"
+    told = f"most prefer {where}: {found['named']} of the {found['asked']} asked last, {sure}"
+    lines = [f"{told} after {found['queries']} queries; it decides nothing"]
+    if found["ours"]:
+        return lines
+    them = " or ".join(branch["members"][:3])
+    return [
+        *lines,
+        f"to go over to it: ask {them} for a ticket (atoll invite), then",
+        f"atoll leave --dir {folder}; atoll join TICKET --dir NEW_FOLDER",
+    ]
+
+
 def status(*, dir: Dir = None, json: AsJson = False) -> None:
     """Say how the run stands: round, phase, loss, members, bytes, and why it is paused if it is."""
     from atoll.host.api import ask
@@ -31,10 +50,14 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         say(f"  {s['paused']}")
     if s["trouble"]:
         say(f"  ! {s['trouble']}")
+    if s.get("uncounted"):
+        say(f"  ! {s['uncounted']}")
     for b in s.get("branches", []):
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")
         say("    a recovery began while a quorum was alive; nobody changes sides by itself, see specs/vertex.md")
+        for line in preference_lines(b, folder_of(dir)):
+            say(f"    {line}")
     if s.get("apart_steps"):
         say(f"  too few voters are heard: {s['apart_steps']} steps taken apart so far")
     for late in s.get("late", [])[-LATE_SHOWN:]:
@@ -45,7 +68,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if s["loss"] is not None:
         unit, speed = s["unit"], s["tokens_per_s"]
         say(f"  training loss {s['loss']:.4f}, {s['tokens']:,} {unit} learned, {speed:,.0f} {unit}/s")
-    say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16] or 'not agreed yet'}")
+    beside = f" (beside a frozen base of {s['base_values']:,} values)" if s["base_values"] else ""
+    say(f"  {s['model']}, {s['parameters']:,} parameters{beside}, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
     if s["topology"] and len(s["members"]) > 1:
@@ -136,14 +160,15 @@ def invite(
 
 def export(
     file: Annotated[
-        Path | None, Parameter(help="Where to; default: model.safetensors in the peer's folder.")
+        Path | None,
+        Parameter(help="Where to; default: model.safetensors, or adapters.safetensors, in the peer's folder."),
     ] = None,
     /,
     *,
     dir: Dir = None,
     json: AsJson = False,
 ) -> None:
-    """Write the agreed model as a safetensors file."""
+    """Write the agreed model (of a run that exchanges adapters: these) as a safetensors file."""
     from atoll.host.api import ask
 
     answer = ask(folder_of(dir), "export", path=str(file.expanduser().absolute()) if file else None)

@@ -270,16 +270,21 @@ def _say(audit: Audit, blobs: int | None) -> None:
 
 
 def votes_alone(audit: Audit) -> list[tuple[int, int]]:
-    """Spans of rounds that no quorum of long-lived identities holds: only the Ed25519 votes under them do."""
+    """Spans of rounds that no quorum of long-lived identities holds: only the votes under them do."""
     held = {r for e in audit.eras if e.held for r in range(e.first, e.last + 1)}
     return spans_of([r for r in range(audit.head + 1) if r not in held])
+
+
+def votes_text(audit: Audit) -> str:
+    """By what votes are signed, as its readers know it."""
+    return {"ed25519": "Ed25519", "ml-dsa-65": "ML-DSA-65"}[audit.settings.round.signing.kind] + " votes"
 
 
 def _eras_text(audit: Audit) -> list[str]:
     if not audit.settings.era_rounds:
         return [
-            "all rounds are protected by Ed25519 votes alone: this run was founded with run.era_rounds = 0, or "
-            "before identities signed histories"
+            f"all rounds are protected by {votes_text(audit)} alone: this run was founded with run.era_rounds = 0, "
+            "or before identities signed histories"
         ]
     held = [e for e in audit.eras if e.sealed and e.anchored and e.last > audit.trusted]
     covered = [e for e in audit.eras if e.covered]
@@ -298,7 +303,7 @@ def _eras_text(audit: Audit) -> list[str]:
     if alone:
         over = audit.eras[-1].last if audit.eras else -1
         open_era = f"; the era of round {over + 1} is not over" if audit.head > over else ""
-        lines.append(f"protected by Ed25519 votes alone: rounds {spans_text(alone)}{open_era}")
+        lines.append(f"protected by {votes_text(audit)} alone: rounds {spans_text(alone)}{open_era}")
     return lines
 
 

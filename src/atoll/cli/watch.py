@@ -208,6 +208,16 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 "can sign for them with atoll recover; or it is forged, and another member's ticket leads to the "
                 "true one: atoll join TICKET --dir NEW_FOLDER)"
             )
+        case "BranchSeen":
+            members = ", ".join(map(name, entry["members"]))
+            return f"! the run goes on elsewhere, too, since round {entry['round']}: {members} (atoll status)"
+        case "BranchPreferred":
+            where = "this one" if entry["ours"] else "the other one"
+            sure = ", settled" if entry["settled"] else ""
+            return (
+                f"! of two branches since round {entry['round']} most prefer {where}: {entry['named']} of the "
+                f"{entry['asked']} asked last{sure} (atoll status says how to change sides)"
+            )
         case "Refused":
             return f"! {name(entry['by'])} says: {entry['what']}"
         case "Fault":

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from atoll import __version__
 from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.host.api import Handler
@@ -29,6 +31,7 @@ if TYPE_CHECKING:  # the driver imports torch, and this file is read by light ve
 
 AGREE_S = 30.0  # an invitation takes effect with the next vertex; later than this it is said to be on its way
 SAMPLE_MAX = 4096  # bytes of text in one sample
+MISSED_TOLD = 8  # rounds in a row without a counted update: fewer may be a newcomer's, or a slow network's
 
 
 def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handler]:
@@ -124,6 +127,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "state": head.state.hex() if head is not None else "",
         "model": p.model,
         "parameters": p.parameters,
+        "base_values": p.base_values,
         "unit": p.unit,
         "tokens": p.tokens,
         "tokens_per_s": round(p.tokens_per_s, 1),
@@ -138,6 +142,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "kept": kept_of(host),
         "paused": paused_text(voters, here, needed, machine.settings, p.trained),
         "missing": p.missing,
+        "uncounted": uncounted_text(mine["missed"] if mine else 0, p.passed, machine.settings),
         "apart_steps": p.apart_steps,
         "branches": [b | {"members": [p.name_of(peer) for peer in b["members"]]} for b in p.branches],
         "late": [work | {"name": p.name_of(work["peer"])} for work in p.late],
@@ -227,6 +232,23 @@ def paused_text(voters: int, here: int, needed: int, settings: RunSettings, trai
     if 0 < voters < wanted:
         return f"waiting: {voters} of {wanted} members needed to train; invite more with `atoll invite`"
     return None
+
+
+def uncounted_text(missed: int, passed: str, settings: RunSettings) -> str:
+    """What a member is told whose work has counted for nothing in so many rounds in a row, and what helps."""
+    if missed < MISSED_TOLD:
+        return ""
+    told = f"the last {missed} rounds counted nothing of this peer"
+    accepts = settings.round.acceptance
+    if passed:
+        return f"{told}: {passed}"
+    if accepts is UNSET:
+        return f"{told}: what it sends comes too late or not at all; see its links with `atoll peers`"
+    return (
+        f"{told}: {accepts.quorum} others are done first, and are waited with for {accepts.grace} of their steps; "
+        "its own work comes later, and will as long as it is so much slower. What helps: more threads or a faster "
+        "device for this peer, or a run founded with a longer sync.grace, at least a step of this peer's"
+    )
 
 
 def _needs_state(host: PeerHost) -> None:

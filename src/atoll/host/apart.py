@@ -17,6 +17,7 @@ from torch import Tensor
 from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
 from atoll.learn.data import cursor_after
+from atoll.learn.horizon import horizon_of, later, position_of
 from atoll.learn.late import LateWork, carried
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState
@@ -50,7 +51,7 @@ class Away:
             cursor=cursor_after(state.samples, work.shards) + taken * recipe.batch,
             shard=work.shard,
             shards=work.shards,
-            global_step=state.steps + recipe.schedule.turn_steps + self.steps,
+            global_step=self._position(state, recipe, work.shards),
             until=begin + work.seconds_max,
             apart=True,
         )
@@ -58,6 +59,11 @@ class Away:
         if not done.steps or done.loss is None:
             return Trained(0, 0, 0.0, 0.0)
         return Trained(done.steps, done.samples, done.loss, done.seconds / done.steps)
+
+    def _position(self, state: SharedState, recipe: Recipe, shards: int) -> int:
+        """In the rates: after the round that it left, and what it took since."""
+        steps, together = recipe.schedule.turn_steps + self.steps, recipe.batch * recipe.seq_len * shards
+        return later(horizon_of(recipe), position_of(recipe, state), steps, together)
 
     async def come_back(self) -> bool:
         """True if there were steps apart: they wait as late work now, or are dropped, and x is where it was."""

@@ -22,6 +22,7 @@ import msgspec
 from blake3 import blake3
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.host.durable import refused
 
 REQUEST_MAX = 64 * 1024  # bytes of one request
 ANSWER_MAX = 16 * 2**20  # bytes of one answer: a run of 4096 members fits
@@ -66,7 +67,10 @@ class Door:
         self.path.unlink(missing_ok=True)  # the folder's lock says that its owner is gone
         self._server = await asyncio.start_unix_server(self._serve, str(self.path), limit=REQUEST_MAX)
         self.path.chmod(0o600)
-        (self.folder / "door").write_text(f"{self.path}\n")
+        try:
+            (self.folder / "door").write_text(f"{self.path}\n")
+        except OSError as why:
+            raise refused("write door", why.strerror, self.folder) from why
 
     async def close(self) -> None:
         if self._server is None:

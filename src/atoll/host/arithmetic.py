@@ -23,6 +23,8 @@ from atoll.keys.digest import Buffer
 from atoll.learn.answers import Answering, answering, remembers, says_more
 from atoll.learn.codec import Codec, codec_named
 from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.data import position_after
+from atoll.learn.horizon import step_of_run
 from atoll.learn.outer import SHARED
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState, decode_parts, moved_by
@@ -105,10 +107,12 @@ def advanced(work: Advance, learning: Learning, before: SharedState) -> tuple[Sh
         before,
         shared_outer(recipe),
         steps=work.steps,
-        samples=work.steps * recipe.batch * work.shards,
+        samples=position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
+        - before.samples,
         tokens=work.samples * recipe.seq_len,
         turn=None if hi - lo == layout.floats else (lo, hi),
         agreement_N=agreement_N,
+        step=step_of_run(recipe, before),
     )
     return after, combined_N
 

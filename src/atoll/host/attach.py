@@ -8,7 +8,8 @@ counted, and a round ends by its time even if steps are skipped.
 
 Promises: the model's tensors stay the same objects, only their values change, inside `optimizer.step()`; the
 optimizer's own state is never touched; the data never leaves this process. If the peer process dies the hook
-raises, it never goes on alone silently. Never sends anything but parameters and buffers of the model.
+raises, it never goes on alone silently. Never sends anything but parameters and buffers of the model, and of
+those only what is exchanged: of a model with frozen parameters only what requires a gradient, or what `only` names.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,12 +32,15 @@ import torch
 from torch import nn
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.host.attached import Attach, Closed, Farewell, Over, Told, ToUser, Trouble
+from atoll.host.attached import LIARS, Attach, Closed, Declines, Farewell, Over, Told, ToUser, Trouble
 from atoll.host.shared import Mailbox, anonymous
 from atoll.host.trainer.words import LENGTH, Cancel, Carried, Merge, Train, Trained, WriteX
-from atoll.learn.layout import flatten, layout_of, unflatten
+from atoll.learn.exchanged import Base, check_optimizer, exchanged
+from atoll.learn.layout import base_digest, flatten, layout_of, unflatten
 from atoll.learn.merge import merge
 from atoll.learn.recipes import Recipe, own_loop
+from atoll.policy.sampling import THOUSAND, Sample, group_problem, named
+from atoll.policy.trust import peers_for_one_liar
 
 T = TypeVar("T")
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -56,6 +61,8 @@ class Run:
         start_peers: int = 1,
         trust: str = "private",
         name: str = "",
+        group: str = "",
+        sample: Sample | None = None,
         listen: tuple[str, ...] = LOOPBACK,
         announce: tuple[str, ...] = (),
     ) -> None:
@@ -66,7 +73,8 @@ class Run:
             "rounds": rounds,
             "start_peers": start_peers,
             "trust": trust,
-            "name": name,
+            "name": named(name, _checked(group)),
+            "sample": sample,
             "listen": listen,
             "announce": announce,
         }
@@ -77,6 +85,8 @@ class Run:
         self.members = 0  # present in the last agreed membership
         self.loss = float("nan")  # mean reported training loss of the last agreed round
         self.done = False  # the run is over; the model holds the agreed parameters
+        self.exchanged = 0  # values that travel: all of the model, or its adapters
+        self.base = ""  # digest of what does not travel; empty where everything does
         self.shard_index, self.shard_count = 0, 1  # this round's slice of the data, for `shard`
         self._process: subprocess.Popen[bytes] | None = None
         self._steps = self._reported = 0  # since the parameters were handed over
@@ -88,16 +98,27 @@ class Run:
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int = 1) -> Run:
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        batch: int = 1,
+        pass_steps: int = 0,
+        only: Sequence[str] = (),
+    ) -> Run:
         """Join with this model; returns when the first round begins, the model then holds the agreed parameters.
 
-        `batch` is the number of samples behind one optimizer step: it weighs this peer's update. Raises
-        RefusedError if the model is not the run's, or the ticket's own error.
+        `batch` is the number of samples behind one optimizer step: it weighs this peer's update. `pass_steps` are
+        the optimizer steps of one pass over your own data, `len(loader)`, where the run counts epochs. Parameters
+        that require no gradient are not exchanged: every member must hold the same ones. `only` names what is
+        exchanged instead, in shell style: `only=["*lora*", "head.*"]`. Raises RefusedError if the model is not the
+        run's, UsageError if nothing could be exchanged, or the ticket's own error.
         """
         if self._process is not None:
             raise UsageError("E-ATT-02", "this run is attached already", fix="call atoll.join again for another")
         self._model, self._optimizer, self._batch = model, optimizer, batch
-        self._layout = layout_of(model)
+        self._choose(only)
         memory = anonymous()
         self._mailbox = Mailbox(memory, self._layout.floats, 0)
         self._give_x()
@@ -111,16 +132,44 @@ class Run:
         os.close(memory)
         self._socket = ours
         atexit.register(self.close)
-        self._say(Attach(layout=self._layout, **self._wish))
+        self._say(Attach(layout=self._layout, pass_steps=pass_steps, **self._wish))
         self._go_on()
         if not self.done:
             self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
         return self
 
+    def _choose(self, only: Sequence[str]) -> None:
+        """What of the model travels, and the watch over the rest."""
+        try:
+            going = exchanged(self._model, only)
+            self._layout = layout_of(self._model, only)
+            if self._layout.held:
+                check_optimizer(self._model, going, (p for g in self._optimizer.param_groups for p in g["params"]))
+        except ValueError as why:
+            raise UsageError("E-ATT-05", str(why)) from None
+        self._base = Base(self._model, going, by_name=bool(only))
+        self.exchanged = self._layout.floats
+        self.base = base_digest(self._layout).hex() if self._layout.held else ""
+
     def report(self, loss: float) -> None:
         """Tell the others this step's training loss; optional, shown as the run's loss."""
         self._loss_sum += float(loss)
         self._reported += 1
+
+    def decline(self, rounds: int = 1) -> None:
+        """Give nothing to the round under way, nor to the `rounds - 1` after it; nobody waits, and no record falls.
+
+        Returns when the next round begins that this loop takes part in (or the run is over), with the agreed
+        parameters in the model: steps taken in this round so far are dropped.
+        """
+        if self._process is None:
+            raise UsageError("E-ATT-05", "this run is not attached", fix="call run.attach(model, optimizer) first")
+        if self.done:
+            return
+        self._say(Declines(0 if self._job is None else self._job.job, max(rounds, 1)))
+        self._job, self._steps, self._reported, self._loss_sum, self._seconds = None, 0, 0, 0.0, 0.0
+        self._may, self._sent_F = 0, None
+        self._go_on()
 
     def shard(self, items: Iterable[T]) -> Iterator[T]:
         """Every n-th item, so that members see disjoint data: for loaders that all members order alike."""
@@ -178,6 +227,9 @@ class Run:
         return self._steps > 0 and (self._steps >= job.steps or late or self._cancelled >= job.job)
 
     def _hand_over(self, job: Train) -> None:
+        if problem := self._base.problem():
+            self.close()
+            raise UsageError("E-ATT-06", problem)
         sent_F = self._give_x()
         loss = self._loss_sum / self._reported if self._reported else 0.0
         steps, samples, seconds = self._steps, self._steps * self._batch, self._seconds
@@ -275,20 +327,22 @@ def join(
     *,
     folder: str | Path = "",
     name: str = "",
+    group: str = "",
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
     or_found: dict[str, Any] | None = None,
 ) -> Run:
     """A place in the ticket's run, or in the one that the environment names (ATOLL_TICKET, as `local` sets it).
 
-    Call `.attach(model, optimizer)` next. `folder` keeps keys and state: the same folder is the same peer.
+    Call `.attach(model, optimizer)` next. `folder` keeps keys and state: the same folder is the same peer. `group`
+    says whose data it has, where rounds are sampled (specs/clients.md).
     Where there is no ticket, `or_found` holds the arguments for `found`, so that one script serves all members.
     """
     ticket = ticket or os.environ.get("ATOLL_TICKET", "")
     folder = Path(folder or os.environ.get("ATOLL_DIR", "atoll-run"))
-    name = name or os.environ.get("ATOLL_NAME", "")
+    name, group = name or os.environ.get("ATOLL_NAME", ""), group or os.environ.get("ATOLL_GROUP", "")
     if ticket:
-        return Run(folder=folder, ticket=ticket, name=name, listen=listen, announce=announce)
+        return Run(folder=folder, ticket=ticket, name=name, group=group, listen=listen, announce=announce)
     if or_found is None:
         raise UsageError(
             "E-TKT-09",
@@ -297,14 +351,18 @@ def join(
             fix='atoll.join("ATOLL1:…"), or atoll.found() to start a run',
         )
     wishes = {"start_peers": int(os.environ.get("ATOLL_START_PEERS", "1")), **or_found}
-    return found(folder=folder, name=name, listen=listen, announce=announce, **wishes)
+    return found(folder=folder, name=name, group=group, listen=listen, announce=announce, **wishes)
 
 
 def found(
     *,
     folder: str | Path = "atoll-run",
     name: str = "",
+    group: str = "",
     inner_steps: int = 50,
+    epochs: int = 0,
+    sample: float = 0.0,
+    sample_peers: int = 0,
     rounds: int = 0,
     start_peers: int = 1,
     trust: str = "private",
@@ -321,7 +379,9 @@ def found(
 
     `inner_steps` optimizer steps make a round; `rounds=0` goes on until everybody leaves; training begins when
     `start_peers` are there. The outer step is Nesterov(outer_lr, outer_momentum); `overlap` steps go on while a
-    round is agreed, and rounds carry one of `fragments` each: see docs/config.md.
+    round is agreed, and rounds carry one of `fragments` each: see docs/config.md. With `epochs` a member's round is
+    so many passes over its own data, and at most `inner_steps`. `sample`, a share of the members, or
+    `sample_peers`, a number, train in a round, drawn by the one before; `group` says whose data this loop has.
     """
     recipe = own_loop(
         rounds=rounds,
@@ -332,6 +392,7 @@ def found(
         down=down,
         fragments=fragments,
         overlap=overlap,
+        epochs=epochs,
     )
     return Run(
         folder=Path(folder),
@@ -340,9 +401,30 @@ def found(
         start_peers=start_peers,
         trust=trust,
         name=name,
+        group=group,
+        sample=_sample(sample, sample_peers, trust),
         listen=listen,
         announce=announce,
     )
+
+
+def _sample(share: float, peers: int, trust: str) -> Sample | None:
+    """How many train in a round; None: everybody. UsageError for what is no number of them."""
+    if not 0 <= share <= 1 or peers < 0 or (share and peers):
+        raise UsageError(
+            "E-ATT-06",
+            f"sample={share:g}, sample_peers={peers} says not how many members train in a round",
+            fix="give one of them: sample=0.5, half of the members, or sample_peers=10",
+        )
+    thousandths = 0 if peers else ceil(round(share * THOUSAND, 6))
+    least = 1 if trust == "private" else peers_for_one_liar(LIARS)
+    return Sample(thousandths, peers, least) if peers or 0 < thousandths < THOUSAND else None
+
+
+def _checked(group: str) -> str:
+    if problem := group_problem(group):
+        raise UsageError("E-ATT-07", f"group={group!r}: {problem}", fix='name it like "hospital-a"')
+    return group
 
 
 def local(script: str | Path, *arguments: str, peers: int = 4, folder: str | Path = "atoll-local") -> None:

@@ -11,12 +11,14 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import AtollError, RefusedError, RunFailedError
@@ -44,16 +46,19 @@ from atoll.host.trainer.words import (
 from atoll.learn.layout import Layout, difference
 from atoll.learn.merge import Merge as How
 from atoll.learn.recipes import Recipe
+from atoll.learn.schedule import Schedule
 from atoll.learn.state import SharedState, state_bytes
 from atoll.node.facts import GenesisKnown, Refused, RoundClosed, RunOver
 from atoll.node.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.openings import SHARE
 from atoll.policy.plan import RoundSettings
+from atoll.policy.sampling import Sample
 
 if TYPE_CHECKING:
     from atoll.host.learning import Beginning
 
 T = TypeVar("T")
+LIARS = 0.33  # share of members that may lie where they do not trust each other
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
@@ -69,6 +74,8 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     rounds: int = 0
     start_peers: int = 1
     trust: str = "private"
+    sample: Sample | None = None  # how many train in a round of a run to found; None: everybody
+    pass_steps: int = 0  # optimizer steps of one pass over the loop's own data; 0: it did not say
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
@@ -103,12 +110,19 @@ class Trouble(msgspec.Struct, frozen=True, tag=True):
     fix: str
 
 
+class Declines(msgspec.Struct, frozen=True, tag=True):
+    """The loop gives nothing to this round, nor to so many less one after it."""
+
+    job: int  # its Train, which this answers; 0: it has none just now
+    rounds: int
+
+
 class Farewell(msgspec.Struct, frozen=True, tag=True):
     """Last words of the user's process."""
 
 
 ToUser = Train | Cancel | WriteX | Merge | Told | Closed | Over | Trouble
-FromUser = Attach | Trained | Carried | Broken | Farewell
+FromUser = Attach | Trained | Carried | Broken | Declines | Farewell
 
 
 class AttachedTrainer:
@@ -120,6 +134,10 @@ class AttachedTrainer:
         self._lock = asyncio.Lock()
         self._answers: asyncio.Queue[FromUser] = asyncio.Queue()
         self._job = 0
+        self._training = False  # the loop has the floor
+        self.schedule = Schedule()  # of the run, once genesis is known
+        self.pass_steps = 0
+        self.on_decline: Callable[[int], None] = lambda rounds: None
         self.ended = asyncio.Event()
 
     async def hear(self) -> None:
@@ -131,6 +149,10 @@ class AttachedTrainer:
                 word = decoder.decode(await self._reader.readexactly(size))
                 if isinstance(word, Farewell):
                     break
+                if isinstance(word, Declines):
+                    self.on_decline(word.rounds)
+                    if not self._training or word.job != self._job:
+                        continue  # it went on ahead of a round that it was not asked for yet
                 self._answers.put_nowait(word)
         self.ended.set()
 
@@ -158,8 +180,15 @@ class AttachedTrainer:
         ahead: int = 0,
         apart: bool = False,  # data are the loop's own
     ) -> Trained:
-        self._job += 1
-        return await self._ask(Train(self._job, steps, until, cursor, shard, shards, global_step, ahead), Trained)
+        if self.schedule.epochs is not msgspec.UNSET:
+            steps = min(steps, self.schedule.steps_of(self.pass_steps))
+        async with self._lock:
+            self._job, self._training = self._job + 1, True
+            try:
+                word = Train(self._job, steps, until, cursor, shard, shards, global_step, ahead)
+                return await self._turn(word, Trained)
+            finally:
+                self._training = False
 
     def cancel(self) -> None:
         self.say(Cancel(self._job))
@@ -198,10 +227,6 @@ class AttachedTrainer:
     async def stop(self) -> None:
         return  # the loop is not ours to end
 
-    async def _ask(self, command: ToUser, expected: type[T]) -> T:
-        async with self._lock:
-            return await self._turn(command, expected)
-
     async def _turn(self, command: ToUser, expected: type[T]) -> T:
         self.say(command)
         answer = asyncio.ensure_future(self._answers.get())
@@ -214,6 +239,8 @@ class AttachedTrainer:
         word = answer.result()
         if isinstance(word, Broken):
             raise TrainerFailed(word.why, word.what, alive=True)
+        if isinstance(word, Declines):
+            raise RunFailedError("E-ATT-08", "its loop declined this round")
         assert isinstance(word, expected), f"{type(word).__name__} is no answer to {command}"
         return word
 
@@ -233,7 +260,7 @@ async def _main(fd: int, memory: int) -> None:
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     wish = msgspec.msgpack.decode(await reader.readexactly(size), type=Attach)
     trainer = AttachedTrainer(reader, writer, Mailbox(memory, wish.layout.floats, 0))
-    trainer.layout = wish.layout
+    trainer.layout, trainer.pass_steps = wish.layout, wish.pass_steps
     over = asyncio.Event()
     trouble: list[AtollError] = []
 
@@ -264,6 +291,13 @@ async def _main(fd: int, memory: int) -> None:
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
 
+    trainer.on_decline = lambda rounds: host.rest(rounds, at_once=True)
+
+    def end(why: AtollError) -> None:
+        trouble.append(why)
+        over.set()
+
+    host.on_unkept = end
     door = Door(folder, handlers_of(host, leave))
     await door.open()
     host.start()
@@ -304,17 +338,39 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         name=wish.name,
         rounds=wish.rounds * schedule.fragments,
         start_peers=wish.start_peers,
-        tolerance=0.0 if wish.trust == "private" else 0.33,
+        tolerance=0.0 if wish.trust == "private" else LIARS,
         witnessed=wish.trust == "open",
         era_rounds=ERA_ROUNDS,
         openings=terms_of(wish.recipe, SHARE if wish.trust == "community" else 0.0),
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
             quorum=quorum,
+            sample=wish.sample or msgspec.UNSET,
             committee=msgspec.UNSET if wish.trust == "private" else COMMITTEE_MOST,
         ),
     )
     return beginning, settings
+
+
+def _parting(run: Layout, mine: Layout) -> RefusedError | None:
+    """Why this model cannot take part; None if it can."""
+    text = difference(mine, run)
+    if not text:
+        return None
+    if run.slots == mine.slots and run.base is not UNSET and mine.base is not UNSET:
+        return RefusedError(
+            "E-ATT-07",
+            f"your model's base is not the base of this run (here: yours, there: the run's):\n{text}",
+            cause="another checkpoint or revision, another dtype, or it was trained in the meantime",
+            fix="before attach load the very weights that the founder loaded: a run never sends its base",
+        )
+    frozen = {one.name for one in run.held} != {one.name for one in mine.held}
+    return RefusedError(
+        "E-ATT-01",
+        f"your model is not the model of this run (here: yours, there: the run's):\n{text}",
+        fix="build the model as the founder did"
+        + (", freeze the same parameters and pass the same only=" if frozen else ""),
+    )
 
 
 def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:
@@ -328,9 +384,15 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
             from atoll.host.learning import decode_learning
 
             assert trainer.layout is not None
-            if parting := difference(decode_learning(settings).layout, trainer.layout):
-                what = f"your model is not the model of this run:\n{parting}"
-                trouble.append(RefusedError("E-ATT-01", what, fix="build the model as the founder did"))
+            learning = decode_learning(settings)
+            trainer.schedule = learning.recipe.schedule
+            if trainer.schedule.epochs is not msgspec.UNSET and trainer.pass_steps < 1:
+                what = "a round of this run is a pass over your data, and your loop does not say how long one is"
+                fix = "run.attach(model, optimizer, pass_steps=len(loader))"
+                trouble.append(RefusedError("E-ATT-09", what, fix=fix))
+                over.set()
+            if parting := _parting(learning.layout, trainer.layout):
+                trouble.append(parting)
                 over.set()
         case Refused(code=code, what=what, fix=fix):
             trouble.append(RefusedError(code, what, fix=fix))

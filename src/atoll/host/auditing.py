@@ -53,6 +53,7 @@ from atoll.learn.audit.shown import (
 )
 from atoll.learn.codec import Codec
 from atoll.learn.data import cursor_after
+from atoll.learn.horizon import position_of
 from atoll.learn.state import SharedState
 from atoll.learn.update import Update, part_bounds, part_codecs
 from atoll.node.jobs import Adopt, Exhibit, Exhibited, Judge, Judged, Train
@@ -96,7 +97,7 @@ class Auditing:
 
     def assignment(self, work: Train, head: SharedState) -> Assignment:
         self.taken, self.life = None, self.tended.lives
-        self.told = self._assigned(work.round, self.me, work.shard, work.shards, work.steps, head)
+        self.told = self._assigned(work.round, self.me, work.shard, work.shards, work.steps, head, work.batch)
         return self.told
 
     def claim(
@@ -215,7 +216,7 @@ class Auditing:
 
     def _assignment_of(self, work: Judge, shown: Shown, before: SharedState) -> Assignment:
         """What the peer was told, and what it may have begun with, by the claim that it made before."""
-        told = self._assigned(work.round, work.peer, work.shard, work.shards, work.steps_max, before)
+        told = self._assigned(work.round, work.peer, work.shard, work.shards, work.steps_max, before, work.batch)
         carried = ZERO_DIGEST if shown.last is None else shown.last.ends
         memory = ZERO_DIGEST if shown.last is None else shown.last.left if work.last_whole else None
         return msgspec.structs.replace(told, carried=carried, memory=memory)
@@ -276,18 +277,21 @@ class Auditing:
             ask = GoOn()
 
     def _assigned(
-        self, round: int, peer: PeerId, shard: int, shards: int, steps: int, head: SharedState
+        self, round: int, peer: PeerId, shard: int, shards: int, steps: int, head: SharedState, batch: int
     ) -> Assignment:
+        recipe = self.learning.recipe
+        if batch:
+            recipe = msgspec.structs.replace(recipe, batch=batch)
         return Assignment(
             run=self.run,
             round=round,
             peer=peer,
-            recipe=self.learning.recipe,
+            recipe=recipe,
             data=self.learning.data_blob,
             anchor=name_of_x(head.anchor_F),
             shard=shard,
             shards=shards,
             cursor=cursor_after(head.samples, shards),
-            global_step=head.steps,
+            global_step=position_of(recipe, head),
             steps=steps,
         )

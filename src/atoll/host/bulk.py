@@ -35,6 +35,8 @@ MESSAGE, SLAB = 0, 1
 NO_PAYLOAD = 2**32 - 1  # in the place of payload bytes: there is none, which is not the same as an empty one
 SLAB_BYTES = MIB // 2  # sealed and plain together stay in a core's cache; 0.59 CPU-s/GB, at 128 kB 0.99
 BODY_MAX = max(SLAB_BYTES, CONTROL_FRAME_MAX)  # bytes of one record
+BOX_BYTES = HEAD.size + BODY_MAX + TAG_BYTES + HEAD.size  # a record, and the head of the next one behind it
+BOXES_KEPT = 4  # that nobody uses at the moment
 PINNED_SLABS = 2  # shorter frames stay on one connection: spreading them would only make more of them wait
 TURN_BYTES = MIB  # written before others on the loop get their turn: about a millisecond
 PEEK_BYTES = 4096  # read when no head is known yet: a small message whole, never much of a slab to move
@@ -66,9 +68,9 @@ class Record(NamedTuple):
     number: int
 
     @property
-    def end(self) -> int:
-        """Where the record ends that begins at 0."""
-        return HEAD.size + self.body_bytes + TAG_BYTES
+    def sealed_bytes(self) -> int:
+        """Behind its head."""
+        return self.body_bytes + TAG_BYTES
 
 
 class _Outgoing:
@@ -166,6 +168,23 @@ class Intake:
             self._loop.call_soon(self._waiting.popleft())
 
 
+class Boxes:
+    """Memory in which records are sealed and opened, shared by all connections: few have part of one in it at once.
+
+    The one that was given back last is taken first: it may still be in a core's cache.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[memoryview] = []
+
+    def take(self) -> memoryview:
+        return self._free.pop() if self._free else memoryview(np.empty(BOX_BYTES, np.uint8))
+
+    def give(self, box: memoryview) -> None:
+        if len(self._free) < BOXES_KEPT:
+            self._free.append(box)
+
+
 class BulkLimits(NamedTuple):
     queue_bytes: int
     receive_bytes: int  # of one peer's incomplete frames
@@ -182,7 +201,9 @@ class BulkLane:
         deliver: Deliver,
         detached: Callable[[], None] = lambda: None,
         follow: Callable[[], Follower | None] = lambda: None,
+        boxes: Boxes | None = None,
     ) -> None:
+        self.boxes = boxes or Boxes()
         self.channels: list[BulkChannel] = []
         self.dropped = 0  # frames we wanted to send
         self.lost = 0  # frames that came in part
@@ -384,13 +405,13 @@ class BulkChannel:
         self.frame: _Outgoing | None = None  # short frame that only this connection carries
         self._lane, self._cap, self._sealer, self._opener = lane, cap, sealer, opener
         self._loop = asyncio.get_running_loop()
-        # free for the next record whenever the wire is not paused: nothing written is unsent then
-        self._outbox = memoryview(np.empty(HEAD.size + BODY_MAX + TAG_BYTES, np.uint8))
-        self._sealed = self._outbox[:0]  # of it, what the cap has not let out yet
-        self._inbox = memoryview(np.empty(HEAD.size + BODY_MAX + TAG_BYTES + HEAD.size, np.uint8))
+        self._boxes = lane.boxes
+        self._outbox: memoryview | None = None  # while something in it has not left for the kernel
+        self._sealed = memoryview(b"")  # of it, what the cap has not let out yet
+        self._inbox: memoryview | None = None  # while something in it waits for the rest
         self._got = 0
         self._want = PEEK_BYTES
-        self._coming: Record | None = None  # what stands at the beginning of the inbox, once its head is there
+        self._coming: Record | None = None  # whose body stands at the beginning of the inbox, or will
         self._pump_scheduled = False
         self._waiting = False  # for memory
 
@@ -409,6 +430,9 @@ class BulkChannel:
             wire.write(sealed[:size])
             self._sealed = sealed[size:]
             left -= size
+        if self._outbox is not None and wire.clear and not self._sealed:  # nothing written is unsent
+            self._boxes.give(self._outbox)
+            self._outbox = None
         if left <= 0 and not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self.pump)
@@ -419,6 +443,8 @@ class BulkChannel:
         if record is None:
             return False
         head, body = record
+        if self._outbox is None:
+            self._outbox = self._boxes.take()
         self._sealed = self._outbox[: HEAD.size + len(body) + TAG_BYTES]
         self._sealed[: HEAD.size] = head
         self._sealer.seal_into(body, self._sealed[HEAD.size :], head)
@@ -426,7 +452,8 @@ class BulkChannel:
 
     def feed(self, data: bytes) -> None:
         """Bytes that came right behind the handshake."""
-        assert not self._got and len(data) <= len(self._inbox)
+        assert not self._got and len(data) <= BOX_BYTES
+        self._inbox = self._boxes.take()
         self._inbox[: len(data)] = data
         self.received(len(data))
 
@@ -443,9 +470,14 @@ class BulkChannel:
         raise AssertionError("a bulk channel takes over from a handshake")
 
     def room(self) -> memoryview:
+        if self._inbox is None:
+            self._inbox = self._boxes.take()
         return self._inbox[self._got : self._want]
 
     def received(self, count: int) -> None:
+        inbox = self._inbox
+        if inbox is None:
+            return
         self._got += count
         at = 0
         while not self._waiting:
@@ -453,23 +485,27 @@ class BulkChannel:
             if record is None:
                 if self._got - at < HEAD.size:
                     break
-                record = self._coming = _judged(bytes(self._inbox[at : at + HEAD.size]))
-            end = at + record.end
+                record = self._coming = _judged(bytes(inbox[at : at + HEAD.size]))
+                at += HEAD.size
+            end = at + record.sealed_bytes
             if end > self._got:
                 break
-            if not self._lane.accept(self, record, self._inbox[at + HEAD.size : end], self._opener):
+            if not self._lane.accept(self, record, inbox[at:end], self._opener):
                 self._waiting = True
                 self.wire.pause_reading()
                 break
             at, self._coming = end, None
         if at:
-            self._inbox[: self._got - at] = self._inbox[at : self._got]
+            inbox[: self._got - at] = inbox[at : self._got]
             self._got -= at
         # exactly to the end of this record and the next one's head: nothing large is ever moved
         record = self._coming
-        self._want = PEEK_BYTES if record is None else record.end + HEAD.size
+        self._want = PEEK_BYTES if record is None else record.sealed_bytes + HEAD.size
         if record is not None:
             self._lane.touch(record.number)
+        if not self._got:
+            self._boxes.give(inbox)
+            self._inbox = None
 
     def writable(self) -> None:
         self._pump()

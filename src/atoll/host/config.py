@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from atoll.base.effort import Batches, Effort
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
-from atoll.node.config.meaning import chosen_statistic, coded_of, tolerance_of
+from atoll.node.config.meaning import chosen_statistic, coded_of, sample_of, tolerance_of
 from atoll.node.config.reading import decode_config
 from atoll.node.config.sections import Config, Sync
 from atoll.node.settings import RunSettings
@@ -35,7 +36,12 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "ATOLL_"
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
-EVERY_STEP = ("data_parallel", "demo_", "powersgd")  # recipes that agree on the gradient of every step
+EVERY_STEP = (
+    "data_parallel",
+    "parameter_server",
+    "demo_",
+    "powersgd",
+)  # recipes that agree on the gradient of every step
 BUILT = (
     "diloco",
     "streaming",
@@ -43,6 +49,7 @@ BUILT = (
     "eager",
     "muloco",
     "decoupled",
+    "noloco",
     *EVERY_STEP,
 )  # made as the config says; others are only adjusted
 
@@ -69,7 +76,7 @@ def recipe_of(config: Config) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
     from atoll.learn.inner import tuned
     from atoll.learn.methods import METHODS
-    from atoll.learn.recipes import demo_recipe, in_swarm, overlapping
+    from atoll.learn.recipes import demo_recipe, in_swarm, over_tokens, overlapping
 
     train, sync = config.train, config.sync
     schedule = config.run.rounds if config.run.rounds is not None else None
@@ -92,6 +99,8 @@ def recipe_of(config: Config) -> Recipe:
         if train.recipe in BUILT:
             if train.recipe in EVERY_STEP:
                 _check_given(train.recipe, given)
+            if train.recipe == "noloco":
+                _check_given("noloco", given, given.keys() - {"down"})  # nobody is answered with a mean
             recipe = METHODS[train.recipe](config.model.name or "gpt-tiny", **given)
             recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
         else:
@@ -106,6 +115,8 @@ def recipe_of(config: Config) -> Recipe:
             recipe = replace(recipe, inner=tuned(recipe.inner, **numbers))
     except ValueError as why:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
+    if train.total_tokens:
+        recipe = over_tokens(recipe, train.total_tokens)
     if sync.error_feedback is not None:
         recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
     return _accepting(recipe, sync)
@@ -118,7 +129,7 @@ def _owners_believed(config: Config) -> bool:
 
 
 def _check_given(
-    name: str, given: Mapping[str, Any], known: Sequence[str] = ("rounds", "batch", "seq_len", "lr", "seed")
+    name: str, given: Mapping[str, Any], known: Collection[str] = ("rounds", "batch", "seq_len", "lr", "seed")
 ) -> None:
     """ValueError for what a recipe does not have: one that agrees on every step has no steps between."""
     if unknown := sorted(given.keys() - set(known)):
@@ -186,9 +197,28 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
             suspect_s=run.suspect,
             beat_s=run.beat,
             committee=UNSET if run.trust == "private" else COMMITTEE_MOST,
+            votes=UNSET if run.votes == "ed25519" else run.votes,
+            sample=sample_of(config) or UNSET,
             window_min_s=UNSET if consensus.timeout_min >= consensus.timeout else consensus.timeout_min / 5,
+            effort=_effort(config, recipe),
         ),
     )
+
+
+def _effort(config: Config, recipe: Recipe) -> Effort | UnsetType:
+    """What of a round's work follows the run, if anything does."""
+    train = config.train
+    batches = Batches(train.target_loss, train.batch_min, train.batch_max) if train.adaptive_batching else UNSET
+    effort = Effort(
+        recipe.batch,
+        train_s=train.round_time or UNSET,
+        samples=train.target_samples or UNSET,
+        steps_min=train.inner_steps_min,
+        by_loss=train.adaptive_steps or UNSET,
+        batches=batches,
+        bounded=bool(train.total_tokens) or UNSET,
+    )
+    return UNSET if effort == Effort(recipe.batch) else effort
 
 
 def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
@@ -225,7 +255,7 @@ def _unopened(recipe: Recipe) -> str:
 
 
 def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
-    """What this run lacks of what its trust stands for, though nobody said that it should; for people."""
+    """What this run lacks of what its config stands for, though nobody said that it should; for people."""
     preset, said = PRESETS[config.run.trust], list[str]()
     if preset.statistics and config.sync.statistic is None and chosen_statistic(config) == "mean":
         least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
@@ -235,6 +265,12 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
         )
     if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(config, recipe, floats)):
         said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
+    train = config.train
+    if (train.round_time or train.target_samples or train.adaptive_steps) and not train.total_tokens:
+        said.append(
+            f"learning rates fall over {recipe.schedule.steps} steps of the longest member, and rounds may be "
+            "shorter; write train.total_tokens to have them follow what is learned"
+        )
     if preset.openings and config.run.openings is None and (why := _unopened(recipe)):
         said.append(f"sums of owners are believed: {why}; write run.openings = 0 to say that this is meant")
     return said
@@ -255,6 +291,18 @@ def canary_of(config: Config, beside: Path | None) -> str:
     """A path, or nothing."""
     canary = config.data.canary
     return _path("data.canary", canary, beside, "or leave it empty") if canary else ""
+
+
+def weights_of(config: Config, beside: Path | None) -> str:
+    """A path, or nothing."""
+    named = config.model.weights
+    return _path("model.weights", named, beside, "or leave it empty: fresh weights") if named else ""
+
+
+def tokenizer_of(config: Config, beside: Path | None) -> str:
+    """A path, or nothing."""
+    named = config.data.tokenizer
+    return _path("data.tokenizer", named, beside, "or leave it empty: bytes are tokens") if named else ""
 
 
 def _path(key: str, source: str, beside: Path | None, instead: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError
+from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError
 from atoll.base.ids import Digest, PeerId, Seconds, short
 from atoll.base.machine import (
     Ask,
@@ -46,6 +46,7 @@ from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links, LinkSettings
 from atoll.host.reach import dialable
 from atoll.host.record import Progress, Record, entry_of
+from atoll.host.sessions import LateSession, session_of
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer
 from atoll.keys.identity import (
@@ -77,6 +78,14 @@ SLEPT_S = 3.0  # a pulse this late means the computer was suspended or the proce
 DIAL_AGAIN_S = 2.0
 
 
+class Unkept(Exception):
+    """The disk refuses what has to be durable before the next word."""
+
+    def __init__(self, why: RunFailedError) -> None:
+        self.why = why
+        super().__init__(str(why))
+
+
 class Worker(Protocol):
     """What does a peer's slow work, off its loop."""
 
@@ -97,7 +106,6 @@ class Seat:
 
     store: Store
     identity: Identity
-    signer: SessionSigner
     run: Digest
     wish: Wish
     genesis: Vertex | None = None
@@ -110,13 +118,14 @@ class Driver:
     hash_on_loop_bytes = 4 * 2**20  # larger payloads are named on a thread: 4 MiB take one millisecond
 
     def __init__(self, me: Seat, island: Worker, *, on_fact: Callable[[Fact], None] = lambda fact: None) -> None:
-        self.store, self.identity, self.signer = me.store, me.identity, me.signer
+        self.store, self.identity = me.store, me.identity
         self.folder, self.me = me.store.folder, me.identity.peer
         self.run_id, self.wish, self.bootstrap = me.run, me.wish, me.bootstrap
         self.island = island
         known = tuple(p for _, p in me.bootstrap if p is not None)
         vouch = Vouch(public_bytes(me.identity.public), self._sign_for_long)
-        self.machine = Peer(me.run, me.signer, SessionVerifier(), me.wish, me.genesis, known, vouch)
+        signer = LateSession(self.me, self._session)
+        self.machine = Peer(me.run, signer, SessionVerifier(), me.wish, me.genesis, known, vouch)
         self.clock = Clock()
         self.record = Record(self.folder / "facts.jsonl")
         self.progress = Progress.of(self.record.tail())
@@ -125,6 +134,7 @@ class Driver:
         self.follow: Callable[[], Follower | None] = lambda: None
         self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
         self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
+        self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None  # this disk takes no more
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._react_to_fact, on_fact]
         self._carriage = Carriage()
         self.stopped = asyncio.Event()
@@ -137,6 +147,7 @@ class Driver:
         self._unkept: list[tuple[str, bytes | None]] = []
         self._last: tuple[Message, bytes] | None = None  # a broadcast is encoded once
         self._closing = False
+        self._silent = False  # what must be durable is not: nothing is said any more
 
     # ---- life ----------------------------------------------------------------------------------------------
 
@@ -214,6 +225,10 @@ class Driver:
         """Put an invitation, or its end, before the members; the next vertex holds it."""
         self._carry_out_all(self.machine.invite(statement, self.clock.now()))
 
+    def rest(self, rounds: int, at_once: bool = False) -> None:
+        """Train in none of the next so many rounds; `at_once`: nor in the one under way, which the trainer ends."""
+        self._carry_out_all(self.machine.rest(rounds, self.clock.now(), at_once))
+
     def recover(self) -> None:
         """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
         if not self.may_recover:
@@ -250,13 +265,28 @@ class Driver:
         except TimeoutError:
             return
 
+    def _session(self) -> SessionSigner:
+        assert self.machine.genesis is not None  # a word of a run that nobody knows
+        kind = self.machine.settings.round.signing.kind
+        return session_of(self.store, self.identity, self.run_id, kind)
+
     # ---- events in, effects out ----------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        if not self._closing:
+        if not self._closing and not self._silent:
             self._carry_out_all(self.machine.handle(event, self.clock.now()))
 
     def _carry_out_all(self, effects: list[Effect]) -> None:
+        try:
+            self._carry_out(effects)
+        except Unkept as unkept:
+            log.warning("nothing can be kept any more, so nothing is said any more: %s", unkept.why.what)
+            self._silent = True
+            self.on_unkept(unkept.why)
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        if self._silent:
+            return
         for effect in effects:
             match effect:
                 case Keep(name, blob):
@@ -284,7 +314,10 @@ class Driver:
     def _flush(self) -> None:
         """Everything kept so far becomes durable, in one commit, before the next word leaves."""
         if self._unkept:
-            self.store.keep(self._unkept)
+            try:
+                self.store.keep(self._unkept)
+            except RunFailedError as why:
+                raise Unkept(why) from why
             self._unkept.clear()
 
     def _send(self, send: Send) -> None:

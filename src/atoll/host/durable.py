@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from pathlib import Path
 
 from atoll.base.errors import RunFailedError
 from atoll.keys.digest import Buffer
+
+log = logging.getLogger(__name__)
+
+
+def refused(what: str, why: object, where: Path, cause: str = "the disk is full or read-only") -> RunFailedError:
+    """What a person is told of a disk that does not take what it must."""
+    fix = f"free some space in {where}, then start again"
+    return RunFailedError("E-DISK-01", f"cannot {what}: {why}", cause=cause, fix=fix)
 
 
 def write_durably(path: Path, data: Buffer, mode: int = 0o644) -> None:
@@ -22,12 +31,7 @@ def write_durably(path: Path, data: Buffer, mode: int = 0o644) -> None:
     except OSError as why:
         os.close(handle)
         temporary.unlink(missing_ok=True)
-        raise RunFailedError(
-            "E-DISK-01",
-            f"cannot write {path.name}: {why.strerror}",
-            cause="the disk is full or read-only",
-            fix=f"free some space in {path.parent}, then start again",
-        ) from why
+        raise refused(f"write {path.name}", why.strerror, path.parent) from why
     os.close(handle)
     temporary.rename(path)
     sync_folder(path.parent)
@@ -43,13 +47,16 @@ def make_room(path: Path, size_bytes: int) -> None:
     except OSError as why:
         if why.errno in (errno.ENOSPC, errno.EDQUOT):
             path.unlink(missing_ok=True)
-            raise RunFailedError(
-                "E-DISK-01",
-                f"cannot make room for {size_bytes / 1e9:.2f} GB: {why.strerror}",
-                cause="the disk is full",
-                fix=f"free some space in {path.parent}, then start again",
-            ) from why
-        os.ftruncate(handle, size_bytes)  # this kind of file system sets nothing aside
+            what = f"make room for {size_bytes / 1e9:.2f} GB"
+            raise refused(what, why.strerror, path.parent, "the disk is full") from why
+        os.ftruncate(handle, size_bytes)
+        log.warning(
+            "this file system sets no room aside (%s): that it is too small for the %.2f GB of %s shows only "
+            "when it is full",
+            why.strerror,
+            size_bytes / 1e9,
+            path.name,
+        )
     finally:
         os.close(handle)
 

@@ -49,7 +49,7 @@ from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.store import in_use
 from atoll.learn.codec import codec_named
-from atoll.node.facts import OtherSize, RoundBegan, RoundClosed
+from atoll.node.facts import MembershipChanged, OtherSize, RoundBegan, RoundClosed
 from atoll.node.peer import CaughtUp, GenesisKnown, Refused
 from atoll.node.settings import RunSettings
 from atoll.node.topology import TOPOLOGIES
@@ -60,7 +60,7 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed
 from atoll.wire.messages.statements import Answered, Join, Ready, Signed
-from atoll.wire.messages.vertex import Member
+from atoll.wire.messages.vertex import Member, Standing
 
 T = TypeVar("T")
 _mine: set[Path] = set()  # folders of this process: to look at its own locks would let go of them
@@ -225,7 +225,8 @@ def found(
     the group's, since all members must have the same plan.
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone; one
-    that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`.
+    that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`, or,
+    where members trust each other, after as long as three such calls take at 2 Mbit/s.
     `trust` "community" or "open" is for members of whom up to a third may lie: rows are combined by `statistic`
     (docs/config.md), owners are spot-checked or watch each other (specs/trust.md, specs/openings.md).
     Raises UsageError for settings that cannot be.
@@ -307,6 +308,7 @@ class GroupHost(driver.Driver):
         self.follow, self.named = self.island.follow, self.island.named
         self.listeners = [self._react_to_fact]  # no record: nobody plots a group
         self._refused: AtollError | None = None
+        self._had_place = False
         self._news = asyncio.Event()
 
     async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
@@ -316,6 +318,8 @@ class GroupHost(driver.Driver):
     def call(self, calls: Iterable[Call]) -> None:
         for call in calls:
             self.island.call(call)
+        if self._had_place and self._standing() == "expelled":  # it never comes back
+            self.island.ousted(_without_place(self.me, "expelled"))
 
     def handle(self, event: Event) -> None:
         super().handle(event)
@@ -391,6 +395,8 @@ class GroupHost(driver.Driver):
                     self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)), again)
             case CaughtUp(round=round):
                 self.island.missed(round, _left_behind())
+            case MembershipChanged():
+                self._look_at_my_place()
             case OtherSize():
                 self.island.fails(fact.round, self._other_size(fact))
             case Refused():
@@ -398,6 +404,19 @@ class GroupHost(driver.Driver):
             case _:
                 pass
         self._news.set()
+
+    def _standing(self) -> Standing | None:
+        history = self.machine.history
+        members = history.head_body.members if history is not None else ()
+        return next((m.standing for m in members if m.peer == self.me), None)
+
+    def _look_at_my_place(self) -> None:
+        """Where the others agreed to go on without me, my user learns it now and not when its patience ends."""
+        standing = self._standing()
+        has_place = standing in ("new", "member")
+        if self._had_place and not has_place and not self.machine.leaving:
+            self.island.ousted(_without_place(self.me, standing))
+        self._had_place = has_place or (self._had_place and standing == "expelled")
 
     def _learn_terms(self, settings: RunSettings) -> None:
         try:
@@ -491,6 +510,23 @@ def _left_behind() -> AtollError:
         "the group agreed on this all-reduce, and its mean did not reach this member",
         cause="its links were too slow or broke for a while; its tensors are as they were",
         fix="go on with the next call; where tensors must be equal everywhere, take them from another member first",
+    )
+
+
+def _without_place(me: PeerId, standing: Standing | None) -> AtollError:
+    if standing == "expelled":
+        return RefusedError(
+            "E-RED-16",
+            f"the group expelled this member ({me[-8:]}) for good",
+            cause="others proved that what it signed or summed was wrong; memory or a disk may have failed",
+            fix="close this group and join again, which makes a new identity: atoll.reduce.join(ticket)",
+        )
+    return RunFailedError(
+        "E-RED-15",
+        "the group went on without this member: this call and those that waited behind it will not be answered",
+        cause="the others did not hear it, or waited in vain for its answers; its links or computer stood still",
+        fix="call again: it comes back by itself; where tensors must be equal everywhere, take them from another "
+        "member first",
     )
 
 

@@ -162,6 +162,15 @@ class GroupIsland:
         if not mine.future.done():
             mine.future.set_exception(why)
 
+    def ousted(self, why: AtollError) -> None:
+        """The others go on without this member: nobody answers the calls that wait, and their users are told."""
+        self._others_are_served()
+        self.current, self._parts = None, ()
+        calls, self.calls = self.calls, deque[Call]()
+        for call in calls:
+            if not call.future.done():
+                call.future.set_exception(why)
+
     def fails(self, round: int, why: AtollError) -> None:
         """The call of this round cannot succeed: its user is told at once, its tensors stay as they are."""
         mine = self._mine(round)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 import torch
 from msgspec import UNSET
 from torch import Tensor
@@ -32,6 +33,7 @@ from atoll.host.live import Live
 from atoll.host.mine import Mine
 from atoll.host.opening import Openings
 from atoll.host.owing import Owing
+from atoll.host.paired import Paired
 from atoll.host.pieces import cut_state, rebuild_blob
 from atoll.host.scoring import Scoring
 from atoll.host.shelf import Shelf, read_private, write_private
@@ -41,6 +43,7 @@ from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import remembers
+from atoll.learn.data import position_after
 from atoll.learn.state import SharedState, export_model, gone_back
 from atoll.learn.update import Common
 from atoll.node.config.sections import Keep
@@ -60,6 +63,7 @@ from atoll.node.jobs import (
     Judge,
     JudgeOpening,
     LayOpen,
+    OthersStates,
     Rebuild,
     Restore,
     Score,
@@ -98,6 +102,7 @@ class Island:
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self.openings: Openings | None = None  # where answers are opened
         self.scoring: Scoring | None = None  # where updates are scored
+        self.paired: Paired | None = None  # where members exchange in pairs
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
 
@@ -129,6 +134,11 @@ class Island:
         self.scoring = Scoring(
             self._learning, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
         )
+
+    def be_paired(self, me: PeerId) -> None:
+        """Members of this run exchange in pairs: what they agree on names the states that each of them holds."""
+        self.paired = Paired(me, self.store, self.shelf)
+        self.shelf.keep_mine(me)
 
     def equip(self, data: str) -> None:
         """The data set is here: from now on there is something to train."""
@@ -176,6 +186,8 @@ class Island:
                 return await loop.run_in_executor(self._arithmetic, self._advance, work)
             case Adopt():
                 return await self._adopt(work)
+            case GoBack() if self.paired is not None:
+                raise RunFailedError("E-RUN-22", "members have models of their own: there is none to go back to")
             case GoBack():
                 return await loop.run_in_executor(self._arithmetic, self._go_back, work)
             case FindState():
@@ -251,6 +263,13 @@ class Island:
             return await self.trainer.evaluate(samples, self.live.shown(self._learning.recipe))
 
     async def sample(self, prompt: str, count: int, seed: int) -> str:
+        if self._learning.tokenizer is not UNSET:
+            raise TrainerFailed(
+                "refused",
+                "this model writes tokens of the run's tokenizer, not bytes",
+                fix="atoll checkpoint export ROUND FOLDER --hf writes both for other programs",
+                alive=True,
+            )
         await self.tended.equipped()
         async with self.tended.turn:
             await self._ready()
@@ -275,6 +294,11 @@ class Island:
     def _encode(self, work: Encode) -> Encoded:
         mine, common = self.mine, self._common(work.round)
         x_F = self.trainer.read_x()
+        if self.paired is not None:
+            whole = Encode(work.round, (1,))
+            update, _ = mine.encode(whole, self._learning, common, x_F, self.live.steps_since, self.live.members)
+            row = named(self.paired.row(update.wires[0], common.state), self._up_name)
+            return Encoded((row,) * work.parts)
         update, late = mine.encode(work, self._learning, common, x_F, self.live.steps_since, self.live.members)
         claim = None
         if self.auditing is not None:
@@ -289,10 +313,14 @@ class Island:
         return self._learning.common(round, head, name)
 
     def _combine(self, work: Combine, common: Common) -> Combined:
+        if self.paired is not None:
+            return self.paired.combined(work, self._learning, common, self._down_name)
         name = self._up_name if work.onward else self._down_name
         return answer(work, self._learning, common, self.owing, name)
 
     def _advance(self, work: Advance) -> Advanced:
+        if self.paired is not None:
+            return Advanced(self.paired.rolled(work, self._learning))
         before = self._find(work.before)
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
@@ -305,7 +333,8 @@ class Island:
         before, earlier = self._find(work.before), self._find(work.back_to)
         if before is None or earlier is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        samples = work.steps * self._learning.recipe.batch * work.shards
+        taken = work.steps * (work.batch or self._learning.recipe.batch)
+        samples = position_after(before.samples, work.shards, taken) - before.samples
         return Advanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
 
     # ---- what was agreed -----------------------------------------------------------------------------------
@@ -318,7 +347,7 @@ class Island:
         was_apart = await self.away.come_back()
         in_vain = self.mine.in_vain(work.counted)
         loop = asyncio.get_running_loop()
-        after = await loop.run_in_executor(self._arithmetic, self._find, work.state)
+        after, work = await loop.run_in_executor(self._arithmetic, self._agreed_on, work)
         if after is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         if remembers(self._learning.recipe):
@@ -351,6 +380,15 @@ class Island:
             await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for long
         await self._keep(work.vertex)
 
+    def _agreed_on(self, work: Adopt) -> tuple[SharedState | None, Adopt]:
+        """The state to go on from, and the work with what counts of my update: a pair's is one row, and counts if
+        what I made of it does."""
+        if self.paired is None:
+            return self._find(work.state), work
+        assert self.head is not None
+        after, counts = self.paired.after(work.state, self.head, self._learning)
+        return after, msgspec.structs.replace(work, counted=(True,) if counts else None)
+
     async def _follow(
         self, work: Adopt, after: SharedState
     ) -> tuple[SharedState | None, SharedState, bool, Tensor | None]:
@@ -375,13 +413,22 @@ class Island:
         goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
         await self.live.begin_again(after.anchor_F, counts, goes_on)
 
-    def _restore(self, work: Restore) -> bool:
-        state = self._find(work.state)
+    def _restore(self, work: Restore) -> bool | OthersStates:
+        mine = True
+        if self.paired is not None:
+            held = self.paired.held(work.state, self._learning)
+            if isinstance(held, OthersStates):
+                return held
+            state, mine = (held.state, held.mine) if held is not None else (None, False)
+        else:
+            state = self._find(work.state)
         if state is None:
             return False
         self.agreed.name, self.agreed.round = work.state, work.round
         self._begin_afresh(state)
-        private = read_private(self.store, work.vertex, self._learning.layout.floats)
+        private = None, b"", b"", None
+        if mine:
+            private = read_private(self.store, work.vertex, self._learning.layout.floats)
         self.mine.memory_F, self.live.inner, claim, late = private
         self.away.held, self.agreed.vertex = self.away.held or late, work.vertex
         if self.auditing is not None:
@@ -409,7 +456,9 @@ class Island:
         name = self.agreed.name
         assert name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
-        data = [blob for blob in (self._learning.data_blob, self._learning.canary) if blob is not UNSET]
+        if self.paired is not None and self.paired.own is not None:
+            needed |= {self.paired.own}
+        data = [self._learning.data_blob, *self._learning.beside]
         self.shelf.tidy({name, *data, *needed}, self.agreed.round)
 
     @property

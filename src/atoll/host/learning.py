@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import torch
 from msgspec import UNSET, UnsetType
 
+from atoll.base.effort import Effort
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest
-from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
+from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PART_BYTES_MAX, PARTS_MAX
 from atoll.learn.answers import remembers, says_more
 from atoll.learn.audit import recipe_problem
 from atoll.learn.codec import CODECS, codec_named
 from atoll.learn.codec.blocks import BLOCK
-from atoll.learn.data import all_held_out, data_blob, load_data, validation
+from atoll.learn.data import all_held_out, data_blob, epoch_samples, load_data, validation
+from atoll.learn.data.records import COLUMN
+from atoll.learn.data.tokens import vocabulary_of
 from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
-from atoll.learn.models import build_model, misfit
+from atoll.learn.models import build_model, misfit, tokens_misfit
+from atoll.learn.models.weights import load_weights
 from atoll.learn.opening import Cut, opening_problem
 from atoll.learn.outer import momentum_of
-from atoll.learn.recipes import Recipe, swarm_problem
+from atoll.learn.recipes import Recipe, sample_problem, swarm_problem
 from atoll.learn.schedule import fragments_of, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
 from atoll.learn.update import Common
-from atoll.node.settings import RunSettings, acceptance_problem
+from atoll.node.settings import RunSettings, acceptance_problem, pacing_problem, pairs_problem
 from atoll.node.topology import parts_planned
 from atoll.policy.openings import Terms
 from atoll.policy.plan import Acceptance
@@ -37,6 +43,12 @@ class Learning(msgspec.Struct, frozen=True):
     data_blob: Digest  # its name
     layout: Layout  # names, shapes and dtypes that every member's model must have
     canary: Digest | UnsetType = UNSET  # more held-out data, as a blob, which validators look at too
+    tokenizer: Digest | UnsetType = UNSET  # the tokenizer.json that made the data, as a blob; bytes are tokens else
+
+    @property
+    def beside(self) -> list[Digest]:
+        """Blobs that every member wants besides the data."""
+        return [blob for blob in (self.canary, self.tokenizer) if blob is not UNSET]
 
     def turn(self, before: SharedState) -> tuple[int, int]:
         """[lo, hi) of the vector that the round after this state carries."""
@@ -54,16 +66,26 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run learns nothing that this version can read: {why}") from None
     if problem := swarm_problem(learning.recipe):
         raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
+    if learning.recipe.schedule.epochs is not UNSET and learning.data != ATTACHED:
+        raise PeerFault("", "this run counts passes over data of members' own, and all have the same")
     if problem := size_problem(learning.recipe, learning.layout):
         raise PeerFault("", f"this run cannot be cut into parts: {problem}")
     if problem := answers_problem(learning.recipe, settings):
         raise PeerFault("", f"this run's answers are more than encoded means, and {problem[0]}")
+    if settings.paired != learning.recipe.paired:
+        raise PeerFault(
+            "", "this run's members are to exchange in pairs by its recipe, or by its settings, but not both"
+        )
     if settings.audited_share and (problem := recipe_problem(learning.recipe, learning.layout.floats)):
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
     if settings.scored_share and (problem := scoring_problem(learning.recipe)):
         raise PeerFault("", f"this run's updates cannot be scored: {problem}")
     if settings.apart_terms is not None and (problem := apart_problem(learning.recipe)):
         raise PeerFault("", f"members of this run cannot train apart: {problem}")
+    if settings.round.sample is not UNSET and (problem := sample_problem(learning.recipe)):
+        raise PeerFault("", f"not everybody can train in this run's rounds: {problem}")
+    if problem := effort_misfit(learning.recipe, settings.round.effort):
+        raise PeerFault("", f"rounds of this run cannot follow it: {problem}")
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
         raise PeerFault("", "this run validates on other sets of data than it names")
     if (terms := settings.opened) is not None:
@@ -73,6 +95,36 @@ def decode_learning(settings: RunSettings) -> Learning:
         if terms.leaf_bytes != Cut(codec_named(coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
+
+
+def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
+    """Why rounds under this recipe cannot ask for this; empty if they can."""
+    schedule = recipe.schedule
+    bounded = effort is not UNSET and effort.bounded is True
+    if bounded != (schedule.total_tokens is not UNSET):
+        return "its recipe has rates follow what was learned, and nothing bounds what one member says it learned"
+    if bounded and schedule.steps < 1:
+        return "its recipe has no steps over which rates could fall"
+    if effort is UNSET:
+        return ""
+    if recipe.model == ATTACHED:
+        return "steps and batches are the business of its members' own loops"
+    if effort.batch != recipe.batch:
+        return f"it begins with batches of {effort.batch}, and its recipe with {recipe.batch}"
+    changing, growing = effort.samples is not UNSET or effort.by_loss is True, effort.batches is not UNSET
+    if (changing or effort.train_s is not UNSET) and (
+        isinstance(recipe.inner, Accumulate) or schedule.turn_steps < 2
+    ):
+        return "every step is a round, which can be neither longer nor shorter"
+    if (changing or growing) and recipe.own_anchors:
+        return "trainers run on for a whole round before they know what the next one asks for"
+    if changing and schedule.overlap and effort.steps_min <= schedule.overlap:
+        return f"an overlap of {schedule.overlap} steps needs rounds of more (train.inner_steps_min)"
+    if growing and schedule.overlap:
+        return "steps that are taken ahead have the batch of the round before"
+    if growing and recipe.reducer.quorum:
+        return "steps that a round went on without have the batch of the round before"
+    return ""
 
 
 def apart_problem(recipe: Recipe) -> str:
@@ -108,14 +160,23 @@ def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
 def size_problem(recipe: Recipe, layout: Layout) -> str:
     """Why this model cannot be sent as this recipe asks, in fragments of PARTS_MAX parts; empty if it can."""
     least = PARTS_MAX * BLOCK
+    if recipe.paired and row_bytes_most(layout) > PART_BYTES_MAX:
+        most = PART_BYTES_MAX // row_bytes_most(layout, 1)
+        return f"members in pairs send whole models, and this one has {layout.floats} values, more than {most}"
     try:
         smallest = min(hi - lo for lo, hi in fragments_of(layout, recipe.schedule.fragments))
     except ValueError as why:
         return str(why)
     if smallest >= least:
         return ""
-    what = "the model" if recipe.schedule.fragments == 1 else "a fragment of the model"
+    what = "what is exchanged" if layout.held else "the model"
+    what = what if recipe.schedule.fragments == 1 else f"a fragment of {what}"
     return f"{what} has only {smallest} values; a run needs at least {least}"
+
+
+def row_bytes_most(layout: Layout, floats: int | None = None) -> int:
+    """Of a row where members exchange in pairs: an update and an anchor, both at most fp32."""
+    return 8 * (layout.floats if floats is None else floats)
 
 
 SLOW_LINK_BYTES_S = 2.5e6  # 20 Mbit/s: a round of a large model must not fail because an owner's link is a home's
@@ -132,6 +193,7 @@ class Beginning(msgspec.Struct, frozen=True):
     data: str
     blob: bytes  # of the data set; empty where data never leaves its peer
     canary: bytes = b""  # blob of data that is only looked at, if there is any
+    tokenizer: bytes = b""  # that made the data, if one did
 
 
 class Founded(msgspec.Struct, frozen=True):
@@ -141,23 +203,38 @@ class Founded(msgspec.Struct, frozen=True):
     state: bytes  # the first shared state
     data: bytes = b""  # the data set; empty where data never leaves its peer
     canary: bytes = b""  # data that validators look at too
+    tokenizer: bytes = b""  # tokenizer.json
 
 
-def built_in(recipe: Recipe, data: str, canary: str = "") -> Beginning:
-    """A model that Atoll knows by name. The first weights travel as a blob, never as a seed."""
-    loaded = load_data(data)
+def built_in(
+    recipe: Recipe, data: str, canary: str = "", tokenizer: bytes = b"", column: str = COLUMN, weights: str = ""
+) -> Beginning:
+    """A model that Atoll knows by name. The first weights travel as a blob, never as a seed.
+
+    `weights`: a folder to take them from, else they are fresh.
+
+    UsageError if the model cannot learn from this data, ValueError if the data cannot be read or are too short.
+    """
+    if tokenizer and (problem := tokens_misfit(recipe.model, vocabulary_of(tokenizer))):
+        raise UsageError("E-RUN-13", problem[0], fix=problem[1])
+    loaded = load_data(data, tokenizer, column)
     if problem := misfit(recipe.model, loaded):
         raise UsageError("E-RUN-13", problem, fix="choose another model.name or data.source")
-    watched = _canary(recipe, canary) if canary else b""
+    epoch_samples(loaded, recipe.seq_len)
+    next(validation(loaded, 1, 1, recipe.seq_len), None)
+    watched = _canary(recipe, canary, tokenizer, column) if canary else b""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, recipe.seed)
+    if weights:
+        load_weights(model, recipe.model, Path(weights))
     layout = layout_of(model)
-    return Beginning(recipe, layout, state_bytes(initial_state(model), layout), data, data_blob(loaded), watched)
+    state = state_bytes(initial_state(model), layout)
+    return Beginning(recipe, layout, state, data, data_blob(loaded), watched, tokenizer)
 
 
-def _canary(recipe: Recipe, canary: str) -> bytes:
+def _canary(recipe: Recipe, canary: str, tokenizer: bytes, column: str) -> bytes:
     """Its blob, once this model can look at it. ValueError if it is too short."""
-    loaded = load_data(canary)
+    loaded = load_data(canary, tokenizer, column)
     if problem := misfit(recipe.model, loaded):
         raise UsageError("E-RUN-13", f"data.canary: {problem}", fix="choose another model.name or data.canary")
     next(validation(all_held_out(loaded), 1, 1, recipe.seq_len))
@@ -166,16 +243,21 @@ def _canary(recipe: Recipe, canary: str) -> bytes:
 
 def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     """The same, as this recipe's reducer and answers want it. UsageError where settings stand against them."""
+    if recipe.paired:
+        return _pairing(recipe, settings)
     if problem := answers_problem(recipe, settings):
         why, fix = problem
         raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
     reducer, direct = recipe.reducer, says_more(recipe) or remembers(recipe) or recipe.reducer.quorum
+    topology = "butterfly" if direct and settings.topology == "auto" else settings.topology
+    if reducer.group == "server":
+        topology = "star"
     accepted = Acceptance(reducer.quorum, reducer.grace) if reducer.quorum else UNSET
     settings = msgspec.structs.replace(
         settings,
         min_peers=max(reducer.peers_min, settings.min_peers),
         start_peers=max(reducer.peers_min, settings.start_peers),
-        topology="butterfly" if direct and settings.topology == "auto" else settings.topology,
+        topology=topology,
         steady=True if remembers(recipe) else UNSET,
         round=msgspec.structs.replace(settings.round, acceptance=accepted),
     )
@@ -190,9 +272,33 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     return settings
 
 
+def _pairing(recipe: Recipe, settings: RunSettings) -> RunSettings:
+    """The same, for members that exchange two by two."""
+    if settings.topology not in ("auto", "pairs"):
+        problem = f"a {settings.topology} has a common result"
+    else:
+        settings = msgspec.structs.replace(
+            settings,
+            topology="pairs",
+            min_peers=max(recipe.reducer.peers_min, settings.min_peers),
+            start_peers=max(recipe.reducer.peers_min, settings.start_peers),
+        )
+        problem = pairs_problem(settings)
+    if problem:
+        raise UsageError(
+            "E-RUN-22",
+            f"members of this run cannot exchange in pairs: {problem}",
+            cause="its recipe has no common model: each member keeps its own (specs/pairs.md)",
+            fix='write run.trust = "private", sync.topology = "auto" and sync.apart = "wait", and none of '
+            "sync.statistic, sync.quorum, run.audit_rate, run.score_rate, run.validate_every, run.reputation, "
+            'run.openings, keep.coded; or choose train.recipe = "diloco"',
+        )
+    return settings
+
+
 def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | None:
     """What stands against answers that say more than an encoded mean, and what helps; None if nothing does."""
-    if not says_more(recipe) and not remembers(recipe):
+    if recipe.paired or not (says_more(recipe) or remembers(recipe)):
         return None
     if settings.round.quorum != "majority":
         return "nobody could check their owners", 'write run.trust = "private", or choose another train.recipe'
@@ -206,15 +312,16 @@ def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | 
 def with_room(settings: RunSettings) -> RunSettings:
     """The same. UsageError if a vertex has no room for the members that the run waits for: it would never begin."""
     parts, founders = parts_planned(settings), max(settings.start_peers, settings.min_peers, 1)
-    most = members_most(parts)
+    most = members_most(parts, settings.round.signing)
     if most >= founders:
         return settings
+    shorter = ', or write run.votes = "ed25519"' if settings.round.signing.kind == "ml-dsa-65" else ""
     raise UsageError(
         "E-RUN-14",
         f"an update of {settings.update_bytes / 1e9:.3g} GB is cut into up to {parts} parts: "
         f"a vertex has room for {most} members then, and this run waits for {founders}",
         cause=f"every vertex lists who is in each part, in one message of {CONTROL_FRAME_MAX // MIB} MiB at most",
-        fix=f"wait for {most} members at most, or choose a smaller model" if most else "choose a smaller model",
+        fix=(f"wait for {most} members at most, or " if most else "") + "choose a smaller model" + shorter,
     )
 
 
@@ -229,9 +336,16 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             cause="it runs in one process so far: atoll.experiment",
             fix="choose diloco",
         )
+    if beginning.recipe.schedule.epochs is not UNSET and beginning.data != ATTACHED:
+        raise UsageError(
+            "E-RUN-23",
+            "this recipe counts passes over data of members' own, and in this run all have the same",
+            fix="attach loops of your own (atoll.found(epochs=1)), or leave epochs out",
+        )
     if problem := size_problem(beginning.recipe, layout):
         few = beginning.recipe.schedule.fragments == 1
-        fix = "choose a larger model" if few else "choose a larger model, or fewer sync.fragments"
+        larger = "adapters of a higher rank, or of more layers" if layout.held else "a larger model"
+        fix = f"choose {larger}" if few else f"choose {larger}, or fewer sync.fragments"
         raise UsageError("E-RUN-01", problem, fix=fix)
     if settings.audited_share and (problem := recipe_problem(beginning.recipe, layout.floats)):
         raise UsageError(
@@ -247,6 +361,13 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             cause="run.score_rate asks for scores, and a scorer looks at the loss along another's update",
             fix="write run.score_rate = 0, or train a built-in model with the recipe diloco",
         )
+    if problem := effort_misfit(beginning.recipe, settings.round.effort) or pacing_problem(settings):
+        raise UsageError(
+            "E-RUN-22",
+            f"rounds of this run cannot follow it: {problem}",
+            cause="train.round_time, target_samples, adaptive_steps, adaptive_batching or total_tokens asks for it",
+            fix="leave those keys out, or choose the recipe diloco with sync.overlap = 0 and sync.quorum = 0",
+        )
     if settings.apart_terms is not None and (problem := apart_problem(beginning.recipe)):
         raise UsageError(
             "E-RUN-20",
@@ -254,9 +375,19 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             cause=f'sync.apart = "{settings.apart_terms.then}" asks for it',
             fix='write sync.apart = "wait", or choose the recipe diloco, sync.fragments = 1 and sync.quorum = 0',
         )
+    if settings.round.sample is not UNSET and (problem := sample_problem(beginning.recipe)):
+        raise UsageError(
+            "E-RUN-22",
+            f"rounds of this run cannot be sampled: {problem}",
+            cause="run.sample or run.sample_peers asks for rounds in which not everybody trains",
+            fix="write 0 for both, or choose the recipe fedavg or diloco, sync.overlap = 0 and sync.fragments = 1",
+        )
     settings = _reducing(beginning.recipe, settings)
     canary = state_hash(beginning.canary) if beginning.canary else UNSET
-    learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout, canary)
+    tokenizer = state_hash(beginning.tokenizer) if beginning.tokenizer else UNSET
+    learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout, canary, tokenizer)
     largest = 4 * layout.floats  # fp32: no codec makes an update larger
+    if settings.paired:
+        largest = row_bytes_most(layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
-    return Founded(with_room(complete), beginning.state, beginning.blob, beginning.canary)
+    return Founded(with_room(complete), beginning.state, beginning.blob, beginning.canary, beginning.tokenizer)

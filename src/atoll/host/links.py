@@ -21,7 +21,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds, short
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB, PEERS_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
-from atoll.host.bulk import BulkChannel, BulkLane, BulkLimits, Follower, Intake
+from atoll.host.bulk import Boxes, BulkChannel, BulkLane, BulkLimits, Follower, Intake
 from atoll.host.cap import Cap
 from atoll.host.control import Control, Word
 from atoll.host.dialling import Outcome, Refusal, cannot_dial, cannot_listen, dial_any, endpoint_of, endpoints_of
@@ -90,6 +90,7 @@ class Links:
         self._allocate = allocate or self.memory  # payloads are decrypted right into what this returns
         self._follow = follow  # and hashed by what this returns, on their way
         self._cap = Cap(self._settings.upload_bytes_s)
+        self._boxes = Boxes()
         self._intake = Intake(self._settings.receive_total_bytes)
         self._servers: list[asyncio.Server] = []
         self._wires: set[Wire] = set()
@@ -532,6 +533,7 @@ class Links:
                 ),
                 detached=lambda: self._bulk_detached(peer),
                 follow=self._follow,
+                boxes=self._boxes,
             )
             self._links[peer] = Link(peer, bulk)
         return self._links[peer]

@@ -28,6 +28,7 @@ from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
+from atoll.learn.horizon import position_of
 from atoll.learn.merge import Merge
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState
@@ -41,6 +42,7 @@ class Live:
         self.inner = b""  # moments, as they go into the private file
         self.members = 1  # whose updates make the mean of this round
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
+        self._samples_since = 0  # that they learned from
         self._loss_since = 0.0
         self._step_s = 0.0  # of the last steps taken
         self._hurried = -1  # the round in which I was last told to hand over what I have
@@ -76,21 +78,24 @@ class Live:
                 raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
             try:
                 await self.ready(learning)
+                until = begin + work.seconds_max
+                if work.limit_s is not None:
+                    until = min(until, time.monotonic() + work.limit_s)
                 assert agreed.head is not None
                 schedule, self.members = learning.recipe.schedule, work.shards
-                chain: dict[str, Any] = {}
+                more: dict[str, Any] = {"batch": work.batch} if work.batch else {}
                 if auditing is not None:
                     held = tuple(sorted(auditing.showing))
-                    chain = {"assignment": auditing.assignment(work, agreed.head), "held": held}
+                    more |= {"assignment": auditing.assignment(work, agreed.head), "held": held}
                 done = await self._trainer.train(
                     work.steps if work.round > self._hurried else 0,  # then those that were taken ahead
                     cursor=cursor_after(agreed.head.samples, work.shards),
                     shard=work.shard,
                     shards=work.shards,
-                    global_step=agreed.head.steps,
-                    until=begin + work.seconds_max,
+                    global_step=position_of(learning.recipe, agreed.head),
+                    until=until,
                     ahead=schedule.overlap if self._mine.own is None else schedule.inner_steps,
-                    **chain,
+                    **more,
                 )
                 if auditing is not None:
                     auditing.taken = done
@@ -104,9 +109,9 @@ class Live:
         if done.steps and done.loss is not None:
             self._loss_since += done.loss * done.steps
             self.steps_since += done.steps
+            self._samples_since += done.samples
             self._step_s = done.seconds / done.steps
-        samples = self.steps_since * learning.recipe.batch
-        return Trained(self.steps_since, samples, self._loss_since / self.steps_since, self._step_s)
+        return Trained(self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s)
 
     async def train_apart(
         self, work: TrainApart, learning: Learning, keep: Callable[[Digest], Awaitable[None]]
@@ -135,7 +140,8 @@ class Live:
             self._trainer.hand_over()
 
     def _count_anew(self) -> None:
-        self.steps_since, self._loss_since = 0, 0.0
+        self.steps_since = self._samples_since = 0
+        self._loss_since = 0.0
 
     # ---- what was agreed -----------------------------------------------------------------------------------
 

@@ -24,9 +24,10 @@ from atoll.host.island import Island
 from atoll.host.learning import Founded
 from atoll.host.reach import as_last_time, dialable, only_here, with_ports
 from atoll.host.run import PeerHost
+from atoll.host.sessions import certify, kept_session
 from atoll.host.store import Store
 from atoll.keys.digest import digest
-from atoll.keys.identity import Identity, SessionSigner, SessionVerifier, public_bytes
+from atoll.keys.identity import Identity, new_vote_key, public_bytes
 from atoll.node.admission import Wish
 from atoll.node.body import write_genesis
 from atoll.node.config.sections import Keep
@@ -35,9 +36,6 @@ from atoll.protocol.dag.history import genesis_digest
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
-
-SESSION_DAYS = 90  # a session key is renewed by joining again
-RENEW_S = 86400.0  # a session that ends within a day is renewed at start
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ async def found_run(
             fix=f"atoll up --dir {folder} to go on with it, or choose another folder",
         )
     identity = identity_of(store)
-    session_key, ticket_key = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    session_key, ticket_key = new_vote_key(founded.settings.round.signing.kind), Ed25519PrivateKey.generate()
     now = Clock().now()
     key = ticket_key.public_key().public_bytes_raw()
     expires_s = int(now + invitation.lasts_s)
@@ -113,12 +111,13 @@ async def found_run(
     )
     genesis = Vertex(encode(write_genesis(settings, store.put_blob(founded.state), founder, (use,), now)), None)
     store.put_blob(founded.data)
-    if founded.canary:
-        store.put_blob(founded.canary)
+    for blob in (founded.canary, founded.tokenizer):
+        if blob:
+            store.put_blob(blob)
     run = genesis_digest(genesis)
-    signer = _certify(store, identity, run, session_key)
+    certify(store, identity, run, session_key)
     store.keep([("run", run), ("genesis", encode(genesis))])
-    me = Seat(store, identity, signer, run, Wish("trainer", name), genesis)
+    me = Seat(store, identity, run, Wish("trainer", name), genesis)
     host = await _open(me, listening, make)
     ticket = issue(
         identity,
@@ -156,11 +155,11 @@ async def join_run(
             fix="choose another folder with --dir",
         )
     identity = identity_of(store)
-    signer = session_of(store, identity, ticket.genesis)
+    kept_session(store, ticket.genesis)  # a damaged one is told before anything begins
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
     bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     wish = Wish(role, name, (), ticket.redeem(identity.peer))
-    return await _open(Seat(store, identity, signer, ticket.genesis, wish, None, bootstrap), listening, make)
+    return await _open(Seat(store, identity, ticket.genesis, wish, None, bootstrap), listening, make)
 
 
 async def resume_run(folder: Path, name: str, listening: Listening, make: Make[Host]) -> Host:
@@ -177,7 +176,7 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
         )
     run = Digest(kept["run"])
     identity = identity_of(store)
-    signer = session_of(store, identity, run)
+    kept_session(store, run)  # a damaged one is told before anything begins
     genesis = decode_vertex(kept["genesis"]) if "genesis" in kept else None
     if genesis is not None and (why := other_rules(decode_body(genesis.body).settings)):
         store.close()
@@ -189,7 +188,7 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
         wish = replace(wish, admission=ticket.redeem(identity.peer))
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
-    return await _open(Seat(store, identity, signer, run, wish, genesis, bootstrap), listening, make)
+    return await _open(Seat(store, identity, run, wish, genesis, bootstrap), listening, make)
 
 
 def holds_run(folder: Path) -> bool:
@@ -238,28 +237,3 @@ def identity_of(store: Store) -> Identity:
     identity = Identity.generate()
     store.write_secret("peer.key", identity.to_bytes())
     return identity
-
-
-def session_of(store: Store, identity: Identity, run: Digest) -> SessionSigner:
-    """The session key from before a restart, so that the membership still knows it; a new one has to join."""
-    secret = store.secret("session.key")
-    if secret is not None:
-        signer = SessionSigner.from_bytes(secret)
-        session = SessionVerifier().session_of(signer.certificate)
-        if session is not None and session.run == run and session.valid_at(Clock().now() + RENEW_S):
-            return signer
-    return _certify(store, identity, run, Ed25519PrivateKey.generate())
-
-
-def _certify(store: Store, identity: Identity, run: Digest, key: Ed25519PrivateKey) -> SessionSigner:
-    now = int(Clock().now())
-    signer = SessionSigner.certified(
-        identity,
-        run,
-        epoch=0,
-        not_before_s=now - 3600,  # a joiner's clock may be an hour ahead of a member's
-        not_after_s=now + SESSION_DAYS * 86400,
-        generate=lambda: key,
-    )
-    store.write_secret("session.key", signer.to_bytes())
-    return signer

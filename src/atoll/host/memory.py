@@ -2,15 +2,17 @@
 
 Fresh pages cost 0.08 CPU-s/GB to be zeroed by the kernel, an eighth of what a received byte costs in all. The parts
 of an update have nearly the same sizes every round: shares follow measured uplinks, so blocks are given some room
-to spare. What nobody ever wrote to has no pages, and costs nothing.
+to spare. What nobody ever wrote to has no pages, and costs nothing: so large pages end where the first use ends.
 Promises: a view is given to one reader only, until its last slice is gone; any thread may ask.
 Never keeps more than `kept_bytes_max` beyond what is being read, nor anything for two sweeps without use.
 """
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections import deque
+from contextlib import suppress
 from threading import Lock
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from atoll.base.limits import BULK_FRAME_MAX, MIB
 
 SMALL_BYTES = MIB  # below this the allocator's own free lists do as well
 STEP = 4  # between the sizes of blocks
+LARGE_PAGE = 2 * MIB  # numpy asks for them wherever memory is long: a part of 8.3 MB then lay on ten or more
 
 
 class _Block(NamedTuple):
@@ -62,7 +65,7 @@ class Reused:
             capacity_bytes *= STEP
         index = self._best_fit(capacity_bytes, size_bytes)
         if index is None:
-            return _Block(np.empty(capacity_bytes, np.uint8), size_bytes)
+            return _Block(_fresh(capacity_bytes, size_bytes), size_bytes)
         self._unused -= index < self._unused
         memory, used_bytes = self._free.pop(index)
         self._kept_bytes -= used_bytes
@@ -87,3 +90,14 @@ class Reused:
         while self._kept_bytes > self._kept_bytes_max:
             self._kept_bytes -= self._free.pop(0).used_bytes
             self._unused = max(0, self._unused - 1)
+
+
+def _fresh(capacity_bytes: int, size_bytes: int) -> np.ndarray:
+    """New memory, on large pages as far as whole ones will be filled, where the system has them."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.empty(capacity_bytes, np.uint8)
+    memory = mmap.mmap(-1, capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child copies it
+    if filled := size_bytes // LARGE_PAGE * LARGE_PAGE:
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE, 0, filled)
+    return np.frombuffer(memory, np.uint8)

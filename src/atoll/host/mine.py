@@ -24,6 +24,7 @@ from atoll.host.learning import Learning
 from atoll.host.shelf import STATES_HELD
 from atoll.learn.codec import Codec, native
 from atoll.learn.eager import Own
+from atoll.learn.horizon import step_of_run
 from atoll.learn.inner import Accumulate
 from atoll.learn.outer import PLAIN
 from atoll.learn.recipes import Recipe
@@ -86,7 +87,7 @@ class Mine:
         if self.own is not None:
             wires = zip(self.up, update.wires, bounds, strict=True)
             mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
-            self.own.sent(_outer(learning), mine_F, members, head.steps)
+            self.own.sent(_outer(learning), mine_F, members, step_of_run(learning.recipe, head))
         return update, late
 
     def in_vain(self, counted: Sequence[bool] | None) -> int:
@@ -155,13 +156,13 @@ class Mine:
         mean_F = self._means.get(state)
         if mean_F is None:  # agreed without me: the agreed anchor has all that mine would miss
             self.own = own = Own(after.anchor_F, after.momentum_P)
-        elif not own.agreed(_outer(learning), mean_F, before.steps):
+        elif not own.agreed(_outer(learning), mean_F, step_of_run(learning.recipe, before)):
             return None
         return own.anchor_F - before_F
 
     def begin_afresh(self, learning: Learning, state: SharedState) -> None:
         """From this state with nothing of my own, like a newcomer: my feedback and anchor led elsewhere."""
-        if learning.recipe.own_anchors:
+        if learning.recipe.reducer.own == "fresh":
             self.own = Own(state.anchor_F, state.momentum_P)
         self.memory_F, self.update = None, None
 

@@ -134,7 +134,8 @@ class Progress:
     max_retries: int = 3  # failed attempts that make a round troubled
     run: str = ""
     model: str = ""
-    parameters: int = 0
+    parameters: int = 0  # that are exchanged
+    base_values: int = 0  # that are not, and that every member has by itself
     rounds: int = 0  # 0: until it is stopped
     inner_steps: int = 0
     topology: str = ""  # that the round in progress reduces by
@@ -151,6 +152,7 @@ class Progress:
     step_loss: float | None = None
     state: str = ""  # hash of the agreed state
     members: list[dict[str, Any]] = field(default_factory=list)
+    passed: str = ""  # why this peer had nothing to give to the last round, if it had not
     missing: list[str] = field(default_factory=list)  # complete members without a counted update in the last round
     curve: list[tuple[int, float]] = field(default_factory=list)  # (trained rounds, training loss)
     tokens: int = 0  # that the swarm learned from
@@ -196,6 +198,7 @@ class Progress:
                 self.phase = "joining"
             case "LearningKnown":
                 self.model, self.parameters = entry["model"], entry["parameters"]
+                self.base_values = entry.get("base_values", 0)  # records from before there were such runs
                 self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
             case "CaughtUp":
                 self.phase, self.holds_model, self.apart_steps = "waiting", True, 0
@@ -204,10 +207,14 @@ class Progress:
             case "RoundBegan":
                 self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
                 self.topology, self.topology_why = entry["topology"], entry["why"]
+                self.inner_steps = entry.get("steps") or self.inner_steps  # where rounds follow the run they change
+                self.batch = entry.get("batch") or self.batch
             case "Stepped":
                 self.step, self.step_loss = entry["steps"], entry["loss"]
             case "TrainEnded":
-                self.phase, self.step = "committing", entry["steps"]
+                self.phase, self.step, self.passed = "committing", entry["steps"], ""
+            case "Passed":
+                self.passed = entry["why"]
             case "TrainedApart":
                 self.phase, self.apart_steps = "training apart", self.apart_steps + entry["steps"]
             case "ShareBegan":
@@ -232,6 +239,11 @@ class Progress:
                 self.returns = self.returns[-RETURNS_MAX:]
             case "BranchSeen":
                 self.branches.append({key: entry[key] for key in ("round", "epoch", "members", "recovered")})
+            case "BranchPreferred":
+                known = {key: entry[key] for key in ("ours", "named", "asked", "queries", "settled")}
+                self.branches = [
+                    b | {"preferred": known} if b["round"] == entry["round"] else b for b in self.branches
+                ]
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
@@ -301,6 +313,7 @@ class Record:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("ab", buffering=0)
+        self._torn = False  # the last line is not whole
 
     def tail(self) -> list[dict[str, Any]]:
         """The newest entries, oldest first; a line that a power cut tore is skipped."""
@@ -315,7 +328,12 @@ class Record:
         return entries
 
     def write(self, entry: dict[str, object]) -> None:
-        self._file.write(msgspec.json.encode(entry, enc_hook=str) + b"\n")
+        """A line that a full disk does not take is lost, and nothing else: the record is for people."""
+        line = (b"\n" if self._torn else b"") + msgspec.json.encode(entry, enc_hook=str) + b"\n"
+        try:
+            self._torn = self._file.write(line) != len(line)
+        except OSError:
+            self._torn = True
 
     def close(self) -> None:
         self._file.close()

@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import UNSET
-
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Fact
@@ -21,6 +19,7 @@ from atoll.host.learning import ATTACHED, decode_learning
 from atoll.host.trainer import Beat
 from atoll.keys.erasure import ready
 from atoll.learn.data import data_digest, load_data
+from atoll.learn.export import tensor_file
 from atoll.learn.models import task_of
 from atoll.node.facts import CaughtUp, GenesisKnown, Refused, StateLost, StateRebuilt
 from atoll.protocol.transfer.fetch import Fetched
@@ -40,8 +39,9 @@ class PeerHost(Driver):
         self.island.trainer.cancel()  # nobody waits for the rest of my steps
 
     async def export(self, path: Path | None = None) -> Path:
-        """The agreed model as a safetensors file that any program reads."""
-        path = path or self.folder / "model.safetensors"
+        """The agreed model, or its adapters, as a safetensors file that any program reads."""
+        assert self.island.learning is not None  # there is a head
+        path = path or self.folder / tensor_file(self.island.learning.layout)
         data = await self.island.export()
         try:
             await asyncio.to_thread(write_durably, path, data)
@@ -91,6 +91,8 @@ class PeerHost(Driver):
                 "pip install 'atoll[coded]'",
             )
             return
+        if genesis.settings.paired:
+            self.island.be_paired(self.me)
         if genesis.settings.opened is not None:
             self.island.be_opened()
         if genesis.settings.audited_share:
@@ -112,8 +114,9 @@ class PeerHost(Driver):
         assert learning is not None
         if self.wish.role == "observer":
             return
-        if learning.canary is not UNSET and not self.store.has_blob(learning.canary):
-            self._carry_out_all(self.machine.want(learning.canary, self.clock.now()))
+        for blob in learning.beside:
+            if not self.store.has_blob(blob):
+                self._carry_out_all(self.machine.want(blob, self.clock.now()))
         if self.island.tended.attached:
             return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):
@@ -146,6 +149,7 @@ class PeerHost(Driver):
                 "phase": "join",
                 "model": recipe.model,
                 "parameters": learning.layout.parameters,
+                "base_values": learning.layout.base_values,
                 "batch": recipe.batch,
                 "seq_len": recipe.seq_len if text else 1,
                 "unit": "tokens" if text else "samples",

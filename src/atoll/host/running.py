@@ -19,13 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door, neighbours
-from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of
+from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
 from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
 from atoll.node.config.sections import Config
+from atoll.policy.sampling import named
 
 FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard asks for what it lacks
@@ -33,6 +36,7 @@ AT_ONCE = (  # reasons that wait for nobody
     "stopped by its owner",
     "whoever started it is gone",
     "an error of Atoll itself",
+    "its disk refused",
 )
 JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
 REFUSALS_MAX = 3  # a ticket may be newer than what a member knows; a third refusal is a no
@@ -72,8 +76,11 @@ async def run_up(start: Start, shell: Shell) -> int:
     if not (start.folder / "kept.sqlite").exists():  # what is not there is told before torch is loaded, too
         data_of(start.config, start.file)
         canary_of(start.config, start.file)
+        tokenizer_of(start.config, start.file)
+        weights_of(start.config, start.file)
     from atoll.host.learning import built_in, found
     from atoll.host.member import Invitation, found_run, holds_run, resume_run, training
+    from atoll.learn.data.tokens import read_tokenizer
 
     listening, threads, name = _ready(start)
     if holds_run(start.folder):
@@ -84,13 +91,17 @@ async def run_up(start: Start, shell: Shell) -> int:
         make = training(threads, _ignore, keep=start.config.keep)
         host = await resume_run(start.folder, start.name, listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
-    recipe = recipe_of(start.config)
+    weights = weights_of(start.config, start.file)
     data, canary = data_of(start.config, start.file), canary_of(start.config, start.file)
+    named = tokenizer_of(start.config, start.file)
     try:
-        beginning = built_in(recipe, data, canary)
+        config = _named_by(start.config, weights)
+        recipe = recipe_of(config)
+        tokenizer = read_tokenizer(Path(named)) if named else b""
+        beginning = built_in(recipe, data, canary, tokenizer, config.data.column, weights)
         floats = beginning.layout.floats
-        founded = found(beginning, settings_of(start.config, recipe, floats))
-        for text in forgone(start.config, recipe, floats):
+        founded = found(beginning, settings_of(config, recipe, floats))
+        for text in forgone(config, recipe, floats):
             shell.notice(text)
         make = training(threads, _ignore, keep=start.config.keep)
         host, ticket = await found_run(start.folder, founded, name, listening, Invitation(), make)
@@ -104,6 +115,15 @@ async def run_up(start: Start, shell: Shell) -> int:
             "--set run.start_peers=2 or more"
         )
     return await _run(host, ticket.text, start, shell)
+
+
+def _named_by(config: Config, weights: str) -> Config:
+    """The same; the folder of weights says what the model is where nobody else does."""
+    from atoll.learn.models.weights import name_in
+
+    if not weights or config.model.name:
+        return config
+    return replace(config, model=replace(config.model, name=name_in(Path(weights))))
 
 
 async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, ...], shell: Shell) -> int:
@@ -152,7 +172,8 @@ def _ready(start: Start) -> tuple[Any, int, str]:
         ) from None
     threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
     torch.set_num_threads(threads)
-    return listening, threads, (start.name or start.config.node.name or platform.node())[:64]
+    name, group = start.name or start.config.node.name or platform.node(), start.config.node.group
+    return listening, threads, named(name, group)
 
 
 async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resumed: bool = False) -> int:
@@ -167,6 +188,7 @@ async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resume
     watch = _Watch(host, start, shell, leave)
     host.on_entry = watch.entry
     _end_when_broken(host, leave)
+    host.on_unkept = lambda why: leave("its disk refused", why)
     door = Door(start.folder, handlers_of(host, leave))
     signals = _answer_signals(leave, shell)
     said = False  # farewell
@@ -354,6 +376,7 @@ def _log_to(path: Path) -> None:
     """What happens underneath goes to a file: a terminal is for people."""
     if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
         path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
+    logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
     logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 

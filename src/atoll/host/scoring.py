@@ -71,7 +71,7 @@ class Scoring:
             x_F = await loop.run_in_executor(self.arithmetic, self._along, work, data, before)
         except PeerFault as fault:
             return Fell((), fault.what)
-        batch = learning.recipe.batch
+        batch = work.batch or learning.recipe.batch
         if work.steps * batch < 2:
             raise RunFailedError("E-SCO-03", "it learned from one sample, whose luck nobody can tell")
         cursor = cursor_after(before.samples, work.shards)

@@ -17,7 +17,7 @@ import msgspec
 from torch import Tensor
 
 from atoll.base.errors import PeerFault, RunFailedError
-from atoll.base.ids import Digest
+from atoll.base.ids import Digest, PeerId
 from atoll.host.retention import Retention
 from atoll.host.store import Store
 from atoll.learn.late import LateWork, late_bytes, late_from_bytes
@@ -98,6 +98,10 @@ class Shelf:
             self._pieces = frozenset(pieces)
             self._retention.follow(whole, self._pieces)
         return tuple(name for name in pieces if not self._store.has_blob(name))
+
+    def keep_mine(self, me: PeerId) -> None:
+        """Members have states of their own: of the rounds that stay, mine does."""
+        self._retention.me = me
 
     def tidy(self, needed: set[Digest], round: int) -> None:
         """Forget the blobs that neither are needed nor were put there lately. `round` is the head's."""

@@ -29,7 +29,7 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
-from atoll.host.durable import make_room, sync_folder, write_at, write_durably
+from atoll.host.durable import make_room, refused, sync_folder, write_at, write_durably
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import ReadVertices
 from atoll.protocol.dag.eras import SEALED_HELD, ReadEra
@@ -84,18 +84,30 @@ class Store:
     def __init__(self, folder: Path, durable: bool = True) -> None:
         """`durable=False` is for peers that never come back: nothing is synced, a crash loses the folder."""
         self.folder, self._durable = folder, durable
-        (folder / "blobs").mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / "blobs").mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+        except OSError as why:
+            raise refused("open this folder", why.strerror, folder) from why
         self._blobs = os.fspath(folder / "blobs")
-        self._lock = self._take_lock()
         for left in (folder / "blobs").glob("*.new"):
             left.unlink(missing_ok=True)  # of a process that ended while it wrote
-        self._database = sqlite3.connect(folder / "kept.sqlite", isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        # WAL with FULL syncs at every commit
-        self._database.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
-        self._database.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
+        try:
+            self._database = self._open_database()
+        except sqlite3.OperationalError as why:
+            os.close(self._lock)
+            raise refused("open kept.sqlite", why, folder) from why
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
         self._openings: dict[Digest, Opening] = {}
+
+    def _open_database(self) -> sqlite3.Connection:
+        path = self.folder / "kept.sqlite"
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA journal_mode=WAL")
+        # WAL with FULL syncs at every commit
+        database.execute(f"PRAGMA synchronous={'FULL' if self._durable else 'OFF'}")
+        database.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
+        return database
 
     def close(self) -> None:
         self._database.close()
@@ -104,14 +116,20 @@ class Store:
     # ---- named values --------------------------------------------------------------------------------------
 
     def keep(self, values: Iterable[tuple[str, bytes | None]]) -> None:
-        """Write or forget these names in one durable step."""
-        self._database.execute("BEGIN")
-        for name, value in values:
-            if value is None:
-                self._database.execute("DELETE FROM kept WHERE name = ?", (name,))
-            else:
-                self._database.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (name, value))
-        self._database.execute("COMMIT")
+        """Write or forget these names in one durable step; all of them, or RunFailedError if the disk refuses."""
+        try:
+            self._database.execute("BEGIN")
+            for name, value in values:
+                if value is None:
+                    self._database.execute("DELETE FROM kept WHERE name = ?", (name,))
+                else:
+                    self._database.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (name, value))
+            self._database.execute("COMMIT")
+        except sqlite3.OperationalError as why:
+            if self._database.in_transaction:
+                with suppress(sqlite3.OperationalError):
+                    self._database.execute("ROLLBACK")
+            raise refused("write kept.sqlite", why, self.folder) from why
 
     def kept(self) -> dict[str, bytes]:
         """What a starting peer is given: everything but the older vertices, and the older eras that are sealed."""
@@ -443,7 +461,8 @@ class Store:
         return manifest if blob_id(manifest) == name else None
 
     def _write_manifest(self, name: Digest, manifest: Manifest) -> None:
-        self._path(name).with_suffix(".manifest").write_bytes(msgspec.msgpack.encode(manifest))
+        with suppress(OSError):  # made again when it is asked for; what a full disk cut off proves nothing
+            self._path(name).with_suffix(".manifest").write_bytes(msgspec.msgpack.encode(manifest))
 
     def _remember(self, name: Digest, manifest: Manifest) -> None:
         self._manifests[name] = manifest

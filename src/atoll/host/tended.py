@@ -16,6 +16,7 @@ from atoll.base.ids import Seconds
 from atoll.host.attached import AttachedTrainer
 from atoll.host.learning import ATTACHED, Learning
 from atoll.host.trainer import Beat, Trainer, TrainerFailed, TrainerSpec
+from atoll.learn.horizon import horizon_of
 from atoll.learn.layout import check_same
 
 RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0  # a trainer that failed is started again after this long, doubling
@@ -68,7 +69,14 @@ class Tended:
                 fix="in your own training loop: atoll.join(ticket).attach(model, optimizer)",
             )
         spec = TrainerSpec(
-            recipe.model, recipe.seed, self._data, recipe.batch, recipe.seq_len, recipe.inner, self._threads
+            recipe.model,
+            recipe.seed,
+            self._data,
+            recipe.batch,
+            recipe.seq_len,
+            recipe.inner,
+            self._threads,
+            horizon=horizon_of(recipe),
         )
         self.lives += 1
         check_same(learning.layout, await self.trainer.start(spec))

@@ -12,33 +12,41 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.base.errors import NetworkError, RunFailedError, UsageError
+from msgspec import UNSET
+
+from atoll.base.errors import NetworkError, PeerFault, RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Message
 from atoll.host.driver import Driver, Seat
-from atoll.host.member import identity_of, session_of
+from atoll.host.learning import decode_learning
+from atoll.host.member import identity_of
 from atoll.host.pieces import rebuild_blob
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.keys.erasure import demand_ready
 from atoll.node.admission import Wish
 from atoll.node.facts import StateLost, StateRebuilt
-from atoll.node.jobs import HoldPieces, Rebuild, Restore
+from atoll.node.jobs import HoldPieces, OthersStates, Rebuild, Restore
+from atoll.node.settings import decode_settings
 from atoll.protocol.dag.eras import EraSealed
 from atoll.protocol.transfer.fetch import Fetched, FetchFailed
 from atoll.wire.codec import decode_body, decode_vertex
+from atoll.wire.pairs import is_roll, roll_from_bytes
 
 ANSWER_S = 60.0  # nobody of the run answered for so long: its addresses are not reachable from here
 AGAIN_S = 2.0  # after which an earlier state that nobody could give is asked for again
+TOKENIZER_S = 30.0  # for some megabytes over a home's link
 SIGNED_S = 5.0  # without a further era signed by its quorum: nobody at hand has more
 
 
 class Taken(NamedTuple):
     round: int
     state: Digest
+    of: PeerId | None = None  # whose it is, where members have states of their own
 
 
 async def take(
@@ -53,7 +61,7 @@ async def take(
     store = Store(folder)
     identity = identity_of(store)
     store.keep([("run", run)])
-    seat = Seat(store, identity, session_of(store, identity, run), run, Wish("visitor"), None, tuple(bootstrap))
+    seat = Seat(store, identity, run, Wish("visitor"), None, tuple(bootstrap))
     host = _Visitor(seat, round)
     try:
         await host.listen([])
@@ -69,7 +77,7 @@ class _Visitor(Driver):
     def __init__(self, me: Seat, round: int | None) -> None:
         self.shelf, self.wanted = _Shelf(me.store, round is None), round
         self.signed, self.ended = asyncio.Event(), asyncio.Event()
-        self.state, self.refused = ZERO_DIGEST, False  # an earlier one that it came for; nobody has it
+        self.state, self.refused = ZERO_DIGEST, False  # a blob that it came for beside the head's; nobody has it
         self.why = "its members have little to give, or went away"  # it is not here yet
         super().__init__(me, self.shelf)
 
@@ -96,10 +104,34 @@ class _Visitor(Driver):
                 fix="the same command goes on where this one was; --timeout 12h waits for longer",
             ) from None
         await self._signatures(taken.round)
+        await self._tokenizer()
         return taken
+
+    async def _tokenizer(self) -> None:
+        """The run's, if it has one. Where members do not give it, the model's card says so."""
+        genesis = self.store.value("genesis")
+        assert genesis is not None
+        try:
+            blob = decode_learning(decode_settings(decode_body(decode_vertex(genesis).body).settings)).tokenizer
+        except PeerFault:
+            return  # of a group, or of another version: whoever exports says so
+        if blob is UNSET or self.store.has_blob(blob):
+            return
+        self.state, self.refused = blob, False
+        self.ended.clear()
+        self._carry_out_all(self.machine.want(blob, self.clock.now()))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), TOKENIZER_S)
 
     async def _earlier(self, round: int) -> Taken:
         """The state of this round, whole or out of pieces; asked for again where a holder went away meanwhile."""
+        if self.machine.settings.paired:
+            raise UsageError(
+                "E-CHK-14",
+                "members of this run have models of their own, and give away their newest only",
+                cause="they exchange in pairs: specs/pairs.md",
+                fix=f"leave out --round; or, at a member, atoll checkpoint export {round} FILE",
+            )
         self.state = state = await asyncio.to_thread(self._agreed, round)
         while not self.store.has_blob(state):
             self.ended.clear()
@@ -182,8 +214,22 @@ class _Shelf:
         if self.newest and not self.store.has_blob(work.state):
             return False
         if self.newest and not self.taken.done():
-            self.taken.set_result(Taken(work.round, work.state))
+            taken = self._taken(work.round, work.state)
+            if isinstance(taken, OthersStates):
+                return taken
+            self.taken.set_result(taken)
         return await asyncio.Event().wait()  # there is nothing to go on with; `stop` ends this
+
+    def _taken(self, round: int, state: Digest) -> Taken | OthersStates:
+        """The state, or that of a member, where it only names these."""
+        data = self.store.read_blob(state)
+        if data is None or not is_roll(data):
+            return Taken(round, state)
+        held = sorted(roll_from_bytes(data).states, key=lambda entry: -entry.since)
+        for entry in held:
+            if self.store.has_blob(entry.state):
+                return Taken(round, entry.state, entry.peer)
+        return OthersStates(tuple((entry.peer, entry.state) for entry in held))
 
     def name_of(self, message: Message, payload: Buffer) -> Digest:
         return digest(payload)

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from atoll.base.errors import AtollError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import PEERS_MAX
+from atoll.keys.signer import VoteKind
 
 ED25519_KEY_BYTES: Final = 32
 ED25519_SIGNATURE_BYTES: Final = 64
@@ -309,6 +310,14 @@ def require_post_quantum() -> None:
 # ---- sessions ----------------------------------------------------------------------------------------------
 
 
+def new_vote_key(kind: VoteKind) -> VotePrivateKey:
+    return MLDSA65PrivateKey.generate() if kind == "ml-dsa-65" else Ed25519PrivateKey.generate()
+
+
+def kind_of_key(vote_key: bytes) -> VoteKind:
+    return "ml-dsa-65" if len(vote_key) == MLDSA65_KEY_BYTES else "ed25519"
+
+
 class SessionSigner:
     """The `Signer` of the real world: a short-lived vote key with a certificate from both identity keys.
 
@@ -349,9 +358,9 @@ class SessionSigner:
         """The session that `to_bytes` wrote. UsageError if these bytes are something else."""
         session = open_session_certificate(data[SEED_BYTES:])
         if session is not None:
-            classical = len(session.vote_key) == ED25519_KEY_BYTES
-            kind = Ed25519PrivateKey.from_private_bytes if classical else MLDSA65PrivateKey.from_seed_bytes
-            key = kind(data[:SEED_BYTES])
+            classical = kind_of_key(session.vote_key) == "ed25519"
+            of_seed = Ed25519PrivateKey.from_private_bytes if classical else MLDSA65PrivateKey.from_seed_bytes
+            key = of_seed(data[:SEED_BYTES])
             if key.public_key().public_bytes_raw() == session.vote_key:
                 return cls(session.identity.peer, key, data[SEED_BYTES:])
         raise UsageError(
@@ -455,7 +464,7 @@ def signature_bytes(signature: DualSignature) -> bytes:
 
 
 def _vote_holds(vote_key: bytes, data: bytes, signature: bytes) -> bool:
-    kind = MLDSA65PublicKey if len(vote_key) == MLDSA65_KEY_BYTES else Ed25519PublicKey
+    kind = MLDSA65PublicKey if kind_of_key(vote_key) == "ml-dsa-65" else Ed25519PublicKey
     try:
         kind.from_public_bytes(vote_key).verify(signature, data)
     except (InvalidSignature, ValueError):

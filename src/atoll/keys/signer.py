@@ -1,6 +1,6 @@
 """The door through which everybody signs and checks statements.
 
-The real world puts Ed25519 session keys certified by Ed25519 + ML-DSA-65 identities behind it
+The real world puts Ed25519 or ML-DSA-65 session keys certified by Ed25519 + ML-DSA-65 identities behind it
 (`keys/identity.py`); the virtual world a keyed hash with charged CPU time. Protocols know only this door.
 """
 
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from atoll.base.ids import PeerId
+
+VoteKind = Literal["ed25519", "ml-dsa-65"]  # of session keys; genesis says which (specs/identity.md)
 
 
 class Signer(Protocol):

@@ -9,6 +9,11 @@ With villains (learn/villains), and owners that withstand them:
     two = Trouble(villains={6: "sign flip", 7: "sign flip"})
     atoll.experiment(diloco(rounds=30), peers=8, statistic="robust", trouble=two)
 
+With batches that follow the loss (base/effort.py), and rates that follow what was learned (learn/horizon.py):
+
+    grows = Effort(batch=4, batches=Batches(target_loss=2.0, least=2, most=32))
+    atoll.experiment(over_tokens(diloco(rounds=30), 2_000_000), effort=grows)
+
 The arithmetic is that of real rounds: updates are encoded under error feedback, part owners decode, combine and
 encode the answer (`learn/combine`), everybody decodes it, takes the outer step and merges; so the loss of the way
 back is in the result. Where real rounds can run a recipe, and nothing goes wrong in them, `Outcome.state` is to be
@@ -26,19 +31,25 @@ from dataclasses import dataclass, field
 
 import msgspec
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 
+from atoll.base.draw import in_pairs
+from atoll.base.effort import Batches, Effort
 from atoll.base.ids import Digest
 from atoll.keys.digest import digest
+from atoll.learn.clients import Clients, check_clients
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
-from atoll.learn.data import Data, Images, Text, load_data, validation
+from atoll.learn.data import Data, Images, Text, epoch_samples, load_data, validation
+from atoll.learn.exchanged import exchanged
+from atoll.learn.inner import Pipelined
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge
 from atoll.learn.models import build_model, misfit
 from atoll.learn.models import loss_of as built_in_loss
-from atoll.learn.outer import Agreeing, Moment, fresh_outer, momentum_of, move
-from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting, swarm_problem
+from atoll.learn.outer import Agreeing, Moment, Regional, fresh_outer, momentum_of, move
+from atoll.learn.recipes import Coding, Recipe, check_recipe, lasting, sample_problem, swarm_problem
 from atoll.learn.reducer import (
     PEERS_MIN,
     ROBUST,
@@ -47,11 +58,13 @@ from atoll.learn.reducer import (
     answered,
     arrived,
     made_of,
-    pairs,
     reduced,
     weight_of,
 )
-from atoll.learn.schedule import due, fragments_of, phase_at
+from atoll.learn.regions import Regions
+from atoll.learn.rhythm import Rhythm
+from atoll.learn.rhythm import misfit as rhythm_misfit
+from atoll.learn.schedule import fragments_of, phase_at
 from atoll.learn.state import SharedState, state_bytes, state_hash
 from atoll.learn.traffic import Traffic
 from atoll.learn.trouble import Absence, Trouble, check_trouble
@@ -71,6 +84,7 @@ class Round:
     train_loss: float  # mean of the steps since the rounds before
     upload_bytes: float
     download_bytes: float
+    batch: int = 0  # samples of its steps
 
 
 @dataclass(frozen=True)
@@ -96,7 +110,7 @@ class Flight:
     fragment: int
     lo: int
     hi: int
-    begun: int  # steps of the run before its turn: what the outer step's rate and momentum go by, as in real rounds
+    begun: int  # step of the run before its turn: what the outer step's rate and momentum go by, as in real rounds
     lands_at: int
     sent: dict[int, Tensor]  # member -> its live parameters as they were sent
     combined: dict[int, Tensor] = field(default_factory=dict)  # anchor -> update
@@ -114,9 +128,13 @@ def experiment(
     steps: int | None = None,
     statistic: Statistic | None = None,
     trouble: Trouble | None = None,
+    effort: Effort | None = None,
     evaluate_every: int = 0,
     samples: int = 2048,
     order: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    sample: float | None = None,
+    groups: Sequence[str] = (),
     loss: Loss = built_in_loss,
     progress: Callable[[Round], object] | None = None,
 ) -> Outcome:
@@ -125,10 +143,17 @@ def experiment(
     `data`: "stdlib", a path or samples that all members share out among them, or a list of every member's own,
     which nobody else sees (federated); what the first holds out then judges the model.
     `steps` overrides the recipe's length, and its learning rate then falls over those; `statistic` overrides what
-    its reducer makes of the rows. `samples` of the validation data are looked at, at the end and every
-    `evaluate_every` steps (0: only at the end). `order` is that in which owners add up rows, which decides the last
+    its reducer makes of the rows. With an `effort` rounds are as long, and batches as large, as it has them; its
+    `train_s` needs nothing here: every round lasts as many steps of the run's clock, of which the slow (`trouble`)
+    take fewer. `samples` of the validation data are looked at, at the end and every `evaluate_every` steps (0: only
+    at the end). `order` is that in which owners add up rows, which decides the last
     bits: peers are numbered as they get their shares of the data, in a real run in the order in which they joined,
-    but their rows are added up in the order of their ids. ValueError if the recipe cannot be run.
+    but their rows are added up in the order of their ids. Parameters of `model` that require no gradient are
+    neither trained nor exchanged nor counted; `only` names what is (`learn/exchanged.py`). `sample`, a share of the
+    peers (0.5) or how many of them (10), train in a round, drawn as real rounds draw them; `groups` says of each
+    whose data it has. Where the recipe's schedule counts `epochs`, a peer's round is so many passes over its own
+    share. ValueError if the recipe
+    cannot be run.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"a recipe is what a method of atoll.learn.methods returns: diloco(), …; not {recipe!r}")
@@ -147,6 +172,11 @@ def experiment(
     check_trouble(trouble or Trouble(), peers)
     if order is not None and sorted(order) != list(range(peers)):
         raise ValueError(f"order names each of the peers 0 … {peers - 1} once, not {list(order)}")
+    if effort is not None and (problem := rhythm_misfit(effort, recipe)):
+        raise ValueError(f"rounds of this recipe cannot follow the run: {problem}")
+    check_clients(sample, groups, peers)
+    if sample is not None and (problem := sample_problem(recipe) or _unsampled(recipe)):
+        raise ValueError(f"rounds of this recipe cannot be sampled: {problem}")
     own = recipe.own_anchors or recipe.reducer.group == "one" or recipe.merge == "swap"
     if own and trouble and trouble.villains:
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
@@ -162,8 +192,19 @@ def experiment(
                 raise ValueError(problem)
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
-    run = Experiment(recipe, model, found, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss, order)
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    if still := sorted(exchanged(model, only) & frozen):
+        raise ValueError(f"only= names what requires no gradient: unfreeze it, or leave it out: {', '.join(still)}")
+    length, trouble = steps or recipe.schedule.steps, trouble or Trouble()
+    run = Experiment(recipe, model, found, peers, length, trouble, loss, order, effort, only)
+    run.clients = None if sample is None else Clients(peers, sample, groups)
     return run.whole(evaluate_every, samples, progress)
+
+
+def _unsampled(recipe: Recipe) -> str:
+    if recipe.reducer.group != "all":
+        return "its members do not reduce all together"
+    return "a closing average is everybody's" if recipe.schedule.closing or any(recipe.schedule.moments) else ""
 
 
 def _loaded(data: str | Data | None) -> Data:
@@ -188,20 +229,28 @@ class Experiment:
         trouble: Trouble,
         loss: Loss,
         order: Sequence[int] | None = None,
+        effort: Effort | None = None,
+        only: Sequence[str] = (),
     ) -> None:
         self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss
         self.order = range(peers) if order is None else order
+        self.rhythm = Rhythm(recipe, steps, peers, effort)
         self.own_data = own = isinstance(data, list)
         self.held_out = data[0] if own else data
         # worker -> its data, which of how many shares of them are its own
         self.shares = [(data[w], 0, 1) if own else (data, w, peers) for w in range(peers)]
-        self.layout = layout_of(model)
+        self.layout = layout_of(model, only)
         self.fragments = fragments_of(self.layout, recipe.schedule.fragments)
-        self.workers = [Worker(model, len(self.fragments)) for _ in range(peers)]
-        self.viewer = Worker(model, 0)  # its model is looked at, never trained
+        self.workers = [Worker(model, len(self.fragments), self.layout) for _ in range(peers)]
+        self.viewer = Worker(model, 0, self.layout)  # its model is looked at, never trained
         self.present = list(range(peers))
+        self.clients: Clients | None = None  # where not everybody trains in every round
+        self.drawn_for = -1  # which of them they were drawn for
         first_F, _ = flatten(model, self.layout)
-        anchors = peers if recipe.own_anchors else 1
+        anchors, self.regions = peers if recipe.own_anchors else 1, None
+        if isinstance(recipe.outer, Regional):
+            anchors = recipe.outer.regions
+            self.regions = Regions(recipe.outer, first_F, self.layout.parameters)
         self.anchors = [first_F.clone() for _ in range(anchors)]
         self.outers = [
             [fresh_outer(recipe.outer, self._inside(*f)) for f in self.fragments] for _ in range(anchors)
@@ -252,15 +301,33 @@ class Experiment:
         self.now += 1
         known = len(self.history)
         self._come_and_go(self.now)
-        for peer in self.present:
-            if self.trouble.takes_step(peer, self.now):
-                self.workers[peer].train(self.recipe, self.shares[peer], self.now - 1, self.loss)
+        if self.clients is not None and self.drawn_for != self.launched:
+            self.drawn_for = self.launched
+            self.clients.draw(self._seed(), self.present)
+        self.rhythm.go_on(len(self._training()))
+        for peer in self._training():
+            if self.trouble.takes_step(peer, self.now) and not self._passed(peer):
+                rhythm, share = self.rhythm, self.shares[peer]
+                self.workers[peer].train(rhythm.recipe, share, rhythm.rate_step(self.now - 1), self.loss)
+                rhythm.took(peer)
         if self.now == self.steps:
             self._close()
         else:
             self._land(self.now)
             self._synchronise(self.now)
         return self.history[known:]
+
+    def _training(self) -> list[int]:
+        """Who is here and takes part in the round under way."""
+        return self.present if self.clients is None else [p for p in self.clients.drawn if p in self.present]
+
+    def _passed(self, peer: int) -> bool:
+        """It has made its passes over its data in this round."""
+        schedule, (data, _, shares) = self.recipe.schedule, self.shares[peer]
+        if schedule.epochs is UNSET:
+            return False
+        samples = epoch_samples(data, self.recipe.seq_len)
+        return self.workers[peer].steps[0] >= schedule.steps_of(-(-samples // (shares * self.rhythm.recipe.batch)))
 
     def _come_and_go(self, step: int) -> None:
         present = [p for p in range(len(self.workers)) if not self.trouble.is_away(p, step)]
@@ -269,6 +336,7 @@ class Experiment:
                 if self.recipe.own_anchors and self.present:  # it takes another's: its own is old
                     self.anchors[peer].copy_(self.anchors[self.present[0]])
                 self.workers[peer].begin_again(self._anchor_of(peer))
+                self.rhythm.came(peer)
         self.present = present
 
     def _synchronise(self, step: int) -> None:
@@ -276,10 +344,14 @@ class Experiment:
         if reducer.group == "one":
             for peer in self.present:
                 self._alone(peer, step)
+            if self.regions is not None and step == self.steps:
+                for region in range(len(self.anchors)):
+                    self._go_up(self.regions, region, step, last=True)
             return
-        for fragment in due(self.recipe.schedule, step, self.steps):
-            for old in [f for f in self.flights if f.fragment == fragment and reducer.own == "sent"]:
-                self._apply(old)
+        for fragment in self.rhythm.due(step):
+            if reducer.own == "sent" and not isinstance(self.recipe.inner, Pipelined):
+                for old in [f for f in self.flights if f.fragment == fragment]:
+                    self._apply(old)
             flight = self._launch(fragment, step, self._coding(step))
             if flight is None:
                 continue
@@ -297,7 +369,7 @@ class Experiment:
         if self.recipe.reducer.own == "sent":
             for flight in list(self.flights):
                 self._apply(flight)
-        self.live_F = torch.stack([self.workers[peer].x_F for peer in self.present or [0]]).mean(0)
+        self.live_F = torch.stack([self.workers[peer].x_F for peer in self._training() or [0]]).mean(0)
         if not schedule.closing and len(self.fragments) > 1:
             self._close_whole()
             return
@@ -333,29 +405,31 @@ class Experiment:
     def _launch(
         self, fragment: int, step: int, coding: Coding, span: tuple[int, int] | None = None
     ) -> Flight | None:
-        """Everybody present encodes and sends, of the fragment or of `span`; None if too few are here."""
+        """Everybody who trains encodes and sends, of the fragment or of `span`; None if too few are here. All who
+        are present own parts."""
         lo, hi = span or self.fragments[fragment]
-        members, reducer = list(self.present), self.recipe.reducer
+        owners, members, reducer = list(self.present), list(self._training()), self.recipe.reducer
         if len(members) < max(1, reducer.peers_min):
+            self.drawn_for = -1  # who is gone gives way to others
             return None
         self.launched += 1
         in_pairs = reducer.group == "pair"
-        bounds = part_bounds(hi - lo, (1,) * (1 if in_pairs else len(members)))
+        bounds = part_bounds(hi - lo, (1,) * (1 if reducer.group in ("pair", "server") else len(owners)))
         ups = self._codecs(coding.up, bounds, lo)
         updates = {peer: self._encoded(peer, lo, hi, bounds, ups, coding) for peer in members}
         villains = {peer: name for peer, name in self.trouble.villains.items() if peer in updates}
         if villains:
             updates |= lying(updates, villains, bounds, ups, lambda rows_GN: self._made_of(rows_GN, lo, hi))
         late = [self.trouble.lateness(peer) for peer in members]
-        in_time, closes = arrived(reducer, late, self.recipe.schedule.overlap)
+        in_time, closes = arrived(reducer, late, self.recipe.hidden_steps)
         counted = [
             p for p, fine in zip(members, in_time, strict=True) if fine and not self.trouble.loses(self._seed(), p)
         ]
         counted = [p for p in counted if p not in villains or readable(updates[p], bounds, ups)]
         rows = [p for p in self.order if p in counted]
-        waits = self.recipe.schedule.overlap == 0 or step == self.steps
+        waits = self.recipe.hidden_steps == 0 or step == self.steps
         _, phase = phase_at(self.recipe.schedule, step, self.steps)
-        begun = max(0, step - phase.inner_steps // len(self.fragments))
+        begun = self.rhythm.outer_step(max(0, step - phase.inner_steps // len(self.fragments)))
         flight = Flight(fragment, lo, hi, begun, step if waits else step + closes, {})
         for peer in members:
             flight.sent[peer] = self.workers[peer].x_F[lo:hi].clone()
@@ -369,7 +443,9 @@ class Experiment:
         if in_pairs:
             self._pair(flight, members, counted, updates, ups)
         else:
-            self._reduce(flight, members, rows, updates, bounds, ups, coding)
+            self._reduce(flight, owners, rows, updates, bounds, ups, coding)
+        if self.clients is not None:
+            self.clients.took_turns(counted)
         self._written(flight, step, members, counted)
         return flight
 
@@ -384,7 +460,7 @@ class Experiment:
     def _reduce(
         self,
         flight: Flight,
-        members: list[int],
+        owners: list[int],
         counted: list[int],
         updates: dict[int, Update],
         bounds: Bounds,
@@ -401,9 +477,9 @@ class Experiment:
         robust, whole_N = reducer.statistic == "robust", None
         if robust:  # owners add up the Gram matrices of their parts, so each knows the distances of whole rows
             sent = [(weights[p], decoded(updates[p], bounds, ups)) for p in counted]
-            whole_N = made_of("robust", sent, (), len(members))
+            whole_N = made_of("robust", sent, (), len(updates))
         for part, ((a, b), up, down) in enumerate(zip(bounds, ups, downs, strict=True)):
-            owner = members[part % len(members)]
+            owner = owners[part % len(owners)]
             rows = [(weights[p], updates[p].wires[part]) for p in counted]
             here, remember = slice(flight.lo + a, flight.lo + b), coding.answer == "remembered"
             sizes = self._sizes(here.start, here.stop)
@@ -412,14 +488,14 @@ class Experiment:
                 part_N = None if whole_N is None else whole_N[a:b]
                 done = answered(part_N, down, owed_N, remember)
             else:
-                done = reduced(reducer, rows, b - a, up, down, owed_N, remember, sizes, len(members))
+                done = reduced(reducer, rows, b - a, up, down, owed_N, remember, sizes, len(updates))
             if remember and done.memory_N is not None:
                 self.owed.setdefault(owner, torch.zeros(self.layout.floats))[here] = done.memory_N
             if done.value_N is not None:
                 combined[a:b] = done.value_N
             if agreed is not None and len(rows) > 1:
                 agreed[a:b] = agreement(rows, b - a, up)
-            says = {p: len(updates[p].wires[part]) for p in members}
+            says = {p: len(updates[p].wires[part]) if p in updates else 0 for p in owners}
             extra = 4 if agreed is not None else 0
             if robust:
                 extra += 8 * (len(rows) + 1) ** 2  # the part's Gram matrix, to every other owner
@@ -427,7 +503,7 @@ class Experiment:
         flight.combined[0] = combined
         if agreed is not None:
             flight.agreement = agreed[: self._inside(flight.lo, flight.hi)]
-        for peer in members:
+        for peer in updates:
             worker = self.workers[peer]
             worker.steps[flight.fragment] = worker.samples[flight.fragment] = 0
 
@@ -441,7 +517,7 @@ class Experiment:
     ) -> None:
         """Two by two; each pair also shows each other its anchors, in fp32."""
         lo, hi = flight.lo, flight.hi
-        for pair in pairs(self._seed(), "pairs", members):
+        for pair in in_pairs(self.launched - 1, members):
             here = [p for p in pair if p in counted]
             for peer in pair:
                 known = here if peer in here else [peer, *here]  # my own I always have
@@ -481,20 +557,30 @@ class Experiment:
         ):
             return
         self.launched += 1
-        bounds = part_bounds(hi, (1,) * len(self.present))
+        near = [p for p in self.present if self._anchor_index(p) == self._anchor_index(peer)]
+        bounds = part_bounds(hi, (1,) * len(near))
         coding = self._coding(step)
         ups = self._codecs(coding.up, bounds, 0)
         update = self._encoded(peer, lo, hi, bounds, ups, coding)
         lost = self.trouble.loses(self._seed(), peer)
         if coding.beta:
             worker.memory_F.copy_(settle(update, [not lost] * len(bounds), ups))
+        anchor = self._anchor_index(peer)
         if not lost:
-            self._apply(Flight(0, lo, hi, step - 1, step, {}, {0: decoded(update, bounds, ups)}))
-        self.traffic.alone(peer, self.present, [len(wire) for wire in update.wires], 4 * self.layout.floats)
-        worker.base_F = self.anchors[0].clone()
+            self._apply(Flight(0, lo, hi, step - 1, step, {}, {anchor: decoded(update, bounds, ups)}))
+        self.traffic.alone(peer, near, [len(wire) for wire in update.wires], 4 * self.layout.floats)
+        if self.regions is not None and not lost:
+            self._go_up(self.regions, anchor, step)
+        worker.base_F = self.anchors[anchor].clone()
         worker.x_F.copy_(worker.base_F)
         worker.steps[0] = worker.samples[0] = 0
         self._written(Flight(0, lo, hi, step - 1, step, {}), step, [peer], [] if lost else [peer])
+
+    def _go_up(self, regions: Regions, region: int, step: int, last: bool = False) -> None:
+        """What a region came to goes to the server above it, if it is time."""
+        if regions.came(region, self.anchors[region], step, last):
+            near = [peer for peer in self.present if regions.region_of(peer) == region]
+            self.traffic.above(near, self.present, 4 * self.layout.floats)
 
     def _land(self, step: int) -> None:
         for flight in [f for f in self.flights if f.lands_at <= step and self.recipe.reducer.own == "sent"]:
@@ -518,8 +604,11 @@ class Experiment:
         for peer in [] if self.recipe.reducer.group == "one" else self.present:
             x_F = self.workers[peer].x_F[lo:hi]
             anchor_F = self._anchor_of(peer)[lo:hi]
+            if self.clients is not None and peer not in flight.sent:
+                x_F.copy_(anchor_F)  # it was not drawn, and has no steps of its own
+                continue
             if peer not in flight.sent:  # it came while this was under way: it keeps its own steps
-                x_F.add_(anchor_F - before[peer if len(self.anchors) > 1 else 0])
+                x_F.add_(anchor_F - before[self._anchor_index(peer)])
                 continue
             swapped = flight.own[peer] - flight.combined[0] if self.recipe.merge == "swap" else None
             x_F.copy_(merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F, swapped))
@@ -528,7 +617,7 @@ class Experiment:
     def _average_moments(self, step: int) -> None:
         """DES-LOC: the inner optimizer's moments are averaged now and then, too."""
         rounds = sum(one.fragment == 0 for one in self.history)
-        if not due(self.recipe.schedule, step, self.steps) or not self.present:
+        if not any(self.recipe.schedule.moments) or not self.rhythm.due(step) or not self.present:
             return
         for index, every in enumerate(self.recipe.schedule.moments):
             if every and rounds % every == 0:
@@ -554,7 +643,13 @@ class Experiment:
         return torch.zeros_like(rows_GN[0]) if made_N is None else made_N
 
     def _anchor_of(self, peer: int) -> Tensor:
-        return self.anchors[peer if len(self.anchors) > 1 else 0]
+        return self.anchors[self._anchor_index(peer)]
+
+    def _anchor_index(self, peer: int) -> int:
+        """Whose anchor it trains from: that of all, of its region, or its own."""
+        if self.regions is not None:
+            return self.regions.region_of(peer)
+        return peer if len(self.anchors) > 1 else 0
 
     def _coding(self, step: int) -> Coding:
         coding, (_, phase) = self.recipe.coding, phase_at(self.recipe.schedule, step, self.steps)
@@ -585,12 +680,15 @@ class Experiment:
 
     def _written(self, flight: Flight, step: int, members: list[int], counted: list[int]) -> None:
         losses = [loss for peer in members for loss in self.workers[peer].losses]
+        batch = self.rhythm.recipe.batch
+        self.rhythm.closed(step, members, {peer: tuple(self.workers[peer].losses) for peer in counted})
         for peer in members:
             self.workers[peer].losses = []
         if losses:
             self.train_loss = sum(losses) / len(losses)
         bytes_up, bytes_down = self.traffic.upload_bytes, self.traffic.download_bytes
-        one = Round(step, flight.fragment, tuple(members), tuple(counted), self.train_loss, bytes_up, bytes_down)
+        who = tuple(members), tuple(counted)
+        one = Round(step, flight.fragment, *who, self.train_loss, bytes_up, bytes_down, batch)
         self.history.append(one)
 
     def _check_finite(self, anchor: Tensor, step: int) -> None:
@@ -602,13 +700,15 @@ class Experiment:
         if self.recipe.merge == "swap":
             live = [self.workers[peer].x_F for peer in self.present]
             return torch.stack(live).mean(0)  # each value of the anchor is as old as its last turn
-        return torch.stack(self.anchors).mean(0)
+        return torch.stack(self.anchors).mean(0) if self.regions is None else self.regions.anchor_F
 
     def shared(self) -> SharedState:
         """The state that real rounds would hold now; to be asked when nothing is under way."""
         recipe, turns = self.recipe, len(self.history)
         steps = turns * recipe.schedule.turn_steps
         samples = steps * recipe.batch * len(self.workers)
+        if self.rhythm.effort is not None:
+            steps, samples = self.now, self.rhythm.dealt
         tokens = samples * recipe.seq_len
         inner = self.outers[0][0].inner
         moments = (self.momentum_P, None) if inner is None else (inner.first_P, inner.second_P)
@@ -618,8 +718,10 @@ class Experiment:
     def state(self) -> Digest | None:
         """What real rounds would name it by; None where they cannot do this, or their members never agree."""
         recipe, trouble = self.recipe, self.trouble
-        apart = self.own_data or recipe.own_anchors or self.layout.counters
-        if apart or swarm_problem(recipe) or trouble != Trouble() or self.steps % recipe.schedule.turn_steps:
+        ours = self.clients is not None or recipe.schedule.epochs is not UNSET  # rounds of data of one's own
+        apart = ours or self.own_data or recipe.own_anchors or self.layout.counters
+        whole = self.steps % recipe.schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
+        if apart or swarm_problem(recipe) or trouble != Trouble() or not whole:
             return None
         return state_hash(state_bytes(self.shared(), self.layout))
 
@@ -633,4 +735,4 @@ class Experiment:
         return sum(loss * size for loss, size in losses) / sum(size for _, size in losses)
 
 
-__all__ = ["Absence", "Experiment", "Outcome", "Round", "Trouble", "experiment"]
+__all__ = ["Absence", "Batches", "Effort", "Experiment", "Outcome", "Round", "Trouble", "experiment"]

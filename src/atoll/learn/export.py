@@ -3,6 +3,10 @@
     model.safetensors   tensors by name
     config.json         what the model is; `transformers` reads it as a Llama where it is one
     README.md           the model card: who gave what, rounds, bytes, loss
+    tokenizer.json      the run's tokenizer, where it has one, and tokenizer_config.json for `transformers`
+
+Where a run exchanged adapters only, these are all there is: `adapters.safetensors`, and `base.json`, which names
+every tensor of the base that they belong to by its digest. Nothing then claims to be a model.
 
 Tied tensors stand there once. Says nothing that the history does not say; never needs `transformers`.
 """
@@ -13,7 +17,8 @@ import json
 from typing import Any, NamedTuple
 
 from atoll.base.units import bytes_text, count_text
-from atoll.learn.layout import Layout
+from atoll.learn.data.tokens import End, end_of
+from atoll.learn.layout import Layout, base_digest
 from atoll.learn.models import spec_of
 from atoll.learn.models.llama import NORM_EPS
 from atoll.learn.models.names import BYTES, Spec, llama_size
@@ -45,21 +50,45 @@ class Story(NamedTuple):
     loss_last: float | None = None
     sent_bytes: int | None = None  # by the peer in whose folder this was read
     data_parallel_bytes: int | None = None  # what it would have sent
+    tokenizer: str = ""  # hex of the blob that genesis names; empty where tokens are bytes
 
 
-def hugging_face_files(state: SharedState, layout: Layout, story: Story) -> dict[str, bytes]:
-    """File name -> bytes."""
+def tensor_file(layout: Layout) -> str:
+    """What the file with the agreed tensors is called: nobody shall take adapters for a model."""
+    return "adapters.safetensors" if layout.held else "model.safetensors"
+
+
+def hugging_face_files(
+    state: SharedState, layout: Layout, story: Story, tokenizer: bytes = b""
+) -> dict[str, bytes]:
+    """File name -> bytes. `tokenizer` are the bytes that `story.tokenizer` names, if they are at hand."""
     spec = spec_of(story.model) if story.model != "attached" else None
-    config = json.dumps(_config(spec, story.model), indent=2) + "\n"
-    card = _card(spec, layout, story)
-    return {
-        "model.safetensors": export_model(state, layout),
-        "config.json": config.encode(),
-        "README.md": card.encode(),
-    }
+    end = end_of(tokenizer)
+    told = {"config.json": _config(spec, story.model, end)} if not layout.held else {"base.json": _base(layout)}
+    if tokenizer:
+        told["tokenizer_config.json"] = _tokenizer_config(spec, end)
+    texts = {name: json.dumps(value, indent=2) + "\n" for name, value in told.items()}
+    texts["README.md"] = _card(spec, layout, story, bool(tokenizer))
+    files = {tensor_file(layout): export_model(state, layout)} | {name: t.encode() for name, t in texts.items()}
+    return files | ({"tokenizer.json": tokenizer} if tokenizer else {})
 
 
-def _config(spec: Spec | None, name: str) -> dict[str, Any]:
+def _tokenizer_config(spec: Spec | None, end: End | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if spec is not None and spec.seq_len is not None:
+        told["model_max_length"] = spec.seq_len
+    return told | ({"eos_token": end.text} if end is not None else {})
+
+
+def _base(layout: Layout) -> dict[str, Any]:
+    tensors = [
+        {"name": one.name, "shape": list(one.shape), "dtype": one.dtype, "blake3": one.digest.hex()}
+        for one in layout.held
+    ]
+    return {"base": base_digest(layout).hex(), "tensors": tensors}
+
+
+def _config(spec: Spec | None, name: str, end: End | None) -> dict[str, Any]:
     if spec is None or spec.family != "llama":
         numbers = dict(spec.numbers) if spec is not None else {}
         return {"model_type": "atoll", "atoll_model": name, **({"atoll_numbers": numbers} if numbers else {})}
@@ -84,13 +113,13 @@ def _config(spec: Spec | None, name: str) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "bos_token_id": None,
-        "eos_token_id": None,
+        "eos_token_id": end.number if end is not None else None,
         "dtype": "float32",
         "torch_dtype": "float32",
     }
 
 
-def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
+def _card(spec: Spec | None, layout: Layout, story: Story, tokenizer_here: bool) -> str:
     llama, text = spec is not None and spec.family == "llama", spec is not None and spec.task == "text"
     lines = [
         "---",
@@ -100,8 +129,14 @@ def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
         "- distributed-training",
     ]
     lines += [*(["pipeline_tag: text-generation"] if llama else []), "---", "", f"# {_one_line(story.run)}", ""]
+    what = f"`{story.model}`, {count_text(layout.parameters)} parameters"
+    if layout.held:
+        what = (
+            f"Adapters alone, {count_text(layout.parameters)} parameters: not a model, but what was trained beside "
+            f"a frozen base of {count_text(layout.base_values)} values, which is not in here. They were"
+        )
     lines += [
-        f"`{story.model}`, {count_text(layout.parameters)} parameters, trained together by "
+        f"{what}{'' if layout.held else ','} trained together by "
         f"{_many(len(story.contributors), 'peer')} with Atoll, on {_one_line(story.data)}.",
         "",
         "| | |",
@@ -133,7 +168,7 @@ def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
         "",
         "## Use",
         "",
-        *_use(spec, story),
+        *(_use_adapters(layout) if layout.held else _use(spec, story, tokenizer_here)),
     ]
     lines += [
         *("", "## Provenance", ""),
@@ -143,7 +178,7 @@ def _card(spec: Spec | None, layout: Layout, story: Story) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _use(spec: Spec | None, story: Story) -> list[str]:
+def _use(spec: Spec | None, story: Story, tokenizer_here: bool) -> list[str]:
     if spec is None:
         return [
             "The tensors are those of its members' own PyTorch model, by name: `load_state_dict(strict=False)`."
@@ -158,11 +193,35 @@ def _use(spec: Spec | None, story: Story) -> list[str]:
             'model.load_state_dict(load_file("model.safetensors"))',
         ]
     lines.append("```")
-    if spec.numbers.get("v") == BYTES:
+    if story.tokenizer and tokenizer_here:
+        lines += ["", "Tokens are those of `tokenizer.json`: `Tokenizer.from_file` of the library `tokenizers`."]
+        lines += ["In `transformers`: `AutoTokenizer.from_pretrained`."] if spec.family == "llama" else []
+    elif story.tokenizer:
+        lines += [
+            "",
+            f"The run's tokenizer, blob `{story.tokenizer}`, was not in the folder that this was read from.",
+        ]
+    elif spec.numbers.get("v") == BYTES:
         lines += ["", 'Tokens are bytes, there is no tokenizer: `torch.tensor([list("text".encode())])`.']
     if spec.family != "llama":
         lines += ["", "`transformers` does not know this architecture."]
     return lines
+
+
+def _use_adapters(layout: Layout) -> list[str]:
+    base = base_digest(layout).hex()
+    return [
+        f"They belong to the base `{base}`, and to no other: `base.json` lists its {len(layout.held)} tensors "
+        "with shape, dtype and the BLAKE3 digest of their bytes. Build the model as its members did, load their "
+        "base, then",
+        "",
+        "```python",
+        *("from safetensors.torch import load_file", "from atoll.learn.layout import base_digest, layout_of", ""),
+        'adapters = load_file("adapters.safetensors")',
+        f'assert base_digest(layout_of(model, only=list(adapters))).hex() == "{base}"',
+        "model.load_state_dict(adapters, strict=False)",
+        "```",
+    ]
 
 
 def _one_line(text: str) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from atoll.base.ids import Digest
 from atoll.learn.layout import Layout, Slot
-from atoll.learn.outer import Agreeing, momentum_of
+from atoll.learn.outer import Agreeing, Regional, momentum_of
 from atoll.learn.recipes import Recipe
 from atoll.learn.schedule import fragments_of
 from atoll.learn.state import SharedState
@@ -54,7 +54,7 @@ def forecast(recipe: Recipe, layout: Layout, peers: int) -> Forecast:
         raise ValueError(f"this recipe needs at least {recipe.reducer.peers_min} peers, not {peers}")
     whole = Traffic(peers)
     every = [rounds for rounds in recipe.schedule.moments if rounds]
-    rounds = lcm(1, *every)
+    rounds = lcm(1, *every, recipe.outer.every if isinstance(recipe.outer, Regional) else 1)
     exchanges = [
         _exchange(recipe, layout, lo, hi, peers) for lo, hi in fragments_of(layout, recipe.schedule.fragments)
     ]
@@ -63,6 +63,13 @@ def forecast(recipe: Recipe, layout: Layout, peers: int) -> Forecast:
         traffic.average(range(peers), 4 * layout.parameters)
         size = 4 * layout.parameters
         exchanges.append(Exchange(size, size, size, traffic.upload_bytes, traffic.download_bytes, often))
+    if isinstance(recipe.outer, Regional):  # so many updates of a region take so many rounds of all, on average
+        traffic, size = Traffic(peers), 4 * layout.floats
+        for peer in range(peers):
+            traffic.above([peer], range(peers), size)
+        exchanges.append(
+            Exchange(size, size, size, traffic.upload_bytes, traffic.download_bytes, recipe.outer.every)
+        )
     for one in exchanges:
         for peer in range(peers):
             whole.sent[peer] += round(one.sent_bytes * (rounds // one.every))
@@ -87,7 +94,9 @@ def layout_of_size(parameters: int) -> Layout:
 
 def _exchange(recipe: Recipe, layout: Layout, lo: int, hi: int, peers: int) -> Exchange:
     traffic, coding, group = Traffic(peers), recipe.coding, recipe.reducer.group
-    bounds = part_bounds(hi - lo, (1,) * (1 if group == "pair" else peers))
+    regions = recipe.outer.regions if isinstance(recipe.outer, Regional) else 1
+    owners = 1 if group in ("pair", "server") else -(-peers // regions)
+    bounds = part_bounds(hi - lo, (1,) * owners)
     rows = _sizes(recipe, layout, coding.up, bounds, lo)
     answers = [0] * len(rows)
     match group:
@@ -97,8 +106,8 @@ def _exchange(recipe: Recipe, layout: Layout, lo: int, hi: int, peers: int) -> E
         case "one":
             answers = [4 * (hi - lo) // len(rows)] * len(rows)
             for peer in range(peers):
-                traffic.alone(peer, range(peers), rows, 4 * (hi - lo))
-        case "all":
+                traffic.alone(peer, range(peer % regions, peers, regions), rows, 4 * (hi - lo))
+        case "all" | "server":
             if coding.answer != "gathered":
                 extra = 4 if isinstance(recipe.outer, Agreeing) else 0
                 answers = [size + extra for size in _sizes(recipe, layout, coding.down, bounds, lo)]

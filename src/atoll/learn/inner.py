@@ -63,7 +63,14 @@ class Accumulate(msgspec.Struct, frozen=True, tag="accumulate"):
     """x <- x - gradient: the pseudo-gradient is then the sum of gradients, and the outer step does the rest."""
 
 
-Inner = AdamW | Muon | SGD | Accumulate
+class Pipelined(Accumulate, frozen=True, tag="pipelined"):
+    """The same, and the next gradients are computed while so many sums before them are still under way (Pipe-SGD,
+    1811.03619, algorithm 1): none is waited for, each is applied `depth` rounds late."""
+
+    depth: int = 3
+
+
+Inner = AdamW | Muon | SGD | Accumulate | Pipelined
 
 
 @dataclass

@@ -2,25 +2,31 @@
 
 The vector holds the parameters first and the float buffers after them; integer buffers (counters) form a
 second vector of int64. A tensor known under two names (tied weights) appears once, under its first name.
+What a run does not exchange (`learn/exchanged.py`) is its base: in no vector, but named with the digest of its
+values, since adapters of another base are another model.
 Peers agree on a layout at genesis; `difference` says in words where two layouts part.
 Never reorders, never casts silently: a dtype that does not survive the trip through fp32 is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Literal
 
 import msgspec
 import torch
+from msgspec import UNSET, UnsetType
 from torch import Tensor, nn
 
 from atoll.base.ids import Digest
 from atoll.keys.digest import digest
+from atoll.learn.exchanged import as_bytes, exchanged
 
 # F floats in the flat vector, P of them parameters (they come first), K counters
 
 EXACT_IN_FP32 = (torch.float32, torch.float16, torch.bfloat16)
+BASE_TENSORS_MAX = 8192  # about 120 bytes each, and genesis is one frame of 2 MiB; a Llama of 405 billion has 1137
 COUNTER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
@@ -38,23 +44,46 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
         return prod(self.shape)
 
 
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of the base: every member has it from elsewhere, with the very same bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    digest: Digest  # of its bytes, row-major
+
+
 class Layout(msgspec.Struct, frozen=True):
     slots: tuple[Slot, ...]
     parameters: int  # P: leading elements of the flat vector; the outer momentum has this length
     floats: int  # F: length of the flat vector, parameters and float buffers
     counters: int  # K: length of the int64 vector
+    base: tuple[Held, ...] | UnsetType = UNSET  # what is not exchanged; unset where everything is
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        return () if isinstance(self.base, UnsetType) else self.base
+
+    @property
+    def base_values(self) -> int:
+        return sum(prod(one.shape) for one in self.held)
 
     def text(self) -> str:
         buffers = self.floats - self.parameters
         return f"{self.parameters} parameters, {buffers} buffer floats, {self.counters} counters"
 
 
-def layout_of(model: nn.Module) -> Layout:
-    """Parameters in model order, then float buffers, then integer buffers. Non-persistent buffers stay local."""
-    kept = model.state_dict(keep_vars=True).keys()
+def layout_of(model: nn.Module, only: Sequence[str] = ()) -> Layout:
+    """Of what travels: parameters in model order, then float buffers, then integer buffers.
+
+    `only` as in `exchanged`. Non-persistent buffers stay local. ValueError for a tensor that cannot travel, or a
+    base whose bytes cannot be named.
+    """
+    kept, going = model.state_dict(keep_vars=True).keys(), exchanged(model, only)
     tensors: list[tuple[str, Literal["parameter", "buffer", "counter"], Tensor]] = []
-    tensors += [(name, "parameter", value) for name, value in model.named_parameters()]
-    buffers = [(name, value) for name, value in model.named_buffers() if name in kept]
+    tensors += [(name, "parameter", value) for name, value in model.named_parameters() if name in going]
+    all_buffers = [(name, value) for name, value in model.named_buffers() if name in kept]
+    buffers = [(name, value) for name, value in all_buffers if name in going]
     tensors += [(name, "buffer", value) for name, value in buffers if value.is_floating_point()]
     tensors += [(name, "counter", value) for name, value in buffers if not value.is_floating_point()]
     slots, floats, parameters, counters = [], 0, 0, 0
@@ -71,7 +100,29 @@ def layout_of(model: nn.Module) -> Layout:
         counters += slot.size if kind == "counter" else 0
         floats += slot.size if kind != "counter" else 0
         parameters += slot.size if kind == "parameter" else 0
-    return Layout(tuple(slots), parameters, floats, counters)
+    still = [(n, v) for n, v in [*model.named_parameters(), *all_buffers] if n not in going]
+    if len(still) > BASE_TENSORS_MAX:
+        raise ValueError(
+            f"{len(still)} tensors are not exchanged; genesis names them one by one and has room for "
+            f"{BASE_TENSORS_MAX}: stack those of one kind into one tensor"
+        )
+    base = tuple(_held(name, value) for name, value in still) or UNSET
+    return Layout(tuple(slots), parameters, floats, counters, base)
+
+
+def _held(name: str, value: Tensor) -> Held:
+    try:
+        data = as_bytes(value).cpu().numpy().data
+    except (RuntimeError, NotImplementedError, TypeError) as why:
+        raise ValueError(
+            f"{name} is not exchanged, and a {type(value).__name__} has no plain bytes to compare it by: {why}"
+        ) from None
+    return Held(name, tuple(value.shape), str(value.dtype).removeprefix("torch."), digest(data))
+
+
+def base_digest(layout: Layout) -> Digest:
+    """One name for the whole base: what a model card says that adapters belong to."""
+    return digest(b"atoll/base/1" + msgspec.msgpack.encode(layout.held))
 
 
 def layout_digest(layout: Layout) -> Digest:
@@ -84,16 +135,40 @@ def difference(ours: Layout, theirs: Layout, most: int = 8) -> str:
     if ours == theirs:
         return ""
     here, there = ({slot.name: slot for slot in side.slots} for side in (ours, theirs))
-    lines = [f"- {_slot_text(slot)} is only here" for name, slot in here.items() if name not in there]
-    lines += [f"+ {_slot_text(slot)} is only there" for name, slot in there.items() if name not in here]
+    held, held_there = ({one.name: one for one in side.held} for side in (ours, theirs))
+    lines = [
+        f"- {_slot_text(slot)} is {'exchanged here, and frozen there' if name in held_there else 'only here'}"
+        for name, slot in here.items()
+        if name not in there
+    ]
+    lines += [
+        f"+ {_slot_text(slot)} is {'exchanged there, and frozen here' if name in held else 'only there'}"
+        for name, slot in there.items()
+        if name not in here
+    ]
     for name in here.keys() & there.keys():
         if msgspec.structs.replace(here[name], at=0) != msgspec.structs.replace(there[name], at=0):
             lines.append(f"! {_slot_text(here[name])} here, {_slot_text(there[name])} there")
+    lines += _base_lines(held, held_there, set(here) | set(there))
     if not lines:
         lines = ["the same tensors in another order"]
     lines.sort()
     rest = [f"… and {len(lines) - most} more"] if len(lines) > most else []
     return "\n".join(lines[:most] + rest)
+
+
+def _base_lines(here: dict[str, Held], there: dict[str, Held], slots: set[str]) -> list[str]:
+    lines = []
+    for name in (here.keys() | there.keys()) - slots:
+        ours, theirs = here.get(name), there.get(name)
+        if ours is None or theirs is None:
+            lines.append(f"! base {name} is only {'there' if ours is None else 'here'}")
+        elif (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+            texts = [f"{list(one.shape)} {one.dtype}" for one in (ours, theirs)]
+            lines.append(f"! base {name} {texts[0]} here, {texts[1]} there")
+        elif ours.digest != theirs.digest:
+            lines.append(f"! base {name} {list(ours.shape)} has other values here than there")
+    return lines
 
 
 def check_same(ours: Layout, theirs: Layout) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypedDict, Unpack
 
-from atoll.learn.inner import SGD, Accumulate, AdamW, Muon
+from msgspec import UNSET
+
+from atoll.learn.inner import SGD, Accumulate, AdamW, Muon, Pipelined
 from atoll.learn.merge import Mix
-from atoll.learn.outer import Agreeing, Delayed, Gossip, Nesterov, Sign
+from atoll.learn.outer import Agreeing, Delayed, Gossip, Nesterov, Regional, Sign
 from atoll.learn.recipes import Coding, Recipe, diloco, nesterov_for, recipe_for
 from atoll.learn.reducer import Reducer
 from atoll.learn.schedule import Schedule
@@ -38,6 +40,37 @@ def data_parallel(
     return recipe_for(
         model,
         inner=Accumulate(),
+        schedule=Schedule(inner_steps=1, rounds=rounds),
+        coding=EXACT,
+        outer=AdamW(lr=lr),
+        **setting,
+    )
+
+
+def parameter_server(
+    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, **setting: Unpack[Setting]
+) -> Recipe:
+    """A synchronous parameter server (Li et al., OSDI 2014, with one server): the same through a single member,
+    whose links carry everybody's bytes. The baseline that all others are to beat."""
+    return recipe_for(
+        model,
+        inner=Accumulate(),
+        schedule=Schedule(inner_steps=1, rounds=rounds),
+        coding=EXACT,
+        outer=AdamW(lr=lr),
+        reducer=Reducer(group="server"),
+        **setting,
+    )
+
+
+def pipelined(
+    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, depth: int = 3, **setting: Unpack[Setting]
+) -> Recipe:
+    """Pipelined gradients (Pipe-SGD, 1811.03619, algorithm 1): the means of the last three steps are under way
+    while the next is computed, so no step waits for the network; each gradient is of parameters three steps old."""
+    return recipe_for(
+        model,
+        inner=Pipelined(depth),
         schedule=Schedule(inner_steps=1, rounds=rounds),
         coding=EXACT,
         outer=AdamW(lr=lr),
@@ -70,13 +103,23 @@ def local_sgd(
 
 
 def fedavg(
-    model: str = "gpt-tiny", *, rounds: int = 30, inner_steps: int = 50, lr: float = 0.5, **setting: Unpack[Setting]
+    model: str = "gpt-tiny",
+    *,
+    rounds: int = 30,
+    inner_steps: int = 50,
+    lr: float = 0.5,
+    epochs: int = 0,
+    **setting: Unpack[Setting],
 ) -> Recipe:
-    """FedAvg (McMahan et al. 2017, algorithm 1): SGD inside, means weighted by samples. lr is of our byte GPT."""
+    """FedAvg (McMahan et al. 2017, algorithm 1): SGD inside, means weighted by samples. lr is of our byte GPT.
+
+    Its C is the `sample` of an experiment or a run, its E is `epochs`: passes over a member's own data, which
+    inner_steps then bounds. 0: inner_steps for everybody.
+    """
     return recipe_for(
         model,
         inner=SGD(lr=lr),
-        schedule=Schedule(inner_steps, rounds),
+        schedule=Schedule(inner_steps, rounds, epochs=epochs or UNSET),
         coding=EXACT,
         outer=AVERAGE,
         **setting,
@@ -417,6 +460,30 @@ def delayed_nesterov(
     )
 
 
+def halos(
+    model: str = "gpt-tiny",
+    *,
+    rounds: int = 180,
+    inner_steps: int = 8,
+    regions: int = 2,
+    every: int = 32,
+    lr: float = 4e-3,
+    up: str = "fp32",
+    **setting: Unpack[Setting],
+) -> Recipe:
+    """HALoS (2506.04531): every region has a server that takes updates as they come, one above them takes the
+    regions' own every 32 updates; nobody waits for anybody. H = 8, delayed Nesterov of 0.9 below and 0.5 above."""
+    return recipe_for(
+        model,
+        inner=AdamW(lr=lr),
+        schedule=Schedule(inner_steps, rounds),
+        coding=Coding(up, "fp32", 0.0 if up == "fp32" else 1.0),
+        outer=Regional(regions=regions, every=every),
+        reducer=Reducer(group="one"),
+        **setting,
+    )
+
+
 def auto(
     model: str = "gpt-tiny",
     *,
@@ -459,6 +526,7 @@ def auto(
 METHODS: dict[str, Callable[..., Recipe]] = {
     method.__name__: method
     for method in (
+        *(parameter_server, pipelined, halos),
         *(auto, data_parallel, local_sgd, fedavg, diloco, opendiloco, muloco, streaming, eager, sparseloco, demo_),
         *(noloco, sparta, des_loc, powersgd, decoupled, cooperative, delayed_nesterov),
     )

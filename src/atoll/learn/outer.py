@@ -53,6 +53,18 @@ class Delayed(msgspec.Struct, frozen=True, tag="delayed"):
     every: int = 4  # about the number of workers
 
 
+class Regional(msgspec.Struct, frozen=True, tag="regional"):
+    """HALoS (2506.04531, algorithms 1 and 2): updates move the anchor of their region as they come (`below`); after
+    `every` of them the region's own progress moves the anchor of all (`above`), of which it takes over `pull`.
+    """
+
+    below: Delayed = Delayed(3.2, 0.9, 16)
+    above: Delayed = Delayed(0.3, 0.5, 2)
+    regions: int = 2
+    every: int = 32
+    pull: float = 0.25
+
+
 class Gossip(msgspec.Struct, frozen=True, tag="gossip"):
     """NoLoCo (2506.10911, equation 2), for members with anchors of their own:
 
@@ -73,14 +85,14 @@ class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
     momentum: float = 0.9
 
 
-Outer = Nesterov | Sign | Delayed | Gossip | Agreeing | AdamW
+Outer = Nesterov | Sign | Delayed | Regional | Gossip | Agreeing | AdamW
 PLAIN = Nesterov | Sign | Agreeing  # they remember one momentum
 SHARED = PLAIN | AdamW  # every peer computes the same bits
 
 
 def momentum_of(outer: Outer) -> float:
     """What codecs that build on the outer momentum may take it for; 1 makes it worth nothing to them."""
-    if isinstance(outer, AdamW):
+    if isinstance(outer, AdamW | Regional):
         return 1.0
     return 0.0 if isinstance(outer, Sign) else outer.momentum
 
@@ -148,6 +160,7 @@ class Moment:
 
 
 def fresh_outer(outer: Outer, parameters: int) -> OuterState:
+    outer = outer.below if isinstance(outer, Regional) else outer
     zeros_P = torch.zeros(parameters)
     return OuterState(
         zeros_P,
@@ -170,6 +183,8 @@ def move(
             assert moment.mean_anchor_P is not None
             momentum_P = momentum_P * momentum - combined_P * lr + (moment.mean_anchor_P - anchor_P) * gamma
             anchor_P = anchor_P + momentum_P
+        case Regional(below):
+            return move(below, state, anchor_P, combined_P, moment)
         case Delayed(lr, momentum, every):
             assert state.buffer_P is not None
             share_P = combined_P / every

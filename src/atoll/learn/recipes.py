@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 from torch import empty
 
 from atoll.learn.codec import Known, check_name, codec_named
-from atoll.learn.inner import Accumulate, AdamW, Inner
+from atoll.learn.inner import Accumulate, AdamW, Inner, Pipelined
 from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
 from atoll.learn.models import spec_of
-from atoll.learn.outer import SHARED, Agreeing, Delayed, Gossip, Nesterov, Outer, Sign
+from atoll.learn.outer import SHARED, Agreeing, Delayed, Gossip, Nesterov, Outer, Regional, Sign
 from atoll.learn.reducer import SCALED, Reducer
 from atoll.learn.schedule import Schedule, check_schedule
 
@@ -50,7 +51,19 @@ class Recipe(msgspec.Struct, frozen=True):
     @property
     def own_anchors(self) -> bool:
         """Members have anchors of their own, so a round does not end with one state hash."""
-        return self.reducer.group == "pair" or self.reducer.own == "fresh"
+        return self.paired or self.reducer.own == "fresh"
+
+    @property
+    def paired(self) -> bool:
+        """Members exchange two by two: a round has no common result at all."""
+        return self.reducer.group == "pair"
+
+    @property
+    def hidden_steps(self) -> int:
+        """Steps that members take between sending an update and having what became of it, beside eager ones."""
+        if isinstance(self.inner, Pipelined):
+            return self.inner.depth * self.schedule.inner_steps
+        return self.schedule.overlap
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -66,7 +79,12 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError("a closing average is a mean: statistic='mean'")
     if isinstance(recipe.outer, Gossip) != (recipe.reducer.group == "pair"):
         raise ValueError("random pairs and the gossip outer step need each other")
-    whole = recipe.own_anchors or recipe.reducer.group == "one" or isinstance(recipe.outer, Delayed | AdamW)
+    if isinstance(recipe.outer, Regional) and recipe.reducer.group != "one":
+        raise ValueError("servers of regions take updates as they come: group='one'")
+    if isinstance(recipe.inner, Pipelined) and (recipe.inner.depth < 1 or recipe.reducer != Reducer()):
+        raise ValueError("a queue of gradients holds at least one mean of all members: depth >= 1, Reducer()")
+    alone = recipe.reducer.group == "one"
+    whole = recipe.own_anchors or alone or isinstance(recipe.outer, Delayed | AdamW)
     if whole and (recipe.schedule.fragments > 1 or recipe.schedule.overlap or recipe.schedule.closing):
         raise ValueError("this reducer or outer step works on whole models: fragments=1, overlap=0, closing=''")
     if whole and recipe.merge != "replace":
@@ -79,12 +97,14 @@ def swarm_problem(recipe: Recipe) -> str:
     """What of a recipe real runs cannot do yet; empty if they can do it all."""
     schedule, reducer, coding, plain = recipe.schedule, recipe.reducer, recipe.coding, Schedule()
     # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
-    ours = msgspec.structs.replace(reducer, group="all", own="sent")
+    ours = msgspec.structs.replace(reducer, group="server" if reducer.group == "server" else "all", own="sent")
     fresh = Reducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
+    paired = Reducer(group="pair", peers_min=reducer.peers_min)
     cannot = {
         "gradients that are accumulated for one fragment after the other": (
             isinstance(recipe.inner, Accumulate) and schedule.fragments > 1
         ),
+        "gradients that wait in a queue": isinstance(recipe.inner, Pipelined),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
@@ -93,22 +113,39 @@ def swarm_problem(recipe: Recipe) -> str:
         ),
         "owners that remember what answers of more than a mean left out": (
             coding.answer == "remembered"
-            and (reducer.statistic != "mean" or reducer.own == "fresh" or isinstance(recipe.outer, Agreeing))
+            and (reducer.statistic != "mean" or recipe.own_anchors or isinstance(recipe.outer, Agreeing))
         ),
         f"answers in {coding.down}": coding.answer != "gathered" and not _stands_alone(coding.down),
         "a reducer other than a mean of all members' rows": (
-            reducer.statistic not in SCALED or reducer not in (ours, fresh)
+            reducer.statistic not in SCALED or reducer not in (ours, fresh, paired)
         ),
         "eager updates in rounds that go on without the slow": reducer.own == "fresh" and reducer.quorum > 0,
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
-            not isinstance(recipe.outer, SHARED)
+            not isinstance(recipe.outer, SHARED | Gossip)
             or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW))
         ),
         "an outer AdamW whose numbers divide by zero": isinstance(recipe.outer, AdamW) and not _steps(recipe.outer),
+        f"updates in {coding.up} between members that share no state": (
+            recipe.paired and not _stands_alone(coding.up)
+        ),
+        "gradients that are accumulated, in pairs": recipe.paired and isinstance(recipe.inner, Accumulate),
         "the merge swap": recipe.merge == "swap",
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
+
+
+def sample_problem(recipe: Recipe) -> str:
+    """Why rounds cannot be sampled under this recipe: who is not drawn has to stand at the anchor; empty if so."""
+    if recipe.schedule.fragments > 1:
+        return "rounds carry fragments in turn, and who is drawn for one has steps in all of them"
+    if recipe.schedule.overlap:
+        return "trainers go on ahead of a round that they may not be drawn for"
+    if recipe.own_anchors:
+        return "members have anchors of their own, which go on by themselves"
+    if recipe.merge != "replace":
+        return "members keep a share of their own parameters, which would be old when they are drawn"
+    return ""
 
 
 def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recipe:
@@ -170,6 +207,13 @@ def lasting(recipe: Recipe, steps: int) -> Recipe:
         outer=outer,
         schedule=msgspec.structs.replace(schedule, rounds=rounds),
     )
+
+
+def over_tokens(recipe: Recipe, total: int) -> Recipe:
+    """The same, but rates fall over so many tokens of all members together (learn/horizon.py), not over steps."""
+    if total < 1:
+        raise ValueError(f"rates cannot fall over {total} tokens")
+    return msgspec.structs.replace(recipe, schedule=msgspec.structs.replace(recipe.schedule, total_tokens=total))
 
 
 def nesterov_for(
@@ -258,11 +302,12 @@ def own_loop(
     down: str = "int8",
     fragments: int = 1,
     overlap: int = 0,
+    epochs: int = 0,
 ) -> Recipe:
     """DiLoCo rounds around somebody's own training loop, which brings model, data and inner optimizer."""
     _check_codecs(up, down)
     codec_named(down)
-    schedule = Schedule(inner_steps, rounds, fragments, overlap)
+    schedule = Schedule(inner_steps, rounds, fragments, overlap, epochs=epochs or UNSET)
     check_schedule(msgspec.structs.replace(schedule, rounds=max(1, rounds)))  # 0: without end
     return Recipe(
         model="attached",

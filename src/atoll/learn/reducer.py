@@ -16,7 +16,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from atoll.base.draw import shuffled
 from atoll.keys.digest import Buffer
 from atoll.learn.aggregate import columns, default, liars_of
 from atoll.learn.codec import Codec, pack
@@ -39,8 +38,9 @@ SCALED: tuple[Statistic, ...] = ("mean", "radial", "clipped")
 
 
 class Reducer(msgspec.Struct, frozen=True):
-    group: Literal["all", "pair", "one"] = "all"
-    """`pair`: random pairs, every member has an anchor of its own. `one`: each arrives alone, nobody waits."""
+    group: Literal["all", "server", "pair", "one"] = "all"
+    """`server`: one member owns everything, as in a star. `pair`: random pairs, every member has an anchor of its
+    own. `one`: each arrives alone, nobody waits."""
     quorum: int = 0  # updates that are waited for; 0: all of them
     grace: int = 0  # steps that others may be later than the quorum's last
     statistic: Statistic = "mean"
@@ -64,12 +64,6 @@ def arrived(reducer: Reducer, late: Sequence[int], overlap: int) -> tuple[list[b
         close = min(close, in_order[reducer.quorum - 1] + reducer.grace)
     close = max(close, overlap)
     return [steps <= close for steps in late], close
-
-
-def pairs(seed: bytes, purpose: str, members: Sequence[int]) -> list[tuple[int, ...]]:
-    """Everybody in a random pair; of an odd number one stays alone."""
-    order = shuffled(seed, purpose, members)
-    return [tuple(order[at : at + 2]) for at in range(0, len(order), 2)]
 
 
 class Answer(NamedTuple):

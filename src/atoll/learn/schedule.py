@@ -9,8 +9,10 @@ round of its own (`turn_of`), and the overlap is what a trainer goes on at most 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Annotated
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from atoll.learn.layout import Layout
 from atoll.learn.update import Bounds
@@ -35,10 +37,19 @@ class Schedule(msgspec.Struct, frozen=True):
     phases: tuple[Phase, ...] = ()
     closing: str = ""  # codec of one last average of live parameters, both ways; empty: the last round is like all
     moments: tuple[int, int] = (0, 0)  # rounds between averages of AdamW's moments (first, second); 0: never
+    epochs: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    """Passes that a member makes in a round over data of its own, where it has some; inner_steps then only bounds
+    the steps that this may take. Left out: as many steps as a round has."""
+    total_tokens: Annotated[int, Meta(ge=1, lt=2**62)] | UnsetType = UNSET
+    """Of all members, over which rates fall as they would over `steps`: horizon.py. Left out: over steps."""
 
     @property
     def steps(self) -> int:
         return self.rounds * self.inner_steps
+
+    def steps_of(self, pass_steps: int) -> int:
+        """Steps in a round of a member whose data last for so many."""
+        return self.inner_steps if self.epochs is UNSET else min(self.epochs * pass_steps, self.inner_steps)
 
     @property
     def turns(self) -> int:
@@ -95,6 +106,8 @@ def check_schedule(schedule: Schedule) -> None:
     """ValueError if the numbers do not fit each other."""
     if min(schedule.rounds, schedule.inner_steps, schedule.fragments) < 1 or schedule.overlap < 0:
         raise ValueError("rounds, inner_steps and fragments must be at least 1, overlap at least 0")
+    if schedule.epochs is not UNSET and (schedule.epochs < 1 or schedule.fragments > 1 or schedule.overlap):
+        raise ValueError("epochs, passes over a member's own data, are at least 1: fragments=1, overlap=0")
     shortest = min([schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)])
     if schedule.fragments > shortest:
         raise ValueError(f"{schedule.fragments} fragments do not fit rounds of {shortest} steps")

@@ -19,7 +19,7 @@ from atoll.base.ids import Digest
 from atoll.keys.digest import Buffer, blob_id, manifest_of
 from atoll.learn.codec import Codec
 from atoll.learn.inner import AdamW
-from atoll.learn.layout import Layout, flatten, layout_digest, layout_of, named
+from atoll.learn.layout import Layout, base_digest, flatten, layout_digest, layout_of, named
 from atoll.learn.outer import SHARED, outer_step
 from atoll.learn.outer_adamw import adamw_step
 from atoll.learn.tensorfile import dump, load
@@ -35,9 +35,9 @@ class SharedState:
     momentum_P: Tensor  # outer momentum; buffers have none
     counters_K: Tensor  # integer buffers, int64
     round: int = 0  # rounds that made it
-    steps: int = 0  # inner steps of one worker since the beginning: the position of the learning-rate schedule
+    steps: int = 0  # inner steps of one worker since the beginning: the position of rates without a horizon
     samples: int = 0  # samples handed out to all workers: the position in the data
-    tokens: int = 0  # tokens all workers learned from
+    tokens: int = 0  # tokens all workers learned from: the position of rates with one
     second_P: Tensor | None = None  # AdamW's mean of squares, from its first step on; momentum is its other one
 
 
@@ -84,13 +84,16 @@ def moved_by(
     counters: Sequence[Sequence[int]] = (),
     turn: tuple[int, int] | None = None,
     agreement_N: Tensor | float = 1.0,
+    step: int | None = None,
 ) -> SharedState:
     """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
 
     Only the stretch `turn` moves (None: everything), by `combined_N`; the momentum outside rests, too. `counters`
     are the contributors' integer buffers. `steps`, `samples` and `tokens` are what the round adds.
+    `step`: of the run, whose outer rate holds; None: as many as the state has.
     """
     lo, hi = turn or (0, len(state.anchor_F))
+    step = state.steps if step is None else step
     end = max(lo, min(hi, len(state.momentum_P)))  # of the parameters in it; buffers follow
     before_N, momentum_N = state.anchor_F[lo:end], state.momentum_P[lo:end]
     agreed_N = agreement_N if isinstance(agreement_N, float) else agreement_N[: end - lo]
@@ -99,10 +102,10 @@ def moved_by(
         assert turn is None, "it works on whole models"
         squares_P = torch.zeros_like(momentum_N) if second_P is None else second_P
         anchor_N, momentum_N, second_P = adamw_step(
-            outer, before_N, momentum_N, squares_P, given_N, state.steps, state.round
+            outer, before_N, momentum_N, squares_P, given_N, step, state.round
         )
     else:
-        anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, given_N, state.steps, agreed_N)
+        anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, given_N, step, agreed_N)
     buffers = state.anchor_F[end:hi] - combined_N[end - lo :]
     counters_K = state.counters_K
     for row in counters:
@@ -190,9 +193,10 @@ def state_from_bytes(data: Buffer, layout: Layout) -> SharedState:
 
 
 def export_model(state: SharedState, layout: Layout) -> bytes:
-    """The agreed model by tensor name, as a safetensors file for other programs."""
-    rounds = {"format": "pt", "atoll.round": str(state.round)}
-    return dump(named(state.anchor_F, state.counters_K, layout), rounds)
+    """The agreed model by tensor name, without its base if it has one, as a safetensors file for other programs."""
+    told = {"format": "pt", "atoll.round": str(state.round)}
+    told |= {"atoll.base": base_digest(layout).hex()} if layout.held else {}
+    return dump(named(state.anchor_F, state.counters_K, layout), told)
 
 
 def _count(text: str) -> int:

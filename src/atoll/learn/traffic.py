@@ -45,6 +45,14 @@ class Traffic:
                 self._carry(peer, owner, size)
                 self._carry(owner, peer, answer // len(rows))
 
+    def above(self, region: Sequence[int], members: Sequence[int], size: int) -> None:
+        """A region's vector to the server of all regions and that one's back, a part at each of `members`."""
+        beyond = size * (len(members) - 1) // len(members)
+        for peers in filter(None, (region, members)):
+            for peer in peers:
+                self.sent[peer] += beyond // len(peers)
+                self.heard[peer] += beyond // len(peers)
+
     def average(self, members: Sequence[int], size: int) -> None:
         """An exact average of one vector: a row of every part to its owner, an answer from each."""
         for peer in members:

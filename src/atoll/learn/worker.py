@@ -13,17 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from atoll.learn.data import Data, batch
+from atoll.learn.exchanged import Base
 from atoll.learn.inner import Accumulate, Inner, fresh_inner, inner_step, matrices_of
-from atoll.learn.layout import bind, layout_of
+from atoll.learn.layout import Layout, bind, layout_of
 from atoll.learn.recipes import Recipe
 
 Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
 class Worker:
-    def __init__(self, model: nn.Module, fragments: int) -> None:
-        self.model = deepcopy(model)
-        self.layout = layout_of(self.model)
+    def __init__(self, model: nn.Module, fragments: int, layout: Layout | None = None) -> None:
+        layout = layout or layout_of(model)
+        going = {slot.name for slot in layout.slots}
+        still = [p for n, p in model.named_parameters() if n not in going]
+        # one frozen base serves all workers
+        self.model = deepcopy(model, {id(p): p for p in still if not p.requires_grad})
+        for name, value in self.model.named_parameters():
+            if name not in going:
+                value.requires_grad_(False)
+        self.layout = layout
+        self.still = Base(self.model, going, by_name=True)
         self.x_F, self.gradient_P = bind(self.model, self.layout)
         self.base_F: Tensor | None = None  # the anchor it started from, where that is not the common one
         self.memory_F = torch.zeros_like(self.x_F)  # error feedback
@@ -54,6 +63,8 @@ class Worker:
 
     def progress(self, inner: Inner, anchor_F: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """(from, to) whose difference is this worker's pseudo-gradient of lo … hi."""
+        if problem := self.still.problem():
+            raise ValueError(problem)
         base_F = anchor_F if self.base_F is None else self.base_F
         if isinstance(inner, Accumulate):
             gathered_P = self.inner.first_P[lo:hi].clone()

@@ -34,12 +34,9 @@ class Apart:
         if not too_few(self.me, plan.committee, plan.quorum, self.gone):
             return []
         self.under_way = True
-        s, (shard, shards) = plan.settings, plan.shard(self.me)
-        steps_max = terms.steps_max(s.inner_steps)
-        merge = terms.then == "merge"
-        return [
-            Ask(self.job, TrainApart(plan.round, s.inner_steps, steps_max, s.train_max_s, shard, shards, merge))
-        ]
+        (shard, shards), train_max_s = plan.shard(self.me), plan.settings.train_max_s
+        steps_max, merge = terms.steps_max(plan.steps), terms.then == "merge"
+        return [Ask(self.job, TrainApart(plan.round, plan.steps, steps_max, train_max_s, shard, shards, merge))]
 
     def took(self, trained: Trained) -> TrainedApart:
         plan = self.ground.plan

@@ -247,7 +247,7 @@ class Audits:
             peer=case.peer,
             segment=case.segment,
             before=parent.state,
-            steps_max=self.settings.round.inner_steps,
+            steps_max=plan.steps,
             shard=shard,
             shards=shards,
             shares=ground.shares,
@@ -256,6 +256,7 @@ class Audits:
             claim=commit.claimed,
             last_claim=last[0],
             last_whole=last[1],
+            batch=plan.batch,
         )
 
     def _last_claim(self, case: Case) -> tuple[Digest | None, bool] | None:

@@ -37,7 +37,7 @@ class Back:
             return []
         self.asked[job] = back.state
         shards = len(self.plan.trainers)
-        return [Ask(job, GoBack(self.plan.round, self.before, back.state, step.steps, shards))]
+        return [Ask(job, GoBack(self.plan.round, self.before, back.state, step.steps, shards, self.plan.batch))]
 
     def done(self, job: str, state: Digest) -> bool:
         """True if this was a job of mine."""

@@ -7,22 +7,26 @@ combined parts. Whose turn it is to propose is the agreement's business. Never t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from atoll.base.effort import Reached, reached_after
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.sample import Credit
 from atoll.keys.digest import digest
 from atoll.node.amend import amend_holds, amends_in, first_of
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.ground import Ground
-from atoll.node.reputation import next_scores
+from atoll.node.reputation import next_scores, resting_among
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.policy.members import Reported, next_members
+from atoll.policy.plan import RoundPlan
+from atoll.policy.sampling import next_credits
 from atoll.policy.windows import Shown, next_window
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.rows import name_of
@@ -66,6 +70,7 @@ def write_body(
     chosen = {p: commits[p] for p in sorted(contributors)}
     time_s = max(now, parent.time_s)
     kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
+    awaited = awaited_in(plan, opened, contributors)
     members, tickets = next_members(
         parent,
         {p: c for p, (c, _) in chosen.items()},
@@ -75,6 +80,8 @@ def write_body(
         bool(ground.owners),
         ground.parts_most,
         ground.trainers_most,
+        plan.settings.signing,
+        awaited,
     )
     return Body(
         run=notary.run,
@@ -93,8 +100,10 @@ def write_body(
         trained=_trained(ground, kept),
         epoch=parent.epoch,
         weighing=UNSET if weighing is None else weighing,
-        window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()]),
+        window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()], awaited),
         reputation=_scores(ground, members, answers, {p: c for p, (c, _) in chosen.items()}, opened),
+        credits=_credits(ground, members, contributors),
+        effort=_effort(ground, {p: c for p, (c, _) in chosen.items()}, kept),
     )
 
 
@@ -200,17 +209,42 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     if len(amends_in(kept)) > 1:
         return "it goes back to two states"
     rule, trained = plan.settings.quorum, bool(ground.owners)
-    most = ground.parts_most, ground.trainers_most
+    awaited = awaited_in(plan, opened, contributors)
+    most = ground.parts_most, ground.trainers_most, plan.settings.signing, awaited
     expected = next_members(parent, commits, contributors, opened, rule, trained, *most)
     if (body.members, body.tickets) != expected:
         return "its membership does not follow from its reports"
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
         return "its metrics do not follow from its commitments"
-    if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values())):
+    if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values()), awaited):
         return "the window of the next round does not follow from how long it took"
+    if body.effort != _effort(ground, commits, body.reports):
+        return "what it asks of the next round does not follow from its losses"
     if not ground.words_lost and body.reputation != _scores(ground, body.members, answers, commits, opened):
         return "its reputations do not follow from what it shows of its members"
+    if body.credits != _credits(ground, body.members, contributors):
+        return "its credits do not follow from who was drawn and who counts"
     return None
+
+
+def awaited_in(
+    plan: RoundPlan, reports: Sequence[Reported], contributors: Collection[PeerId]
+) -> frozenset[PeerId] | None:
+    """Whose update is missing if it does not count: who was drawn and did not say that it rests. None: everybody
+    who trains."""
+    resting = resting_among(plan, reports) - set(contributors)
+    return None if plan.drawn is None and not resting else plan.givers - resting
+
+
+def _credits(
+    ground: Ground, members: Sequence[Member], contributors: Collection[PeerId]
+) -> tuple[Credit, ...] | UnsetType:
+    """Of every line of `members` after this round, where who trains is drawn. Nobody is where members assemble."""
+    plan, parent = ground.plan, ground.parent
+    if plan.drawn is None:
+        return UNSET
+    trusted = plan.settings.quorum == "majority"
+    return next_credits(parent, members, plan.drawn if ground.owners else (), contributors, trusted)
 
 
 def _scores(
@@ -264,6 +298,11 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
     )
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
+    takes = ground.takes(part)
+    if takes is not None and not (
+        signed.signer in answered.contributors and takes.issuperset(answered.contributors)
+    ):
+        raise PeerFault(signed.signer, f"the answer for part {part} is made of rows that it does not take")
     return answered
 
 
@@ -283,9 +322,15 @@ def _misweighed(ground: Ground, body: Body, answers: Sequence[Answered]) -> str 
 
 
 def _window(
-    ground: Ground, attempt: int, time_s: Seconds, answers: Sequence[Answered | None], commits: Sequence[Commit]
+    ground: Ground,
+    attempt: int,
+    time_s: Seconds,
+    answers: Sequence[Answered | None],
+    commits: Sequence[Commit],
+    whom: Collection[PeerId] | None,
 ) -> Seconds | UnsetType:
-    """An owner's in the next round, where windows follow the pace. Only rounds that train show any."""
+    """An owner's in the next round, where windows follow the pace. Only rounds that train show any. `whom` they
+    waited for, where not for everybody who trains."""
     plan, settings = ground.plan, ground.plan.settings
     if plan.pace is None or settings.window_min_s is UNSET:
         return UNSET
@@ -296,15 +341,27 @@ def _window(
     took_s = time_s - plan.begin
     said = [a for a in answers if a is not None]
     named = [set(a.contributors) for a in said]
-    awaited = [m.peer for m in plan.trainers if m.standing == "member"]
+    awaited = [m.peer for m in plan.trainers if m.standing == "member" and (whom is None or m.peer in whom)]
     # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
-    here = sum(2 * sum(peer in names for names in named) > len(answers) for peer in awaited)
+    here = sum(2 * sum(peer in names for names in named) > ground.taking(peer) for peer in awaited)
     whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))
     # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
     excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
     training_s = median(c.steps_now * c.step_s for c in commits)
     shown = Shown(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
+
+
+def _effort(ground: Ground, commits: Mapping[PeerId, Commit], reports: Sequence[Signed]) -> Reached | UnsetType:
+    """What the next round goes by, where that follows losses: of settled members. A state that the run goes back
+    behind shows nothing."""
+    settings, before = ground.plan.settings, ground.parent.effort
+    if settings.effort is UNSET:
+        return UNSET
+    losses = [c.loss for peer, c in commits.items() if peer not in ground.weightless]
+    if first_of(amends_in(reports)) is not None:
+        losses = []
+    return reached_after(settings.effort, settings.inner_steps, before, losses)
 
 
 def _answered(signed: Signed | None) -> Answered | None:

@@ -11,7 +11,7 @@ no epoch. Which one goes on is for people; a member changes with a new folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import BRANCHES_MAX, PEERS_MAX
@@ -58,6 +58,19 @@ class Branches:
         told = [Send(peer, news) for peer in members if peer != who]
         return [Keep(f"{KEPT}{body.round}", encode(vertex)), Report(fact), *told, Send(who, answer)]
 
+    def met(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
+        """Whom a recovery put away is here: it shows what it holds since. Where both have come equally far, nobody
+        would ask anybody else."""
+        if peer not in put_away or self.known:
+            return []
+        return [Send(peer, WantVertices(self._epoch_began()))]
+
+    def _epoch_began(self) -> int:
+        """With this round mine did, or with the oldest that memory can compare."""
+        bodies, epoch = self.history.bodies, self.history.head_body.epoch
+        oldest = min(bodies) + 1
+        return min((r for r, body in bodies.items() if body.epoch == epoch and r >= oldest), default=oldest)
+
     def parts_us(self, vertex: Vertex, who: PeerId) -> list[Effect] | None:
         """What to say to whoever goes on after another vertex than ours, in another epoch; None if it does not.
 
@@ -70,7 +83,6 @@ class Branches:
         if self.known or who in self.asked or len(self.asked) >= PEERS_MAX:
             return []
         self.asked.add(who)
-        newer = body.epoch > head.epoch
-        begins = [r for r, b in history.bodies.items() if b.epoch == head.epoch and r > min(history.bodies)]
-        first = history.head + 1 - BACK if newer else min(begins, default=history.head)
-        return [Send(who, WantVertices(max(first, min(history.bodies) + 1)))]
+        oldest = min(history.bodies) + 1
+        first = max(history.head + 1 - BACK, oldest) if body.epoch > head.epoch else self._epoch_began()
+        return [Send(who, WantVertices(first))]

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from atoll.base.ids import PeerId
 from atoll.node.facts import RoundClosed
+from atoll.node.ground import Ground
 from atoll.node.trial import opened
 from atoll.policy.plan import RoundPlan
+from atoll.policy.sampling import resting_in
 from atoll.wire.codec import vertex_id
 from atoll.wire.messages.vertex import Body, Vertex
 
 
-def closed_by(vertex: Vertex, body: Body, plan: RoundPlan, assembling: bool) -> RoundClosed:
+def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> RoundClosed:
     """In words for people: who counted, who counted in part, and who is missing."""
     listed = [set(opened(s).contributors) for s in body.parts if s is not None]
     counted = set[PeerId]().union(*listed)
-    partly = counted - counted.intersection(*listed)
-    trainers = {m.peer for m in plan.trainers}
+    if ground.paired:  # in part: in its partner's state, and not in its own
+        partly = counted - {s.signer for s in body.parts if s is not None}
+        trainers = {owners[0] for owners in ground.owners}
+    else:
+        partly = counted - counted.intersection(*listed)
+        trainers = ground.plan.givers - resting_in(body, body.round)
     return RoundClosed(
         vertex=vertex,
         body=body,

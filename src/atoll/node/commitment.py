@@ -30,7 +30,7 @@ def parts_fit(ground: Ground, commit: Commit) -> bool:
 def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
     """A row weighs what it should. Where rows are sorted, each must weigh something."""
     member = ground.plan.by_peer.get(peer)
-    if member is None or not member.trains:
+    if member is None or peer not in ground.plan.givers:
         return False
     if commit.parts == 0 or member.standing == "new":
         return commit.weight == 0
@@ -48,7 +48,7 @@ def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
         return 0
     if not ground.reputed or ground.statistic != "mean":
         return samples
-    return ground.influence[peer] * max(0, min(steps, ground.plan.settings.inner_steps))
+    return ground.influence[peer] * max(0, min(steps, ground.plan.steps))
 
 
 def late_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
+from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
-from atoll.base.ids import PeerId
-from atoll.base.limits import COMMIT_BYTES_MAX, COMMITTEE_MAX
+from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import COMMITTEE_MAX
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.facts import OtherSize
 from atoll.node.ground import Ground
@@ -19,6 +20,7 @@ from atoll.node.trial import Commits
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Commit, Signed
 
+SHOWN_BY = 16  # where a third lies and half of the rest heard the other word, one of so many shows it: 99.8 %
 AHEAD = 2  # attempts: their commitments come from peers whose clock is faster
 
 
@@ -73,7 +75,7 @@ class Commitments:
         return commit
 
     def _check(self, signed: Signed, commit: Commit) -> None:
-        if len(signed.body) + len(signed.signature) > COMMIT_BYTES_MAX:
+        if len(signed.body) + len(signed.signature) > self.plan.settings.signing.commit_bytes_max:
             raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
         if not parts_fit(self.ground, commit) or self.ground.topology is None:
             raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
@@ -128,14 +130,16 @@ class Commitments:
         known = self.now.of.get(peer)
         return known[0] if known is not None else None
 
-    def said_by(self, names: Iterable[PeerId]) -> list[Signed]:
-        """The words of these others."""
+    def shown_to(self, owner: PeerId, names: Iterable[PeerId]) -> list[Signed]:
+        """The words of these others, for an owner that heard another word of one of them."""
         known = self.now.of
-        return [known[p][1] for p in names if p in known and p != self.me]
+        mine = self.me in shown_by(owner, self.plan.committee, self.plan.head, self.attempt)
+        return [known[p][1] for p in names if p in known and p != self.me] if mine else []
 
     def silent(self) -> list[PeerId]:
         """Whom I could hear, and did not."""
-        return [p for p in self.speakers if p != self.me and self.commit_of(p) is None and not self.gone(p)]
+        known = self.now.of
+        return [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
 
     def other_sizes(self, peers: Iterable[PeerId]) -> list[OtherSize]:
         """Whose update has another length than mine: where callers choose the length, that is a mistake."""
@@ -155,16 +159,17 @@ class Commitments:
             known = commits.of.get(peer)
             if known is not None and known[0].parts > part:
                 return True
-            if known is None and (member := self.plan.by_peer.get(peer)) is not None and member.trains:
+            if known is None and peer in self.plan.givers:
                 return True  # in a large swarm I do not hear the commitments of everybody whose row I hand on
         return False
 
     def filled(self) -> int | None:
         """Parts of the longest update; None while somebody I could hear from has not said what it has."""
         commits, trainers = self.now, self.plan.trainers
-        said = all(m.peer in commits.of or self.gone(m.peer) for m in trainers)
-        if not said or len(trainers) > COMMITTEE_MAX or len(commits.of) < self.plan.quorum:
+        if len(trainers) > COMMITTEE_MAX or len(commits.of) < min(self.plan.quorum, len(trainers)):
             return None  # whoever hears too few may be the one who is cut off
+        if not all(m.peer in commits.of or self.gone(m.peer) for m in trainers):
+            return None
         return max((commits.of[p][0].parts for p in commits.giving), default=0)
 
     def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
@@ -174,12 +179,24 @@ class Commitments:
         owners and voters, who need it, and those of first owners go to everybody, since nobody reveals a part to
         an owner that has not committed.
         """
-        trainers = tuple(m.peer for m in self.plan.trainers)
+        trainers, givers = tuple(m.peer for m in self.plan.members if m.trains), self.plan.givers
         if len(trainers) <= COMMITTEE_MAX:
             heard = self.plan.voters if self.me not in self.plan.voters else trainers
-            return heard, heard
+            return heard, tuple(p for p in heard if p in givers)
         first = {owners[0] for owners in self.ground.owners}
         concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
         hearers = trainers if self.me in first else tuple(sorted(concerned))
         speakers = trainers if self.me in concerned else tuple(sorted(first))
-        return hearers, speakers
+        return hearers, tuple(p for p in speakers if p in givers)
+
+
+def shown_by(owner: PeerId, committee: tuple[PeerId, ...], head: Digest, attempt: int) -> tuple[PeerId, ...]:
+    """Who shows an owner what it heard otherwise than that owner: the whole committee; of a large one a few, drawn.
+
+    Only who votes doubts answers. One member that commits twice would else have all others show all words to all
+    owners: the cube of their number in messages. One owner that can prove it is enough: all are told the proof.
+    """
+    if len(committee) <= COMMITTEE_MAX:
+        return committee
+    first = draw_below(head, f"{owner} is shown, {attempt}", len(committee))
+    return (committee * 2)[first : first + SHOWN_BY]

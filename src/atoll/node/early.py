@@ -13,8 +13,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import EARLY_BYTES_MAX, EARLY_MESSAGES_MAX, EARLY_PER_SENDER_MAX, PEERS_MAX
 from atoll.base.machine import Received
 from atoll.wire.codec import encode
-from atoll.wire.messages.round import Answer, Comparison, Propose, RoundMessage
-from atoll.wire.messages.statements import Weighing
+from atoll.wire.messages.round import RoundMessage
 
 
 class EarlyWords:
@@ -65,13 +64,5 @@ def _round(event: Received) -> int:
 
 
 def _size_bytes(event: Received) -> int:
-    match event.message:
-        case Propose(body=body):
-            said = len(body)
-        case Comparison(statement=statement, products=products):
-            said = len(statement.body) + (len(products) if isinstance(products, bytes) else 0)
-        case Answer(weighing=Weighing() as weighing):
-            said = len(encode(weighing))  # its statement is short, and this is as long as its sender likes
-        case _:
-            said = 0
-    return said + (event.payload.size_bytes if event.payload is not None else 0)
+    assert isinstance(event.message, RoundMessage)
+    return len(encode(event.message)) + (event.payload.size_bytes if event.payload is not None else 0)

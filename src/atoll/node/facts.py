@@ -62,6 +62,8 @@ class RoundBegan(Fact, frozen=True, kw_only=True):
     assembling: bool
     topology: str  # empty while assembling
     why: str  # this one
+    steps: int = 0  # that it asks of each trainer, at most
+    batch: int = 0  # samples of each; 0: as the recipe has it
 
 
 class TrainEnded(Fact, frozen=True, kw_only=True):
@@ -272,6 +274,18 @@ class BranchSeen(Fact, frozen=True, kw_only=True):
     vertex: Digest
     members: tuple[PeerId, ...]  # voting there
     recovered: bool  # it begins the epoch, by the recovery identity; else a quorum voted for it
+
+
+class BranchPreferred(Fact, frozen=True, kw_only=True):
+    """Of two branches that part at this round most of those who were asked prefer this one. It decides nothing."""
+
+    phase = "trust"
+    vertex: Digest  # with which it begins
+    ours: bool
+    named: int  # it, in the last query
+    asked: int  # in the last query
+    queries: int  # so far
+    settled: bool  # enough queries in a row named the same
 
 
 class PieceKept(Fact, frozen=True, kw_only=True):

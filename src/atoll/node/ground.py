@@ -6,7 +6,7 @@ strangers could grow have their ceilings here. Never holds what was said in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,10 +15,12 @@ from msgspec import UNSET
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
+    PAIRED_MAX,
     PARTS_MAX,
     PEERS_MAX,
     WEIGHED_ROWS_MAX,
 )
+from atoll.base.recall import of_the_same
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most, way_of
 from atoll.policy.apart import Apart
@@ -65,6 +67,7 @@ class Ground:
     apart: Apart | None = None  # who hears no quorum trains on
     scored: tuple[Score, ...] | None = None  # updates whose scores the parent settled; None: the run has none
     words_lost: bool = False  # of scorers, on this disk: records are taken at their word
+    paired: bool = False  # members exchange two by two and have states of their own, which the agreed one names
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -75,6 +78,15 @@ class Ground:
     def shares(self) -> tuple[int, ...]:
         """Relative sizes of the parts."""
         return tuple(part.share for part in self.topology.parts) if self.topology is not None else ()
+
+    def takes(self, part: int) -> frozenset[PeerId] | None:
+        """Whose rows this part is made of, its owner's among them; None: everybody's."""
+        assert self.topology is not None
+        return self.topology.parts[part].takes
+
+    def taking(self, peer: PeerId) -> int:
+        """How many parts take this peer's row."""
+        return self.topology.taking(peer) if self.topology is not None else 0
 
     @cached_property
     def weightless(self) -> frozenset[PeerId]:
@@ -105,7 +117,9 @@ class Ground:
 
     @property
     def trainers_most(self) -> int:
-        """Rows beyond those whose distances are taken would stop the learning of all."""
+        """Rows without distances would stop the learning of all; in pairs everybody tells all what it holds."""
+        if self.paired:
+            return PAIRED_MAX
         return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
 
     @cached_property
@@ -146,7 +160,7 @@ class Ground:
             self.witnesses,
             self.weighs,
             self.weightless,
-            frozenset(m.peer for m in plan.members if m.present and not m.trains),
+            frozenset(m.peer for m in plan.members if m.present and m.peer not in plan.givers),
             plan.window_s(attempt),
             plan.has_clock,
             self.influence if self.weighs else {},
@@ -167,7 +181,8 @@ class Ground:
         return known_keys(self.plan.members)
 
 
-def known_keys(members: Sequence[Member]) -> dict[PeerId, bytes]:
+@of_the_same  # asked with every report
+def known_keys(members: tuple[Member, ...]) -> dict[PeerId, bytes]:
     """Under which anybody's words may be held against it: also of those that are away."""
     return {m.peer: m.vote_key for m in members if m.standing != "expelled"}
 
@@ -187,7 +202,9 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
 
     def judge(reported: Reported, as_proposer: bool) -> str | None:
         wall_s = parent.time_s if as_proposer else None
-        return admissible(reported, parent, recent, run, settings.open_to_all, wall_s, parts)
+        return admissible(
+            reported, parent, recent, run, settings.open_to_all, wall_s, parts, settings.round.signing
+        )
 
     who, validations = settings.recovery, recent.validations
     demanded = validations.demanded() if validations.head == parent.round else None
@@ -208,12 +225,13 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
             reputed=settings.reputed,
             demanded=demanded,
             scored=scored,
+            paired=settings.paired,
         )
-    way = way_of(settings, plan, _answered_bytes(parent))
+    way = way_of(settings, plan, _answered_bytes(parent), parent.trained)
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
     more = audited, reputed, demanded, opened, settings.apart_terms, scored
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more)
+    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more, paired=settings.paired)
 
 
 def _answered_bytes(parent: Body) -> int:

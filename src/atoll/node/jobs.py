@@ -24,6 +24,8 @@ class Train(msgspec.Struct, frozen=True):
     seconds_max: Seconds
     shard: int
     shards: int
+    batch: int = 0  # samples of a step; 0: as the recipe has it, here and below
+    limit_s: Seconds | None = None  # of training, from when the trainer runs; None: none
 
 
 class HandOver(msgspec.Struct, frozen=True):
@@ -86,6 +88,9 @@ class Advance(msgspec.Struct, frozen=True):
     samples: int  # that all contributors learned from
     shards: int  # workers that the data was handed out to
     shares: tuple[int, ...] = ()  # relative sizes of the parts
+    states_of: tuple[PeerId, ...] = ()  # where members have states of their own: whose new one each part names
+    trainers: tuple[PeerId, ...] = ()  # then: whose states stay named, however old they are
+    batch: int = 0
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -120,6 +125,7 @@ class GoBack(msgspec.Struct, frozen=True):
     back_to: Digest
     steps: int  # inner steps of one worker in this round
     shards: int  # workers that the data was handed out to
+    batch: int = 0
 
 
 class FindState(msgspec.Struct, frozen=True):
@@ -139,6 +145,8 @@ class Left(msgspec.Struct, frozen=True):
 class Restore(msgspec.Struct, frozen=True):
     """Load this agreed state from disk as the head, with my private state if it fits -> True, or False.
 
+    Where members have states of their own and none that would do is here -> `OthersStates`, one of which is to be
+    fetched before this is asked again.
     `left`: the round in which I was until now, where what it owes is still to be told.
     """
 
@@ -146,6 +154,12 @@ class Restore(msgspec.Struct, frozen=True):
     vertex: Digest
     state: Digest
     left: Left | None = None
+
+
+class OthersStates(msgspec.Struct, frozen=True):
+    """What members hold, by the agreed roll: one of these is to be fetched, from whom it is named with."""
+
+    held: tuple[tuple[PeerId, Digest], ...]  # in the order in which they are to be asked
 
 
 class ReadVertices(msgspec.Struct, frozen=True):
@@ -224,6 +238,7 @@ class Score(msgspec.Struct, frozen=True):
     steps_max: int  # that were assigned
     root: Digest  # of its encoded parts, as committed
     drawn: Digest  # by the vertex that closed the round: which samples are looked at
+    batch: int = 0
 
 
 class Fell(msgspec.Struct, frozen=True):
@@ -262,6 +277,7 @@ class Judge(msgspec.Struct, frozen=True):
     claim: Digest  # as committed
     last_claim: Digest | None  # of the last of its rounds that was counted; None: there was none
     last_whole: bool  # every part of that round counted it
+    batch: int = 0
 
 
 class Judged(msgspec.Struct, frozen=True):

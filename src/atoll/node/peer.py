@@ -7,7 +7,7 @@
     Regain      the agreed state, on its way here       Serve     blobs for others
     Eras        long-lived signatures under the history
     Earlier     states that the run may go back to      Validators  is what was agreed any good?
-    Pieces      older states in coded pieces
+    Pieces      older states in coded pieces            Branches, Sides  where the run goes on twice
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -79,15 +79,19 @@ from atoll.node.facts import (
     StateRebuilt,
 )
 from atoll.node.ground import ground_after
+from atoll.node.jobs import OthersStates
 from atoll.node.news import News
 from atoll.node.old_parts import OldParts
 from atoll.node.pieces import Pieces
 from atoll.node.regain import Regain
 from atoll.node.reports import ReportPool
+from atoll.node.resting import WHY, Resting
 from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
 from atoll.node.scoring import Scoring
-from atoll.node.settings import OTHER_RULES_FIX, RunSettings, decode_settings, other_rules
+from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
+from atoll.node.sides import TIMER as POLL
+from atoll.node.sides import Sides
 from atoll.node.trial import Measured
 from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
@@ -114,6 +118,7 @@ from atoll.wire.messages.history import (
     WantVertices,
 )
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
 from atoll.wire.messages.statements import (
     Amend,
@@ -128,7 +133,7 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
-BACK_AGAIN_S = 3.0  # so is a word to go back, to members that were a vertex behind when they heard it
+BACK_AGAIN_S = 3.0  # so are words to go back, to members that were a vertex behind when they heard them
 
 
 def part_bytes_most(update_bytes: int) -> int:
@@ -167,6 +172,7 @@ class Peer:
         self.roster: Roster | None = None  # as soon as there is a history
         self.pool: ReportPool | None = None  # the same
         self.branches: Branches | None = None  # the same
+        self.sides: Sides | None = None  # the same
         self.said: dict[str, bytes] = {}
         self.old_parts = OldParts()
         self.early = EarlyWords()
@@ -175,6 +181,7 @@ class Peer:
         self.rates = Rates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
+        self.resting = Resting()
         self.earlier = EarlierStates(self.notary)
         self.said_back: Seconds = 0.0  # when words to go back were last repeated
         self.audits: Audits | None = None  # where the run has them
@@ -211,7 +218,7 @@ class Peer:
                 self.rates = Rates(bytes_s, dict(to))
                 return []
             case Done(job, result) if job == "restore":
-                return self._restored(bool(result), now)
+                return self._restored(result if isinstance(result, OthersStates) else bool(result), now)
             case Failed(job) if job == "restore":
                 return self._restored(False, now)
             case Done(job, result) if job.startswith("history/"):
@@ -235,6 +242,8 @@ class Peer:
             case Done(job) | Failed(job) if job.startswith("pieces/"):
                 done = self.pieces.done(event, self._within_reach(), now) if self.pieces is not None else []
                 return self._from_pieces(done, now)
+            case TimerFired(name) if name.startswith(POLL) and self.sides is not None:
+                return self.sides.fired(event, now)
             case Done() | Failed() | TimerFired():
                 return self._to_rooms(event, now)
 
@@ -278,6 +287,8 @@ class Peer:
                 return self.audits.give(sender, message) if self.audits is not None else []
             case ExhibitIs():
                 return self._fetch_exhibit(sender, message, now)
+            case WantPreference() | PreferenceIs():
+                return self.sides.hear(event, now) if self.sides is not None else []
             case _:
                 return []
 
@@ -312,12 +323,13 @@ class Peer:
     def _know_genesis(self, vertex: Vertex) -> list[Effect]:
         if genesis_digest(vertex) != self.run:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
-        self.settings = decode_settings(decode_body(vertex.body).settings)
+        self.settings = settings_of_run(decode_body(vertex.body))
         self.history = History(vertex, self.notary, self._voters_of, self.settings.recovery)
         self.news.history = self.history
         self.roster = Roster(self.me, self.history, self.wish.role == "client")
         self.pool = ReportPool(self.notary, self.history, self.settings)
         self.branches = Branches(self.history)
+        self.sides = Sides(self.me, self.history, self.linked)
         if every := self.settings.era_rounds:
             demands = self.wish.role != "visitor"  # it looks at what there is, and says what is wrong with it
             rounds, verifier = self.settings.rounds, self.notary.verifier
@@ -356,7 +368,7 @@ class Peer:
         bodies += [decode_body(vertex.body)] if vertex is not None else []  # the history may not have it yet
         self.regain.left = replace(left, afresh=any(amend_of(body) is not None for body in bodies))
 
-    def _restored(self, found: bool, now: Seconds) -> list[Effect]:
+    def _restored(self, found: bool | OthersStates, now: Seconds) -> list[Effect]:
         how = self.regain.restored(found)
         if how is None:
             return self._fetch_state(self.regain.lack, now)
@@ -399,8 +411,10 @@ class Peer:
             self._measured,
             self.strikes,
         )
+        if self.round.trains and self.resting.covers(plan.round):
+            self.round.update.passes = WHY
         looks = self._from_validators(self.validators.holds(self.at), now) if self.validators is not None else []
-        effects = looks + self._to_round(Start({}), now)
+        effects = looks + self._say_resting(now) + self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
@@ -535,6 +549,8 @@ class Peer:
         if isinstance(message, WantPart) and message.round != current:
             return self.old_parts.give(event.sender, message)
         if message.round == current and self.round is not None:
+            if standing == "away" and message.trace != self.round.plan.trace:
+                return []  # it works on this round of another branch: no word of it is meant for us
             return self._to_round(event, now)
         if message.round >= current and standing == "away":
             return []
@@ -621,7 +637,7 @@ class Peer:
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.history
         assert history is not None
-        if not self.regain.fetch_from(self._within_reach(), history):
+        if not self.regain.fetch_from(self._within_reach(), history, now):
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
@@ -786,6 +802,18 @@ class Peer:
         effects = self._tell_members(self.notary.sign(Leave(self.at + 1, why[:200])), now)
         return [self._to_local(e) for e in effects]
 
+    def rest(self, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
+        """Train in none of the next so many rounds; 0: in all again. `at_once`: nor in the one under way, in which
+        my trainer is to give nothing any more."""
+        self.resting.begins(self.at + (1 if at_once else 2), rounds)
+        return [self._to_local(e) for e in self._say_resting(now)]
+
+    def _say_resting(self, now: Seconds) -> list[Effect]:
+        if self.history is None:
+            return []
+        words = self.resting.words(self.at + 1)
+        return [effect for word in words for effect in self._tell_members(self.notary.sign(word), now)]
+
     def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
         """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
 
@@ -808,9 +836,9 @@ class Peer:
             raise ValueError(f"{len(here)} of {quorum} needed voters are here: the run can go on by itself")
         if not any(m.peer == self.me for m in here):
             raise ValueError("this peer has no vote in the last agreed membership")
-        after = write_recovery(
-            body, history.head_id, self.run, self.me, {m.peer for m in here}, self._run_time(now)
-        )
+        # in a large swarm I watch a few: who is out of my sight shall not be counted on in the next quorum
+        linked = {m.peer for m in here if m.peer == self.me or m.peer in self.linked}
+        after = write_recovery(body, history.head_id, self.run, self.me, linked, self._run_time(now))
         raw = encode(after)
         vertex = Vertex(raw, None, sign(recovery_bytes(self.run, raw)))
         effects = self._learn_vertex(vertex, self.me, now)
@@ -836,6 +864,8 @@ class Peer:
             raise ValueError("this peer is not a member (yet)")
         if self.over:
             raise ValueError("the run is over")
+        if self.settings.paired:
+            raise ValueError("its members have models of their own, and no earlier one that all of them held")
         pool.goals[goal.id] = goal
         plain = Amend(history.head_id, goal.round, goal.id, goal.state, goal.trained, b"")
         amend = replace(plain, signature=sign(amend_bytes(self.run, plain)))
@@ -909,13 +939,17 @@ class Peer:
         effects += self.scoring.ask_again() if self.scoring is not None else []
         effects += self._tend_pieces(now)
         effects += self._say_again(now)
+        if self.sides is not None and self.branches is not None and self.wish.role != "visitor":
+            effects += self.sides.look(self.branches.known, now)
         return effects + self._seek_admission(now)
 
     def _say_again(self, now: Seconds) -> list[Effect]:
-        """My word to go back, while it waits for its vertex: who was a vertex behind could not believe it yet."""
+        """My words to go back and about states, while they wait for their vertex: who was a vertex behind could not
+        believe them yet, and a leader that stays would never hear what was lost on its way to it."""
         if self.pool is None or now < self.said_back + BACK_AGAIN_S:
             return []
         mine = [signed for signed, _ in amends_in(self.pool.pool.values()) if signed.signer == self.me]
+        mine += self.pool.said_by(self.me, Validated.__name__)
         self.said_back = now
         return [Send(p, MemberReport(signed)) for signed in mine for p in self._within_reach()]
 
@@ -965,6 +999,8 @@ class Peer:
             effects += fetch.linked(peer, now)
         effects += self.pieces.linked(peer, now) if self.pieces is not None else []
         effects += self.eras.ask_of(peer, now) if self.eras is not None else []
+        if self.branches is not None and self.roster is not None:
+            effects += self.branches.met(peer, self.roster.put_away())
         if self.round is not None:
             effects += self._from_round(self.round.greet(peer, self._run_time(now)), now)
         return effects

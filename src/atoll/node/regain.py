@@ -1,7 +1,9 @@
 """How a peer comes to hold the agreed state: from its own disk, if it is there, else fetched from the members.
 
-One state at a time, with what is owed of the round that was left for it. Promises: the disk is asked before the
-network, and what a round left open is told to the island once. Never begins a round: the peer does.
+One state at a time, with what is owed of the round that was left for it. Where members have states of their own the
+agreed one only names these (specs/pairs.md): it is fetched first, if it is not here, and after it the state of one
+member, or of the next one if that one fails. Promises: the disk is asked before the network, and what a round left
+open is told to the island once. Never begins a round: the peer does.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Ask, Effect, Event, Report, SetTimer
-from atoll.node.jobs import Left, Restore
+from atoll.base.machine import Ask, Effect, Event, Received, Report, SetTimer
+from atoll.node.jobs import Left, OthersStates, Restore
 from atoll.protocol.dag.history import History
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
 
 FETCH_AGAIN_S = 1.0  # after no source could serve it
+STALLED_S = 10.0  # without a word of the one member whose state is fetched: it is another's turn
 
 
 class Regain:
@@ -26,6 +29,9 @@ class Regain:
         self.lack = "the agreed state is not on this disk"  # why a state is fetched
         self.round = -1  # whose state is being fetched or restored
         self.left: Left | None = None  # what I owe of the round that I left for it
+        self.others = OthersStates(())  # one of which would do, where members have states of their own
+        self.of_one: tuple[PeerId, Seconds] | None = None  # then: whose is fetched, and when it gave something last
+        self.failed: set[PeerId] = set()  # at giving its own
 
     @property
     def busy(self) -> bool:
@@ -33,32 +39,49 @@ class Regain:
         return self.fetch is not None or self.restoring
 
     def is_outrun(self, history: History) -> bool:
-        """A newer state was agreed on before anybody told what this one is made of: soon nobody has it."""
-        return self.fetch is not None and self.fetch.manifest is None and history.head > self.round
+        """A newer state was agreed on before anybody told what this one is made of: soon nobody has it. A member's
+        own stays with it for longer than a round, so that a newcomer need not chase rounds that are shorter."""
+        untold = self.fetch is not None and self.fetch.manifest is None and self.of_one is None
+        return untold and history.head > self.round
 
     def begin(self, history: History, why: str | None = None) -> list[Effect]:
         """I do not hold the state of my head: is it on disk? `why` is told if it must be fetched."""
         self.lack = why or self.lack
-        self.restoring, self.fetch = True, None
+        self.restoring, self.fetch, self.of_one = True, None, None
+        self.others = OthersStates(())
         self.round = history.head
         left, self.left = self.left, None  # told once: what it owes may be under way again when a state comes
         return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, left))]
 
-    def restored(self, found: bool) -> Literal["disk", "blob"] | None:
+    def restored(self, found: bool | OthersStates) -> Literal["disk", "blob"] | None:
         """The island holds it, and where it came from; None if it must be fetched."""
         self.restoring = False
+        if isinstance(found, OthersStates):
+            self.others, found = found, False
         if not found:
             return None
         how = "blob" if self.fetch is not None else "disk"
-        self.fetch = None
+        self.fetch, self.of_one = None, None
         return how
 
-    def fetch_from(self, sources: Sequence[PeerId], history: History) -> bool:
-        """The state of my head, of these, from the next event on; False if there is nobody."""
-        self.round = history.head
+    def fetch_from(self, sources: Sequence[PeerId], history: History, now: Seconds) -> bool:
+        """The state of my head, of these, from the next event on; False if there is nobody.
+
+        Where it only names states of members: that of one of them, if these names are here.
+        """
         if not sources:
             return False
-        self.fetch = Fetch(history.head_body.state, sources)
+        here = [(peer, state) for peer, state in self.others.held if peer in sources]
+        if self.others.held and not here:
+            return False
+        if here and self.failed.issuperset(peer for peer, _ in here):
+            self.failed.clear()
+        for peer, state in here:
+            if peer not in self.failed:
+                self.fetch, self.of_one = Fetch(state, [peer]), (peer, now)
+                return True
+        self.round = history.head
+        self.fetch, self.of_one = Fetch(history.head_body.state, sources), None
         return True
 
     def handle(self, event: Event, history: History | None, now: Seconds) -> list[Effect]:
@@ -66,13 +89,30 @@ class Regain:
         if self.fetch is None or history is None:
             return []
         out: list[Effect] = []
+        if self.of_one is not None:
+            peer, since = self.of_one
+            match event:
+                case Received(sender=sender) if sender == peer:
+                    self.of_one = peer, now
+                case _ if now - since > STALLED_S and not self.restoring:
+                    return self._next_one(peer, now)
+                case _:
+                    pass
         for effect in self.fetch.handle(event, now):
             out.append(effect)
             if isinstance(effect, Report) and isinstance(effect.fact, Fetched):
                 self.restoring = True
-                vertex = history.ids.get(self.round, self.run)
-                out.append(Ask("restore", Restore(self.round, vertex, effect.fact.blob)))
+                vertex, body = history.ids.get(self.round, self.run), history.bodies.get(self.round)
+                state = effect.fact.blob if body is None else body.state
+                out.append(Ask("restore", Restore(self.round, vertex, state)))
             elif isinstance(effect, Report) and isinstance(effect.fact, FetchFailed):
+                if self.of_one is not None:
+                    return [*out, *self._next_one(self.of_one[0], now)]
                 self.fetch = None
                 out.append(SetTimer("fetch-again", now + FETCH_AGAIN_S))
         return out
+
+    def _next_one(self, failed: PeerId, now: Seconds) -> list[Effect]:
+        self.failed.add(failed)
+        self.fetch, self.of_one = None, None
+        return [SetTimer("fetch-again", now)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.recall import of_the_same
 from atoll.node.amend import Goal, agrees, amend_holds, amends_in, goal_of, may_follow, rank
 from atoll.node.body import open_report
 from atoll.node.ground import known_keys
@@ -28,7 +29,7 @@ from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Audited, Invite, Placed, Signed
+from atoll.wire.messages.statements import Amend, Audited, Invite, Placed, Rests, Signed
 from atoll.wire.messages.vertex import Body
 
 AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
@@ -84,30 +85,39 @@ class ReportPool:
 
     def _make_room(self, by: PeerId) -> bool:
         """A flood displaces only its own words. Strangers are one voice together: new identities are free."""
-        members = {m.peer for m in self.history.head_body.members}
-        voice_of = {key: key[1] if key[1] in members else None for key in self.pool}
-        words = Counter(voice_of.values())
-        loudest = max(words, key=lambda voice: words[voice])
-        if words[by if by in members else None] + 1 >= words[loudest]:
+        members = _names(self.history.head_body)
+
+        def voice(peer: PeerId) -> PeerId | None:
+            return peer if peer in members else None
+
+        words = Counter(voice(signer) for _, signer, _ in self.pool)
+        loudest = max(words, key=lambda who: words[who])
+        if words[voice(by)] + 1 >= words[loudest]:
             return False
-        del self.pool[next(key for key in reversed(self.pool) if voice_of[key] == loudest)]
+        del self.pool[next(key for key in reversed(self.pool) if voice(key[1]) == loudest)]
         return True
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
         """The accused was heard again."""
         self.pool.pop(("Suspect", by, peer), None)
 
+    def said_by(self, peer: PeerId, kind: str) -> list[Signed]:
+        """Its reports of this kind that wait for their vertex."""
+        return [signed for key, signed in self.pool.items() if key[:2] == (kind, peer)]
+
     def chosen(self) -> list[Signed]:
         """What a proposer may put into a vertex: words to go back, then as many reports as fit, the shortest first.
 
-        Such a word is longer than most, and whoever pads its reports must not keep it out.
+        Such a word is longer than most, and whoever pads its reports must not keep it out. Who rests comes last:
+        that may be everybody, in every round, and nobody's coming or going shall wait for it.
         """
         chosen: list[Signed] = []
         size = 0
         back = [signed for signed, _ in sorted(amends_in(self.pool.values()), key=rank)]
         every = {id(signed) for signed in back}
-        rest = [signed for signed in self.pool.values() if id(signed) not in every]
-        for signed in back[:AMENDS_MAX] + sorted(rest, key=lambda signed: len(signed.body)):
+        rest = [(key[0] == Rests.__name__, signed) for key, signed in self.pool.items() if id(signed) not in every]
+        rest.sort(key=lambda one: (one[0], len(one[1].body)))
+        for signed in back[:AMENDS_MAX] + [signed for _, signed in rest]:
             size += len(signed.body) + len(signed.signature) + name_bytes(signed.signer) + SIGNED_BYTES
             if len(chosen) == REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
                 break
@@ -138,7 +148,8 @@ class ReportPool:
 
     def judge(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
         open_to_all, parts = self.settings.open_to_all, parts_most(self.settings, parent)
-        wrong = admissible(reported, parent, recent, self.notary.run, open_to_all, wall_s, parts)
+        run, signing = self.notary.run, self.settings.round.signing
+        wrong = admissible(reported, parent, recent, run, open_to_all, wall_s, parts, signing)
         if wrong is None and isinstance(
             reported.statement, Placed
         ):  # if vertices are lacking, others must judge it
@@ -179,8 +190,14 @@ class ReportPool:
         return agrees(amend, self.goal(amend.round) or self.goals.get(amend.back_to))
 
 
+@of_the_same  # asked with every report
 def _vote_keys(body: Body) -> dict[PeerId, bytes]:
     return {m.peer: m.vote_key for m in body.members if m.present}
+
+
+@of_the_same  # asked with every report that finds no room
+def _names(body: Body) -> frozenset[PeerId]:
+    return frozenset(m.peer for m in body.members)
 
 
 def _key(reported: Reported) -> Key:

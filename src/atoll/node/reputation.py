@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median_low
 
 from msgspec import UNSET
 
@@ -16,7 +17,7 @@ from atoll.policy.members import Reported, convicted
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, Conduct, beliefs, moved, units_of
 from atoll.policy.scoring import Score
-from atoll.wire.messages.statements import Answered, Audited, Commit, Leave
+from atoll.wire.messages.statements import Answered, Audited, Commit, Leave, Rests
 from atoll.wire.messages.vertex import Member
 
 
@@ -62,7 +63,10 @@ def conduct_in(
     commits: Mapping[PeerId, Commit],
     reports: Sequence[Reported],
 ) -> dict[PeerId, Conduct]:
-    """Of settled trainers, if anything was answered; not of who says farewell and is not counted."""
+    """Of settled trainers that were drawn, if anything was answered.
+
+    Not of who says farewell, or that it rests, and is not counted.
+    """
     given = [(first[0], answered) for first, answered in zip(owners, answers, strict=False) if answered is not None]
     if not given:
         return {}
@@ -71,13 +75,14 @@ def conduct_in(
     duties = Counter(owner for owner, _ in given)
     done = Counter(owner for owner, answered in given if answered.owner_index == 0)
     belief = beliefs({peer: units_of(commits[peer].loss) for peer in settled if peer in commits})
-    leaving = {r.by for r in reports if isinstance(r.statement, Leave)}
+    leaving = {r.by for r in reports if isinstance(r.statement, Leave)} | resting_among(plan, reports)
+    assigned = _assigned(plan, [commits[peer].steps_now for peer in settled if peer in commits])
     return {
         peer: Conduct(
             counted=counted[peer],
             answered=len(given),
             steps=commits[peer].steps_now if peer in commits else 0,
-            assigned=plan.settings.inner_steps,
+            assigned=assigned,
             belief=belief.get(peer, 0),
             duties=duties[peer],
             done=done[peer],
@@ -85,6 +90,19 @@ def conduct_in(
         for peer in settled
         if peer in commits or peer not in leaving
     }
+
+
+def resting_among(plan: RoundPlan, reports: Sequence[Reported]) -> set[PeerId]:
+    """Who says that it does not train in this round."""
+    return {r.by for r in reports if isinstance(r.statement, Rests) and r.statement.round == plan.round}
+
+
+def _assigned(plan: RoundPlan, taken: Sequence[int]) -> int:
+    """Steps that are the whole of a round. Where its time ends it, what the median member managed in it."""
+    effort = plan.settings.effort
+    if effort is UNSET or effort.train_s is UNSET or not taken:
+        return plan.steps
+    return max(1, min(plan.steps, median_low(taken)))
 
 
 def _settled(plan: RoundPlan) -> list[PeerId]:

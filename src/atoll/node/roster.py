@@ -68,14 +68,16 @@ class Roster:
         effects: list[Effect] = [
             Contact(m.peer, m.addresses) for m in members if m.peer in present and m.peer != self.me
         ]
-        sought = self._put_away() if self.history.head_body.epoch else set[PeerId]()
+        sought = self.put_away()
         effects += [Contact(m.peer, m.addresses) for m in members if m.peer in sought]
         away = (m.peer for m in members if not m.present and m.peer not in sought)
         return effects + [Forget(peer) for peer in away if peer != self.me]
 
-    def _put_away(self) -> set[PeerId]:
+    def put_away(self) -> set[PeerId]:
         """Whom the recovery took for gone, and who is not back: they may go on elsewhere, and nobody would know."""
         bodies = self.history.bodies
+        if not self.history.head_body.epoch:
+            return set()
         began = [r for r in bodies if r - 1 in bodies and bodies[r].epoch > bodies[r - 1].epoch]
         lost = {m.peer for r in began for m in bodies[r].members if not m.present}
         had = {m.peer for r in began for m in bodies[r - 1].members if m.votes}

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import BODY_BYTES_MAX
 from atoll.base.machine import (
     Ask,
     Done,
@@ -151,6 +150,7 @@ class Round:
         self.reduce: Reduce | None = None
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
         self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
+        self.stepped: tuple[tuple[Signed | None, ...], Step] | None = None  # what a view makes of the state
         self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
         self.free: int | None = None  # the view in which I may propose what I like
         self.bound: int | None = None  # the view in which I must re-propose a certified body
@@ -286,14 +286,22 @@ class Round:
         present = tuple(m.peer for m in self.plan.members if m.present)
         topology, why = self.ground.topology, self.ground.why
         name = topology.name if topology is not None else ""
-        began = RoundBegan(members=present, assembling=self.assembling, topology=name, why=why)
+        began = RoundBegan(
+            members=present,
+            assembling=self.assembling,
+            topology=name,
+            why=why,
+            steps=self.plan.steps,
+            batch=self.plan.batch,
+        )
         effects: list[Effect] = [self._report(began)]
         if self.attempt > 0:
             effects += self.agreement.close_view(self._last_view(self.attempt - 1))
-        if self.trains:
+        if self.trains and not self.update.ready:
             index, count = self.plan.shard(self.me)
             time_s = max(0.0, self.timing.times(self.attempt).train_until - now - HAND_OVER_S)
-            work = Train(self.plan.round, self.plan.settings.inner_steps, time_s, index, count)
+            plan = self.plan
+            work = Train(plan.round, plan.steps, time_s, index, count, plan.batch, plan.limit_s)
             effects.append(Ask(f"round/{self.plan.round}/train", work))
         return [*effects, *self._begin_attempt(now), *self.agreement.begin()]
 
@@ -353,11 +361,14 @@ class Round:
     # ---- commit --------------------------------------------------------------------------------------------
 
     def _commit_if_ready(self, now: Seconds) -> list[Effect]:
-        """Sign what I have, once per attempt, unless the sharing began without me."""
+        """Sign what I have, once per attempt. When the sharing of a later one has begun without me that is a pass,
+        if I know of nobody that gives: when all have passed, nobody waits for rows until the last window ends."""
         name = f"said/{self.plan.round}/{self.attempt}/commit"
         if name in self.said and self.committed.commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
-        if not self.update.ready or self.patience.sharing or self.committed.commit_of(self.me) is not None:
+        if self.patience.sharing and not self._passes_late():
+            return []
+        if not self.update.ready or self.committed.commit_of(self.me) is not None:
             return []
         commit = self.update.commit(self.attempt)
         signed = self.notary.sign(commit)
@@ -368,7 +379,11 @@ class Round:
         mine = self.update.said()
         if mine is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, mine), now)
-        return effects + self._share_if_due(now)
+        return effects + self._awaits_less(now)
+
+    def _passes_late(self) -> bool:
+        """After a failed attempt, as when all were down for a while, windows are long and maybe nobody trained."""
+        return self.attempt > 0 and self.update.passes is not None and not self.committed.now.giving
 
     def _repeat_commit(self, said: bytes, now: Seconds) -> list[Effect]:
         """I restarted and committed before: nobody shall wait for my word, though its bytes are lost."""
@@ -413,7 +428,7 @@ class Round:
 
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""
-        said = self.committed.said_by(names)
+        said = self.committed.shown_to(to, names)
         return [Send(to, Committed(self.plan.round, self.attempt, self.plan.trace, signed)) for signed in said]
 
     def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
@@ -484,9 +499,15 @@ class Round:
     def _my_step(self) -> Step | None:
         """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
         commits = self.committed.now.of
-        if self.view is None or not (named := named_in(self.view)) <= commits.keys():
+        if self.view is None:
+            return None
+        if self.stepped is not None and self.stepped[0] is self.view:
+            return self.stepped[1]  # the first commitments count, so it is still the same
+        if not (named := named_in(self.view)) <= commits.keys():
             return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
-        return step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan.settings.inner_steps)
+        step = step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan)
+        self.stepped = self.view, step
+        return step
 
     # ---- agree ---------------------------------------------------------------------------------------------
 
@@ -509,7 +530,7 @@ class Round:
 
     def _propose_members(self, view: int, now: Seconds) -> list[Effect]:
         """In a round that only assembles them there may be news, or none."""
-        parent, step = self.ground.parent, step_of((), (), self.plan.settings.inner_steps)
+        parent, step = self.ground.parent, step_of((), (), self.plan)
         back = self._wanted_back(step)
         state = parent.state if back is None else self.back.state(step, back[1])
         if state is None:
@@ -549,7 +570,7 @@ class Round:
 
     def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
         raw = proposal.body
-        if len(raw) > BODY_BYTES_MAX:
+        if len(raw) > self.plan.settings.signing.body_bytes_max:
             who = self.agreement.proposer(proposal.view)
             return [self._report(Disagreed(proposer=who, why=f"its body has {len(raw)} bytes"))]
         try:
@@ -560,7 +581,7 @@ class Round:
         wrong = check_body(self.ground, self.notary, body, now)
         if wrong is not None:
             return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
-        trial = self.trials.setdefault(vertex_id(raw), trial_of(raw, self.plan.settings.inner_steps))
+        trial = self.trials.setdefault(vertex_id(raw), trial_of(raw, self.plan))
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
         if self.reduce is not None and body.attempt == self.attempt:
             weighing = None if body.weighing is UNSET else body.weighing
@@ -844,7 +865,7 @@ class Round:
         self.final = vertex
         self.patience.decided(now)
         key = vertex_id(vertex.body)
-        trial = self.trials.setdefault(key, trial_of(vertex.body, self.plan.settings.inner_steps))
+        trial = self.trials.setdefault(key, trial_of(vertex.body, self.plan))
         trial.final = True
         return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(key, trial, now)]
 
@@ -880,7 +901,7 @@ class Round:
         assert self.final is not None
         self.closed = True
         body = decode_body(self.final.body)
-        closed = closed_by(self.final, body, self.plan, self.assembling)
+        closed = closed_by(self.final, body, self.ground, self.assembling)
         self.combined |= self.reduce.made if self.reduce is not None else {}
         agreed = {opened(s).digest for s in body.parts if s is not None}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}

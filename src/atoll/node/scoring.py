@@ -184,7 +184,7 @@ class Scoring:
         plan = plan_round(head, parent, self.settings.round)
         ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
         shard, shards = plan.shard(case.peer)
-        assigned = self.settings.round.inner_steps
+        assigned = plan.steps
         return Score(
             blob=blob,
             round=case.round,
@@ -197,6 +197,7 @@ class Scoring:
             steps_max=assigned,
             root=case.commit.root,
             drawn=Digest(draw_bytes(case.vertex, f"samples of {case.peer}", DIGEST_BYTES)),
+            batch=plan.batch,
         )
 
     # ---- jobs ----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from atoll.base.effort import effort_problem
 from atoll.base.errors import PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
 from atoll.policy.apart import Apart
@@ -14,6 +15,7 @@ from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import StatisticName
 from atoll.policy.validation import Rule
+from atoll.wire.messages.vertex import Body
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
@@ -33,7 +35,8 @@ class RunSettings(msgspec.Struct, frozen=True):
     open_to_all: bool = False  # True: nobody needs a ticket
     recovery: bytes = b""  # public identity that may start over when a quorum is gone for good; empty: nobody
     round: RoundSettings = RoundSettings()
-    topology: TopologyName = "butterfly"  # how updates are reduced: see specs/topologies.md
+    topology: TopologyName | Literal["pairs"] = "butterfly"
+    """How updates are reduced (specs/topologies.md); "pairs": members have models of their own (specs/pairs.md)."""
     pieces: Pieces = 1  # each owner's share is cut so fine: while one is combined the next is on its way
     update_bytes: int = 0  # the most that one encoded update can have; large ones are cut into more parts
     statistic: StatisticName = "mean"  # what the rows of a part become; others than the mean need direct rows
@@ -56,6 +59,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def by_raft(self) -> bool:
         """One phase of votes under a leader that stays, where nobody lies: specs/raft.md."""
         return self.protocol == "raft"
+
+    @property
+    def paired(self) -> bool:
+        """Members exchange two by two, and each has a model of its own: specs/pairs.md."""
+        return self.topology == "pairs"
 
     @property
     def audited_share(self) -> float:
@@ -122,6 +130,39 @@ def acceptance_problem(settings: RunSettings) -> str:
     return ""
 
 
+def pairs_problem(settings: RunSettings) -> str:
+    """What of these stands against members that have models of their own; empty if nothing does."""
+    cannot = {
+        "nobody but the two of a pair can say what a member's state follows from, and members do not trust each "
+        "other": settings.round.quorum != "majority" or settings.witnessed,
+        f"{settings.statistic} is another statistic": settings.statistic != "mean",
+        "audits take rounds again that began from a common model": settings.audited_share > 0,
+        "scores are of updates of a common model": settings.scored_share > 0,
+        "records weigh rows, and in a pair both count the same": settings.reputed,
+        "validators look at a common model": settings.validated is not None,
+        "coded pieces are of a common model": settings.kept_coded is not None,
+        "openings are of sums that all get": settings.opened is not None,
+        "who trains apart comes back to a common model": settings.apart_terms is not None,
+        "a pair waits for both of it": settings.round.acceptance is not msgspec.UNSET,
+        "nobody owns the same parts every round": settings.steady is True,
+        "a row is sent whole": settings.pieces != 1,
+        "who is not drawn to train has no partner": settings.round.sample is not msgspec.UNSET,
+    }
+    return "; ".join(why for why, asked in cannot.items() if asked)
+
+
+def pacing_problem(settings: RunSettings) -> str:
+    """What of these stands against rounds whose work follows the run; empty if nothing does."""
+    effort = settings.round.effort
+    if effort is msgspec.UNSET:
+        return ""
+    if effort.batches is not msgspec.UNSET and settings.apart_terms is not None:
+        return "members train apart, in batches of a size that the others have left behind"
+    if effort.batches is not msgspec.UNSET and settings.round.acceptance is not msgspec.UNSET:
+        return "rounds go on without the slow, whose steps then have batches of two sizes"
+    return effort_problem(effort, settings.round.inner_steps)
+
+
 def encode_settings(settings: RunSettings) -> bytes:
     return msgspec.msgpack.encode(settings, order="deterministic")
 
@@ -141,12 +182,29 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault("", "genesis asks for Raft where members may lie")
         if settings.round.acceptance is not msgspec.UNSET and (problem := acceptance_problem(settings)):
             raise PeerFault("", f"genesis asks for rounds that wait for a quorum of updates, but {problem}")
+        if settings.paired and (problem := pairs_problem(settings)):
+            raise PeerFault("", f"genesis has members exchange in pairs, but {problem}")
+        if settings.apart_terms is not None and settings.round.sample is not msgspec.UNSET:
+            raise PeerFault("", "genesis draws who trains and has members train apart: late work had no turn")
         if settings.apart_terms is not None and settings.audited_share:
             raise PeerFault("", "genesis audits rounds and has members train apart, whose steps nobody assigned")
         if settings.apart_terms is not None and settings.round.acceptance is not msgspec.UNSET:
             raise PeerFault(
                 "", "genesis has rounds go on without the slow and members train apart: steps would get lost"
             )
+        if problem := pacing_problem(settings):
+            raise PeerFault("", f"genesis has the work of rounds follow the run, but {problem}")
         return settings
     except msgspec.DecodeError as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None
+
+
+def settings_of_run(genesis: Body) -> RunSettings:
+    """What genesis fixes. PeerFault if these are no settings, or its own members could not vote by them."""
+    settings = decode_settings(genesis.settings)
+    signing = settings.round.signing
+    if not all(signing.takes(m.vote_key) for m in genesis.members):
+        raise PeerFault(
+            "", f"genesis lists a member whose session key is not of the kind it names ({signing.kind})"
+        )
+    return settings

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import get_args
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.limits import PART_BYTES_MAX, PARTS_MAX
+from atoll.base.limits import PAIRED_MAX, PART_BYTES_MAX, PARTS_MAX
 from atoll.node.settings import RunSettings, TopologyName
 from atoll.policy.links import agreed_links
 from atoll.policy.plan import RoundPlan
@@ -27,6 +27,7 @@ from atoll.protocol.reduce.topology import (
     fanned,
     fitting,
     hierarchical,
+    pairs,
     ring,
     star,
     tree,
@@ -47,13 +48,16 @@ class Way:
 STEADY = b"steady"  # what owners are drawn by where they are the same every round
 
 
-def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> Way:
+def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0, trained: int = 0) -> Way:
     """Owners and those on the way are settled voters; whoever else contributes sends to owners directly.
 
     Where members may lie there are no partial sums, and nobody gets more to own because it says that its link is
     fast: whatever would need them is a plain butterfly. `answered_bytes` of combined parts were agreed on in the
-    last round; 0 if none were, or if that tells nothing about the next round.
+    last round; 0 if none were, or if that tells nothing about the next round. `trained` rounds were before.
     """
+    if settings.paired:  # rows are whole, however long: `found` refuses models that are too large
+        settled = tuple(m.peer for m in plan.trainers if m.standing == "member")
+        return Way(pairs(settled or plan.voters, trained), "as the run's recipe says")
     way = _way(settings, plan, answered_bytes or settings.update_bytes)
     return Way(fitting(way.topology, settings.update_bytes), way.why)
 
@@ -65,6 +69,8 @@ def parts_most(settings: RunSettings, parent: Body) -> int:
 
 def parts_planned(settings: RunSettings) -> int:
     """The most that any topology makes of these settings: `fitting` adds less than what fills a part each."""
+    if settings.paired:
+        return PAIRED_MAX
     return PARTS_MAX * settings.pieces - (-settings.update_bytes // PART_BYTES_MAX)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.node.amend import amend_of
+from atoll.policy.plan import RoundPlan
 from atoll.wire.codec import decode_body, decode_statement
 from atoll.wire.messages.statements import Amend, Answered, Commit, Signed, Statement
 from atoll.wire.messages.vertex import Body
@@ -56,20 +57,21 @@ class Commits:
             self.giving.add(peer)
 
 
-def trial_of(raw: bytes, inner_steps: int) -> Trial:
+def trial_of(raw: bytes, plan: RoundPlan) -> Trial:
     """Of a body that was checked, or that a certificate stands for."""
     body = decode_body(raw)
     commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commit)]
     answers = tuple(None if s is None else opened(s) for s in body.parts)
-    return Trial(raw, body, answers, step_of(body.parts, commits, inner_steps), amend_of(body))
+    return Trial(raw, body, answers, step_of(body.parts, commits, plan), amend_of(body))
 
 
-def step_of(parts: Sequence[Signed | None], commits: Sequence[Commit], inner_steps: int) -> Step:
+def step_of(parts: Sequence[Signed | None], commits: Sequence[Commit], plan: RoundPlan) -> Step:
     """What these answers, of the updates of these commitments, make of the state."""
     digests = tuple(None if s is None else opened(s).digest for s in parts)
     # an update that spans failed rounds stands for more steps than the plan gave; the schedule goes on by one
-    steps = min(max((c.steps for c in commits), default=0), inner_steps)
-    return Step(digests, steps, sum(c.samples for c in commits))
+    steps = min(max((c.steps for c in commits), default=0), plan.steps)
+    most = plan.samples_most
+    return Step(digests, steps, sum(c.samples if most is None else min(c.samples, most) for c in commits))
 
 
 def opened(signed: Signed) -> Answered:

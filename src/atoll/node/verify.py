@@ -29,7 +29,7 @@ from atoll.keys.signer import Verifier
 from atoll.node.amend import agrees, amend_of, goal_of, may_follow
 from atoll.node.body import check_body, write_recovery
 from atoll.node.ground import ground_after
-from atoll.node.settings import RunSettings, decode_settings
+from atoll.node.settings import RunSettings, settings_of_run
 from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.audits import Case, Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
@@ -198,7 +198,7 @@ def _genesis(kept: Kept, audit: Audit) -> Vertex | None:
             return None
         if body.round != -1 or body.parent != ZERO_DIGEST or not any(m.votes for m in body.members):
             raise PeerFault("", "genesis has a parent, another round or no voting member")
-        audit.settings = decode_settings(body.settings)
+        audit.settings = settings_of_run(body)
     except PeerFault as fault:
         audit.problem("unreadable", -1, f"genesis: {fault.what}; nothing can be judged")
         return None

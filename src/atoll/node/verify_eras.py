@@ -1,4 +1,4 @@
-"""Which rounds of a kept history are held by long-lived identities, and which by Ed25519 votes alone.
+"""Which rounds of a kept history are held by long-lived identities, and which by votes alone.
 
 Follows a walk over the vertices (`node/verify.py`) and judges every era that ended on the way by the rules of
 `protocol/dag/eras.py`. Promises: a signature counts only if it holds, for this vertex, by somebody who was in the

@@ -8,7 +8,7 @@ a local measurement: whom I cannot reach is my signed report, not my decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,16 +23,17 @@ from atoll.base.limits import (
     PARTS_MAX,
     PEERS_MAX,
     TICKETS_MAX,
-    VOTE_KEY_BYTES_MAX,
     WORDS_MAX,
 )
+from atoll.base.recall import of_the_same
 from atoll.policy.audits import NO_DOCKET, Docket
 from atoll.policy.inquiry import AGAINST, REFUTING, voices_needed
 from atoll.policy.links import rearranged
 from atoll.policy.pieces import NO_LEDGER, Ledger
 from atoll.policy.plan import QuorumRule
-from atoll.policy.room import ROOM_BYTES, member_bytes, room_taken, ticket_bytes
+from atoll.policy.room import member_bytes, room_taken, ticket_bytes
 from atoll.policy.scoring import NO_SCORES, Scores
+from atoll.policy.signing import ED25519, Signing
 from atoll.policy.validation import NO_VALIDATIONS, Validations
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of
@@ -48,6 +49,7 @@ from atoll.wire.messages.statements import (
     Leave,
     Placed,
     Ready,
+    Rests,
     Scored,
     Suspect,
     Validated,
@@ -58,6 +60,7 @@ from atoll.wire.ticket import redeemed_ticket, redemption_holds
 RECENT = 32  # rounds for which a Join or Ready that names a vertex stays good; rounds may take milliseconds
 AMEND_ROUNDS = 16  # in which the word to go back stays good: who lacks the state has to fetch it first
 FULL = "the run is full"
+RESTS_AHEAD = 2  # the round under way, and the one that its vertex draws for
 FRESH = 2  # rounds for a complaint: several of one moment mean something, several of a day may be the network's
 
 
@@ -107,6 +110,7 @@ def admissible(
     open_to_all: bool,
     wall_s: float | None,
     parts: int = PARTS_MAX,
+    signing: Signing = ED25519,
 ) -> str | None:
     """None if the report may stand in the next vertex, else why not, in words for its sender.
 
@@ -114,12 +118,12 @@ def admissible(
     because voters' wall clocks may differ around the last second. `parts` an update may have at most.
     """
     by, statement = reported.by, reported.statement
-    members = {m.peer: m for m in parent.members}
+    members = _by_name(parent.members)
     mine = members.get(by)
     match statement:
         case Join():
-            why = _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s)
-            return why or _no_room(statement, reported, parent, parts)
+            why = _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s, signing)
+            return why or _no_room(statement, reported, parent, parts, signing)
         case Ready(vertex, state):
             if mine is None or mine.standing != "observer" or mine.role == "observer":
                 return "only an observing trainer can become ready"
@@ -128,6 +132,10 @@ def admissible(
             if len(why) > WORDS_MAX:
                 return "gives too long a reason"
             return None if mine is not None and mine.present else "is not a member"
+        case Rests(round=round):
+            if mine is None or not mine.trains:
+                return "only members that train can rest"
+            return None if parent.round < round <= parent.round + RESTS_AHEAD else "is out of date"
         case Suspect(round=round, peer=peer):
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or not target.present:
@@ -173,7 +181,12 @@ def admissible(
             return "is no member report"
 
 
-def _may_accuse(caught: Caught, mine: Member | None, members: dict[PeerId, Member], round: int) -> str | None:
+@of_the_same  # asked with every report
+def _by_name(members: tuple[Member, ...]) -> Mapping[PeerId, Member]:
+    return {m.peer: m for m in members}
+
+
+def _may_accuse(caught: Caught, mine: Member | None, members: Mapping[PeerId, Member], round: int) -> str | None:
     """That it is an answer, or two statements, which its signer did sign is settled before (node/body).
 
     Who is away may be accused: a farewell before the proof is no way back.
@@ -196,21 +209,20 @@ def _may_join(
     join: Join,
     reported: Reported,
     parent: Body,
-    members: dict[PeerId, Member],
+    members: Mapping[PeerId, Member],
     recent: Recent,
     run: Digest,
     open_to_all: bool,
     wall_s: float | None,
+    signing: Signing,
 ) -> str | None:
     by = reported.by
     if join.peer != by or len(join.addresses) > ADDRESSES_MAX:
         return "a join must be signed by the one who joins and name at most a few addresses"
-    if (
-        any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses)
-        or len(join.name) > 64
-        or len(join.vote_key) > VOTE_KEY_BYTES_MAX
-    ):
-        return "its name, key or an address is too long"
+    if any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses) or len(join.name) > 64:
+        return "its name or an address is too long"
+    if not signing.takes(join.vote_key):
+        return f"its session key is of another kind than this run votes by ({signing.kind}); upgrade atoll"
     if join.after not in recent.states:
         return "it was written too long ago; ask again"
     before = members.get(by)
@@ -240,25 +252,25 @@ def _may_join(
     return None
 
 
-def _no_room(join: Join, reported: Reported, parent: Body, parts: int) -> str | None:
+def _no_room(join: Join, reported: Reported, parent: Body, parts: int, signing: Signing) -> str | None:
     """A vertex must fit one message with everything that its members may say in it.
 
     Whoever has a line has its room, also while it is away: only longer words or another role take more.
     """
-    more = _more(_line_of(join, reported.identity, "observer", parent.round + 1), parent.members, parts)
+    more = _more(_line_of(join, reported.identity, "observer", parent.round + 1), parent.members, parts, signing)
     if more <= 0:
         return None
-    free = ROOM_BYTES - room_taken(parent.members, parent.tickets, parts)
-    if more <= free + sum(member_bytes(m, parts) for m in _forgettable(parent.members, {reported.by})):
+    free = signing.room_bytes - room_taken(parent.members, parent.tickets, parts, signing)
+    if more <= free + sum(member_bytes(m, parts, signing) for m in _forgettable(parent.members, {reported.by})):
         return None
     present = sum(m.present for m in parent.members)
     return f"{FULL}: a vertex of {present} members and {parts} parts has no room for more"
 
 
-def _more(line: Member, members: Sequence[Member], parts: int) -> int:
+def _more(line: Member, members: Sequence[Member], parts: int, signing: Signing) -> int:
     """Room that a line takes beyond what the same member took before."""
     before = next((m for m in members if m.peer == line.peer), None)
-    return member_bytes(line, parts) - (member_bytes(before, parts) if before is not None else 0)
+    return member_bytes(line, parts, signing) - (member_bytes(before, parts, signing) if before is not None else 0)
 
 
 def _forgettable(members: Sequence[Member], but: set[PeerId]) -> list[Member]:
@@ -270,12 +282,14 @@ def _forgettable(members: Sequence[Member], but: set[PeerId]) -> list[Member]:
     return sorted(idle, key=lambda m: (m.since, m.peer))
 
 
-def _giving_way(idle: Sequence[Member], room: int, places: int, parts: int) -> Sequence[Member] | None:
+def _giving_way(
+    idle: Sequence[Member], room: int, places: int, parts: int, signing: Signing
+) -> Sequence[Member] | None:
     """The oldest of these lines that make so many bytes of room and so many places; None if all are too few."""
     for count in range(len(idle) + 1):
         if room <= 0 and places <= count:
             return idle[:count]
-        room -= member_bytes(idle[count], parts) if count < len(idle) else 0
+        room -= member_bytes(idle[count], parts, signing) if count < len(idle) else 0
     return None
 
 
@@ -292,12 +306,15 @@ def next_members(
     training: bool,
     parts: int = PARTS_MAX,
     trainers_most: int = PEERS_MAX,
+    signing: Signing = ED25519,
+    awaited: Collection[PeerId] | None = None,
 ) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
     """Membership and tickets after this round. `reports` are admissible; their order does not matter.
 
     `training` is False for a round that only assembles members: nobody can miss it. `parts` an update may have at
     most: what there is no room for waits, and is told so when it asks again. Of trainers there are `trainers_most`:
-    who is ready beyond these goes on observing until one is gone.
+    who is ready beyond these goes on observing until one is gone. `awaited`: who could miss the round, where not
+    everybody who trains was drawn for it.
     """
     voters = [m.peer for m in parent.members if m.votes]
     budget = changes_max(len(voters))
@@ -323,7 +340,7 @@ def next_members(
             step_s=commit.step_s if commit is not None and commit.step_s > 0 else m.step_s,
             offset_s=commit.offset_s if commit is not None else m.offset_s,
             links=commit.links if commit is not None and commit.links else m.links,
-            missed=_missed(m, counted) if training else m.missed,
+            missed=_missed(m, counted) if training and (awaited is None or m.peer in awaited) else m.missed,
             standing="member" if m.standing == "new" else m.standing,
         )
         going = m.peer in leaving or m.peer in lost or m.peer in failing or m.peer in liars
@@ -341,18 +358,18 @@ def next_members(
         members.append(m)
     tickets = list(parent.tickets)
     invites = [r.statement for r in by_kind if isinstance(r.statement, Invite)]
-    room = ROOM_BYTES - room_taken(members, tickets, parts) if joins or invites else 0
+    room = signing.room_bytes - room_taken(members, tickets, parts, signing) if joins or invites else 0
     idle = _forgettable(members, {join.peer for _, join in joins}) if joins else []
     for identity, join in joins:
-        more = _more(_line_of(join, identity, "observer", parent.round + 1), members, parts)
+        more = _more(_line_of(join, identity, "observer", parent.round + 1), members, parts, signing)
         lines = len(members) + 1 - PEERS_MAX if all(m.peer != join.peer for m in members) else 0
-        gone = _giving_way(idle, more - room if more > 0 else 0, lines, parts)
+        gone = _giving_way(idle, more - room if more > 0 else 0, lines, parts, signing)
         if gone is None:
             continue
         if gone:
             members, idle = [m for m in members if m not in gone], idle[len(gone) :]
         members, tickets, budget = _let_in(members, tickets, join, identity, parent.round + 1, budget)
-        room += sum(member_bytes(m, parts) for m in gone) - more
+        room += sum(member_bytes(m, parts, signing) for m in gone) - more
     for i in invites:
         tickets = [t for t in tickets if t.ticket != i.ticket]
         ticket = TicketUse(i.ticket, i.key, i.role, i.uses, i.expires_s)
@@ -472,7 +489,7 @@ def target_of(statement: AnyStatement) -> str:
             return f"{round}/{peer}" if opening is UNSET else f"{round}/{peer}/{opening}"
         case Scored(round=round, peer=peer):
             return f"{round}/{peer}"
-        case Validated(round=round) | Placed(round=round):
+        case Validated(round=round) | Placed(round=round) | Rests(round=round):
             return str(round)
         case Invite(ticket=ticket):
             return ticket.hex()

@@ -17,8 +17,9 @@ import msgspec
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
-from atoll.base.limits import AUDIT_TURN, COMMIT_BYTES_MAX, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
+from atoll.base.limits import AUDIT_TURN, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
 from atoll.policy.inquiry import CHANCES, Inquiry, QuorumRule, voices_needed
+from atoll.policy.signing import MLDSA65
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Answered, Finding
 from atoll.wire.messages.vertex import Body
@@ -52,10 +53,10 @@ class Opening(Inquiry):
 
     @property
     def bytes_most(self) -> int:
-        """Of what is shown: leaves are never longer than in fp32, paths have their bound."""
+        """Of what is shown: leaves are never longer than in fp32; paths and commitments have their bounds."""
         rows = len(self.answered.contributors)
         leaf = LEAF_BYTES_MAX + PATH_MAX * (DIGEST_BYTES + 2)
-        return len(self.blocks) * (rows + 1) * leaf + rows * (COMMIT_BYTES_MAX + leaf)
+        return len(self.blocks) * (rows + 1) * leaf + rows * (MLDSA65.commit_bytes_max + leaf)
 
     def asked(self, head: int) -> tuple[PeerId, ...]:
         if not self.against:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from atoll.base.draw import draw_below
+from atoll.base.effort import Effort, Quota, quota_of
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CLOCK_BOUND_S,
@@ -30,6 +31,8 @@ from atoll.base.limits import (
 )
 from atoll.policy.committee import draw_committee
 from atoll.policy.reputation import on_duty, scores_of
+from atoll.policy.sampling import Sample, drawn_after
+from atoll.policy.signing import Signing
 from atoll.policy.windows import GROWTH, within
 from atoll.wire.messages.vertex import Body, Member
 
@@ -67,10 +70,17 @@ class RoundSettings(msgspec.Struct, frozen=True):
     """What owner_s shrinks to, at the least, where rounds show that they are fast; left out: it never does. Keep
     above a second: lost words are said again after one, and training may stumble over a busy moment."""
     acceptance: Acceptance | UnsetType = UNSET  # left out: everybody is waited for, as long as training may last
+    votes: Literal["ml-dsa-65"] | UnsetType = UNSET  # by which keys sessions sign; left out: Ed25519
+    sample: Sample | UnsetType = UNSET  # how many train in a round; left out: everybody does
+    effort: Effort | UnsetType = UNSET  # left out: every round asks for inner_steps of the recipe's batch
 
     @property
     def committee_most(self) -> int:
         return COMMITTEE_MAX if self.committee is UNSET else self.committee
+
+    @property
+    def signing(self) -> Signing:
+        return Signing("ed25519" if self.votes is UNSET else self.votes, self.committee_most)
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,29 @@ class RoundPlan:
     owners_per_part: int
     pace: Pace | None = None  # None: as settings have it
     scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # of members' records, if any are kept
+    drawn: frozenset[PeerId] | None = None  # who trains; None: everybody
+    quota: Quota | None = None  # None: as settings have it
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of each trainer, at most."""
+        return self.settings.inner_steps if self.quota is None else self.quota.steps
+
+    @property
+    def batch(self) -> int:
+        """Samples of each; 0: as the recipe has it."""
+        return 0 if self.quota is None else self.quota.batch
+
+    @property
+    def samples_most(self) -> int | None:
+        """For how many one trainer's count where rates follow what was learned; None: for all that it names."""
+        effort = self.settings.effort
+        return self.steps * self.batch if effort is not UNSET and effort.bounded is True else None
+
+    @property
+    def limit_s(self) -> Seconds | None:
+        """Of training, from when a trainer runs; None: its steps and the window end it."""
+        return _limit_s(self.settings)
 
     @property
     def has_clock(self) -> bool:
@@ -128,8 +161,14 @@ class RoundPlan:
 
     @cached_property
     def trainers(self) -> tuple[Member, ...]:
-        """Members that may contribute."""
-        return tuple(m for m in self.members if m.trains)
+        """Members that may contribute: of those that train, who was drawn for this round."""
+        drawn = self.drawn
+        return tuple(m for m in self.members if m.trains and (drawn is None or m.peer in drawn))
+
+    @cached_property
+    def givers(self) -> frozenset[PeerId]:
+        """Their names."""
+        return frozenset(m.peer for m in self.trainers)
 
     @cached_property
     def voters(self) -> tuple[PeerId, ...]:
@@ -274,28 +313,46 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
     voting = [m for m in body.members if m.votes]
     assert voting, "a vertex without voting members was agreed on"
     owners = min(OWNERS_PER_PART, len(voting))
-    train_s = _train_s(body, settings, 1.0)
+    drawn = None
+    if settings.sample is not UNSET:
+        drawn = drawn_after(head, body, settings.sample, settings.quorum == "majority")
+    settled = [m.peer for m in body.members if m.trains and m.standing == "member"]
+    giving = len(settled if drawn is None else drawn.intersection(settled))
+    quota = quota_of(settings.effort, settings.inner_steps, body.effort, giving)
+    train_s = _train_s(body, settings, quota, 1.0)
     pace: Pace | None = None
     if settings.window_min_s is not UNSET:
         agreed_s = settings.owner_s if body.window_s is UNSET else body.window_s
         owner_s = within(agreed_s, settings.window_min_s, settings.owner_s)
-        slowest = _slowest_s(body)
-        pace = Pace(
-            _train_s(body, settings, owner_s / settings.owner_s), owner_s, (slowest or 0.0) * settings.inner_steps
-        )
-    scores = scores_of(body)
-    return RoundPlan(body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace, scores)
+        slowest, limit_s = _slowest_s(body), _limit_s(settings)
+        training_s = (slowest or 0.0) * quota.stretch * quota.steps
+        training_s = training_s if limit_s is None else min(training_s, limit_s)
+        pace = Pace(_train_s(body, settings, quota, owner_s / settings.owner_s), owner_s, training_s)
+    told = quota if settings.effort is not UNSET else None
+    fixed = body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace
+    return RoundPlan(*fixed, scores_of(body), drawn, told)
 
 
-def _train_s(body: Body, settings: RoundSettings, haste: float) -> Seconds:
+def _train_s(body: Body, settings: RoundSettings, quota: Quota, haste: float) -> Seconds:
     """Until when training lasts, counted from the last proposal. What is no training is taken `haste` times."""
     slowest = _slowest_s(body)
     if slowest is None:
         return min(settings.first_train_s, settings.train_max_s)
     # half as much again: a busy box is not a dead one; and the last combined part reaches the last member late
-    train_s = START_S * haste + SPREAD_S * len(body.members) + 1.5 * slowest * settings.inner_steps
+    steps_s, limit_s = 1.5 * slowest * quota.steps, _limit_s(settings)
+    if quota.stretch > 1.0:
+        steps_s *= quota.stretch
+    if limit_s is not None:
+        steps_s = min(steps_s, limit_s + HAND_OVER_S)
+    train_s = START_S * haste + SPREAD_S * len(body.members) + steps_s
     train_s += settings.agree_s * haste  # the plan counts from the proposal; members hear of it after the votes
     return min(train_s, settings.train_max_s)
+
+
+def _limit_s(settings: RoundSettings) -> Seconds | None:
+    """Where genesis counts rounds in minutes."""
+    effort = settings.effort
+    return None if effort is UNSET or effort.train_s is UNSET else effort.train_s
 
 
 def _slowest_s(body: Body) -> Seconds | None:

@@ -2,10 +2,10 @@
 
 A body lists every member, and for every part who is in it; it travels whole in proposals and in news. So whoever
 may train takes room for its line, for its commitment and for its name in every part, an observer for its line.
-Counts what these can have at most, not what they had last time (scores, of three bytes, find theirs in numbers
-that are counted as nine), and who is away as if it were here: it may come
-back at any time, and shall find its place. So a member's room depends on its words alone, never on its standing,
-except that an expelled one keeps its line only. Never looks at who asks.
+Counts what these can have at most, not what they had last time (scores and credits, of three bytes each, find
+theirs in numbers that are counted as nine, and in links and commitments that nobody fills), and who is away as if
+it were here: it may come back at any time, and shall find its place. So a member's room depends on its words
+alone, never on its standing, except that an expelled one keeps its line only. Never looks at who asks.
 """
 
 from __future__ import annotations
@@ -17,29 +17,25 @@ import msgspec
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
-    BODY_BYTES_MAX,
-    COMMIT_BYTES_MAX,
     MISSED_MAX,
-    REPORTS_BYTES_MAX,
-    VOTE_KEY_BYTES_MAX,
 )
 from atoll.policy.links import REPORT_BYTES_MAX as LINKS_BYTES_MAX
+from atoll.policy.signing import ED25519, Signing
 from atoll.wire.messages.statements import Signed, Weighing
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NOBODY, HUGE = PeerId(""), 2**63 - 1
 LIST_BYTES = 4  # by which the head of a long list is longer than that of an empty one
-SIGNATURE_BYTES = 64
 
 
 def _bytes(value: object) -> int:
     return len(msgspec.msgpack.encode(value))
 
 
-# what the words themselves take, without names, addresses and lists
+# what the words themselves take, without keys, names, addresses and lists
 _LINE = Member(
     NOBODY,
-    bytes(VOTE_KEY_BYTES_MAX),
+    b"",
     (),
     "observer",
     "observer",
@@ -75,16 +71,17 @@ LINE_BYTES = _bytes(_LINE)
 FRAME_BYTES = _bytes(_BODY) + 7 * LIST_BYTES  # parts, commits, members, tickets, reports, weights and whose
 WEIGHT_BYTES = 9  # of a row, where distances weigh it
 SIGNED_BYTES = _bytes(Signed(NOBODY, bytes(2**16), b"")) - 2**16 + 1  # around a body, a signer and a signature
-ROOM_BYTES = BODY_BYTES_MAX - REPORTS_BYTES_MAX
 
 _USUAL = ("/ip4/192.168.100.100/tcp/40001", "/ip4/203.0.113.200/tcp/40001")
 
 
-def room_taken(members: Sequence[Member], tickets: Sequence[TicketUse], parts: int) -> int:
+def room_taken(
+    members: Sequence[Member], tickets: Sequence[TicketUse], parts: int, signing: Signing = ED25519
+) -> int:
     """The most that a body with these members and tickets can have, but for its reports; in bytes."""
     longest = max((name_bytes(m.peer) for m in members if may_train(m)), default=0)
-    answers = parts * (ANSWER_BYTES_MAX + SIGNATURE_BYTES + SIGNED_BYTES + longest)
-    lines = sum(member_bytes(m, parts) for m in members)
+    answers = parts * (ANSWER_BYTES_MAX + signing.signature_bytes + SIGNED_BYTES + longest)
+    lines = sum(member_bytes(m, parts, signing) for m in members)
     return FRAME_BYTES + longest + answers + lines + sum(ticket_bytes(t) for t in tickets)
 
 
@@ -93,13 +90,15 @@ def may_train(member: Member) -> bool:
     return member.standing != "expelled" and member.role != "observer"
 
 
-def member_bytes(member: Member, parts: int) -> int:
+def member_bytes(member: Member, parts: int, signing: Signing = ED25519) -> int:
     """What one member adds: its line, and if it may train its commitment, its name in every part, and a weight."""
     name = name_bytes(member.peer)
-    line = LINE_BYTES + name + name_bytes(member.name) + sum(map(name_bytes, member.addresses))
+    line = (
+        LINE_BYTES + signing.key_bytes_max + name + name_bytes(member.name) + sum(map(name_bytes, member.addresses))
+    )
     if not may_train(member):
         return line
-    return line + COMMIT_BYTES_MAX + SIGNED_BYTES + name * (parts + 1) + name + WEIGHT_BYTES
+    return line + signing.commit_bytes_max + SIGNED_BYTES + name * (parts + 1) + name + WEIGHT_BYTES
 
 
 def ticket_bytes(ticket: TicketUse) -> int:
@@ -111,8 +110,8 @@ def name_bytes(name: str) -> int:
     return size + (1 if size < 2**5 else 2 if size < 2**8 else 3)
 
 
-def members_most(parts: int) -> int:
+def members_most(parts: int, signing: Signing = ED25519) -> int:
     """How many members of the usual kind, who train and have two addresses, there is room for."""
     usual = Member(PeerId("n" * 52), b"", _USUAL, "trainer", "member", 0, 0.0, "n" * 16)
-    free = ROOM_BYTES - room_taken((), (), parts) - parts * name_bytes(usual.peer)
-    return max(0, free // member_bytes(usual, parts))
+    free = signing.room_bytes - room_taken((), (), parts, signing) - parts * name_bytes(usual.peer)
+    return max(0, free // member_bytes(usual, parts, signing))

@@ -78,6 +78,11 @@ def whole_of(rows: Sequence[Digest], round: int, part: int) -> Digest:
     return digest(b"".join(rows) + str((round, part)).encode())
 
 
+def _most_s(work: Train) -> Seconds:
+    """A virtual trainer always runs."""
+    return work.seconds_max if work.limit_s is None else min(work.seconds_max, work.limit_s)
+
+
 @dataclass
 class _Training:
     work: Train
@@ -141,7 +146,7 @@ class Island:
                 ahead = self._taken_ahead(step_s) if self.knobs.overlap else 0
                 left = work.steps - ahead
                 self.training, self.hurried = _Training(work, self.now(), step_s, ahead), False
-                return min(step_s * max(left, 0), max(work.seconds_max, 0.0))
+                return min(step_s * max(left, 0), max(_most_s(work), 0.0))
             case Encode() | Compare() | Combine() | Advance() | Adopt():
                 return 0.002 + self.knobs.update_bytes / 1e9
             case TrainApart():
@@ -308,7 +313,7 @@ class Island:
     def _train(self, work: Train) -> Trained:
         if self.draw.random() < self.knobs.train_failure_rate:
             raise RuntimeError("the virtual trainer crashed")
-        steps = min(work.steps, max(0, int(work.seconds_max / self.knobs.step_s)))
+        steps = min(work.steps, max(0, int(_most_s(work) / self.knobs.step_s)))
         if self.knobs.carries:
             if self.training is None or self.training.work.round != work.round:
                 return Trained(0, 0, 0.0, 0.0)  # the round is over, and nobody listens
@@ -320,7 +325,7 @@ class Island:
             self.steps_done = self.chain.taken[work.round] = steps
         loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
         since = self.steps_done if self.knobs.carries else steps
-        return Trained(since, self.steps_done * BATCH, loss, self.knobs.step_s)
+        return Trained(since, self.steps_done * (work.batch or BATCH), loss, self.knobs.step_s)
 
     def _part(self, work: Encode, index: int) -> Payload:
         name = digest(f"{self.me}/{work.round}/{index}/{self.draw.random()}".encode())

@@ -26,7 +26,7 @@ class NetworkKnobs:
     downlink_bytes_s: float = 12.5e6
 
 
-@dataclass
+@dataclass(slots=True)
 class Waiting:
     """A payload's message until it leaves: what arrives is what was said last."""
 
@@ -97,7 +97,7 @@ class Network:
         if base is None:
             base = self.draw.uniform(self.knobs.latency_min_s, self.knobs.latency_max_s)
             self.latency[pair] = base
-        return base + self.draw.uniform(0, self.knobs.jitter_s)
+        return base + self.knobs.jitter_s * self.draw.random()
 
     def split(self, side: set[PeerId], others: set[PeerId], both_ways: bool = True) -> None:
         """Nothing passes from `side` to `others`, and, unless the partition is asymmetric, nothing back."""

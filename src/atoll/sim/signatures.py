@@ -1,14 +1,15 @@
 """Signatures of the virtual world: a keyed hash behind the same door as the real ones, or the real ones.
 
-A keyed hash is unforgeable inside a simulation because villains sign through their own signer only. `RealKeys`
-puts sessions certified by Ed25519 + ML-DSA-65 identities behind the door, so that the door itself is proven; its
-peers are named as in the real world.
+A keyed hash is unforgeable inside a simulation because villains sign through their own signer only. One that stands
+for ML-DSA-65 is as long, and worlds with it can be replayed, which real ones, randomised, cannot. `RealKeys` puts
+sessions certified by Ed25519 + ML-DSA-65 identities behind the door, so that the door itself is proven; its peers
+are named as in the real world.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
@@ -16,16 +17,17 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 from atoll.base.draw import draw_bytes
 from atoll.base.ids import PeerId
 from atoll.keys.identity import (
+    MLDSA65_KEY_BYTES,
+    MLDSA65_SIGNATURE_BYTES,
     Identity,
     SessionSigner,
     SessionVerifier,
     VotePrivateKey,
+    kind_of_key,
     public_bytes,
     signature_bytes,
 )
-from atoll.keys.signer import Signer, Verifier, Vouch
-
-VoteKind = Literal["ed25519", "ml-dsa-65"]
+from atoll.keys.signer import Signer, Verifier, VoteKind, Vouch
 
 _SECRET = b"the world's own secret"
 
@@ -56,20 +58,21 @@ class Keys(Protocol):
 
 
 class VirtualKeys:
-    def __init__(self) -> None:
+    def __init__(self, votes: VoteKind = "ed25519") -> None:
+        self.votes: VoteKind = votes
         self.verifier = VirtualVerifier()
 
     def name(self, index: int) -> PeerId:
         return peer_name(index)
 
     def vote_key(self, index: int) -> bytes:
-        return VirtualSigner(self.name(index)).vote_key
+        return VirtualSigner(self.name(index), votes=self.votes).vote_key
 
     def identity(self, index: int) -> bytes:
         return self.name(index).encode()
 
     def signer(self, index: int, run: bytes) -> Signer:
-        return VirtualSigner(self.name(index))
+        return VirtualSigner(self.name(index), votes=self.votes)
 
     def vouch(self, peer: PeerId) -> Vouch:
         identity = peer.encode()
@@ -77,7 +80,10 @@ class VirtualKeys:
 
 
 class RealKeys:
-    """Identities and sessions drawn from a seed, so that a world with real keys can be replayed too."""
+    """Identities and sessions drawn from a seed, so that a world with real keys can be replayed too.
+
+    With ML-DSA-65 sessions it cannot: their signatures are randomised, and vertices hold them.
+    """
 
     def __init__(self, seed: int, votes: VoteKind = "ed25519") -> None:
         self.votes: VoteKind = votes
@@ -125,9 +131,11 @@ class RealKeys:
 
 
 class VirtualSigner:
-    def __init__(self, peer: PeerId, session: int = 0) -> None:
+    def __init__(self, peer: PeerId, session: int = 0, votes: VoteKind = "ed25519") -> None:
         self.peer = peer
         self.vote_key = f"{peer}#{session}".encode()
+        if votes == "ml-dsa-65":
+            self.vote_key = self.vote_key.ljust(MLDSA65_KEY_BYTES, b"\0")
         self.certificate = b"certified " + self.vote_key
 
     def sign(self, data: bytes) -> bytes:
@@ -155,4 +163,6 @@ def sign_as_identity(identity: bytes, data: bytes) -> bytes:
 
 
 def _mark(vote_key: bytes, data: bytes) -> bytes:
-    return blake2b(data, key=_SECRET, salt=blake2b(vote_key, digest_size=16).digest(), digest_size=16).digest()
+    salt = blake2b(vote_key, digest_size=16).digest()
+    mark = blake2b(data, key=_SECRET, salt=salt, digest_size=16).digest()
+    return mark if kind_of_key(vote_key) == "ed25519" else mark.ljust(MLDSA65_SIGNATURE_BYTES, b"\0")

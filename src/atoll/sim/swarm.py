@@ -46,6 +46,7 @@ class SwarmKnobs:
     island: IslandKnobs = field(default_factory=IslandKnobs)
     clock_offset_s: Seconds = 0.0
     clock_drift: float = 0.0
+    names: tuple[str, ...] = ()  # of the founders, for people; none: their numbers
     run: RunSettings = field(
         default_factory=lambda: RunSettings(open_to_all=True, round=RoundSettings(inner_steps=20, first_train_s=10))
     )
@@ -67,7 +68,7 @@ class Swarm:
         island: IslandMaker = Island,
     ) -> None:
         self.knobs, self.island = knobs or SwarmKnobs(), island
-        self.keys = keys or VirtualKeys()
+        self.keys = keys or VirtualKeys(self.knobs.run.round.signing.kind)
         self.makers = villains or {}
         self.world = World(seed, self.knobs.network)
         self.checkers = Checkers(frozenset(self.keys.name(i) for i in self.makers))
@@ -132,7 +133,7 @@ class Swarm:
         maker = self.makers.get(index, honest)
 
         def make() -> Peer:
-            wish = Wish(role, name, (), admission)
+            wish = Wish(role, k.names[index] if index < len(k.names) else name, (), admission)
             return maker(self.run_id, signer, self.keys, wish, genesis, bootstrap)
 
         return self.world.add(name, make, island, clock)
@@ -147,7 +148,7 @@ class Swarm:
                 "member",
                 -1,
                 0.0,
-                f"{i}",
+                self.knobs.names[i] if self.knobs.names else f"{i}",
                 identity=digest(self.keys.identity(i)),
             )
             for i in range(self.knobs.peers)

@@ -180,8 +180,9 @@ class World:
         return self._sequence
 
     def run(self, until: Seconds, stop: Callable[[], bool] | None = None) -> None:
-        while self.queue and self.queue[0][0] <= until:
-            self.now, _, act = heapq.heappop(self.queue)
+        queue = self.queue  # the same list for ever
+        while queue and queue[0][0] <= until:
+            self.now, _, act = heapq.heappop(queue)
             act()
             if stop is not None and stop():
                 return
@@ -380,12 +381,8 @@ def _write(kept: dict[str, bytes], name: str, blob: bytes | None) -> None:
 
 
 def _label(event: Event) -> str:
-    match event:
-        case Received(sender, message):
-            return f"{sender}>{type(message).__name__}"
-        case TimerFired(name):
-            return name
-        case Done(job) | Failed(job):
-            return job
-        case _:
-            return type(event).__name__
+    if isinstance(event, Received):  # nearly all of them; a pattern would be looked up for each
+        return f"{event.sender}>{type(event.message).__name__}"
+    if isinstance(event, TimerFired):
+        return event.name
+    return event.job if isinstance(event, Done | Failed) else type(event).__name__

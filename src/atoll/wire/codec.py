@@ -29,6 +29,7 @@ from atoll.wire.messages.history import (
     WantVertices,
 )
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import (
     Answer,
     Committed,
@@ -81,6 +82,8 @@ AnyMessage = (
     | JoinRefused
     | WantExhibit
     | ExhibitIs
+    | WantPreference
+    | PreferenceIs
     | Hello
 )
 
@@ -116,9 +119,16 @@ def statement_in(signed: Signed) -> Statement | None:
         return None
 
 
-@lru_cache(maxsize=16)  # of bytes and who brought them: the last few bodies are opened again and again
 def decode_body(data: bytes, who: PeerId = PeerId("")) -> Body:
-    return _decode(_BODY, data, who, "vertex body")
+    try:
+        return _body_in(data)
+    except PeerFault as fault:  # by whoever brought it
+        raise PeerFault(who, fault.what) from None
+
+
+@lru_cache(maxsize=16)  # whoever brought it: the last few bodies are opened again and again
+def _body_in(data: bytes) -> Body:
+    return _decode(_BODY, data, PeerId(""), "vertex body")
 
 
 def decode_vertex(data: bytes, who: PeerId = PeerId("")) -> Vertex:

@@ -23,10 +23,11 @@ from world import World, story
 from atoll.base.ids import PeerId
 from atoll.base.machine import Send
 from atoll.keys.digest import digest
+from atoll.keys.signer import VoteKind
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.consensus.raft_round import RaftRound
-from atoll.sim.signatures import RealKeys, VoteKind
+from atoll.sim.signatures import RealKeys
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Statement, Timeout, Vote
 
@@ -49,11 +50,14 @@ def test_voters_that_do_not_hear_each_other_decide_through_one_that_all_hear(vot
 
 @pytest.mark.parametrize("votes", ["ed25519", "ml-dsa-65"])
 def test_the_same_with_real_signatures_of_either_kind(votes: VoteKind):
-    """Nothing but the length of what is signed tells them apart."""
+    """Nothing but the length of what is signed tells them apart; one liar, or Raft and none."""
+    length = {"ed25519": 64, "ml-dsa-65": 3309}[votes]
     for seed in range(2):
-        world = story(seed, 4, 1, moves=20, real=RealKeys(seed, votes))
-        length = {"ed25519": 64, "ml-dsa-65": 3309}[votes]
-        assert world.watch.final is not None and {len(sig) for _, sig in world.watch.final.votes} == {length}
+        keys = RealKeys(seed, votes)
+        lied_to = story(seed, 4, 1, moves=20, real=keys)
+        crashed = story(seed, 3, 0, "majority", moves=20, real=keys, machine=RaftRound)
+        for world in (lied_to, crashed):
+            assert world.watch.final is not None and {len(sig) for _, sig in world.watch.final.votes} == {length}
 
 
 @pytest.mark.parametrize("voters", [1, 2, 3, 5])

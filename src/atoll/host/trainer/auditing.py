@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.host.trainer.words import JudgeSegment, Progressed, ShowSegment
 from atoll.learn.audit import (
@@ -118,6 +120,8 @@ class Auditing:
         return (yield from judging(*told))
 
     def _replica_for(self, assignment: Assignment) -> Replica:
-        if self._replica is None or self._replica.recipe != assignment.recipe:
-            self._replica = Replica(assignment.recipe, self.data, assignment.data)
-        return self._replica
+        recipe, replica = assignment.recipe, self._replica
+        if replica is None or replace(replica.recipe, batch=recipe.batch) != recipe:
+            replica = self._replica = Replica(recipe, self.data, assignment.data)
+        replica.recipe = recipe  # of rounds whose batches differ the models are the same
+        return replica

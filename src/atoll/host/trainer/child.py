@@ -55,6 +55,7 @@ from atoll.host.trainer.words import (
 )
 from atoll.learn.audit import Live, profile_here
 from atoll.learn.data import batch, cursor_after, epoch_samples, load_data, validation
+from atoll.learn.horizon import later, step_at
 from atoll.learn.inner import (
     Accumulate,
     InnerState,
@@ -189,10 +190,10 @@ class Child:
         """The next one of the job."""
         began, span = time.monotonic(), self.span
         inputs, targets = self._batch(job, job.cursor + span.samples)
-        span.last_loss = self._step(inputs, targets, job.global_step + span.steps)
+        span.last_loss = self._step(inputs, targets, step_at(self.spec.horizon, self._position(job)))
         span.loss_sum += span.last_loss
         span.steps += 1
-        span.samples += self.spec.batch
+        span.samples += job.batch or self.spec.batch
         span.tokens += targets.numel()
         span.seconds += time.monotonic() - began
 
@@ -201,6 +202,7 @@ class Child:
         if isinstance(self.spec.inner, Accumulate):  # x rests: what is handed over is the sum of gradients
             self.mailbox.x_F[: self.layout.parameters].copy_(self.inner.first_P)
             self.inner.first_P.zero_()
+        position = self._position(job)
         span, self.span = self.span, _Span()
         cursor = job.cursor + span.samples
         record = self.auditing.end(self._live, span.steps)
@@ -211,9 +213,7 @@ class Child:
             self.under_way = True
             left = 0 if self.commands.cancelled == job.job else job.ahead
             self.full = job.steps
-            self.onward = msgspec.structs.replace(
-                job, steps=left, cursor=cursor, global_step=job.global_step + span.steps
-            )
+            self.onward = msgspec.structs.replace(job, steps=left, cursor=cursor, global_step=position)
         return Trained(
             steps=span.steps,
             samples=span.samples,
@@ -225,6 +225,12 @@ class Child:
             links=tuple(record.links) if record is not None else (),
             profile=profile_here() if record is not None else None,
         )
+
+    def _position(self, job: Train) -> int:
+        """Where the run stands in its rates, as far as this worker knows."""
+        spec = self.spec
+        together = (job.batch or spec.batch) * spec.seq_len * job.shards
+        return later(spec.horizon, job.global_step, self.span.steps, together)
 
     def _live(self) -> Live:
         """A copy of everything that the next step depends on."""
@@ -249,7 +255,8 @@ class Child:
         spec = self.spec
         if job.apart:
             cursor += cursor_after(epoch_samples(self.data, spec.seq_len) // 2, job.shards)
-        found = batch(self.data, job.shard, job.shards, cursor, spec.batch, spec.seq_len, spec.seed)
+        size = job.batch or spec.batch
+        found = batch(self.data, job.shard, job.shards, cursor, size, spec.seq_len, spec.seed)
         return self._on_device(found)
 
     def _on_device(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -122,6 +122,7 @@ class Trainer:
         assignment: Assignment | None = None,
         held: tuple[int, ...] = (),
         apart: bool = False,
+        batch: int = 0,
     ) -> Trained:
         """At most `steps` inner steps from x, at most until `until` (time.monotonic()); x is then in `read_x()`.
 
@@ -129,10 +130,12 @@ class Trainer:
         next `train` counts them. `cancel`, or cancelling the awaiting task, ends it at the next step boundary; the
         steps taken count. With an `assignment` it keeps a chain, whose links come with the answer;
         chains of rounds that are `held` it keeps, too. `apart`: on data from half an epoch ahead.
+        `batch`: samples of a step, if they are not the spec's.
         """
         assert steps >= 0
         self._job += 1
-        job = Train(self._job, steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart)
+        where = cursor, shard, shards, global_step
+        job = Train(self._job, steps, until, *where, ahead, assignment, held, apart, batch)
         return await self._ask(job, Trained)
 
     def cancel(self) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from atoll.base.ids import Digest
 from atoll.learn.audit import Assignment, Claim, Link, Profile, Verdict
+from atoll.learn.horizon import Horizon
 from atoll.learn.inner import Inner
 from atoll.learn.layout import Layout
 from atoll.learn.merge import Merge as How
@@ -35,6 +36,7 @@ class TrainerSpec(msgspec.Struct, frozen=True):
     device: str = "cpu"
     patience_s: float = 30.0  # silence during training that counts as hung; rises with the step time
     first_patience_s: float = 300.0  # the same before the first sign of life: loading, compiling, one huge step
+    horizon: Horizon | None = None  # of its rates; None: they go by steps
 
 
 # ---- What the parent says ----------------------------------------------------------------------------------
@@ -47,11 +49,12 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     cursor: int
     shard: int
     shards: int
-    global_step: int
+    global_step: int  # or tokens, where there is a horizon: a position of learn/horizon.py
     ahead: int = 0  # steps that it goes on afterwards, until something is merged; those of the next round count
     assignment: Assignment | None = None  # keep a chain of these steps: the round may be audited
     held: tuple[int, ...] = ()  # rounds whose chain is still to be shown
     apart: bool = False  # from half an epoch ahead: the run goes on without these steps
+    batch: int = 0  # samples of a step; 0: as the spec has it
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from atoll.learn.audit.chain import KEEP_EVERY, Record
-from atoll.learn.audit.replay import Assignment, Live, Replica
+from atoll.learn.audit.replay import Assignment, Live, Replica, step_of
 
 Take = Callable[[Replica, Assignment, int], None]  # one step of the round, by a trainer
 
@@ -32,7 +32,7 @@ class Cheat:
 
 
 def honest(replica: Replica, assignment: Assignment, step: int) -> None:
-    replica.step(replica.samples(assignment, step), assignment.global_step + step)
+    replica.step(replica.samples(assignment, step), step_of(assignment, step))
 
 
 def trained(
@@ -82,7 +82,7 @@ def skipping(every: int, first: int) -> Take:
 
 def with_samples(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Take:
     def take(replica: Replica, assignment: Assignment, step: int) -> None:
-        replica.step(change(*replica.samples(assignment, step)), assignment.global_step + step)
+        replica.step(change(*replica.samples(assignment, step)), step_of(assignment, step))
 
     return take
 
@@ -94,7 +94,7 @@ def told(shard: int = 0, cursor: int = 0, step: int = 0) -> Take:
         other = replace(
             assignment, shard=(assignment.shard + shard) % assignment.shards, cursor=assignment.cursor + cursor
         )
-        replica.step(replica.samples(other, max(0, at + step)), assignment.global_step + at)
+        replica.step(replica.samples(other, max(0, at + step)), step_of(assignment, at))
 
     return take
 

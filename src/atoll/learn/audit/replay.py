@@ -22,6 +22,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.data import Data, batch
+from atoll.learn.horizon import horizon_of, later, step_at
 from atoll.learn.inner import InnerState, fresh_inner, inner_step, matrices_of
 from atoll.learn.layout import Layout, bind, flatten, layout_of, unflatten
 from atoll.learn.models import build_model, loss_of
@@ -45,7 +46,7 @@ class Assignment(msgspec.Struct, frozen=True):
     shard: int
     shards: int
     cursor: int  # of the first step
-    global_step: int  # of the first step
+    global_step: int  # of the first step: a position of learn/horizon.py
     steps: int  # at most; a deadline may end it earlier
     carried: Digest = ZERO_DIGEST  # `Link.private` at the end of the peer's last chain; zero: none is known
     memory: Digest | None = None  # of error feedback, as the last claim left it; None: some of it was not counted
@@ -56,6 +57,13 @@ def segments(assignment: Assignment, steps: int) -> tuple[tuple[int, int], ...]:
     """[first, after the last) step of every segment of a round of so many steps; the last may be shorter."""
     size = assignment.segment_steps
     return tuple((at, min(at + size, steps)) for at in range(0, steps, size))
+
+
+def step_of(assignment: Assignment, step: int) -> int:
+    """The step of the run whose rates hold at this step of the round."""
+    recipe, horizon = assignment.recipe, horizon_of(assignment.recipe)
+    together = recipe.batch * recipe.seq_len * assignment.shards
+    return step_at(horizon, later(horizon, assignment.global_step, step, together))
 
 
 @dataclass(frozen=True)
@@ -182,7 +190,7 @@ class Replica:
         """The same, pausing after every step; nobody else may use the replica meanwhile."""
         self.load(begin)
         for step in range(first, end):
-            self.step(self.samples(assignment, step), assignment.global_step + step)
+            self.step(self.samples(assignment, step), step_of(assignment, step))
             yield
         return self.live()
 

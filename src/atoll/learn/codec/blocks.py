@@ -62,6 +62,11 @@ def largest_of(x: Tensor) -> float:
     return max(float(x.amax()), -float(x.amin())) if x.numel() else 0.0
 
 
+def largest_in(values: np.ndarray) -> float:
+    """The same of a vector of numpy's: four hundred slices of 100 MB are cheaper there than torch's."""
+    return native.kernels.largest(values) if native.kernels is not None else largest_of(torch.from_numpy(values))
+
+
 def refuse(largest: float) -> None:
     """Raise ValueError if the largest magnitude of an update is not finite or absurd. NaN compares false."""
     if not largest <= REFUSE_ABOVE:

@@ -23,6 +23,7 @@ from atoll.learn.codec.blocks import (
     check_input,
     check_length,
     copy_span,
+    largest_in,
     largest_of,
     new_wire,
     refuse,
@@ -46,13 +47,19 @@ def _encode(x: Tensor, show: Show = _show_nobody) -> Buffer:
     x_N = wire_N = check_input(x)
     if len(x_N) == 0:
         return b""
+    values, wire = x_N.numpy(), _bytes_of(x_N)
     for lo in range(0, len(x_N), STRETCH):
-        largest = largest_of(x_N[lo : lo + STRETCH])
+        largest = largest_in(values[lo : lo + STRETCH])
         refuse(largest)
         if largest > VALUE_MAX and wire_N is x_N:
             wire_N = x_N.clamp(-VALUE_MAX, VALUE_MAX)  # what was shown already stays as it is
-        show(wire_N[lo : lo + STRETCH].numpy())
-    return memoryview(wire_N.numpy()).cast("B").toreadonly()
+            wire = _bytes_of(wire_N)
+        show(wire[4 * lo : 4 * (lo + STRETCH)])
+    return wire
+
+
+def _bytes_of(x_N: Tensor) -> memoryview:
+    return memoryview(x_N.numpy()).cast("B").toreadonly()
 
 
 def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire, show: Show = _show_nobody) -> Buffer:

@@ -22,7 +22,9 @@ from atoll.learn.codec.two_bit import BORDER, GRID, ONE_255TH
 from atoll.learn.products import CHUNK
 
 HOW: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # division by zero is a value, not an exception
-STRETCH = 16  # values of which `largest_places` first looks at the largest alone
+ROWS = 8  # `largest_places` first looks at the largest of every so many values alone
+LESS = np.int32(2**19)  # 1/16 of a power of two: what chunks of one vector differ in, mostly
+SIGNLESS = np.int32(0x7FFFFFFF)
 REFUSED_BITS = int(np.float32(REFUSE_ABOVE).view(np.int32))
 
 
@@ -199,40 +201,73 @@ def _kth_largest(numbers: Any, k: Any) -> Any:
     return border
 
 
+@part
+def _peaks(bits: Any, peaks: Any) -> None:
+    """The largest magnitude of every column, where values are written in rows as long as `peaks`."""
+    width = len(peaks)
+    for c in range(width):
+        peaks[c] = bits[c] & SIGNLESS
+    for lo in range(width, len(bits), width):
+        row = bits[lo : lo + width]
+        for c in range(width):
+            peaks[c] = max(peaks[c], np.int32(row[c] & SIGNLESS))
+
+
+@part
+def _from(border: Any, bits: Any, peaks: Any, columns: Any, few: Any) -> Any:
+    """How many magnitudes are at or above the border; their places, increasing, to `few`."""
+    width, high, count = np.uint64(len(peaks)), np.uint64(0), np.uint64(0)
+    for c in range(len(peaks)):
+        columns[high] = c
+        high += np.uint64(peaks[c] >= border)
+    for row in range(np.uint64(ROWS)):
+        for j in range(high):
+            at = row * width + columns[j]
+            few[count] = at
+            count += np.uint64(np.int32(bits[at] & SIGNLESS) >= border)
+    return np.int64(count)
+
+
 @compiled(types.float32(VALUES, types.int64, types.int64, CHOSEN))
 def largest_places(x, k, chunk, places):
     """Places of the k largest magnitudes of every chunk, increasing; of equal ones the earlier. Returns the largest
     of all, as `refuse` wants it.
 
-    Sixteen values at a time have one largest. The k-th largest of these is no larger than the k-th of all, so only
-    where it is reached something can be chosen: 41 of 4096 are among 41 times sixteen, or a few more.
+    Eight values of a chunk have one largest. Where k magnitudes or more reach a border nothing below it is chosen,
+    and only where a column's largest reaches it something is: 41 of 4096 are among 41 times eight, or a few more.
+    The border is a little less than the one that the chunk before ended with; where that lets too few or too many
+    through, the k-th largest of the largest, which k magnitudes reach.
     """
-    stretches = -(-chunk // STRETCH)
-    magnitudes, peaks = np.empty(chunk, np.int32), np.empty(stretches, np.int32)
-    few, where, everywhere = np.empty(chunk, np.int32), np.empty(chunk, np.int32), np.arange(0, chunk, 1, np.int32)
-    m, worst = 0, np.int32(0)
+    width = chunk // ROWS
+    in_rows = width * ROWS == chunk and 2 * k <= width
+    peaks, columns = np.empty(width, np.int32), np.empty(width + 1, np.uint64)
+    few, magnitudes = np.empty(chunk + 1, np.uint64), np.empty(chunk, np.int32)
+    m, worst, guess = 0, np.int32(0), SIGNLESS
     for lo in range(0, len(x), chunk):
         bits = x[lo : lo + chunk].view(np.int32)
-        for i in range(len(bits)):
-            magnitudes[i] = bits[i] & 0x7FFFFFFF
-        for s in range(stretches):
-            peaks[s] = _most(magnitudes[s * STRETCH : (s + 1) * STRETCH])
-            worst = max(worst, peaks[s])
-        left, at = magnitudes, everywhere
-        if 2 * k <= stretches:
-            border, count = _kth_largest(peaks, k), 0
-            for s in range(stretches):
-                if peaks[s] >= border:
-                    for i in range(s * STRETCH, min((s + 1) * STRETCH, chunk)):
-                        few[count], where[count] = magnitudes[i], i
-                        count += magnitudes[i] >= border
-            left, at = few[:count], where[:count]
+        count = 0
+        if in_rows:
+            _peaks(bits, peaks)
+            worst = max(worst, _most(peaks))
+            if _count_from(peaks, guess) < k + width // 4:  # looking at more costs more than a better border
+                count = _from(guess, bits, peaks, columns, few)
+            if count < k:
+                count = _from(_kth_largest(peaks, k), bits, peaks, columns, few)
+        else:
+            for i in range(len(bits)):
+                few[i] = i
+            count = len(bits)
+        for i in range(count):
+            magnitudes[i] = bits[few[i]] & SIGNLESS
+        left = magnitudes[:count]
+        worst = worst if in_rows else max(worst, _most(left))
         border = _kth_largest(left, k)
+        guess = max(np.int32(0), np.int32(border - LESS))
         room = k - _count_from(left, np.int32(border + 1))  # at the border: the first ones
-        for i in range(len(left)):
+        for i in range(count):
             if left[i] >= border and (left[i] > border or room > 0):
                 room -= left[i] == border
-                places[m] = lo + at[i]
+                places[m] = lo + np.int64(few[i])
                 m += 1
     return _fp32(worst)
 
@@ -272,10 +307,54 @@ def fp32_add(x, share, total):
         total[i] += x[i] * share
 
 
+@compiled(types.void(PLACES, VALUES, types.int64, SUM))
+def scatter(places, values, lo, out):
+    for i in range(len(out)):
+        out[i] = np.float32(0)
+    for m in range(len(places)):
+        out[places[m] - lo] = values[m]
+
+
 @compiled(types.void(PLACES, VALUES, types.int64, types.float32, SUM))
 def scatter_add(places, values, lo, share, total):
     for m in range(len(places)):
         total[places[m] - lo] += values[m] * share
+
+
+# ---- increasing places as bytes: see places.py -----------------------------------------------------------------
+
+
+@compiled(types.void(CHOSEN, types.int64, NEW_BYTES, NEW_BYTES))
+def encode_places(places, low_bits, lows, unary):
+    """Both begin as zeros. A low part of up to eight bits lies in one byte or two."""
+    for j in range(len(places)):
+        high = (places[j] >> low_bits) + j
+        unary[high >> 3] |= np.uint8(1 << (high & 7))
+        at, low = j * low_bits, places[j] & ((1 << low_bits) - 1)
+        if low:
+            low <<= at & 7
+            lows[at >> 3] |= np.uint8(low & 255)
+            if low >> 8:
+                lows[(at >> 3) + 1] |= np.uint8(low >> 8)
+
+
+@compiled(types.int64(BYTES, BYTES, types.int64, CHOSEN))
+def decode_places(lows, unary, low_bits, places):
+    """How many ones there are; of more than there are places the first."""
+    count = 0
+    for byte in range(len(unary)):
+        for bit in range(8):
+            if unary[byte] >> bit & 1:
+                if count < len(places):
+                    at, low = count * low_bits, 0
+                    if low_bits:
+                        low = np.int64(lows[at >> 3])
+                        if (at & 7) + low_bits > 8:
+                            low |= np.int64(lows[(at >> 3) + 1]) << 8
+                        low = low >> (at & 7) & ((1 << low_bits) - 1)
+                    places[count] = (byte * 8 + bit - count) << low_bits | low
+                count += 1
+    return count
 
 
 # ---- inner products: see learn/products ------------------------------------------------------------------------

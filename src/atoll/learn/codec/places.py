@@ -62,7 +62,11 @@ def encode_places(place_M: np.ndarray, n: int) -> bytes:
     m = len(place_M)
     if m == 0:
         return b""
-    low_bits, _, unary_bits = _sizes(n, m)
+    low_bits, low_bytes, unary_bits = _sizes(n, m)
+    if native.kernels is not None:
+        both = np.zeros(low_bytes + -(-unary_bits // 8), np.uint8)
+        native.kernels.encode_places(place_M, low_bits, both[:low_bytes], both[low_bytes:])
+        return both.tobytes()
     unary = np.zeros(unary_bits, np.uint8)
     unary[(place_M >> low_bits) + np.arange(m)] = 1
     return _lows_packed(place_M, low_bits) + np.packbits(unary, bitorder="little").tobytes()
@@ -73,11 +77,17 @@ def decode_places(data: Buffer, n: int, m: int) -> np.ndarray:
         return np.empty(0, np.int64)
     low_bits, low_bytes, unary_bits = _sizes(n, m)
     whole = np.frombuffer(data, np.uint8)
-    low_M = _lows(whole[:low_bytes], low_bits, m)
-    one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
-    if len(one_M) != m or one_M[-1] >= unary_bits:
-        raise PeerFault("", FORM_FAULT)
-    place_M = (one_M - np.arange(m) << low_bits) | low_M
+    if native.kernels is not None:
+        place_M = np.empty(m, np.int64)
+        ones = native.kernels.decode_places(whole[:low_bytes], whole[low_bytes:], low_bits, place_M)
+        if ones != m or _padded(whole[:low_bytes], m * low_bits) or _padded(whole[low_bytes:], unary_bits):
+            raise PeerFault("", FORM_FAULT)
+    else:
+        low_M = _lows(whole[:low_bytes], low_bits, m)
+        one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
+        if len(one_M) != m or one_M[-1] >= unary_bits:
+            raise PeerFault("", FORM_FAULT)
+        place_M = (one_M - np.arange(m) << low_bits) | low_M
     if place_M[-1] >= n or not bool((place_M[1:] > place_M[:-1]).all()):
         raise PeerFault("", ORDER_FAULT)
     return place_M
@@ -161,6 +171,11 @@ def _lows(data: np.ndarray, low_bits: int, m: int) -> np.ndarray:
     return low_M8[:m].view(np.int64)
 
 
+def _padded(data: np.ndarray, bits: int) -> bool:
+    """True if behind so many bits the last byte is filled up with anything but zeros."""
+    return bool(bits % 8 and data[-1] >> bits % 8)
+
+
 PLACES = Form(places_bytes, encode_places, decode_places, True)
 GAPS = Form(gaps_bytes, encode_gaps, decode_gaps, False)
 
@@ -175,6 +190,9 @@ class Placed(NamedTuple):
 def scatter_span(opened: Placed, lo: int, out_S: Tensor) -> None:
     """Values lo … lo + len(out): zero but for those that were sent."""
     place_M, value_M = _within(opened, lo, len(out_S))
+    if native.kernels is not None:
+        native.kernels.scatter(place_M, value_M, lo, out_S.numpy())
+        return
     out_S.zero_()
     out_S.numpy()[place_M - lo] = value_M
 

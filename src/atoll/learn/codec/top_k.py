@@ -8,17 +8,19 @@ gaps instead of places: some 4 % fewer bytes in all, of a length that depends on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec import native
-from atoll.learn.codec.blocks import SPAN, check_input, largest_of, refuse, spans_of
-from atoll.learn.codec.core import Codec
+from atoll.learn.codec.blocks import SPAN, Room, largest_of, new_wire, refuse, spans_of
+from atoll.learn.codec.core import Codec, whole
 from atoll.learn.codec.places import PLACES, Form, Placed, scatter_add, scatter_span, taken
 
 CHUNK = 4096  # small enough to spread the choice over the model, large enough for the largest to stand out
@@ -34,11 +36,12 @@ def top_k(ratio: Fraction, values: Codec, form: Form = PLACES) -> Codec:
     return Codec(
         f"{'topk' if form is PLACES else 'topk-rice'}:{per_chunk}/{CHUNK}+{values.name}",
         partial(_wire_bytes, per_chunk, values, form),
-        partial(_encode, per_chunk, values, form),
+        whole(partial(_encode_spans, per_chunk, values, form)),
         partial(_open_wire, per_chunk, values, form),
         scatter_span,
         values.fixed and form.fixed,
         values.same_everywhere,
+        spanwise=partial(_encode_spans, per_chunk, values, form),
         add_span=scatter_add,
     )
 
@@ -53,19 +56,22 @@ def _wire_bytes(per_chunk: int, values: Codec, form: Form, n: int) -> int:
     return form.most_bytes(n, kept) + values.wire_bytes(kept)
 
 
-def _encode(per_chunk: int, values: Codec, form: Form, x: Tensor) -> Buffer:
-    x = check_input(x)
-    n = x.numel()
-    pieces = [np.empty(0, np.int64)]
-    for lo, hi in spans_of(n):
-        whole = lo + (hi - lo) // CHUNK * CHUNK
-        for start, end, chunk in ((lo, whole, CHUNK), (whole, hi, hi - whole)):
+def _encode_spans(
+    per_chunk: int, values: Codec, form: Form, n: int, spans: Iterable[Tensor], room: Room = new_wire
+) -> Buffer:
+    """What is kept is a new vector anyway: nothing of it is written into `room`."""
+    place_M, value_M, m = np.empty(_kept(per_chunk, n), np.int64), torch.empty(_kept(per_chunk, n)), 0
+    for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
+        cut = (hi - lo) // CHUNK * CHUNK
+        for start, end, chunk in ((0, cut, CHUNK), (cut, hi - lo, hi - lo - cut)):
             if start < end:
-                places, most = _largest(x[start:end], _kept(per_chunk, chunk), chunk)
+                places, most = _largest(x_S[start:end], _kept(per_chunk, chunk), chunk)
                 refuse(most)
-                pieces.append(start + places)
-    place_M = np.concatenate(pieces)
-    return form.encode(place_M, n) + values.encode(taken(x, place_M))
+                these = slice(m, m + len(places))
+                place_M[these] = places + (lo + start)
+                value_M[these] = taken(x_S[start:end], places)
+                m += len(places)
+    return form.encode(place_M, n) + values.encode(value_M)
 
 
 def _largest(x_S: Tensor, k: int, chunk: int) -> tuple[np.ndarray, float]:

@@ -3,14 +3,16 @@
 `batch` is a pure function of (data, shard, shards, cursor, …): the position in the data is one integer.
 Samples are numbered by a seeded permutation per epoch; shard s of n takes the positions p = cursor * n + s.
 So peers see disjoint data, and within one epoch nobody sees a sample twice, as long as `shards` stays the same
-or a change of `shards` starts at `cursor_after(position, shards)`, which repeats nothing and skips fewer than
-`shards` samples. Every epoch has its own permutation and, for text, its own window borders.
+or a change of `shards` starts at `cursor_after(position, shards)` and the position then is what `position_after`
+says, which repeats nothing and skips fewer than `shards` samples. A round that counts nobody leaves the position
+where it is: its samples are dealt out again, and are in the model twice as far as error feedback or live parameters
+bring its steps along. Every epoch has its own permutation and, for text, its own window borders.
 Never uses torch's or Python's generators, whose streams differ between versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,36 +25,71 @@ from atoll.keys.digest import blob_id, manifest_of
 from atoll.learn.data.images import Images, image_samples, images_problem, load_images
 from atoll.learn.data.order import places
 from atoll.learn.data.pictures import holds_pictures, load_pictures
+from atoll.learn.data.records import COLUMN, holds_records, load_records
 from atoll.learn.data.text import (
+    NUMBERED,
     Text,
+    enough_to_split,
+    held_out,
+    joined,
+    library_files,
     load_text,
     standard_library,
+    text_files,
     text_problem,
     text_samples,
     text_windows,
     windows_at,
 )
+from atoll.learn.data.tokens import tokenised
 from atoll.learn.tensorfile import dump, load
 
 Data = Text | Images
 STDLIB = "stdlib"
 
 
-def load_data(source: str) -> Data:
-    """`stdlib`, a blob written by `data_blob`, a text file or folder, `.npy`/`.bin` tokens, images as npz or
-    idx, or pictures in a folder per class."""
-    if source == STDLIB:
+def load_data(source: str, tokenizer: bytes = b"", column: str = COLUMN) -> Data:
+    """`stdlib`, a blob written by `data_blob`, a text file or folder, records with a text `column` (JSON lines,
+    Parquet, saved data sets), `.npy`/`.bin` tokens, images as npz or idx, or pictures in a folder per class.
+
+    With the bytes of a `tokenizer.json` text becomes its tokens, else bytes. ValueError if it cannot be read.
+    """
+    if source == STDLIB and not tokenizer:
         return standard_library()
     path = Path(source).expanduser()
-    if not path.exists():
+    if source != STDLIB and not path.exists():
         raise ValueError(f"no data at {path}; name a file or folder, or {STDLIB!r} for the built-in text")
+    if tokenizer:
+        return tokenised(*_documents(source, path, column), tokenizer)
     if path.suffix == ".safetensors":
         return data_from_blob(path.read_bytes())
     if path.suffix == ".npz" or "idx3" in path.name or any(path.glob("*idx3*")):
         return load_images(path)
     if path.is_dir() and holds_pictures(path):
         return load_pictures(path)
+    if holds_records(path):
+        return Text(*map(joined, load_records(path, column)))
     return load_text(path)
+
+
+def _documents(source: str, path: Path, column: str) -> tuple[Iterable[str], Iterable[str] | None]:
+    """The texts of both sides; None where one side is to be cut out of the other."""
+    if source != STDLIB:
+        arrays = path.suffix in (*NUMBERED, ".safetensors", ".npz") or "idx3" in path.name
+        if arrays or (path.is_dir() and (any(path.glob("*idx3*")) or holds_pictures(path))):
+            raise ValueError(f"{path} is no text: a tokenizer has nothing to read there; leave out data.tokenizer")
+        if holds_records(path):
+            return load_records(path, column)
+        if not path.is_dir():
+            return [path.read_text("utf-8", "replace")], None
+    files = library_files() if source == STDLIB else text_files(path)
+    texts = {name: file.read_text("utf-8", "replace") for name, file in files.items()}
+    if not enough_to_split(files):
+        return texts.values(), None
+    sides: tuple[list[str], list[str]] = [], []
+    for name, text in texts.items():
+        sides[held_out(name)].append(text)
+    return sides
 
 
 def data_blob(data: Data) -> bytes:
@@ -109,6 +146,12 @@ def samples_at(data: Data, positions_B: np.ndarray, seq_len: int, seed: int) -> 
 def cursor_after(position: int, shards: int) -> int:
     """The cursor at which `shards` peers go on after `position` samples of the run were handed out."""
     return -(-position // shards)
+
+
+def position_after(position: int, shards: int, taken: int) -> int:
+    """How many samples of the run were handed out once `shards` peers took `taken` each from there on: counted from
+    where they began, which may be up to `shards` further, so that a change of `shards` repeats none of them."""
+    return (cursor_after(position, shards) + taken) * shards if taken else position
 
 
 def epoch_samples(data: Data, seq_len: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from atoll.learn.data.order import mix, places
 NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 VALIDATION_SHARE = 13 / 256  # of files, by the first byte of the hash of their name
 BLOCK = 4096  # bytes; a single file is split by blocks of this size
+NUMBERED = (".npy", ".bin")  # token numbers already
 TEXT_SUFFIXES = {".txt", ".md", ".py", ".rst", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h"}
 
 
@@ -31,24 +33,48 @@ class Text(NamedTuple):
 
 def standard_library() -> Text:
     """The sources of Python's standard library without its tests, ~12 MB: a corpus every machine has."""
+    return _split_by_name(library_files())
+
+
+def library_files() -> dict[str, Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     found = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
     names = [name for name in sorted(found) if NOT_LIBRARY.isdisjoint(name.split("/"))]
-    return _split_by_name({name: found[name] for name in names})
+    return {name: found[name] for name in names}
 
 
 def load_text(path: Path) -> Text:
     """A folder of text files, one text file, or token numbers (`.npy`, or `.bin` of uint16)."""
     if path.is_dir():
-        files = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES}
-        if not files:
-            raise ValueError(f"no text files in {path}; looked for {' '.join(sorted(TEXT_SUFFIXES))}")
-        if len(files) >= 2 * round(1 / VALIDATION_SHARE):
-            return _split_by_name(dict(sorted(files.items())))
-        return _split_by_block(b"\0".join(files[name].read_bytes() for name in sorted(files)))
-    if path.suffix in (".npy", ".bin"):
+        files = text_files(path)
+        if enough_to_split(files):
+            return _split_by_name(files)
+        return split_by_block(_bytes_array(b"\0".join(file.read_bytes() for file in files.values())))
+    if path.suffix in NUMBERED:
         return _mapped(path)
-    return _split_by_block(path.read_bytes())
+    return split_by_block(_bytes_array(path.read_bytes()))
+
+
+def text_files(folder: Path) -> dict[str, Path]:
+    """Name below the folder -> file, in the order of names. ValueError if there is none."""
+    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.suffix in TEXT_SUFFIXES}
+    if not files:
+        raise ValueError(f"no text files in {folder}; looked for {' '.join(sorted(TEXT_SUFFIXES))}")
+    return dict(sorted(files.items()))
+
+
+def enough_to_split(files: Mapping[str, Path]) -> bool:
+    """By whole files; fewer are cut by blocks."""
+    return len(files) >= 2 * round(1 / VALIDATION_SHARE)
+
+
+def held_out(name: str) -> bool:
+    return hashlib.sha256(name.encode()).digest()[0] < VALIDATION_SHARE * 256
+
+
+def joined(documents: Iterable[str]) -> np.ndarray:
+    """Their bytes, with a zero byte between two."""
+    return _bytes_array(b"\0".join(text.encode() for text in documents))
 
 
 def text_samples(tokens: np.ndarray, positions_B: np.ndarray, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -80,21 +106,20 @@ def windows_at(tokens: np.ndarray, start_B: np.ndarray, seq_len: int) -> tuple[T
 
 def _split_by_name(files: dict[str, Path]) -> Text:
     """Join the files of each side with a zero byte, in the order of their names."""
-    train, held_out = [], []
+    train, validation = [], []
     for name, path in files.items():
-        validation = hashlib.sha256(name.encode()).digest()[0] < VALIDATION_SHARE * 256
-        (held_out if validation else train).append(path.read_bytes())
-    return Text(_bytes_array(b"\0".join(train)), _bytes_array(b"\0".join(held_out)))
+        (validation if held_out(name) else train).append(path.read_bytes())
+    return Text(_bytes_array(b"\0".join(train)), _bytes_array(b"\0".join(validation)))
 
 
-def _split_by_block(text: bytes) -> Text:
-    tokens = _bytes_array(text)
+def split_by_block(tokens: np.ndarray) -> Text:
+    """One row, of which every 20th block is for validation. ValueError if there are no two blocks."""
     blocks = -(-len(tokens) // BLOCK)
     if blocks < 2:
-        raise ValueError(f"{len(tokens)} bytes of text are too few; give at least {2 * BLOCK}")
+        raise ValueError(f"{len(tokens)} bytes or tokens of text are too few; give at least {2 * BLOCK}")
     every = round(1 / VALIDATION_SHARE)
-    held_out = np.arange(len(tokens)) // BLOCK % every == min(every, blocks) - 1
-    return Text(tokens[~held_out], tokens[held_out])
+    aside = np.arange(len(tokens)) // BLOCK % every == min(every, blocks) - 1
+    return Text(tokens[~aside], tokens[aside])
 
 
 def _mapped(path: Path) -> Text:

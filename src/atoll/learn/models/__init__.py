@@ -14,7 +14,7 @@ from atoll.learn.data.text import Text
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models.gpt import GPT
 from atoll.learn.models.llama import Llama
-from atoll.learn.models.names import BYTES, MODELS, Task, spec_of
+from atoll.learn.models.names import BYTES, FAMILIES, MODELS, Task, spec_of
 
 LOOKED_AT = 2**20  # tokens of a file that may be larger than memory
 
@@ -57,6 +57,20 @@ def misfit(name: str, data: Data) -> str:
     return "" if classes <= knows else f"{name} knows {knows} classes, the data has {classes}; set c={classes}"
 
 
+def tokens_misfit(name: str, tokens: int) -> tuple[str, str] | None:
+    """Why this model cannot learn from so many different tokens, and what helps; None if it can."""
+    spec = spec_of(name)
+    if spec.task != "text":
+        return f"{name} learns from images, and a tokenizer makes tokens of text", "leave out data.tokenizer"
+    if tokens <= spec.numbers["v"]:
+        return None
+    if tokens > FAMILIES[spec.family].keys["v"].most:
+        return f"the tokenizer has {tokens} tokens, more than any model here", "choose another data.tokenizer"
+    numbers = {key: value for key, value in spec.numbers.items() if value or key == "tie"} | {"v": tokens}
+    size = f"{spec.family}:" + ",".join(f"{key}={value}" for key, value in numbers.items())
+    return f"{name} knows {spec.numbers['v']} tokens, the tokenizer has {tokens}", f'write model.name = "{size}"'
+
+
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Mean cross-entropy in nats, over tokens or images: inputs (B, …), targets (B,) or (B, T)."""
     inputs, targets = batch
@@ -87,4 +101,14 @@ def generate(model: nn.Module, seq_len: int, prompt: bytes, n: int, seed: int, t
     return bytes(text)
 
 
-__all__ = ["MODELS", "build_model", "generate_text", "loss_of", "misfit", "shape_of", "spec_of", "task_of"]
+__all__ = [
+    "MODELS",
+    "build_model",
+    "generate_text",
+    "loss_of",
+    "misfit",
+    "shape_of",
+    "spec_of",
+    "task_of",
+    "tokens_misfit",
+]

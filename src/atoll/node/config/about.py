@@ -37,6 +37,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "whoever can forge Ed25519 votes some day cannot write another past; 0: never. Nobody waits for it; small "
         "runs also sign when members come and go. 5 kB per member each time."
     ),
+    "run.votes": (
+        'How members sign what they say in a round: "ed25519", or "ml-dsa-65", which withstands whoever can forge '
+        "Ed25519 some day: the newest rounds, too, which no identity has signed yet. Keys take 2 kB and signatures "
+        "3.3 kB then, instead of 32 and 64 bytes, and fewer members find room: specs/identity.md."
+    ),
     "run.audit_rate": (
         "Share of all rounds of all trainers of which another trainer, drawn by the vertex, takes ten steps again "
         "(specs/audit.md); 0.05 costs 2 to 3 % more work, and where records are kept up to four times that for "
@@ -76,6 +81,16 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "liars are expelled, who shows nothing is sent away. Left out it is 0.03 there; what that finds: "
         "specs/openings.md. Not with codecs that look beyond a block (topk, randk, dct, compressors ...)."
     ),
+    "run.sample": (
+        "Share of the members that train in a round, rounded up; the others vote, own parts and miss nothing "
+        "(specs/clients.md). Each round is drawn by the one before: whoever had the fewest turns comes first. 0 or "
+        '1: everybody trains. With run.trust = "community" or "open" as many at least as withstand one liar, and '
+        "liars are then counted among those that are drawn. Not with sync.overlap, sync.fragments or sync.apart."
+    ),
+    "run.sample_peers": (
+        "The same as a number of members: 10 of twenty sites. 0: run.sample says it. With fewer members than that "
+        "all train."
+    ),
     "run.first_train": (
         "How long the first round may train, since nobody's speed is known yet. It ends as soon as "
         "everybody is done, so a large value costs nothing unless somebody hangs."
@@ -93,10 +108,22 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'layers, heads, tokens read at once; v=256), "llama:d=64,l=3,h=4,kv=2,t=64" (also f, theta, tie), '
         '"resnet18:c=10,i=3,w=64" (classes, channels, first width), "vgg11:…" alike.'
     ),
+    "model.weights": (
+        "A folder with a config.json and .safetensors to begin from: a Llama as `transformers` saves it, or what "
+        "atoll checkpoint export --hf wrote. model.name may then be left out. Only the founder needs it. Empty: "
+        "fresh weights."
+    ),
     "data.source": (
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
-        "text, tokens (.npy, .bin of uint16), MNIST as .npz or as a folder of idx files, "
-        "images (PNG, JPEG) in one folder per class."
+        "text, records with a text each (.jsonl, .parquet, a folder of them, a data set that Hugging Face's "
+        "`datasets` saved; all but .jsonl need the extra hub), tokens (.npy, .bin of uint16), MNIST as .npz or as "
+        "a folder of idx files, images (PNG, JPEG) in one folder per class."
+    ),
+    "data.column": "The text of every record, where data.source holds records.",
+    "data.tokenizer": (
+        "A path: a tokenizer.json of Hugging Face's library `tokenizers`, or a folder that has one (the extra "
+        "hub). The founder makes tokens of data.source and data.canary with it, and genesis names it; members need "
+        "neither the file nor the library. The model must know as many tokens (v=). Empty: bytes are tokens."
     ),
     "data.canary": (
         "A path, of the same kinds: data that nobody learns from and that validators look at too "
@@ -119,11 +146,14 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"cooperative": peers keep half of their own parameters, momentum follows agreement; three at least '
         '(arXiv 1808.07576). "decoupled": rounds wait for a quorum and a grace, four fragments, mean length times '
         'mean direction (arXiv 2604.21428). "data_parallel": the mean gradient of every step in fp32, AdamW on the '
-        'agreed parameters. "demo_": DeMo (arXiv 2411.19870), every step the largest cosine waves of the gathered '
+        'agreed parameters. "parameter_server": the same through one member (sync.topology = "star"). '
+        '"demo_": DeMo (arXiv 2411.19870), every step the largest cosine waves of the gathered '
         "gradient, the agreed parameters move by the sign of their mean. "
         '"powersgd": every step low-rank factors of the gathered gradient (arXiv 1905.13727), AdamW on the agreed '
-        "parameters. These three agree on every single step: for fast links; their train.lr is that of the agreed "
-        'step. "sparseloco", "cooperative", "decoupled", "demo_" and "powersgd" need run.trust = "private". '
+        "parameters. These four agree on every single step: for fast links; their train.lr is that of the agreed "
+        'step. "noloco": no all-reduce, each exchanges with one other per round and keeps a model of its own; '
+        "at most 6 million values (arXiv 2506.10911, specs/pairs.md). "
+        '"sparseloco", "cooperative", "decoupled", "demo_", "powersgd" and "noloco" need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (
@@ -146,7 +176,39 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Outer Nesterov momentum. With the recipe: 0.5 up to 50 rounds, 0.7 up to 100, then 0.8."
     ),
     "train.seed": "Of the first weights and of the order of the data.",
-    "train.adaptive_batching": "Let the batch follow the measured speed. Not yet: keep false.",
+    "train.round_time": (
+        "Rounds in minutes: a member trains for so long, or until it has taken train.inner_steps, whichever comes "
+        'first; "38min" (INTELLECT-1, arXiv 2412.01152). The slow take fewer steps and weigh less. Counts from '
+        "when a trainer runs; the first round lasts run.first_train at most. 0: steps alone end a "
+        "round. At most run.train_max. Set train.total_tokens too: rates by steps would follow the fastest member."
+    ),
+    "train.total_tokens": (
+        "Tokens that all members together learn from until the learning rates are at their end (a picture counts "
+        "train.seq_len). Rates then follow what vertices say was learned, whoever comes, goes or is slow; "
+        "train.warmup_steps count as that share of run.rounds x train.inner_steps. Does not end the run: "
+        "run.rounds does. 0: rates fall over steps."
+    ),
+    "train.target_samples": (
+        "Samples that a round learns from, about, however many members there are: with twice as many each takes "
+        "half the steps, between train.inner_steps_min and train.inner_steps. 0: each takes train.inner_steps. Set "
+        "train.total_tokens too, or rates fall by what one member takes."
+    ),
+    "train.adaptive_steps": (
+        "Let rounds shorten as the loss falls: train.inner_steps times the square root of the last round's loss "
+        "over the first one's (AdaComm, arXiv 1810.08313), at least train.inner_steps_min. Of the median member, "
+        "as vertices hold it. Set train.total_tokens too, or rates stay behind."
+    ),
+    "train.inner_steps_min": (
+        "Steps of a round, at the least, with train.target_samples or train.adaptive_steps. More than sync.overlap."
+    ),
+    "train.adaptive_batching": (
+        "Let the batch follow the loss: x 1.2 after a round whose loss is above 1.1 x train.target_loss, x 0.8 "
+        "below 0.9 x, from train.batch on, the same at all members. Rates stay as they are. Not with sync.overlap, "
+        "sync.quorum or sync.apart."
+    ),
+    "train.target_loss": "Of train.adaptive_batching: nats, training loss as atoll status shows it. 0: none.",
+    "train.batch_min": "Samples of a step, at the least, with train.adaptive_batching.",
+    "train.batch_max": "The same, at the most: what the member with the least memory can hold.",
     "sync.up": (
         'Codec from a member to the owner of a part: "fp32", "int8", "2bit", "topk+int8+zstd", …; see '
         "specs/codecs.md. Strong ones need error feedback."
@@ -170,7 +232,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "sync.topology": (
         'How updates are reduced (specs/topologies.md). "auto" is a hierarchy if names say that members are in '
         'several places ("eu/ada", "us/bob"), else what the planner finds cheapest on the links that members '
-        'measured and agreed on, and a butterfly until these are known. With trust = "community" rows are never '
+        'measured and agreed on, and a butterfly until these are known. With train.recipe = "noloco" it stays '
+        '"auto": members exchange in pairs. With trust = "community" rows are never '
         "combined on the way."
     ),
     "sync.statistic": (
@@ -265,6 +328,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Those get a second more for each MiB of a large state."
     ),
     "node.name": "What others call this peer. Empty: the computer's name.",
+    "node.group": (
+        "Whose data this peer has, such as a hospital's, where rounds are sampled and run.trust is "
+        '"private": groups come to equally many turns, however many members each has, and in a group its members '
+        "do. Stands behind an @ in the name that others see, from the first start on. Empty: a group by itself."
+    ),
     "node.threads": (
         "Threads of the trainer; 0: the cores, divided by the peers that run here. Too many cost up to 8x "
         "CPU per step."

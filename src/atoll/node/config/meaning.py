@@ -7,7 +7,8 @@ from atoll.base.limits import CODED_PIECES_MAX
 from atoll.node.config.sections import Config, Keep, Run
 from atoll.policy.pieces import Coded
 from atoll.policy.presets import PRESETS, statistic_of
-from atoll.policy.trust import StatisticName
+from atoll.policy.sampling import THOUSAND, Sample
+from atoll.policy.trust import StatisticName, peers_for_one_liar
 
 
 def tolerance_of(run: Run) -> float:
@@ -23,6 +24,16 @@ def chosen_statistic(config: Config) -> StatisticName:
     if config.sync.statistic is not None:
         return config.sync.statistic
     return statistic_of(PRESETS[run.trust], tolerance_of(run), run.min_peers, max(run.start_peers, run.min_peers))
+
+
+def sample_of(config: Config) -> Sample | None:
+    """How many train in a round; None: everybody."""
+    run, tolerance = config.run, tolerance_of(config.run)
+    thousandths = -(-round(run.sample * THOUSAND * THOUSAND) // THOUSAND)
+    if not run.sample_peers and not 0 < thousandths < THOUSAND:
+        return None
+    least = peers_for_one_liar(tolerance, chosen_statistic(config)) if tolerance else 1
+    return Sample(0 if run.sample_peers else thousandths, run.sample_peers, least)
 
 
 def coded_of(keep: Keep) -> Coded | None:

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from atoll.base.effort import BATCH_MOST, STEPS_MOST
 from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX
+from atoll.keys.signer import VoteKind
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.presets import Trust
 from atoll.policy.trust import StatisticName
@@ -21,7 +23,9 @@ from atoll.policy.validation import VALIDATE_EVERY_MAX
 DURATION = {"unit": "duration"}
 
 Duration = Annotated[float, Meta(gt=0, extra=DURATION)]  # seconds, or text such as "30 s" and "2h"
+OffOrDuration = Annotated[float, Meta(ge=0, extra=DURATION)]
 Text = Annotated[str, Meta(max_length=64)]
+Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # stands in a name, behind an @
 Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -45,12 +49,15 @@ class Run(Section, frozen=True):
     byzantine_tolerance: Share | None = None
     open_to_all: bool = False
     era_rounds: EraRounds = ERA_ROUNDS
+    votes: VoteKind = "ed25519"
     audit_rate: Share | None = None
     score_rate: Share = 0.0
     reputation: bool | None = None
     validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
     validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
     openings: Share | None = None
+    sample: Share = 0.0
+    sample_peers: Annotated[int, Meta(ge=0, le=PEERS_MAX)] = 0
     first_train: Duration = 180.0
     train_max: Duration = 3600.0
     suspect: Duration = 6.0
@@ -61,12 +68,15 @@ class Model(Section, frozen=True):
     """What learns. Travels with the run, by name: code never travels."""
 
     name: str = ""
+    weights: str = ""
 
 
 class Data(Section, frozen=True):
     """What it learns from. Members that do not have the very same data fetch it from each other."""
 
     source: str = "stdlib"
+    column: Text = "text"
+    tokenizer: str = ""
     canary: str = ""
 
 
@@ -84,7 +94,15 @@ class Train(Section, frozen=True):
     outer_lr: Positive | None = None
     outer_momentum: Share | None = None
     seed: Whole | None = None
+    round_time: OffOrDuration = 0.0
+    total_tokens: Bytes = 0
+    target_samples: Annotated[int, Meta(ge=0, lt=2**40)] = 0
+    adaptive_steps: bool = False
+    inner_steps_min: Annotated[int, Meta(ge=1, le=STEPS_MOST)] = 1
     adaptive_batching: bool = False
+    target_loss: Annotated[float, Meta(ge=0)] = 0.0
+    batch_min: Annotated[int, Meta(ge=1, le=BATCH_MOST)] = 1
+    batch_max: Annotated[int, Meta(ge=1, le=BATCH_MOST)] = 64
 
 
 class Sync(Section, frozen=True):
@@ -136,9 +154,10 @@ class Keep(Section, frozen=True):
 
 
 class Node(Section, frozen=True):
-    """This peer. Stays on this computer, but for the name."""
+    """This peer. Stays on this computer, but for the name and the group."""
 
     name: Text = ""
+    group: Group = ""
     threads: Whole = 0
 
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
-from atoll.node.config.meaning import coded_of, tolerance_of
+from atoll.node.config.meaning import coded_of, sample_of, tolerance_of
 from atoll.node.config.sections import Config, Run, default_of, toml_text
 from atoll.policy.presets import PRESETS
 from atoll.policy.trust import StatisticName, peers_for_one_liar
 
 RECIPES = (
-    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
+    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager", "noloco"),
     *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
+    "parameter_server",
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("noloco", "sparta", "des_loc", "delayed_nesterov"),
+    *("sparta", "des_loc", "delayed_nesterov", "pipelined", "halos"),
 )
 NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
-    "train.adaptive_batching": "batches do not follow the measured speed yet",
     "sync.pipeline_depth": "the transport decides how many pieces are on their way",
     "network.enable_nat_traversal": "give an address that others can dial: network.announce_addresses",
     "network.enable_relay": "give an address that others can dial: network.announce_addresses",
@@ -59,7 +59,7 @@ def _check_made(config: Config) -> None:
         raise UsageError(
             "E-CFG-04",
             'consensus.protocol = "snow": not yet',
-            cause="a preference decides nothing for good (specs/raft.md), and nothing in a run asks for one",
+            cause="a preference decides nothing for good (specs/raft.md); it only tells on which branch most are",
             fix='leave it at "bft"',
         )
     if protocol not in ("bft", "raft"):
@@ -94,7 +94,9 @@ def _check_sense(config: Config) -> None:
         )
     _check_protocol(config)
     _check_statistic(config)
+    _check_topology(config)
     _check_openings(run)
+    _check_sample(config)
     used = f"{config.sync.up or ''}+{config.sync.down or ''}"
     for key, words, like in (
         ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),
@@ -107,6 +109,7 @@ def _check_sense(config: Config) -> None:
                 f"{key} = {value} changes nothing: no codec of this run asks for it",
                 fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
             )
+    _check_effort(config)
     if config.sync.apart == "wait" and config.sync.apart_rounds != default_of("sync.apart_rounds"):
         raise UsageError(
             "E-CFG-10",
@@ -138,6 +141,7 @@ def _check_sense(config: Config) -> None:
     for small, large, low, high in (
         ("run.min_peers", "run.start_peers", run.min_peers, run.start_peers),
         ("run.first_train", "run.train_max", run.first_train, run.train_max),
+        ("train.round_time", "run.train_max", config.train.round_time, run.train_max),
         ("3 x run.beat", "run.suspect", 3 * run.beat, run.suspect),
         ("run.suspect", "a fifth of consensus.timeout", run.suspect, consensus.timeout / 5),
     ):
@@ -149,6 +153,49 @@ def _check_sense(config: Config) -> None:
             )
 
 
+def _check_effort(config: Config) -> None:
+    """Rounds whose work follows the run. What the recipe makes impossible is found where it is known."""
+    train, sync = config.train, config.sync
+    for keys, needs, used in (
+        (("target_loss", "batch_min", "batch_max"), ("adaptive_batching = true",), train.adaptive_batching),
+        (
+            ("inner_steps_min",),
+            ("adaptive_steps = true", "train.target_samples"),
+            train.adaptive_steps or train.target_samples,
+        ),
+    ):
+        for key in keys:
+            default = default_of(f"train.{key}")
+            if not used and getattr(train, key) != default:
+                raise UsageError(
+                    "E-CFG-10",
+                    f"train.{key} = {toml_text(getattr(train, key))} changes nothing in this run",
+                    fix=f"write train.{' or '.join(needs)}, or leave train.{key} at {toml_text(default)}",
+                )
+    if not train.adaptive_batching:
+        return
+    if not train.target_loss:
+        raise UsageError(
+            "E-CFG-14",
+            "train.adaptive_batching = true has no loss to steer by",
+            cause="the batch grows while the loss is above 1.1 x train.target_loss, and shrinks below 0.9 x",
+            fix="write train.target_loss = 2.0 (nats), or whatever your run should reach",
+        )
+    if train.batch_min > train.batch_max:
+        raise UsageError(
+            "E-CFG-06",
+            f"train.batch_min ({train.batch_min}) must not be more than train.batch_max ({train.batch_max})",
+            fix="lower train.batch_min or raise train.batch_max",
+        )
+    if sync.apart != "wait":
+        raise UsageError(
+            "E-CFG-13",
+            f'sync.apart = "{sync.apart}" cannot work with train.adaptive_batching = true',
+            cause="who is cut off goes on with batches of a size that the others have left behind",
+            fix='write train.adaptive_batching = false, or sync.apart = "wait"',
+        )
+
+
 def _check_protocol(config: Config) -> None:
     trust = config.run.trust
     if config.consensus.protocol == "raft" and trust != "private":
@@ -157,6 +204,45 @@ def _check_protocol(config: Config) -> None:
             f'consensus.protocol = "raft" withstands no liar, and run.trust = "{trust}" expects some',
             cause="a voter that says two things could have two histories agreed on",
             fix='write run.trust = "private", or consensus.protocol = "bft"',
+        )
+
+
+def _check_sample(config: Config) -> None:
+    run, sync, sample = config.run, config.sync, sample_of(config)
+    if sample is None:
+        return
+    if run.sample and run.sample_peers:
+        raise UsageError(
+            "E-CFG-10",
+            f"run.sample = {run.sample:g} changes nothing beside run.sample_peers = {run.sample_peers}",
+            fix="write one of the two",
+        )
+    if 0 < run.sample_peers < sample.least:
+        raise UsageError(
+            "E-CFG-11",
+            f"run.sample_peers = {run.sample_peers} draws rounds in which one liar cannot be withstood",
+            cause=f'with run.trust = "{run.trust}" it takes {sample.least} updates to withstand one',
+            fix=f'write run.sample_peers = {sample.least} or more, or run.trust = "private"',
+        )
+    if sync.apart != "wait":
+        raise UsageError(
+            "E-CFG-13",
+            f'sync.apart = "{sync.apart}" cannot work with sampled rounds',
+            cause="late work rides on the next update, and who is drawn for that is not known",
+            fix='write sync.apart = "wait", or leave run.sample and run.sample_peers at 0',
+        )
+    if sync.quorum and run.sample_peers and sync.quorum > run.sample_peers:
+        raise UsageError(
+            "E-CFG-10",
+            f"sync.quorum = {sync.quorum} never ends the wait of a round in which {run.sample_peers} train",
+            fix=f"write sync.quorum = {run.sample_peers} or less",
+        )
+    if config.node.group and run.trust != "private":
+        raise UsageError(
+            "E-CFG-10",
+            f'node.group = "{config.node.group}" changes nothing with run.trust = "{run.trust}"',
+            cause="a group is its member's own word: a liar in a group of its own would be drawn most often",
+            fix='leave node.group empty, or write run.trust = "private"',
         )
 
 
@@ -173,6 +259,16 @@ def _check_openings(run: Run) -> None:
         cause=because[run.trust],
         fix='write run.trust = "community", or leave run.openings out',
     )
+
+
+def _check_topology(config: Config) -> None:
+    recipe, topology = config.train.recipe, config.sync.topology
+    if recipe == "parameter_server" and topology not in ("auto", "star"):
+        raise UsageError(
+            "E-CFG-11",
+            f'train.recipe = "{recipe}" has one owner of everything, and sync.topology = "{topology}" has others',
+            fix='write sync.topology = "star", or train.recipe = "data_parallel"',
+        )
 
 
 def _check_statistic(config: Config) -> None:

@@ -21,6 +21,7 @@ slot counts, a different second one is reported as evidence. Never reads a clock
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -52,6 +53,7 @@ class Tally:
     votes: dict[tuple[Stage, PeerId], tuple[Digest, Signed]] = field(
         default_factory=dict[tuple[Stage, PeerId], tuple[Digest, Signed]]
     )
+    count: Counter[tuple[Stage, Digest]] = field(default_factory=Counter[tuple[Stage, Digest]])  # of these votes
     timeouts: dict[PeerId, tuple[Timeout, Signed]] = field(default_factory=dict[PeerId, tuple[Timeout, Signed]])
     told: bool = False  # the round knows that I may propose
     repeated: int = 0  # how often I said my commit vote again
@@ -308,7 +310,8 @@ class Agreement(Voter):
         vote = Vote(self.round, view, stage, digest)
         signed = self.notary.sign(vote)
         # durable before it is sent: a voter that forgets its vote could help decide two bodies
-        sends = [Send(peer, self._voted(view, signed)) for peer in self.vote_keys if peer != self.me]
+        message = self._voted(view, signed)
+        sends = [Send(peer, message) for peer in self.vote_keys if peer != self.me]
         return [self._keep(), *sends, *self._count(vote, signed)]
 
     def _may_vote(self, view: int) -> bool:
@@ -324,22 +327,23 @@ class Agreement(Voter):
                 return self._catch(first[1], signed)
             return []
         tally.votes[slot] = (vote.digest, signed)
+        tally.count[vote.stage, vote.digest] += 1
+        if tally.count[vote.stage, vote.digest] < self.quorum:
+            return []
+        if vote.stage == "prepare" and (vote.view, vote.digest) in self.proofs.known:
+            # also when the others were faster: their certificate was complete before I came to this view
+            return self._vote("commit", vote.view, vote.digest)
         same = {
             peer: signed.signature
             for (stage, peer), (digest, signed) in tally.votes.items()
             if stage == vote.stage and digest == vote.digest
         }
-        if len(same) < self.quorum:
-            return []
         votes = tuple(sorted(same.items()))
         certificate = Certificate(self.round, vote.view, vote.stage, vote.digest, votes)
         if vote.stage == "commit":
             return self._decide(certificate)
-        effects: list[Effect] = []
-        if (vote.view, vote.digest) not in self.proofs.known:
-            effects = [self._report(Prepared(view=vote.view, digest=vote.digest)), *self._raise_high(certificate)]
-        # also when the others were faster: their certificate was complete before I came to this view
-        return [*effects, *self._vote("commit", vote.view, vote.digest)]
+        prepared = self._report(Prepared(view=vote.view, digest=vote.digest))
+        return [prepared, *self._raise_high(certificate), *self._vote("commit", vote.view, vote.digest)]
 
     # ---- views ---------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ as messages; the conflict set of figure 4 (Avalanche) is one slot here, there is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -34,7 +34,6 @@ from atoll.base.machine import (
     Event,
     Fact,
     Keep,
-    Message,
     Received,
     Report,
     Send,
@@ -42,6 +41,7 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
+from atoll.wire.messages.preference import PreferenceIs, WantPreference
 
 SAFE_SIZE = 2000  # peers; the population that the published analyses of safety compute with
 CHOICES_MAX = 16  # judged choices of one slot; further ones are not taken, nor more heard from one peer
@@ -55,22 +55,7 @@ class SnowParams(msgspec.Struct, frozen=True):
     alpha: int = 8  # of them, that must name the same choice; above k / 2
     beta: int = 150  # such queries in a row that settle it
     query_s: Seconds = 1.0  # an answer later than this counts for nothing; keep above 3 x the median round trip
-
-
-class Query(Message, frozen=True):
-    """What do you prefer in this slot? I prefer `choice`."""
-
-    slot: str
-    number: int
-    choice: Digest
-
-
-class Preference(Message, frozen=True):
-    """I prefer this now; None: nothing yet."""
-
-    slot: str
-    number: int
-    choice: Digest | None
+    pause_s: Seconds = 0.0  # between two queries: what nobody waits for need not be asked as fast as it can be
 
 
 class Heard(Fact, frozen=True, kw_only=True):
@@ -116,7 +101,8 @@ class Snow:
     ) -> None:
         p = params or SnowParams()
         others = tuple(sorted({*peers} - {me}))
-        if not 0 < p.k <= len(others) or not p.k < 2 * p.alpha <= 2 * p.k or p.beta < 1 or p.query_s <= 0:
+        timed = p.query_s > 0 and p.pause_s >= 0
+        if not 0 < p.k <= len(others) or not p.k < 2 * p.alpha <= 2 * p.k or p.beta < 1 or not timed:
             raise ValueError(
                 f"k = {p.k}, alpha = {p.alpha}, beta = {p.beta} do not fit {len(others)} other peers: "
                 "k of them are asked, and alpha is more than half of k"
@@ -129,6 +115,7 @@ class Snow:
                 "a quorum decide"
             )
         self.me, self.others, self.slot, self.seed, self.params = me, others, slot, seed, p
+        self.preference_only = preference_only
         self.known: set[PeerId] = set(others)
         self.judged: list[Digest] = []
         self.heard: set[Digest] = set()  # not judged, told of
@@ -141,6 +128,7 @@ class Snow:
         self.number = 0  # of the query in progress
         self.asked: frozenset[PeerId] = frozenset()
         self.answers: dict[PeerId, Digest | None] = {}
+        self.found: tuple[Counter[Digest], int] = Counter(), 0  # by the last query: who named what, of how many
 
     @property
     def timer(self) -> str:
@@ -155,12 +143,14 @@ class Snow:
                 blob = kept.get(self.timer)
                 self.preference = self.settled = Digest(blob) if blob is not None else None
                 return []
-            case Received(sender, Query() as query) if query.slot == self.slot:
+            case Received(sender, WantPreference() as query) if query.slot == self.slot:
                 return self._answer(self._member(sender), query)
-            case Received(sender, Preference() as answer) if answer.slot == self.slot:
+            case Received(sender, PreferenceIs() as answer) if answer.slot == self.slot:
                 return self._count(self._member(sender), answer, now)
             case TimerFired(name) if name == self.timer and self.asked:
                 return self._conclude(now)
+            case TimerFired(name) if name == self.timer and self.preference is not None and self.settled is None:
+                return self._ask(now)  # after a pause
             case _:
                 return []
 
@@ -174,6 +164,14 @@ class Snow:
         self.preference = choice
         return [Report(Preferred(choice=choice)), *self._ask(now)]
 
+    def among(self, peers: Set[PeerId]) -> None:
+        """From now on ask only those of the swarm that are within reach; a preference, since they may be few.
+
+        Where fewer than k are, all of them are asked, and as large a share must agree.
+        """
+        assert self.preference_only
+        self.others = tuple(sorted(self.known & peers))
+
     # ---- asking --------------------------------------------------------------------------------------------
 
     def _ask(self, now: Seconds) -> list[Effect]:
@@ -181,12 +179,13 @@ class Snow:
         self.number += 1
         sample = self._sample()
         self.asked, self.answers = frozenset(sample), {}
-        query = Query(self.slot, self.number, self.preference)
+        query = WantPreference(self.slot, self.number, self.preference)
         return [SetTimer(self.timer, now + self.params.query_s), *(Send(p, query) for p in sample)]
 
     def _sample(self) -> list[PeerId]:
         """k of the others, none twice; the draw costs no more in a larger swarm (Floyd 1987)."""
-        count, k = len(self.others), self.params.k
+        count = len(self.others)
+        k = min(self.params.k, count)
         words = draw_bytes(self.seed, f"snow/{self.me}/{self.slot}/{self.number}", 8 * k)
         chosen: list[int] = []
         for i in range(k):
@@ -195,7 +194,7 @@ class Snow:
             chosen.append(top if drawn in chosen else drawn)
         return [self.others[i] for i in chosen]
 
-    def _count(self, sender: PeerId, answer: Preference, now: Seconds) -> list[Effect]:
+    def _count(self, sender: PeerId, answer: PreferenceIs, now: Seconds) -> list[Effect]:
         if answer.number != self.number or sender not in self.asked or sender in self.answers:
             return []
         self.answers[sender] = answer.choice
@@ -203,9 +202,15 @@ class Snow:
         counts = self._counts()
         best = max(counts.values(), default=0)
         missing = len(self.asked) - len(self.answers)
-        if best < self.params.alpha and best + missing >= self.params.alpha:
-            return effects  # may still become a majority
+        open_still = best < self._alpha and best + missing >= self._alpha
+        if missing and (open_still or self.params.pause_s):
+            return effects  # may still become a majority; or nobody is in a hurry, and all are heard
         return [*effects, *self._conclude(now)]
+
+    @property
+    def _alpha(self) -> int:
+        """Of those asked: alpha of k, or the same share where fewer can be asked."""
+        return -(-self.params.alpha * len(self.asked) // self.params.k)
 
     def _counts(self) -> Counter[Digest]:
         return Counter(c for c in self.answers.values() if c is not None and c in self.judged)
@@ -213,7 +218,8 @@ class Snow:
     def _conclude(self, now: Seconds) -> list[Effect]:
         """One query is over: figure 3, lines 7 to 19."""
         effects: list[Effect] = []
-        winner = next((c for c, count in self._counts().items() if count >= self.params.alpha), None)
+        self.found = self._counts(), len(self.asked)
+        winner = next((c for c, count in self.found[0].items() if count >= self._alpha), None)
         if winner is None:
             self.row = 0  # else both sides of a partition would settle, each with the few samples that fell on it
         else:
@@ -229,7 +235,10 @@ class Snow:
         if self.number % (UNSETTLED_AFTER * self.params.beta) == 0:
             named = Counter("" if c is None else c.hex() for c in self.answers.values())
             effects.append(Report(Unsettled(queries=self.number, answers=dict(named))))
-        return [*effects, *self._ask(now)]
+        if not self.params.pause_s:
+            return [*effects, *self._ask(now)]
+        self.asked = frozenset()
+        return [*effects, SetTimer(self.timer, now + self.params.pause_s)]
 
     def _settle(self, choice: Digest) -> list[Effect]:
         self.preference = self.settled = choice
@@ -239,9 +248,9 @@ class Snow:
 
     # ---- answering -----------------------------------------------------------------------------------------
 
-    def _answer(self, sender: PeerId, query: Query) -> list[Effect]:
+    def _answer(self, sender: PeerId, query: WantPreference) -> list[Effect]:
         heard = self._hear_of(sender, query.choice)
-        return [*heard, Send(sender, Preference(self.slot, query.number, self.preference))]
+        return [*heard, Send(sender, PreferenceIs(self.slot, query.number, self.preference))]
 
     def _hear_of(self, sender: PeerId, choice: Digest | None) -> list[Effect]:
         """The ceiling is each peer's own: a liar that names many choices makes nobody deaf to the others."""

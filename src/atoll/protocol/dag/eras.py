@@ -1,6 +1,6 @@
 """Eras: stretches of rounds whose last vertex members sign with the keys that outlive their sessions.
 
-Votes are Ed25519: whoever can forge such signatures one day could write another past. So the vertex that ends an
+Votes may be Ed25519: whoever can forge such signatures one day could write another past. So the vertex that ends an
 era is signed once more, by the long-lived identities (Ed25519 and ML-DSA-65) of those who were the committee when
 the era began, and since vertices name their parents, their quorum holds every round up to it. That committee was
 named by a vertex signed in the same way, and so on back to genesis: made-up members cannot sign themselves in.
@@ -338,6 +338,8 @@ class Eras:
                 return [Report(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]
             if good:
                 return []  # too few to tell who is lied to, and it may only have handed them on
+        if not any(m.peer == sender and m.present for m in self.history.head_body.members):
+            return []  # it may stand on another branch of the run, where this is the vertex of that round
         raise PeerFault(sender, f"signatures under another vertex of round {said.round} than the agreed one")
 
     def ask(self, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:

@@ -18,6 +18,7 @@ from atoll.wire.envelope import Notary
 from atoll.wire.messages.vertex import Body, Member, Vertex
 
 RECOVERY_DOMAIN = b"atoll/recovery/1\0"
+VOTE_BYTES = 100  # of one in a certificate, at the least
 WINDOW = 256  # vertices held in memory; a laggard further behind is served from disk or fetches a checkpoint
 
 
@@ -108,7 +109,8 @@ class History:
             vertex = self.vertices.get(round)
             if vertex is None:
                 break
-            size += len(vertex.body) + 100 * (len(vertex.certificate.votes) if vertex.certificate else 0)
+            votes = vertex.certificate.votes if vertex.certificate else ()
+            size += len(vertex.body) + sum(max(VOTE_BYTES, len(peer) + len(signed)) for peer, signed in votes)
             if chosen and size > bytes_max:
                 break
             chosen.append(vertex)

@@ -3,21 +3,21 @@
 A peer asks those it watches "are you there?" every `beat_s`; anything it hears from them counts as life. Silence
 of `suspect_s`, or a link whose redial was refused, makes a peer *gone*: nobody waits for it any more. Only an
 agreed vertex removes a member. Run time is the median of the watched peers' clocks and my own, each estimated
-from the exchange with the smallest round trip (Cristian 1989), so one wrong clock moves nobody. Every beat one
-more member is asked, in turn, so that in time the latency to all of them is known.
+from the exchange with the smallest round trip (Cristian 1989), so one wrong clock moves nobody; one that is far
+from mine is believed only where most of those I watch have answered. Every beat one more member is asked, in turn,
+so that in time the latency to all of them is known.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import isfinite
-from statistics import median
+from statistics import median, median_high, median_low
 from typing import Literal
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.limits import CLOCK_BOUND_S
+from atoll.base.limits import CLOCK_BOUND_S, CLOCK_FAR_S, CLOCK_MOST_S
 from atoll.base.machine import Effect, Fact, LinkDown, LinkUp, Received, Report, Send
 from atoll.wire.messages.membership import Beat, BeatBack
 
@@ -182,8 +182,8 @@ class Heartbeat:
     def _learn_clock(self, peer: PeerId, sent_s: Seconds, clock_s: Seconds, now: Seconds) -> list[Effect]:
         record = self.watched.get(peer)
         round_trip = now - sent_s
-        if not 0 <= round_trip <= self.suspect_s or not isfinite(clock_s):
-            return []  # an invented or ancient question
+        if not 0 <= round_trip <= self.suspect_s or not abs(clock_s - now) <= CLOCK_MOST_S:
+            return []  # an invented or ancient question, or an answer that is no time
         if record is not None or peer in self.others:
             self.trips.setdefault(peer, deque(maxlen=SAMPLES)).append(round_trip)
         if record is None:
@@ -191,7 +191,18 @@ class Heartbeat:
         record.samples.append((round_trip, clock_s + round_trip / 2 - now))
         best = [min(r.samples)[1] for r in self.watched.values() if r.samples]
         before = self.offset_s
-        self.offset_s = median([*best, self.offset_s])
+        self.offset_s = self._middle(best)
         if abs(self.offset_s) > CLOCK_BOUND_S >= abs(before):
             return [Report(ClockOff(offset_s=self.offset_s))]
         return []
+
+    def _middle(self, theirs: list[Seconds]) -> Seconds:
+        """Between these offsets and mine. Far from mine the first to answer may be liars: then I wait for most of
+        those I watch, and of two clocks in the middle take the nearer, since their mean is nobody's time."""
+        every, mine = [*theirs, self.offset_s], self.offset_s
+        middle = median(every)
+        if abs(middle - mine) <= CLOCK_FAR_S or len(self.watched) == 1:  # two alone meet halfway
+            return middle
+        if 2 * len(theirs) <= len(self.watched):
+            return mine
+        return min(median_low(every), median_high(every), key=lambda offset: abs(offset - mine))

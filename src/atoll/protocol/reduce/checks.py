@@ -60,8 +60,11 @@ def check_answer(plan: ReducePlan, owner: PeerId, answered: Answered) -> None:
         raise PeerFault(owner, f"answered for part {part}, which it does not own")
     names = answered.contributors
     rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting what is sorted is quick
-    if not names or not rising or not set(plan.listeners).issuperset(names):
+    if not names or not rising or not plan.hearers.issuperset(names):
         raise PeerFault(owner, f"lists contributors of part {part} that cannot be")
+    takes = plan.topology.parts[part].takes
+    if takes is not None and not (owner in names and takes.issuperset(names)):
+        raise PeerFault(owner, f"lists contributors of part {part} whose rows it does not take")
     if not made_of_fits(answered.made_of, plan.opened):
         raise PeerFault(owner, f"does not say rightly what part {part} was made of")
     if not plan.enough(names):

@@ -10,6 +10,7 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.protocol.reduce.topology import Topology
 
 BEGUN_WINDOWS = 5  # without a clock: an owner that is heard and does not answer is waited for so many windows
+BEGUN_SLOWEST_BYTES_S = 250_000  # and an uplink of 2 Mbit/s has a third of a window for a whole update
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,17 @@ class ReducePlan:
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
     influence: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # on rows, after distances
     opened: bool = False  # blocks of answers are opened: owners say which commitments they combined, and keep rows
+    stretch: float = 1.0  # how many times as long as agreed windows are, once it has begun
 
     @cached_property
     def givers(self) -> frozenset[PeerId]:
         """Whose rows there can be."""
-        return frozenset(self.listeners) - self.rowless
+        return self.hearers - self.rowless
+
+    @cached_property
+    def hearers(self) -> frozenset[PeerId]:
+        """Who gets the answers, in no order: asked with every word about a row."""
+        return frozenset(self.listeners)
 
     @property
     def parts(self) -> int:
@@ -61,19 +68,25 @@ class ReducePlan:
     def owners(self, part: int) -> tuple[PeerId, ...]:
         return self.topology.parts[part].owners
 
-    def begun(self, now: Seconds) -> ReducePlan:
-        """Where there is no clock, windows are counted from when the sharing began here, and are longer."""
+    def begun(self, now: Seconds, update_bytes: int = 0) -> ReducePlan:
+        """Where there is no clock, windows are counted from when the sharing began here, and are longer.
+
+        Long enough for `update_bytes` on slow links, among members that trust each other: whoever is heard may
+        still be sending, and the dead are noticed by their silence. A liar could keep all waiting for all of it.
+        """
         if self.has_clock:
             return self
+        slow_s = 0.0 if self.witnesses or self.weighs or self.opened else 3 * update_bytes / BEGUN_SLOWEST_BYTES_S
+        stretch = max(BEGUN_WINDOWS, slow_s / self.window_s)
         first = self.answer_until[0] - self.window_s
-        until = tuple(now + BEGUN_WINDOWS * (t - first) for t in self.answer_until)
-        return replace(self, answer_until=until, window_s=BEGUN_WINDOWS * self.window_s)
+        until = tuple(now + stretch * (t - first) for t in self.answer_until)
+        return replace(self, answer_until=until, window_s=stretch * self.window_s, stretch=stretch)
 
     @property
     def others_rows_s(self) -> Seconds:
         """How long an owner that has begun waits for rows that only others hear: words, which need no more time
         where calls give owners more of it."""
-        return self.window_s / 12 / (1 if self.has_clock else BEGUN_WINDOWS)
+        return self.window_s / 12 / self.stretch
 
     def gather_until(self, owner_index: int, thirds: int) -> Seconds:
         """An owner gathers for two thirds of its window, who hands on for one third; the rest is for the way."""

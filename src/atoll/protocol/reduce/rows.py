@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import fsum
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
-from atoll.keys.digest import digest
+from atoll.keys.digest import MerkleTree, digest
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Answered, Signed, Weighing
 
@@ -23,6 +24,14 @@ class Update:
     @property
     def digests(self) -> tuple[Digest, ...]:
         return tuple(p.digest for p in self.parts)
+
+    def path(self, part: int) -> tuple[Digest, ...]:
+        """What shows that I committed to this part."""
+        return self._tree.path(part)
+
+    @cached_property
+    def _tree(self) -> MerkleTree:
+        return MerkleTree(self.digests)
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Gather:
     """What I hold of one part that I am in charge of, as its owner or on the way to it."""
 
     owner_index: int  # or ONWARD
-    below: frozenset[PeerId] | None = None  # whose rows come through me; None: everybody's
+    below: frozenset[PeerId] | None = None  # whose rows come through me, or alone are taken; None: everybody's
     rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # by sender
     names: set[PeerId] = field(default_factory=set[PeerId])  # in any of the rows
     closed: bool = False  # its rows are being combined, or were

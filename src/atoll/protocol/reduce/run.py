@@ -43,7 +43,6 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.keys.digest import merkle_path
 from atoll.protocol.reduce.checks import check_answer, check_handed, committed_row
 from atoll.protocol.reduce.facts import Garbage, NoAnswer, PartAnswered, PartMissing, Reduced
 from atoll.protocol.reduce.hearsay import Hearsay
@@ -84,7 +83,8 @@ class Reduce:
             if self.me in plan.owners(part):
                 # answered before a restart, and the bytes are lost: silence, the next owner answers
                 closed = self._said_name(part) in around.said
-                self.gathers[part] = Gather(plan.owners(part).index(self.me), closed=closed)
+                takes = plan.topology.parts[part].takes
+                self.gathers[part] = Gather(plan.owners(part).index(self.me), takes, closed=closed)
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
         self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
         self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
@@ -93,6 +93,7 @@ class Reduce:
         self.made: dict[Digest, Made] = {}  # what I answered, by its digest, where the vertex may draw blocks of it
         self.missing: set[int] = set()
         self.started = self.finished = False
+        self.agreed_plan, self.begun_at = plan, 0.0
         self.opened: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, whose row, to whom): how often
         self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
         self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
@@ -130,6 +131,7 @@ class Reduce:
     def contribute(self, update: Update, now: Seconds) -> list[Effect]:
         """My update is encoded and committed; before this call only other peers' rows can be gathered."""
         self.update, self.my_rows = update, {}
+        self._give_time()
         return self.look_again(now)
 
     def look_again(self, now: Seconds) -> list[Effect]:
@@ -204,6 +206,8 @@ class Reduce:
         Perhaps I do not know their commitments either; these come with the rows. Rows that parents hand on have no
         author whom others could ask.
         """
+        if gather.below is not None:
+            return []  # its owner alone takes them
         silent = [peer for peer in self.plan.listeners if peer not in gather.names and self.unheard(peer)]
         giving = [p for p in silent if p in self.plan.givers and self.route.above(part, p) is None]
         return [p for p in giving if (commit := self.commit_of(p)) is None or commit.parts > part]
@@ -280,17 +284,26 @@ class Reduce:
     # ---- sending my parts ----------------------------------------------------------------------------------
 
     def _begin(self, now: Seconds) -> list[Effect]:
-        self.started = True
-        self.plan = self.route.plan = self.plan.begun(now)
+        self.started, self.begun_at = True, now
+        self._give_time()
         return self.look_again(now)
+
+    def _give_time(self) -> None:
+        """To owners; others' updates are as large as mine."""
+        if self.started:
+            update_bytes = sum(part.size_bytes for part in self.update.parts) if self.update is not None else 0
+            self.plan = self.route.plan = self.agreed_plan.begun(self.begun_at, update_bytes)
 
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         owned = self.route.pass_turn(part, now)
         if part in self.answers:
             return self._show_next_owner(part)
+        lacking = self._owner_lacks_its_row(part)
         if part in self.missing:
-            return []
-        if not owned:
+            if lacking is not False or not owned:
+                return []
+            self.missing.discard(part)  # its owner committed after all
+        if not owned or lacking:
             self.missing.add(part)
             return [self._report(PartMissing(attempt=self.plan.attempt, part=part))]
         return [
@@ -302,9 +315,17 @@ class Reduce:
             *self._ask_past_the_gone(part),
         ]
 
+    def _owner_lacks_its_row(self, part: int) -> bool | None:
+        """Where parts take rows of some only the owner's is one of them: without it nobody need wait. None: they
+        take everybody's."""
+        if self.plan.topology.parts[part].takes is None:
+            return None
+        commit = self.commit_of(self.plan.owners(part)[0])
+        return commit is None or commit.parts <= part
+
     def _contribute_part(self, part: int) -> list[Effect]:
         """My own row, up the tree; through my own hands if others' rows come through me too."""
-        if self.update is None or part >= len(self.update.parts):
+        if self.update is None or part >= len(self.update.parts) or not self._takes(part, self.me):
             return []
         relay = self.relays.get(part)
         if relay is None or (part, self.me) in self.route.declined:
@@ -336,16 +357,20 @@ class Reduce:
             return [Send(to, handed, Lane.BULK, done.payload)]
         if self.update is None or part >= len(self.update.parts):
             return []
-        path = merkle_path(self.update.digests, part)
+        path = self.update.path(part)
         message = Contribution(plan.round, plan.attempt, plan.trace, part, index, path, self.update.statement)
         return [Send(to, message, Lane.BULK, self.update.parts[part])]
+
+    def _takes(self, part: int, peer: PeerId) -> bool:
+        takes = self.plan.topology.parts[part].takes
+        return takes is None or peer in takes
 
     def _my_row(self, part: int) -> Held:
         if part not in self.my_rows:
             update, commit = self.update, self.commit_of(self.me)
             assert update is not None and commit is not None
-            path = merkle_path(update.digests, part)
-            row = Held(frozenset((self.me,)), commit.weight, update.parts[part], path, update.statement)
+            names, path = frozenset((self.me,)), update.path(part)
+            row = Held(names, commit.weight, update.parts[part], path, update.statement)
             self.my_rows[part] = row
         return self.my_rows[part]
 
@@ -406,6 +431,8 @@ class Reduce:
         gather = self._gather_for(message.part, message.owner_index)
         if commit is None or gather is None:
             return self._answer_already(message.part, sender)  # not committed, not mine, or closed
+        if not self._takes(message.part, sender):
+            raise PeerFault(sender, f"part {message.part} takes no row of its own", message.statement.body)
         said = message.statement
         if said.signer != sender or self.notary.open(said, Commit, self.vote_key_of(sender)) != commit:
             # it goes with the row when others ask me for it
@@ -456,12 +483,17 @@ class Reduce:
         if window is None:
             return []
         early = now < self.plan.gather_until(window, 1)
-        if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, gather.below)):
+        if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, self._awaited(gather))):
             return []
         if early and (asked := self._await_others_rows(part, gather, now)) is not None:
             return asked
         gather.closed = True
         return self._combine(part, gather, "own")
+
+    def _awaited(self, gather: Gather) -> Iterable[PeerId] | None:
+        """Whose rows of a part of mine may still come. Where it takes those of some, whoever has not committed when
+        the sharing begins has none to give."""
+        return None if gather.below is None else [p for p in gather.below if self.commit_of(p) is not None]
 
     def _name_garbage(self, part: int, result: Combined | Products) -> list[Effect]:
         return [self._report(Garbage(peer=peer, part=part)) for peer in result.undecodable]
@@ -526,11 +558,11 @@ class Reduce:
 
     def _open_row(self, sender: PeerId, wish: WantRow) -> list[Effect]:
         part, author = wish.part, wish.peer
-        if not self.started or sender not in self.plan.listeners or self.opened[part, author, sender] >= OPENED_MAX:
+        if not self.started or sender not in self.plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
             return []
         if self._row_held(part, author) is not None:
             return self._open_row_to(sender, part, author)
-        if part in self.gathers and author in self.plan.listeners and sender in self.plan.owners(part):
+        if part in self.gathers and author in self.plan.hearers and sender in self.plan.owners(part):
             askers = self.wanted.setdefault((part, author), [])
             askers += [sender] if sender not in askers else []
         return []

@@ -2,7 +2,8 @@
 
 Pure functions of the agreed peers, a seed and agreed upload rates, so that every peer computes the same. Each
 part is a tree whose root is the owner: rows go up, are combined on the way, and the answer comes down the same
-tree. A tree reaches everybody once, so nobody is counted twice by construction. Never knows a tensor or a clock;
+tree. A tree reaches everybody once, so nobody is counted twice by construction; `pairs` alone has parts that take
+rows of some only, and no common result. Never knows a tensor or a clock;
 whether those on the way may be trusted with partial sums is the planner's question (policy/topology), not asked
 here. Specification: specs/topologies.md.
 """
@@ -17,7 +18,7 @@ from itertools import pairwise
 from math import fsum, gcd, inf, lcm
 from typing import TypeAlias
 
-from atoll.base.draw import shuffled
+from atoll.base.draw import in_pairs, shuffled
 from atoll.base.ids import PeerId
 from atoll.base.limits import FULL_MESH_MAX, OWNERS_PER_PART, PART_BYTES_MAX, PARTS_MAX
 
@@ -40,6 +41,7 @@ class Part:
     # directly; nobody is listed with the first owner as parent. A parent combines its children's rows with its own
     # into one row (weighted mean, summed weight, contributors) and hands it on. Answers come down the same tree.
     parents: Mapping[PeerId, PeerId]
+    takes: frozenset[PeerId] | None = None  # whose rows are in it, the owner's always; None: everybody's
 
     def parent(self, peer: PeerId) -> PeerId | None:
         """To whom this peer hands its row while the first owner is in charge; None for that owner."""
@@ -76,13 +78,14 @@ class Topology:
         """Every row reaches its owner as its author wrote it; nobody on the way sees it or changes it."""
         return not any(part.parents for part in self.parts)
 
+    @cached_property
+    def apart(self) -> bool:
+        """Parts take rows of some only: there is no common result."""
+        return any(part.takes is not None for part in self.parts)
 
-@dataclass(frozen=True)
-class Pair:
-    """A few peers that reduce among themselves: what they get is theirs alone."""
-
-    peers: tuple[PeerId, ...]
-    topology: Topology
+    def taking(self, peer: PeerId) -> int:
+        """How many parts take this peer's row."""
+        return sum(part.takes is None or peer in part.takes for part in self.parts)
 
 
 # ---- the topologies ------------------------------------------------------------------------------------------
@@ -178,25 +181,15 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
     return Topology("hierarchical", tuple(parts))
 
 
-def pairs(
-    peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1
-) -> tuple[Pair, ...]:
-    """Gossip: groups of two, each a butterfly of its own. There is no common result, so there is no one topology.
+def pairs(peers: Sequence[PeerId], round: int) -> Topology:
+    """Gossip: everybody has a part of its own, of its own row and of that of whoever it is drawn with.
 
-    A new seed draws new pairs, which leave (n - 2) / (2 n - 2) of the variance between n peers in expectation: two
-    centred values drawn without replacement have E[((a + b) / 2)²] = σ² / 2 · (1 - 1 / (n - 1)) (compare Boyd et
-    al. 2006). One left over makes a group of three; clients are paired with peers that can carry.
+    There is no common result: a part says what its owner ends with, to everybody, and nobody can take over. One
+    round leaves (n - 2) / (2 n - 2) of the variance between n peers in expectation: two centred values drawn
+    without replacement have E[((a + b) / 2)²] = σ² / 2 · (1 - 1 / (n - 1)) (compare Boyd et al. 2006).
     """
-    able = _carriers(peers, seed, weights)
-    carried = _clients(peers, able)
-    groups: list[list[PeerId]] = [
-        [p, *(c for c, carrier in carried.items() if carrier == p)] for p in able[: len(carried)]
-    ]
-    free = able[len(carried) :]
-    groups += [free[i : i + 2] for i in range(0, len(free) - 1, 2)]
-    if len(free) % 2:
-        groups[-1:] = [[*groups[-1], free[-1]]] if groups else [free]
-    return tuple(Pair(tuple(group), butterfly(group, seed, weights, pieces)) for group in groups)
+    drawn = {peer: frozenset(pair) for pair in in_pairs(round, peers) for peer in pair}
+    return Topology("pairs", tuple(Part((peer,), 1, {}, drawn[peer]) for peer in peers))
 
 
 def candidates(
@@ -285,6 +278,8 @@ def validate(topology: Topology, peers: Sequence[PeerId]) -> str | None:
             return f"part {j} is handed on by its owner"
         if part.owners[0] in part.parents.values():
             return f"part {j} lists its owner as a parent; whoever sends to the owner is not listed"
+        if part.takes is not None and (part.parents or not {*part.owners} <= part.takes <= here):
+            return f"part {j} takes rows that cannot reach it"
         if _hops(part) is None:
             return f"part {j} goes round in a circle"
     return None
@@ -303,9 +298,9 @@ class Counts:
 
 
 def counts(topology: Topology, peers: Sequence[PeerId]) -> Counts:
-    """How much the busiest and the mean peer send. Assumes a topology that `validate` has nothing against.
-
-    Per part everybody but the owner sends one row up, and every parent one answer down per child.
+    """How much the busiest and the mean peer send. Assumes a topology that `validate` has nothing against,
+    with one common result. Per part everybody but the owner sends one row up, and every parent one answer down per
+    child.
     """
     messages, shares = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
     total, hops = 0, 0

@@ -145,9 +145,10 @@ class WatchedReduce(Reduce):
         """Show what I made of a part, doubt what others made of it, settle on what is true."""
         if not self.started:
             return []
-        late = now >= self._answers_by
-        waiting = not late and bool(self._unheard(part, -1))
-        effects = self._reveal_if_due(part, now) + self.watch.look(part, waiting, again)
+        effects, late = self._reveal_if_due(part, now), now >= self._answers_by
+        if self.watch.in_doubt(part):
+            waiting = not late and bool(self._unheard(part, -1))
+            effects += self.watch.look(part, waiting, again)
         if part not in self.answers and (held := self.watch.settled(part, patient=not late)) is not None:
             effects += self._hold(held)
         return effects

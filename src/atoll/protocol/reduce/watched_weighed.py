@@ -62,7 +62,7 @@ class WatchedWeighedReduce(WatchedReduce):
         sums = Question("judge", self._sum_again, lambda said: self.verdicts.get(said.rows), self._same_rows)
         self.watch = Witnesses(*own, around.judges, around.two_faced, sums)
         weighs = around.judges or bool(self.gathers)
-        rows = Question("recompare", self._compare_again, lambda said: True, self.watch.same_rows)
+        rows = Question("recompare", self._compare_again, None, self.watch.same_rows)
         self.compared = Witnesses(*own, weighs, around.two_faced, rows)
         self.comparing: set[int] = set()  # parts whose rows I compare, or compared
         # compared before a restart: a second comparison would be another word in the same slot, and rows are lost

@@ -83,6 +83,14 @@ class Word:
         """What is said, whoever says it."""
         return digest(encode(replace(self.answered, owner_index=0)))
 
+    @cached_property
+    def kind(self) -> Kind:
+        return _rows(self.answered), self.answered.digest
+
+    @cached_property
+    def names(self) -> frozenset[PeerId]:
+        return frozenset(self.answered.contributors)
+
 
 @dataclass
 class Case:
@@ -101,6 +109,19 @@ class Case:
     compared: set[PeerId] = field(default_factory=set[PeerId])  # owners whose rows are not those that I know of
     same: dict[Rows, bool] = field(default_factory=dict[Rows, bool])  # are they what their authors committed to?
     doubted: bool = False
+    # what follows from words and recomputed answers: asked with every row and at every look, hardly ever new
+    belief: dict[Digest, bool | None] = field(default_factory=dict[Digest, bool | None])  # by what words say
+    standing: tuple[int, bool] | None = None  # kinds of answers, and whether of any nobody knows if it is true
+    asked_all: bool = False  # every row that is needed was asked for once
+    # what never changes again, by what words say
+    begun: set[Digest] = field(default_factory=set[Digest])  # their rows are recomputed, or were
+    lacks: dict[Digest, PeerId] = field(default_factory=dict[Digest, PeerId])  # whose row was not here
+    unheard: dict[Rows, PeerId] = field(default_factory=dict[Rows, PeerId])  # the same of a commitment
+
+    def changed(self) -> None:
+        """There is another word, or another recomputed answer."""
+        self.belief.clear()
+        self.standing, self.asked_all = None, False
 
 
 @dataclass(frozen=True)
@@ -109,7 +130,8 @@ class Question:
 
     job: str  # that makes an answer again
     work: Callable[[Answered, tuple[Row, ...]], Combine | Compare]
-    grounds: Callable[[Answered], bool | None]  # is what the answer stands on true? None while nobody knows
+    grounds: Callable[[Answered], bool | None] | None
+    """Is what the answer stands on true? None while nobody knows. Without it, all do."""
     same_rows: Callable[[Answered], bool | None]  # was it made of the rows that I know of?
 
 
@@ -128,7 +150,7 @@ class Witnesses:
         question: Question | None = None,
     ) -> None:
         self.plan, self.me, self.row_of = plan, me, row_of
-        self.question = question or Question("judge", self._sum, lambda answered: True, self.same_rows)
+        self.question = question or Question("judge", self._sum, None, self.same_rows)
         self.commit_of, self.gone, self.judges, self.two_faced = commit_of, gone, judges, two_faced
         self.cases = [Case() for _ in range(plan.parts)]
 
@@ -140,6 +162,7 @@ class Witnesses:
         earlier = [w for w in case.words if w.answered.owner_index == answered.owner_index]
         if all(w.answered != answered for w in earlier) and len(earlier) < WORDS_PER_OWNER:
             case.words.append(Word(signed, answered))
+            case.changed()
             case.said_by.setdefault((_rows(answered), answered.digest), set()).add(answered.owner_index)
             if earlier:
                 first = earlier[0].statement
@@ -159,10 +182,23 @@ class Witnesses:
 
     def believes(self, answered: Answered) -> bool | None:
         """True, False, or None while nobody knows."""
-        grounds = self.question.grounds(answered)
+        grounds = self._grounds(answered)
         if grounds is not True:
             return grounds
         return self._believes(self.cases[answered.part], (_rows(answered), answered.digest))
+
+    def _believes_word(self, word: Word) -> bool | None:
+        """The same of a word of ours."""
+        grounds = self._grounds(word.answered)
+        return self._proven(self.cases[word.answered.part], word) if grounds is True else grounds
+
+    def _grounds(self, answered: Answered) -> bool | None:
+        return True if self.question.grounds is None else self.question.grounds(answered)
+
+    def _proven(self, case: Case, word: Word) -> bool | None:
+        if word.named not in case.belief:
+            case.belief[word.named] = self._believes(case, word.kind)
+        return case.belief[word.named]
 
     def _believes(self, case: Case, kind: Kind) -> bool | None:
         rows, digest = kind
@@ -179,7 +215,7 @@ class Witnesses:
         for word in self._largest_first(case) if case.bytes_of else ():
             if of is not None and word.answered.rows != of:
                 continue
-            believed = self.believes(word.answered) if self.judges else True
+            believed = self._believes_word(word) if self.judges else True
             if believed and (payload := case.bytes_of.get(word.answered.digest)) is not None:
                 return AnswerHeld(word.statement, word.answered, payload)
             if believed or (believed is None and patient):
@@ -189,18 +225,20 @@ class Witnesses:
     def unseen(self, part: int) -> Answered | None:
         """An answer that is believed, and whose bytes are not here."""
         case = self.cases[part]
-        words = (w.answered for w in case.words if w.answered.digest not in case.bytes_of)
-        return next((answered for answered in words if self.believes(answered)), None)
+        words = (w for w in case.words if w.answered.digest not in case.bytes_of)
+        return next((word.answered for word in words if self._believes_word(word)), None)
+
+    def in_doubt(self, part: int) -> bool:
+        """Of some answer nobody knows yet whether it is true: asked at every look, since it is hardly ever so."""
+        return self.judges and bool(self.cases[part].words) and self._standing(part)[1]
 
     def look(self, part: int, waiting: bool, again: bool = False) -> list[Effect]:
         """Doubt what there is to doubt. `waiting`: an owner may still speak. `again`: ask for rows again."""
-        case, words = self.cases[part], self._judged(part)
-        if not self.judges or not words:
+        case = self.cases[part]
+        if not self.in_doubt(part):
             return []
-        kinds = {(_rows(w.answered), w.answered.digest) for w in words}
-        differ = len(kinds)
-        unknown = any(self._believes(case, kind) is None for kind in kinds)
-        if not unknown or (differ == 1 and waiting):
+        differ, _ = self._standing(part)
+        if differ == 1 and waiting:
             return []
         effects: list[Effect] = []
         if not case.doubted:
@@ -208,8 +246,21 @@ class Witnesses:
             effects.append(self._report(Doubted(part=part, answers=differ)))
         return effects + self._compare_rows(part) + self._ask_rows(part, again) + self._recompute(part)
 
+    def _standing(self, part: int) -> tuple[int, bool]:
+        """How many kinds of answers I can judge, and whether of any of them I do not know if it is true."""
+        case = self.cases[part]
+        if case.standing is not None:
+            return case.standing
+        words = self._judged(part)
+        standing = len({w.kind for w in words}), any(self._proven(case, w) is None for w in words)
+        if self.question.grounds is None:  # else it may change without a word
+            case.standing = standing
+        return standing
+
     def wants(self, part: int, peer: PeerId) -> bool:
-        return self.cases[part].doubted and peer in self._named(part) and self._row(part, peer) is None
+        if not self.cases[part].doubted or self._row(part, peer) is not None:
+            return False
+        return any(peer in w.names and self._believes_word(w) is None for w in self._judged(part))
 
     def take(self, part: int, peer: PeerId, row: Held) -> list[Effect]:
         self.cases[part].rows[peer] = row
@@ -222,6 +273,7 @@ class Witnesses:
             result.payload if result.counted == rows[0] else None
         )  # who does not decode cannot have been counted
         case.makes[rows] = whole.digest if whole is not None else None
+        case.changed()
         if whole is not None and any(w.answered.digest == whole.digest for w in case.words):
             case.bytes_of[whole.digest] = whole
         return self._blame(part)
@@ -237,7 +289,7 @@ class Witnesses:
 
     def _blame(self, part: int) -> list[Effect]:
         case, effects = self.cases[part], list[Effect]()
-        for word in case.words:
+        for word in case.words if case.makes else ():
             index = word.answered.owner_index
             made = case.makes.get(_rows(word.answered), word.answered.digest)
             if made != word.answered.digest and index not in case.blamed:
@@ -248,20 +300,34 @@ class Witnesses:
     def _recompute(self, part: int) -> list[Effect]:
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
         for word in self._judged(part):
+            if word.named in case.begun or self._lacks_a_row(case, word):
+                continue
             if _rows(word.answered) in case.checks:
+                case.begun.add(word.named)
                 continue
             names = word.answered.contributors
             if not self.question.same_rows(word.answered):
                 continue
-            held = [self._row(part, name) for name in names]
-            rows = [row for row in held if row is not None]
+            rows: list[Held] = []
+            for name in names:
+                row = self._row(part, name)
+                if row is None:
+                    case.lacks[word.named] = name
+                    break
+                rows.append(row)
             if len(rows) < len(names):
                 continue
             case.checks.append(_rows(word.answered))
+            case.begun.add(word.named)
             given = tuple(Row(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
             job = f"combine/{plan.round}/{plan.attempt}/{self.question.job}/{len(case.checks) - 1}/{part}"
             effects.append(Ask(job, self.question.work(word.answered, given)))
         return effects
+
+    def _lacks_a_row(self, case: Case, word: Word) -> bool:
+        """The row that was not here when I last looked is not here yet: one look for every row that comes."""
+        name = case.lacks.get(word.named)
+        return name is not None and self._row(word.answered.part, name) is None
 
     def _sum(self, answered: Answered, rows: tuple[Row, ...]) -> Combine:
         plan = self.plan
@@ -269,13 +335,17 @@ class Witnesses:
 
     def _judged(self, part: int) -> list[Word]:
         """Those that can be true, and false, by themselves."""
-        return [w for w in self.cases[part].words if self.question.grounds(w.answered)]
+        words, grounds = self.cases[part].words, self.question.grounds
+        return words if grounds is None else [w for w in words if grounds(w.answered)]
 
     # ---- opening -------------------------------------------------------------------------------------------
 
     def _ask_rows(self, part: int, again: bool) -> list[Effect]:
         """Its author first, then whoever says that it has counted it, in turn."""
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
+        if case.asked_all and not again:
+            return []
+        case.asked_all = self.question.grounds is None  # else more may be needed without a word
         for name in sorted(self._named(part)):
             times = case.asked[name]
             if times >= ASKS_MAX or (times and not again) or self._row(part, name) is not None:
@@ -290,8 +360,7 @@ class Witnesses:
 
     def _named(self, part: int) -> set[PeerId]:
         """Whose rows it takes to know what is not known yet."""
-        words = self._judged(part)
-        return {name for w in words if self.believes(w.answered) is None for name in w.answered.contributors}
+        return {name for w in self._judged(part) if self._believes_word(w) is None for name in w.names}
 
     def same_rows(self, answered: Answered) -> bool | None:
         """Was it made of the rows that its contributors committed to before me? None while I lack a commitment.
@@ -300,9 +369,15 @@ class Witnesses:
         """
         case, rows = self.cases[answered.part], _rows(answered)
         if rows not in case.same:
-            known = [commit for commit in map(self.commit_of, answered.contributors) if commit is not None]
-            if len(known) < len(answered.contributors):
+            if rows in case.unheard and self.commit_of(case.unheard[rows]) is None:
                 return None
+            known: list[Commit] = []
+            for name in answered.contributors:
+                commit = self.commit_of(name)
+                if commit is None:
+                    case.unheard[rows] = name
+                    return None
+                known.append(commit)
             case.same[rows] = rows_of(known) == answered.rows
         return case.same[rows]
 
@@ -319,7 +394,7 @@ class Witnesses:
             if late and spoken and owner not in spoken and owner != self.me and not self.gone(owner):
                 found[owner] = "withheld"
         for word in self.cases[part].words:
-            known, names = self.believes(word.answered), set(word.answered.contributors)
+            known, names = self._believes_word(word), word.names
             if late and known is None and not any(name in self.two_faced for name in names):
                 found[word.statement.signer] = "unopened"
             elif known and stands is not None and names < set(stands.contributors):
@@ -333,7 +408,7 @@ class Witnesses:
         """Of equally large ones those that I can judge, so that nobody waits for what adds nothing."""
 
         def place(word: Word) -> tuple[int, bool, int]:
-            unknown = self.judges and self.believes(word.answered) is None
+            unknown = self.judges and self._believes_word(word) is None
             return -len(word.answered.contributors), unknown, word.answered.owner_index
 
         return sorted(case.words, key=place)

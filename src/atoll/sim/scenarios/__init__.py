@@ -6,6 +6,7 @@
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
     weighed      churn where distances weigh rows, and owners speak twice
+    paired_churn  churn where members exchange in pairs and have states of their own
     paced        churn where windows follow the pace of the run
     growth       two founders, four joiners by ticket; then one is lost for good
     blackout     everybody stops at once, again and again, and goes on from disk
@@ -25,6 +26,8 @@
     audited      nobody cheats where rounds are audited, and messages are lost
     slow         nobody lies, some are slow, messages are lost: nobody is accused of anything
     straggler_churn  churn where rounds go on without the slow
+    clients      who trains is drawn; some rest, decline or die: all groups of data come to their turns
+    sampled_churn  churn where who trains is drawn
     straggler    one of four is four times slower: nobody waits for it, and its steps count
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     validated    a third poison a mean and lie as validators; the run leaves every bad state
@@ -38,6 +41,8 @@
     slanderers   a third of the checkers find every owner guilty; nobody leaves
     opened       nobody lies where blocks are opened, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
+    branches     two branches of a run meet, a fifth lie about which they prefer; nobody changes sides
+    post_quantum  churn where sessions sign with ML-DSA-65, too
 
 A failing run ends with one line that replays it.
 """
@@ -51,20 +56,25 @@ import msgspec
 
 from atoll.sim.scenarios.apart import apart
 from atoll.sim.scenarios.audits import accusers, audited, audits
+from atoll.sim.scenarios.branches import branches
 from atoll.sim.scenarios.churn import (
     audited_churn,
     churn,
     overlap,
     paced,
+    paired_churn,
     pieces_churn,
+    post_quantum,
     real_keys,
     reputed_churn,
     rollback,
+    sampled_churn,
     scored_churn,
     straggler_churn,
     validated_churn,
     weighed,
 )
+from atoll.sim.scenarios.clients import clients
 from atoll.sim.scenarios.liars import liars
 from atoll.sim.scenarios.openings import opened, openings, slanderers
 from atoll.sim.scenarios.owners import compared, comparers, framers, owners, watched
@@ -84,9 +94,11 @@ SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario(calm, peers=8, rounds=20),
     "churn": Scenario(churn, peers=24, rounds=50),
     "apart": Scenario(apart, peers=7, rounds=0),
+    "branches": Scenario(branches, peers=20, rounds=0),
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),
+    "paired_churn": Scenario(paired_churn, peers=8, rounds=20),
     "paced": Scenario(paced, peers=8, rounds=20),
     "growth": Scenario(growth, peers=2, rounds=12),
     "blackout": Scenario(blackout, peers=5, rounds=20),
@@ -105,6 +117,8 @@ SCENARIOS: dict[str, Scenario] = {
     "slow": Scenario(slow, peers=7, rounds=20),
     "straggler": Scenario(straggler, peers=4, rounds=20),
     "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
+    "clients": Scenario(clients, peers=7, rounds=40),
+    "sampled_churn": Scenario(sampled_churn, peers=8, rounds=15),
     "siege": Scenario(siege, peers=100, rounds=100),
     "reputation": Scenario(reputation, peers=7, rounds=36),
     "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),
@@ -119,6 +133,7 @@ SCENARIOS: dict[str, Scenario] = {
     "slanderers": Scenario(slanderers, peers=7, rounds=12),
     "opened": Scenario(opened, peers=7, rounds=30),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
+    "post_quantum": Scenario(post_quantum, peers=6, rounds=12),
 }
 
 

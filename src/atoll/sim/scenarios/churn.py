@@ -13,11 +13,13 @@ from atoll.node.amend import goal_of
 from atoll.policy.inquiry import REFUTING
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance
+from atoll.policy.sampling import Sample
 from atoll.policy.validation import Rule
 from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import NetworkKnobs
+from atoll.sim.paired import PairedIsland
 from atoll.sim.scenarios.audits import Told
 from atoll.sim.scenarios.pieces import restore_everything
 from atoll.sim.scenarios.stage import Stage
@@ -30,6 +32,7 @@ from atoll.sim.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
 BACK_MAX = 24  # rounds; states stay on virtual disks for sixteen
+PAIRED_CALM_ROUNDS = 4  # in which everybody is a member again and was drawn
 JOINERS_MAX = 6  # strangers that come in one run
 WEATHER = NetworkKnobs(loss_rate=0.05, duplicate_rate=0.05, jitter_s=0.05)
 
@@ -54,11 +57,36 @@ def paced(stage: Stage) -> None:
     _through_weather(stage, None, round=stage.paced())
 
 
+def sampled_churn(stage: Stage) -> None:
+    """The same where half of the members train in a round, drawn by the one before."""
+    drawn = Sample(thousandths=500, least=1 if stage.quorum == "majority" else 4)
+    _through_weather(stage, None, round=replaced(stage.paced(), sample=drawn))
+
+
 def straggler_churn(stage: Stage) -> None:
     """The same where rounds go on without the slow: one member always is, and others for a while."""
     stage.quorum = "majority"
     waits = replaced(stage.paced(), acceptance=Acceptance(quorum=max(2, stage.peers // 2), grace=2))
     _through_weather(stage, None, overlap=4, slow=1, round=waits)
+
+
+def paired_churn(stage: Stage) -> None:
+    """The same where members exchange in pairs: each goes on from what it held, or takes another's. At the end the
+    roll names of every member a state that is on its disk and lately made."""
+    stage.quorum = "majority"
+    _through_weather(stage, None, island=PairedIsland, topology="pairs")
+    settled = stage.newest.head if stage.newest is not None else 0
+    stage.until_round(settled + PAIRED_CALM_ROUNDS, stage.healed() * PAIRED_CALM_ROUNDS)
+    for node in stage.swarm.honest:
+        island, machine = node.island, node.machine
+        assert isinstance(island, PairedIsland) and machine is not None and machine.roster is not None
+        member = machine.roster.mine
+        if member is None or not member.votes or island.head is None:
+            continue
+        roll = island.roll(island.head)
+        entry = next((entry for entry in roll.states if entry.peer == node.name), None)
+        if entry is None or entry.state not in island.blobs or roll.round - entry.since > 2:
+            raise InvariantBroken(f"after {roll.round} rounds, in calm, the roll says of {node.name}: {entry}")
 
 
 def reputed_churn(stage: Stage) -> None:
@@ -73,6 +101,11 @@ def reputed_churn(stage: Stage) -> None:
 def real_keys(stage: Stage) -> None:
     """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
     _through_weather(stage, RealKeys(stage.seed))
+
+
+def post_quantum(stage: Stage) -> None:
+    """The same where sessions sign with ML-DSA-65: keys, statements and certificates are that long."""
+    _through_weather(stage, None, round=replaced(stage.settings().round, votes="ml-dsa-65"))
 
 
 def rollback(stage: Stage) -> None:

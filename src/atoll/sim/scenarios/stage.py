@@ -213,7 +213,7 @@ def _where(node: Node) -> str:
         r = m.round
         state += f", attempt {r.attempt} view {r.agreement.view} {'sharing' if r.patience.sharing else 'training'}"
         state += f"{', decided' if r.agreement.decided else ''}{', adopting' if r.adopting else ''}"
-    if m.fetch is not None:
+    if m.regain.fetch is not None:
         state += ", fetching"
     return state
 

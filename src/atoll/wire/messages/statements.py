@@ -193,6 +193,12 @@ class Leave(Statement, frozen=True):
     why: str
 
 
+class Rests(Statement, frozen=True):
+    """I do not train in this round. Said before it, somebody else is drawn; in it, nobody holds it against me."""
+
+    round: int
+
+
 class Suspect(Statement, frozen=True):
     """I have not heard from this peer for longer than the run's patience."""
 
@@ -293,6 +299,7 @@ AnyStatement = (
     | Join
     | Ready
     | Leave
+    | Rests
     | Suspect
     | Caught
     | Complaint

@@ -11,12 +11,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from atoll.base.effort import Reached
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SCORE_ONE
+from atoll.base.sample import CREDIT_MAX
 from atoll.wire.messages.statements import Certificate, Role, Signed, Weighing
 
 Standing = Literal["observer", "new", "member", "away", "expelled"]
 Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # of a member's record: policy/reputation.py
+Quarters = Annotated[int, msgspec.Meta(ge=0, le=CREDIT_MAX)]  # of turns, of a credit: base/sample.py
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -96,6 +99,8 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
         UNSET  # where windows follow the pace: an owner's in the next round, else left out
     )
     reputation: tuple[Score, ...] | UnsetType = UNSET  # where the run has it: of each line of `members`, in order
+    credits: tuple[tuple[Quarters, Quarters], ...] | UnsetType = UNSET  # where who trains is drawn: the same
+    effort: Reached | UnsetType = UNSET  # where a round's work follows losses: what the next one goes by
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,138 @@
+"""How much a round asks of each member where that follows from the run: steps, samples of a step, time.
+
+    time      each member takes the steps that it manages in so many seconds, at most those of the round
+    samples   all members together take about so many, however many members there are
+    loss      steps fall with the root of the loss (AdaComm, 1810.08313, section 4.2: more often agreed, the nearer)
+    batch     x 1.2 while the loss is far above a target, x 0.8 while it is far below
+
+Promises: the same numbers at everybody, since they follow from genesis, from the vertex before and from the number
+of members; within the bounds of genesis whatever stands in a vertex. The median loss decides, so that a minority
+that lies about its own moves it no further than to another member's. Never looks at a clock, nor at anything that
+no vertex holds. Here and not on a floor above, since plans of rounds and experiments go by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, sqrt
+from statistics import median
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from atoll.base.ids import Seconds
+
+ABOVE, BELOW = 1.1, 0.9  # times the target loss, between which the batch stays
+STEPS_MOST, BATCH_MOST = 2**31 - 1, 2**20
+
+Steps = Annotated[int, Meta(ge=1, le=STEPS_MOST)]
+Batch = Annotated[int, Meta(ge=1, le=BATCH_MOST)]
+
+
+class Batches(msgspec.Struct, frozen=True):
+    """The samples of a step follow the loss."""
+
+    target_loss: Annotated[float, Meta(gt=0)]  # nats, as members report it of their steps
+    least: Batch
+    most: Batch
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """What of a round's work follows the run; fixed in genesis. Left out: it does not."""
+
+    batch: Batch  # samples of a step, of the first round at least
+    train_s: Annotated[Seconds, Meta(gt=0)] | UnsetType = UNSET  # of training in a round
+    samples: Annotated[int, Meta(ge=1, lt=2**40)] | UnsetType = UNSET  # of a round, all members together
+    steps_min: Steps = 1  # of a round, where samples or losses decide
+    by_loss: bool | UnsetType = UNSET  # steps follow it
+    batches: Batches | UnsetType = UNSET
+    bounded: bool | UnsetType = UNSET  # samples move rates: nobody's count for more than the round asked of it
+
+    @property
+    def learns(self) -> bool:
+        """Vertices hold how far it has come."""
+        return self.by_loss is True or self.batches is not UNSET
+
+
+class Reached(msgspec.Struct, frozen=True, array_like=True):
+    """How far it has come, in a vertex: what the round after it goes by."""
+
+    steps: int  # of that round, before its samples bound them
+    batch: int  # of that round
+    before: int  # the batch of the round that the vertex closes, in which speeds were measured
+    first_loss: float  # of the first round that trained; 0: none has
+
+
+class Quota(NamedTuple):
+    """What one round asks of each member."""
+
+    steps: int  # at most
+    batch: int = 0  # samples of each; 0: as the recipe has it
+    stretch: float = 1.0  # a step takes so many times as long as when members last reported theirs
+
+
+def quota_of(effort: Effort | UnsetType, inner_steps: int, reached: Reached | UnsetType, members: int) -> Quota:
+    """Of the round after a vertex that holds `reached`, for so many members whose rows weigh something."""
+    if effort is UNSET:
+        return Quota(inner_steps)
+    now = begun(effort, inner_steps) if reached is UNSET else reached
+    steps = _within(now.steps, min(effort.steps_min, inner_steps), inner_steps)
+    batch = effort.batch
+    if effort.batches is not UNSET:
+        batch = _within(now.batch, effort.batches.least, effort.batches.most)
+    if effort.samples is not UNSET:
+        of_a_step = batch * max(1, members)
+        steps = _within((effort.samples + of_a_step // 2) // of_a_step, min(effort.steps_min, steps), steps)
+    return Quota(steps, batch, max(1.0, batch / max(1, now.before)))
+
+
+def begun(effort: Effort, inner_steps: int) -> Reached:
+    """Before any round has trained."""
+    return Reached(inner_steps, effort.batch, effort.batch, 0.0)
+
+
+def reached_after(
+    effort: Effort, inner_steps: int, before: Reached | UnsetType, losses: Sequence[float]
+) -> Reached | UnsetType:
+    """After a round whose members reported these losses of their steps; left out where it follows nothing.
+
+    Steps: AdaComm's rule in its plain form, ceil(sqrt(loss / first loss) x the first round's steps).
+    """
+    if not effort.learns:
+        return UNSET
+    now = begun(effort, inner_steps) if before is UNSET else before
+    loss = max(0.0, median(losses)) if losses else 0.0
+    if loss == 0.0:
+        return Reached(now.steps, now.batch, now.batch, now.first_loss)
+    first_loss = now.first_loss if now.first_loss > 0 else loss
+    steps, batch = now.steps, now.batch
+    if effort.by_loss is True:
+        share = min(1.0, loss / first_loss)
+        steps = _within(ceil(sqrt(share) * inner_steps), min(effort.steps_min, inner_steps), inner_steps)
+    if effort.batches is not UNSET:
+        batch = next_batch(effort.batches, batch, loss)
+    return Reached(steps, batch, now.batch, first_loss)
+
+
+def next_batch(rule: Batches, batch: int, loss: float) -> int:
+    """In whole samples, up to the next and down to the last, so that small batches move too."""
+    if loss > ABOVE * rule.target_loss:
+        batch = -(-6 * batch // 5)
+    elif loss < BELOW * rule.target_loss:
+        batch = 4 * batch // 5
+    return _within(batch, rule.least, rule.most)
+
+
+def effort_problem(effort: Effort, inner_steps: int) -> str:
+    """Which of its numbers do not fit each other; empty if all do."""
+    if effort.steps_min > inner_steps:
+        return f"a round of at least {effort.steps_min} steps cannot have at most {inner_steps}"
+    rule = effort.batches
+    if rule is not UNSET and not rule.least <= effort.batch <= rule.most:
+        return f"a batch of {effort.batch} is not within {rule.least} … {rule.most}"
+    return ""
+
+
+def _within(value: int, least: int, most: int) -> int:
+    return min(max(least, value), most)

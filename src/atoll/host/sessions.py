@@ -1,0 +1,83 @@
+"""The session that this folder signs with in its run: the one from before a restart, or a new one.
+
+Genesis says which kind of key it has (`run.votes`). A joiner learns genesis from the members, so its session is
+made with the first word that it signs, which is never before.
+Promises: a session is on disk before it signs anything; a kept one is used again as long as it is good, so that the
+membership still knows it. Never asks the network anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+from atoll.base.ids import Digest, PeerId
+from atoll.host.clock import Clock
+from atoll.host.store import Store
+from atoll.keys.identity import (
+    Identity,
+    SessionSigner,
+    SessionVerifier,
+    VotePrivateKey,
+    kind_of_key,
+    new_vote_key,
+)
+from atoll.keys.signer import VoteKind
+
+SESSION_DAYS = 90  # a session key is renewed by joining again
+RENEW_S = 86400.0  # a session that ends within a day is renewed at start
+
+
+class LateSession:
+    """A `Signer` whose session `make` brings when it is first asked for."""
+
+    def __init__(self, peer: PeerId, make: Callable[[], SessionSigner]) -> None:
+        self.peer, self._make = peer, make
+
+    @cached_property
+    def _made(self) -> SessionSigner:
+        return self._make()
+
+    @property
+    def vote_key(self) -> bytes:
+        return self._made.vote_key
+
+    @property
+    def certificate(self) -> bytes:
+        return self._made.certificate
+
+    def sign(self, data: bytes) -> bytes:
+        return self._made.sign(data)
+
+
+def session_of(store: Store, identity: Identity, run: Digest, kind: VoteKind) -> SessionSigner:
+    """The session key from before a restart, so that the membership still knows it; a new one has to join."""
+    kept = kept_session(store, run)
+    if kept is not None and kind_of_key(kept.vote_key) == kind:
+        return kept
+    return certify(store, identity, run, new_vote_key(kind))
+
+
+def kept_session(store: Store, run: Digest) -> SessionSigner | None:
+    """From before a restart, if it is of this run and still good. UsageError if what is there is damaged."""
+    secret = store.secret("session.key")
+    if secret is None:
+        return None
+    signer = SessionSigner.from_bytes(secret)
+    session = SessionVerifier().session_of(signer.certificate)
+    good = session is not None and session.run == run and session.valid_at(Clock().now() + RENEW_S)
+    return signer if good else None
+
+
+def certify(store: Store, identity: Identity, run: Digest, key: VotePrivateKey) -> SessionSigner:
+    now = int(Clock().now())
+    signer = SessionSigner.certified(
+        identity,
+        run,
+        epoch=0,
+        not_before_s=now - 3600,  # a joiner's clock may be an hour ahead of a member's
+        not_after_s=now + SESSION_DAYS * 86400,
+        generate=lambda: key,
+    )
+    store.write_secret("session.key", signer.to_bytes())
+    return signer

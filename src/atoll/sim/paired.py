@@ -1,0 +1,107 @@
+"""A virtual peer of a run whose members exchange in pairs: a state of its own, and the roll that all agree on.
+
+A member's state is a few bytes: who it is, the state before, and the digests of the rows that it was made of. Rolls
+are the real ones. So who goes on from anything but what it held, or names what it does not hold, is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from atoll.base.draw import shuffled
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Payload
+from atoll.keys.digest import digest
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, OthersStates, Restore
+from atoll.protocol.reduce.work import Combine, Combined
+from atoll.sim.island import BATCH, Island
+from atoll.wire.pairs import Roll, is_roll, roll_bytes, roll_from_bytes, state_named
+
+
+class OwnState(msgspec.Struct, frozen=True, array_like=True):
+    """Of one member."""
+
+    of: PeerId
+    before: Digest
+    rows: tuple[tuple[PeerId, Digest], ...]
+
+
+@dataclass
+class PairedIsland(Island):
+    """`own` follows what is durable: a restart asks for it by the roll."""
+
+    own: Digest | None = None
+
+    def crash(self) -> None:
+        super().crash()
+        self.own = None
+
+    def do(self, work: Any) -> Any:
+        match work:
+            case Encode():
+                row = self._part(Encode(work.round, (1,)), 0)
+                self.encoded[work.round] = (row.digest,) * work.parts
+                return Encoded((row,) * work.parts)
+            case Combine():
+                return self._made_of_pair(work)
+            case Advance():
+                return self._rolled(work)
+            case Adopt():
+                return self._follow(work)
+            case Restore():
+                return self._held(work)
+            case _:
+                return super().do(work)
+
+    def roll(self, name: Digest) -> Roll:
+        data = self.blobs[name]
+        return roll_from_bytes(data) if is_roll(data) else Roll(0, 0, 0, 0, ())
+
+    def _made_of_pair(self, work: Combine) -> Combined:
+        done = super()._combine(work)
+        if self.me not in done.counted:
+            return Combined(None, done.counted, (), "my own row is not among those of my part")
+        assert self.own is not None
+        rows = tuple((row.peer, row.payload.digest) for row in work.rows)
+        name = self._put(msgspec.msgpack.encode(OwnState(self.me, self.own, rows)))
+        return Combined(Payload(digest(name), len(name), name), done.counted, ())
+
+    def _rolled(self, work: Advance) -> Advanced:
+        answered = zip(work.states_of, work.parts, strict=True)
+        made = {peer: state_named(part.data) for peer, part in answered if part is not None}
+        samples = work.steps * BATCH * work.shards
+        after = self.roll(work.before).next(made, work.trainers, steps=work.steps, samples=samples, tokens=0)
+        return Advanced(self._put(roll_bytes(after)))
+
+    def _follow(self, work: Adopt) -> None:
+        mine = self.roll(work.state).newly_of(self.me)
+        counts = mine is not None and mine in self.blobs  # also made by a life before
+        if counts and mine is not None:
+            self._check_made_of(mine)
+            self.own = mine
+        assert self.own is not None and self.own in self.blobs, "it goes on from what it does not hold"
+        self.needed["own"] = (self.own,)
+        super().do(msgspec.structs.replace(work, counted=(True,) if counts else None))
+
+    def _check_made_of(self, mine: Digest) -> None:
+        state = msgspec.msgpack.decode(self.blobs[mine], type=OwnState)
+        if (state.of, state.before) != (self.me, self.own) or len(state.rows) > 2:
+            self.miscounted.append(f"{self.me} goes on from what was not made of its own: {state}")
+
+    def _held(self, work: Restore) -> bool | OthersStates:
+        if work.state not in self.blobs:
+            return False
+        roll, found = self.roll(work.state), work.state
+        if is_roll(self.blobs[work.state]):
+            others = [e for e in shuffled(work.state, self.me, roll.states) if e.peer != self.me]
+            others.sort(key=lambda entry: -entry.since)
+            here = [s for s in (roll.of(self.me), *(e.state for e in others)) if s is not None and s in self.blobs]
+            if not here:
+                return OthersStates(tuple((entry.peer, entry.state) for entry in others))
+            found = here[0]
+        self.own = found
+        self.needed["own"] = (found,)
+        return super().do(work)

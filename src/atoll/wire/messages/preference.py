@@ -1,0 +1,33 @@
+"""Messages of a preference: what do you prefer, asked of a few members at a time (specs/branches.md).
+
+Not signed: an answer counts for whoever gives it over its own link, and proves nothing to anybody else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from atoll.base.ids import DIGEST_BYTES, Digest
+from atoll.base.machine import Message
+
+SlotName = Annotated[str, msgspec.Meta(max_length=64)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+Choice = Annotated[Digest, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
+class WantPreference(Message, frozen=True):
+    """What do you prefer in this slot? I prefer `choice`."""
+
+    slot: SlotName
+    number: Number
+    choice: Choice
+
+
+class PreferenceIs(Message, frozen=True):
+    """I prefer this now; None: nothing yet."""
+
+    slot: SlotName
+    number: Number
+    choice: Choice | None

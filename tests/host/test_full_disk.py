@@ -1,0 +1,96 @@
+"""A disk that is full says so in words for people, keeps all of a step or nothing, and ends a peer before it says
+what is not durable. The disk is made full by sqlite's own limit on the pages of its file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from atoll.base.errors import RunFailedError
+from atoll.base.ids import Digest
+from atoll.base.machine import Keep, Send, TimerFired
+from atoll.host.driver import Driver, Seat
+from atoll.host.member import identity_of
+from atoll.host.record import Record
+from atoll.host.store import Store
+from atoll.node.admission import Wish
+from atoll.wire.messages.history import WantVertices
+
+RUN = Digest(bytes(32))
+
+
+def full(store: Store, pages: int = 1) -> None:
+    """No more pages than there are and so many."""
+    (count,) = store._database.execute("PRAGMA page_count").fetchone()
+    store._database.execute(f"PRAGMA max_page_count={count + pages}")
+
+
+def with_room(store: Store) -> None:
+    store._database.execute("PRAGMA max_page_count=1073741823")
+
+
+def test_a_step_that_a_full_disk_refuses_is_not_kept_in_part_and_the_next_one_is(tmp_path: Path):
+    store = Store(tmp_path)
+    store.keep([("a", b"1")])
+    full(store)
+    with pytest.raises(RunFailedError, match="E-DISK-01"):
+        store.keep([("a", b"2"), ("b", bytes(1 << 20))])
+    assert store.kept() == {"a": b"1"}
+    with_room(store)
+    store.keep([("a", b"3")])
+    store.close()
+    again = Store(tmp_path)
+    assert again.kept() == {"a": b"3"}
+    again.close()
+
+
+def test_a_peer_whose_disk_is_full_says_nothing_that_is_not_durable_and_ends(tmp_path: Path):
+    """The machine keeps a word and says it; the disk refuses the first. One more event changes nothing."""
+
+    class Machine:
+        def handle(self, event, now):
+            return [Keep("said/1/0/commit", bytes(1 << 20)), Send("somebody", WantVertices(0))]
+
+    class Links:
+        said = 0
+
+        def send(self, *word):
+            self.said += 1
+
+    async def story() -> tuple[int, list[RunFailedError]]:
+        store = Store(tmp_path)
+        driver = Driver(Seat(store, identity_of(store), RUN, Wish("trainer", "full")), None)
+        driver.machine, driver.links, ended = Machine(), Links(), []
+        driver.on_unkept = ended.append
+        full(store)
+        driver.handle(TimerFired("beat"))
+        with_room(store)
+        driver.handle(TimerFired("beat"))
+        driver.record.close()
+        store.close()
+        return driver.links.said, ended
+
+    said, ended = asyncio.run(story())
+    assert said == 0
+    assert [why.code for why in ended] == ["E-DISK-01"]
+    assert "free some space" in ended[0].fix
+
+
+def test_a_line_of_the_record_that_a_full_disk_tears_costs_that_line_alone(tmp_path: Path):
+    record = Record(tmp_path / "facts.jsonl")
+    whole = record._file
+
+    class Full:
+        def write(self, line):
+            whole.write(line[:7])
+            raise OSError(28, "No space left on device")
+
+    record.write({"fact": "A"})
+    record._file = Full()
+    record.write({"fact": "B"})
+    record._file = whole
+    record.write({"fact": "C"})
+    assert [entry["fact"] for entry in record.tail()] == ["A", "C"]
+    record.close()

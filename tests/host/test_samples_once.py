@@ -1,0 +1,22 @@
+"""No sample of the run is learned from twice, whatever becomes of rounds and members."""
+
+from __future__ import annotations
+
+from members import Members, recipe_for, story
+
+from atoll.node.jobs import Advance
+
+
+def test_the_place_in_the_data_is_where_a_round_of_other_members_ended(tmp_path, book):
+    """Three members take 12 steps of 2 samples; then five do, who begin at the next multiple of five."""
+    members = Members(tmp_path, recipe_for({"overlap": 0, "fragments": 1}), book)
+
+    async def tell(m: Members) -> None:
+        island = m.islands[0]
+        nothing = (None,) * m.peers
+        three = await island.do(Advance(0, m.state, nothing, 12, 72, 3, m.shares))
+        five = await island.do(Advance(1, three.state, nothing, 12, 120, 5, m.shares))
+        assert island.shelf.find(three.state, m.learning.layout).samples == 72
+        assert island.shelf.find(five.state, m.learning.layout).samples == 75 + 120
+
+    story(tell, members)

@@ -1,0 +1,49 @@
+"""Run time out of other people's clocks, some of which lie."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Received
+from atoll.protocol.membership.heartbeat import Heartbeat
+from atoll.wire.messages.membership import BeatBack
+
+OTHERS = tuple(PeerId(name) for name in "abcd")
+
+
+def watching(*others: PeerId) -> Heartbeat:
+    heart = Heartbeat(PeerId("me"), 2.0, 6.0)
+    heart.watch((PeerId("me"), *others), now=100.0)
+    return heart
+
+
+def told(heart: Heartbeat, by: PeerId, clock_s: float) -> None:
+    """An answer after no time at all."""
+    heart.beat(Received(by, BeatBack(100.0, clock_s, head=-1)), now=100.0, head=-1)
+
+
+@pytest.mark.parametrize("lie", [-1e300, 1e300, -1e9, 1e4, nan, inf])
+def test_liars_who_answer_first_do_not_move_run_time(lie: float):
+    """Two liars of four are heard before anybody else. With one of them the median was half of what it said: run
+    time became -5e299, a second more was no other time, and a timer of a round fired again and again for ever."""
+    heart = watching(*OTHERS)
+    for count, (who, says) in enumerate(zip(OTHERS, (lie, lie, 100.1, 100.1), strict=True)):
+        told(heart, who, says)
+        assert abs(heart.offset_s) <= 0.1, f"after {count + 1} answers"
+
+
+def test_whoever_is_far_off_follows_most_of_those_it_watches():
+    """My own clock is two hours slow."""
+    heart = watching(*OTHERS)
+    for who in OTHERS[:3]:
+        told(heart, who, 7300.0)
+    assert heart.offset_s == 7200.0
+
+
+def test_two_alone_meet_halfway_however_far_apart():
+    heart = watching(OTHERS[0])
+    told(heart, OTHERS[0], 7300.0)
+    assert heart.offset_s == 3600.0
