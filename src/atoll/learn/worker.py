@@ -1,7 +1,7 @@
 """One simulated worker of an experiment: a model, its inner optimizer, its place in the data, its error feedback.
 
 The arithmetic is that of a real trainer and its peer, one after the other in one process. Never talks to others:
-`experiment` carries what it says.
+`rehearsal` carries what it says.
 """
 
 from __future__ import annotations
