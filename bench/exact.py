@@ -190,6 +190,7 @@ def compared(run: Told) -> Compared:
             differs,
             0,
             run.unlike(),
+            run.sent_bytes,
         )
     done = atoll.experiment(recipe, data=data, peers=peers, order=order, samples=256)
     model_F = state_from_bytes(run.last, layout).anchor_F

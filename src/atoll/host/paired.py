@@ -25,6 +25,7 @@ from atoll.host.arithmetic import Namer, named
 from atoll.host.learning import Learning
 from atoll.host.shelf import Shelf
 from atoll.host.store import Store
+from atoll.keys.digest import Buffer
 from atoll.learn.combine import gather
 from atoll.learn.outer import Moment, OuterState, move
 from atoll.learn.state import SharedState
@@ -49,7 +50,7 @@ class Paired:
         self.me, self._store, self._shelf = me, store, shelf
         self.own: Digest | None = None  # the name of the state that I hold
 
-    def row(self, wire: bytes, head: SharedState) -> bytes:
+    def row(self, wire: Buffer, head: SharedState) -> bytes:
         return row_bytes(wire, head.anchor_F.numpy().astype("<f4", copy=False).tobytes())
 
     def combined(self, work: Combine, learning: Learning, common: Common, name: Namer) -> Combined:
