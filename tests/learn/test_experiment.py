@@ -185,7 +185,9 @@ def test_every_method_travels_as_plain_values_and_learns(name):
     recipe = METHODS[name]()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=Recipe) == recipe
     longer = replace(recipe, schedule=replace(recipe.schedule, inner_steps=min(recipe.schedule.inner_steps, 24)))
-    assert tried(longer, steps=36, peers=3).val_loss < (5.67 if name in ("sparseloco", "demo_", "halos") else 5.3)
+    assert tried(longer, steps=36, peers=3).val_loss < (
+        5.67 if name in ("sparseloco", "demo_", "halos", "pipelined") else 5.3
+    )
 
 
 def test_it_is_found_where_it_is_promised():

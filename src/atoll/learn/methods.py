@@ -64,10 +64,11 @@ def parameter_server(
 
 
 def pipelined(
-    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, depth: int = 3, **setting: Unpack[Setting]
+    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 1e-3, depth: int = 3, **setting: Unpack[Setting]
 ) -> Recipe:
     """Pipelined gradients (Pipe-SGD, 1811.03619, algorithm 1): the means of the last three steps are under way
-    while the next is computed, so no step waits for the network; each gradient is of parameters three steps old."""
+    while the next is computed, so no step waits for the network; each gradient is of parameters three steps old,
+    which asks for a smaller rate (bench/RESULTS.md)."""
     return recipe_for(
         model,
         inner=Pipelined(depth),
