@@ -542,27 +542,33 @@ def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path:
     assert holds_run(tmp_path)
 
 
-def test_a_peer_that_comes_back_listens_where_it_was_told_to_at_first(tmp_path: Path):
+def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_at_first(tmp_path: Path):
     """Nothing said at the second start: same address, same port, same word to others; said otherwise: that."""
     beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
     quiet = Listening(as_before=True)
 
-    async def addresses(listening: Listening, first: bool = False) -> tuple[list[str], tuple[str, ...]]:
+    names: list[str] = []
+
+    async def addresses(
+        listening: Listening, first: bool = False, name: str = ""
+    ) -> tuple[list[str], tuple[str, ...]]:
         make = training(1, lambda _: None)
         if first:
-            host, _ = await found_run(tmp_path, beginning, "ada", listening, Invitation(), make)
+            host, _ = await found_run(tmp_path, beginning, "ada@clinic", listening, Invitation(), make)
         else:
-            host = await resume_run(tmp_path, "", listening, make)
+            host = await resume_run(tmp_path, name, listening, make)
         told = host.bound, host.addresses
+        names.append(host.wish.name)
         await host.stop(farewell=False)
         return told
 
     told = ("/ip4/192.0.2.7/tcp/7071",)
     begun = asyncio.run(addresses(Listening(("/ip4/127.0.0.2/tcp/0",), told), first=True))
     assert begun[0][0].startswith("/ip4/127.0.0.2/") and begun[1] == told
-    assert asyncio.run(addresses(quiet)) == begun
+    assert asyncio.run(addresses(quiet, name="eve")) == begun
     assert asyncio.run(addresses(Listening()))[0][0].startswith("/ip4/127.0.0.1/")
-    assert asyncio.run(addresses(quiet))[0][0].startswith("/ip4/127.0.0.1/")
+    assert asyncio.run(addresses(quiet, name="bob@lab"))[0][0].startswith("/ip4/127.0.0.1/")
+    assert names == ["ada@clinic", "eve@clinic", "eve@clinic", "bob@lab"]
 
 
 def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):
@@ -763,7 +769,7 @@ def test_who_trains_in_a_round_is_a_word_of_genesis_and_what_cannot_be_sampled_i
     assert trusted("run.sample=0.1", *liars)[0].round.sample == Sample(thousandths=100, least=5)
     assert "run.sample_peers = 5" in trouble("run.sample_peers=4", *liars).fix
     assert "E-CFG-10" in str(trouble("run.sample=0.5", "run.sample_peers=3"))
-    assert "E-CFG-10" in str(trouble("run.sample_peers=3", "sync.quorum=4"))
+    assert "E-CFG-13" in str(trouble("run.sample_peers=3", "sync.quorum=2"))
     assert "E-CFG-10" in str(trouble("run.sample=0.5", "node.group=a", *liars))
     assert "E-CFG-13" in str(trouble("run.sample=0.5", MERGED))
     for name in ("a@b", "a/b", "x" * 33):

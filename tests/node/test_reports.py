@@ -13,7 +13,7 @@ from atoll.node.reports import ReportPool
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Answered, Caught, Invite, Join, Leave, Signed
+from atoll.wire.messages.statements import Answered, Caught, Invite, Join, Leave, Rests, Signed
 
 ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
 
@@ -88,6 +88,19 @@ def test_strangers_together_are_one_voice(stand: Stand):
         assert stand.join(f"stranger {k}")
     assert not stand.join("one more")
     assert stand.adds(Leave(0, "bye"), HONEST)
+
+
+def test_a_crowd_that_rests_keeps_nobody_from_coming_or_going(stand: Stand):
+    """More members rest than a vertex carries reports, each with one word; they give way, and nobody else does."""
+    history = stand.pool.history
+    body, ahead = history.head_body, history.head + 1
+    crowd = [replace(body.members[0], peer=PeerId(f"m{k}")) for k in range(REPORTS_PER_VERTEX_MAX)]
+    history.bodies[history.head] = replace(body, members=(*body.members, *crowd))
+    for member in crowd:
+        stand.pool.pool["Rests", member.peer, ""] = stand.sign(Rests(ahead), member.peer)
+    assert not stand.adds(Rests(ahead), HONEST)
+    assert stand.join("newcomer") and stand.adds(Leave(0, "bye"), HONEST)
+    assert len(stand.pool) == REPORTS_PER_VERTEX_MAX and {PeerId("newcomer"), HONEST} <= stand.chosen()
 
 
 @pytest.mark.parametrize("wrong", [{"ticket": b"t" * 1000}, {"key": b"k" * 1000}])

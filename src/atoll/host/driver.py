@@ -182,7 +182,7 @@ class Driver:
         if self._closing:
             return
         if farewell:
-            self._carry_out_all(self.machine.farewell(why, self.clock.now()))
+            self._do(lambda: self.machine.farewell(why, self.clock.now()))
             await asyncio.sleep(0)  # the words are queued; Links.close lets them leave
         self._closing = True
         for _, handle in self._timers.values():
@@ -201,7 +201,7 @@ class Driver:
     async def leave(self, why: str, patience_s: Seconds) -> bool:
         """Say farewell, and stay while the others cannot agree on it without my vote. False if time ran out."""
         until = self.clock.now() + patience_s
-        self._carry_out_all(self.machine.farewell(why, self.clock.now()))
+        self._do(lambda: self.machine.farewell(why, self.clock.now()))
         self._hurry()
         while self._needed():
             if self.clock.now() >= until:
@@ -223,11 +223,11 @@ class Driver:
 
     def invite(self, statement: Invite) -> None:
         """Put an invitation, or its end, before the members; the next vertex holds it."""
-        self._carry_out_all(self.machine.invite(statement, self.clock.now()))
+        self._do(lambda: self.machine.invite(statement, self.clock.now()))
 
     def rest(self, rounds: int, at_once: bool = False) -> None:
         """Train in none of the next so many rounds; `at_once`: nor in the one under way, which the trainer ends."""
-        self._carry_out_all(self.machine.rest(rounds, self.clock.now(), at_once))
+        self._do(lambda: self.machine.rest(rounds, self.clock.now(), at_once))
 
     def recover(self) -> None:
         """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
@@ -239,7 +239,7 @@ class Driver:
                 fix="atoll recover in the founder's folder",
             )
         try:
-            self._carry_out_all(self.machine.recover(self._sign_for_long, self.clock.now()))
+            self._do(lambda: self.machine.recover(self._sign_for_long, self.clock.now()))
         except ValueError as why:
             raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
 
@@ -250,7 +250,7 @@ class Driver:
 
     def go_back(self, goal: Goal) -> None:
         """Put before the members that the run goes on from this earlier vertex. ValueError where that is no use."""
-        self._carry_out_all(self.machine.go_back(goal, self._sign_for_long, self.clock.now()))
+        self._do(lambda: self.machine.go_back(goal, self._sign_for_long, self.clock.now()))
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""
@@ -268,25 +268,29 @@ class Driver:
     def _session(self) -> SessionSigner:
         assert self.machine.genesis is not None  # a word of a run that nobody knows
         kind = self.machine.settings.round.signing.kind
-        return session_of(self.store, self.identity, self.run_id, kind)
+        try:
+            return session_of(self.store, self.identity, self.run_id, kind)
+        except RunFailedError as why:
+            raise Unkept(why) from why
 
     # ---- events in, effects out ----------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        if not self._closing and not self._silent:
-            self._carry_out_all(self.machine.handle(event, self.clock.now()))
+        if not self._closing:
+            self._do(lambda: self.machine.handle(event, self.clock.now()))
 
-    def _carry_out_all(self, effects: list[Effect]) -> None:
+    def _do(self, step: Callable[[], list[Effect]]) -> None:
+        """One step of the machine and its effects: all of them, or none more from the first that cannot be kept."""
+        if self._silent:
+            return
         try:
-            self._carry_out(effects)
+            self._carry_out(step())
         except Unkept as unkept:
             log.warning("nothing can be kept any more, so nothing is said any more: %s", unkept.why.what)
             self._silent = True
             self.on_unkept(unkept.why)
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        if self._silent:
-            return
         for effect in effects:
             match effect:
                 case Keep(name, blob):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from atoll.base.errors import RunFailedError
@@ -22,18 +23,20 @@ def refused(what: str, why: object, where: Path, cause: str = "the disk is full 
 def write_durably(path: Path, data: Buffer, mode: int = 0o644) -> None:
     """Under its final name only once every byte is on disk: write aside, sync, rename, sync the folder."""
     temporary = path.with_name(path.name + ".tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[os.write(handle, view) :]
-        os.fsync(handle)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        try:
+            view = memoryview(data).cast("B")
+            while view:
+                view = view[os.write(handle, view) :]
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        temporary.rename(path)
     except OSError as why:
-        os.close(handle)
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise refused(f"write {path.name}", why.strerror, path.parent) from why
-    os.close(handle)
-    temporary.rename(path)
     sync_folder(path.parent)
 
 

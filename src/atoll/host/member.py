@@ -32,6 +32,7 @@ from atoll.node.admission import Wish
 from atoll.node.body import write_genesis
 from atoll.node.config.sections import Keep
 from atoll.node.settings import OTHER_RULES_FIX, other_rules
+from atoll.policy.sampling import group_of, named
 from atoll.protocol.dag.history import genesis_digest
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
@@ -163,7 +164,8 @@ async def join_run(
 
 
 async def resume_run(folder: Path, name: str, listening: Listening, make: Make[Host]) -> Host:
-    """The peer that this folder holds, as it was; under another name, if one is given."""
+    """The peer that this folder holds, as it was; under another name, if one is given, in the same group of data
+    unless that says another."""
     store = Store(folder)
     kept = store.kept()
     if "run" not in kept:
@@ -181,7 +183,10 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
     if genesis is not None and (why := other_rules(decode_body(genesis.body).settings)):
         store.close()
         raise RefusedError("E-RUN-15", why, fix=OTHER_RULES_FIX)
-    role, name = kept.get("role", b"trainer").decode(), name or kept.get("name", b"").decode()
+    role, before = kept.get("role", b"trainer").decode(), kept.get("name", b"").decode()
+    if name and not group_of(name):
+        name = named(name, group_of(before))
+    name = name or before
     wish, bootstrap = Wish(role, name), ()
     if "ticket" in kept:
         ticket = parse(kept["ticket"].decode())

@@ -55,7 +55,7 @@ class PeerHost(Driver):
     async def restore_state(self, state: Digest, wait_s: Seconds) -> bool:
         """Make an earlier state from its holders' pieces; False if that failed or took longer."""
         made = self._sought.setdefault(state, asyncio.get_running_loop().create_future())
-        self._carry_out_all(self.machine.seek(state, self.clock.now()))
+        self._do(lambda: self.machine.seek(state, self.clock.now()))
         try:
             return await asyncio.wait_for(asyncio.shield(made), wait_s)
         except TimeoutError:
@@ -116,7 +116,7 @@ class PeerHost(Driver):
             return
         for blob in learning.beside:
             if not self.store.has_blob(blob):
-                self._carry_out_all(self.machine.want(blob, self.clock.now()))
+                self._do(lambda blob=blob: self.machine.want(blob, self.clock.now()))
         if self.island.tended.attached:
             return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):
@@ -128,7 +128,7 @@ class PeerHost(Driver):
         if name == learning.data_blob:
             self.island.equip(learning.data)
         else:
-            self._carry_out_all(self.machine.want(learning.data_blob, self.clock.now()))
+            self._do(lambda: self.machine.want(learning.data_blob, self.clock.now()))
 
     def _use_data_blob(self, blob: Digest) -> None:
         link = self.folder / "data.safetensors"

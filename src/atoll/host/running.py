@@ -89,7 +89,7 @@ async def run_up(start: Start, shell: Shell) -> int:
                 f"{start.folder} holds a run already; it goes on as it was founded, {start.file} is not read"
             )
         make = training(threads, _ignore, keep=start.config.keep)
-        host = await resume_run(start.folder, start.name, listening, make)
+        host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     weights = weights_of(start.config, start.file)
     data, canary = data_of(start.config, start.file), canary_of(start.config, start.file)

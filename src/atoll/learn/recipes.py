@@ -141,6 +141,8 @@ def sample_problem(recipe: Recipe) -> str:
         return "rounds carry fragments in turn, and who is drawn for one has steps in all of them"
     if recipe.schedule.overlap:
         return "trainers go on ahead of a round that they may not be drawn for"
+    if recipe.reducer.quorum:
+        return "rounds that do not wait for the slow take up their steps later, when they may not be drawn"
     if recipe.own_anchors:
         return "members have anchors of their own, which go on by themselves"
     if recipe.merge != "replace":

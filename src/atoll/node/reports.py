@@ -1,8 +1,8 @@
 """Member reports on their way into a vertex: joins, readiness, farewells, suspicions, invitations.
 
 The pool remembers one report per kind, signer and target, only while it may stand in the next vertex, and never
-more than a vertex can carry; when it is full, whoever says most gives way. Judging is `policy/members.py`'s;
-whether a report was carried is the vertex's.
+more than a vertex can carry; when it is full, whoever says most gives way, then who only rests. Judging is
+`policy/members.py`'s; whether a report was carried is the vertex's.
 """
 
 from __future__ import annotations
@@ -78,13 +78,14 @@ class ReportPool:
         fresh = key not in self.pool
         if not fresh and self.pool[key].body == signed.body:
             return None
-        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX and not self._make_room(reported.by):
+        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX and not self._make_room(key):
             return None
         self.pool[key] = signed
         return Pooled(reported, fresh)
 
-    def _make_room(self, by: PeerId) -> bool:
-        """A flood displaces only its own words. Strangers are one voice together: new identities are free."""
+    def _make_room(self, wanted: Key) -> bool:
+        """A flood displaces only its own words. Strangers are one voice together: new identities are free. Where
+        nobody floods, who rests gives way to all other news: that may be everybody, in every round."""
         members = _names(self.history.head_body)
 
         def voice(peer: PeerId) -> PeerId | None:
@@ -92,10 +93,16 @@ class ReportPool:
 
         words = Counter(voice(signer) for _, signer, _ in self.pool)
         loudest = max(words, key=lambda who: words[who])
-        if words[voice(by)] + 1 >= words[loudest]:
+        if words[voice(wanted[1])] + 1 < words[loudest]:
+            ends = (key for key in reversed(self.pool) if voice(key[1]) == loudest)
+        elif wanted[0] != Rests.__name__:
+            ends = (key for key in reversed(self.pool) if key[0] == Rests.__name__)
+        else:
             return False
-        del self.pool[next(key for key in reversed(self.pool) if voice(key[1]) == loudest)]
-        return True
+        end = next(ends, None)
+        if end is not None:
+            del self.pool[end]
+        return end is not None
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
         """The accused was heard again."""
