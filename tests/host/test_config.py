@@ -537,7 +537,7 @@ def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path:
     store = Store(tmp_path)
     store.keep([("run", vertex_id(raw)), ("genesis", encode(Vertex(raw, None)))])
     store.close()
-    with pytest.raises(RefusedError, match=r"E-RUN-15 .*rules 2(.*\n)+.*atoll up"):
+    with pytest.raises(RefusedError, match=rf"E-RUN-15 .*rules {RULES + 1}(.*\n)+.*atoll up"):
         asyncio.run(resume_run(tmp_path, "", Listening((), ()), lambda _: None))
     assert holds_run(tmp_path)
 
