@@ -8,6 +8,7 @@ The standard library's text differs between Python versions: its blob, not its v
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,10 +38,13 @@ def standard_library() -> Text:
 
 
 def library_files() -> dict[str, Path]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    found = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
-    names = [name for name in sorted(found) if NOT_LIBRARY.isdisjoint(name.split("/"))]
-    return {name: found[name] for name in names}
+    """Name below the library's folder -> file, in the order of names."""
+    root, found = Path(sysconfig.get_paths()["stdlib"]), dict[str, Path]()
+    for folder, below, files in os.walk(root):
+        below[:] = [name for name in below if name not in NOT_LIBRARY]  # packages are often more than the library
+        paths = [Path(folder, file) for file in files if file.endswith(".py")]
+        found |= {path.relative_to(root).as_posix(): path for path in paths}
+    return dict(sorted(found.items()))
 
 
 def load_text(path: Path) -> Text:
