@@ -110,18 +110,12 @@ def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -
 
 def _bytes_until(record: Path, round: int) -> tuple[int | None, int | None]:
     """(sent by this peer, what it would have sent data-parallel) up to a round, as its record says."""
-    import msgspec
-
-    from atoll.host.record import Progress
+    from atoll.host.record import Progress, entries_in
 
     if not record.exists():
         return None, None
     progress = Progress()
-    for line in record.open("rb"):
-        try:
-            entry = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            continue  # torn by a power cut
+    for entry in entries_in(record):
         if entry.get("round", -2) <= round:
             progress.see(entry)
     return (progress.bytes_out, progress.bytes_data_parallel) if progress.trained else (None, None)

@@ -7,7 +7,7 @@ door all say the same. Never imports torch: light verbs read records too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -307,6 +307,19 @@ def data_parallel_bytes(peers: int, steps: int, parameters: int) -> int:
     return round(2 * (peers - 1) / max(1, peers) * 4 * parameters * steps)
 
 
+def entries_in(record: Path) -> Iterator[dict[str, Any]]:
+    """All that a file of facts has, oldest first."""
+    with record.open("rb") as lines:
+        yield from _whole(lines)
+
+
+def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """A line that a power cut tore is skipped."""
+    for line in lines:
+        with suppress(msgspec.DecodeError):
+            yield msgspec.json.decode(line)
+
+
 class Record:
     """facts.jsonl: one line per fact, for people, plots and replays."""
 
@@ -316,16 +329,12 @@ class Record:
         self._torn = False  # the last line is not whole
 
     def tail(self) -> list[dict[str, Any]]:
-        """The newest entries, oldest first; a line that a power cut tore is skipped."""
+        """The newest entries, oldest first."""
         size = self._path.stat().st_size
         with self._path.open("rb") as file:
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read(TAIL_BYTES).split(b"\n")[1 if size > TAIL_BYTES else 0 :]
-        entries: list[dict[str, Any]] = []
-        for line in lines:
-            with suppress(msgspec.DecodeError):
-                entries.append(msgspec.json.decode(line))
-        return entries
+        return list(_whole(lines))
 
     def write(self, entry: dict[str, object]) -> None:
         """A line that a full disk does not take is lost, and nothing else: the record is for people."""
