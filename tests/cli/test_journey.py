@@ -100,42 +100,31 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
         assert ada.ends() == 130
 
 
-def test_a_second_peer_in_the_same_folder_is_turned_away(tmp_path: Path):
-    with peers(Peer("up", "--dir", tmp_path, "--set", "run.rounds=0", *SMALL)) as (peer,):
-        ticket = peer.until_fact("Opened")["ticket"]
-        second = atoll("join", ticket, "--dir", tmp_path, "--json")
+def test_a_founder_alone_turns_away_who_is_wrong_and_ends_with_who_started_it(tmp_path: Path):
+    """A second peer in her folder, tickets of the other kind; then her stdin ends, which is all she sees of a
+    killed parent. Whoever joins now is told at once whom it cannot reach, and goes on trying."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *SMALL)) as running:
+        ada = running[0]
+        ticket = ada.until_fact("Opened")["ticket"]
+        second = atoll("join", ticket, "--dir", a, "--json")
         assert second.returncode == 2 and "E-DIR-01" in second.stderr
 
-
-def test_a_ticket_to_nowhere_is_said_to_lead_nowhere(tmp_path: Path):
-    """The founder is gone: the joiner says at once whom it cannot reach, and goes on trying."""
-    with peers(Peer("up", "--dir", tmp_path / "a", "--set", "run.rounds=0", *SMALL)) as running:
-        ticket = running[0].until_fact("Opened")["ticket"]
-        running[0].process.send_signal(signal.SIGKILL)
-        running[0].ends()
-        joiner = Peer("join", ticket, "--dir", tmp_path / "b")
-        running.append(joiner)
-        assert "cannot reach" in joiner.until_fact("Notice")["text"]
-        assert atoll("stop", "--dir", tmp_path / "b").returncode == 0
-        assert joiner.ends() == 0
-
-
-def test_a_peer_leaves_when_the_program_that_started_it_is_gone(tmp_path: Path):
-    """The end of its stdin is all it sees of a killed parent."""
-    with peers(Peer("up", "--dir", tmp_path, "--set", "run.rounds=0", *SMALL)) as (peer,):
-        peer.until_fact("RoundClosed", trained=1)
-        assert peer.process.stdin is not None
-        peer.process.stdin.close()
-        assert peer.until_fact("Ended")["why"] == "whoever started it is gone"
-        assert peer.ends() == 0
-
-
-def test_tickets_of_groups_and_of_runs_are_not_mixed_up(tmp_path: Path):
-    """Both are told at once: a group has nothing to learn, and a run does not wait for anybody's tensors."""
-    with atoll_reduce.found() as group:
-        refused = atoll("join", group.ticket, "--dir", tmp_path / "a")
+        # a group has nothing to learn, and a run does not wait for anybody's tensors: both are told at once
+        with atoll_reduce.found() as group:
+            refused = atoll("join", group.ticket, "--dir", b)
         assert refused.returncode == 4 and "E-RUN-11" in refused.stderr and "atoll.reduce.join" in refused.stderr
-    with peers(Peer("up", "--dir", tmp_path / "b", "--set", "run.rounds=0", *SMALL)) as running:
-        ticket = running[0].until_fact("Opened")["ticket"]
         with pytest.raises(UsageError, match="E-RED-12"):
             atoll_reduce.join(ticket)
+
+        ada.until_fact("RoundClosed", trained=1)
+        assert ada.process.stdin is not None
+        ada.process.stdin.close()
+        assert ada.until_fact("Ended")["why"] == "whoever started it is gone"
+        assert ada.ends() == 0
+
+        joiner = Peer("join", ticket, "--dir", tmp_path / "c")
+        running.append(joiner)
+        assert "cannot reach" in joiner.until_fact("Notice")["text"]
+        assert atoll("stop", "--dir", tmp_path / "c").returncode == 0
+        assert joiner.ends() == 0

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import atoll
+from processes import started
 
 LIGHT = ["status", "peers", "invite", "export", "leave", "stop", "recover", "init", "plot", "simulate"]
 LIGHT += ["verify", "checkpoint", "plan"]
@@ -38,6 +38,6 @@ def test_asking_a_folder_where_nobody_runs_never_imports_torch(tmp_path: Path):
 def test_help_is_there_before_anybody_gets_impatient():
     """Processor time, not wall time: a busy computer must not fail this."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert atoll("--help").returncode == 0
+    assert started("--help").returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.4
