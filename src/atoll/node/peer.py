@@ -6,7 +6,7 @@
     Round       the story of the round in progress      OldParts  of rounds that are over, for laggards
     Regain      the agreed state, on its way here       Serve     blobs for others
     Eras        long-lived signatures under the history
-    Earlier     states that the run may go back to      Validators  is what was agreed any good?
+    Earlier     states that the run may go back to      Inspectors  is what others did any good?
     Pieces      older states in coded pieces            Branches, Sides  where the run goes on twice
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
@@ -16,10 +16,9 @@ I/O, never decides without a vertex, and lets no stranger's message change anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
@@ -32,7 +31,6 @@ from atoll.base.limits import (
     ROUNDS_KEPT,
 )
 from atoll.base.machine import (
-    Ask,
     Carried,
     Done,
     Effect,
@@ -55,23 +53,19 @@ from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.admission import Admission, Wish, refusal_of
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in
 from atoll.node.apart import left_open
-from atoll.node.audits import Audits
 from atoll.node.body import write_recovery
 from atoll.node.branches import Branches
 from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
 from atoll.node.facts import (
     Accused,
-    AuditEnded,
     CaughtUp,
     Fault,
     FetchBegan,
     GenesisKnown,
-    Looked,
     Refused,
     RoundClosed,
     RunOver,
-    ScoreTaken,
     ShareBegan,
     StateLacked,
     StateLost,
@@ -79,6 +73,8 @@ from atoll.node.facts import (
     StateRebuilt,
 )
 from atoll.node.ground import ground_after
+from atoll.node.inspectors import JOBS as INSPECTED
+from atoll.node.inspectors import Inspectors
 from atoll.node.jobs import OthersStates
 from atoll.node.news import News
 from atoll.node.old_parts import OldParts
@@ -88,12 +84,10 @@ from atoll.node.reports import ReportPool
 from atoll.node.resting import WHY, Resting
 from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
-from atoll.node.scoring import Scoring
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.node.sides import TIMER as POLL
 from atoll.node.sides import Sides
 from atoll.node.trial import Measured
-from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
 from atoll.policy.members import suspicions_needed
 from atoll.policy.plan import plan_round
@@ -103,7 +97,6 @@ from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
-from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
@@ -122,11 +115,9 @@ from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
 from atoll.wire.messages.statements import (
     Amend,
-    Audited,
     Caught,
     Invite,
     Leave,
-    Scored,
     Signed,
     Suspect,
     Validated,
@@ -184,9 +175,7 @@ class Peer:
         self.resting = Resting()
         self.earlier = EarlierStates(self.notary)
         self.said_back: Seconds = 0.0  # when words to go back were last repeated
-        self.audits: Audits | None = None  # where the run has them
-        self.validators: Validators | None = None  # the same
-        self.scoring: Scoring | None = None  # the same
+        self.inspectors = Inspectors(self.me)
         self.pieces: Pieces | None = None  # where older states lie in them
         self.over = self.leaving = False
 
@@ -233,12 +222,8 @@ class Peer:
                 return self._earlier_answered(job, result, now)
             case Failed(job) if job.startswith("earlier/"):
                 return self._earlier_answered(job, None, now)
-            case Done(job) | Failed(job) if job.startswith("validate/") and self.validators is not None:
-                return self._from_validators(self.validators.done(event), now)
-            case Done(job) | Failed(job) if job.startswith("audit/"):
-                return self._from_audits(self.audits.done(event), now) if self.audits is not None else []
-            case Done(job) | Failed(job) if job.startswith("score/") and self.scoring is not None:
-                return self._from_scoring(self.scoring.done(event, now), now)
+            case Done(job) | Failed(job) if job.startswith(INSPECTED):
+                return self._from_inspectors(self.inspectors.done(event, now), now)
             case Done(job) | Failed(job) if job.startswith("pieces/"):
                 done = self.pieces.done(event, self._within_reach(), now) if self.pieces is not None else []
                 return self._from_pieces(done, now)
@@ -281,10 +266,8 @@ class Peer:
                 return self.eras.give(sender, message) if self.eras is not None else []
             case ManifestIs() | Chunk():
                 return self._to_fetch(event, now)
-            case WantExhibit(update=True):
-                return self.scoring.give(sender, message) if self.scoring is not None else []
             case WantExhibit():
-                return self.audits.give(sender, message) if self.audits is not None else []
+                return self.inspectors.give(sender, message)
             case ExhibitIs():
                 return self._fetch_exhibit(sender, message, now)
             case WantPreference() | PreferenceIs():
@@ -312,9 +295,7 @@ class Peer:
             self.branches.restore(kept)
         effects += self.eras.restore(kept) if self.eras is not None else []
         effects += self._restore_pieces(kept)
-        effects += self._from_audits(self.audits.resume(now), now) if self.audits is not None else []
-        effects += self._from_validators(self.validators.resume(), now) if self.validators is not None else []
-        effects += self._from_scoring(self.scoring.resume(now), now) if self.scoring is not None else []
+        effects += self._from_inspectors(self.inspectors.resume(now), now) + self._seek_demanded()
         return effects + self._follow_members(now) + self.regain.begin(self.history)
 
     def _ask_genesis(self) -> list[Effect]:
@@ -334,12 +315,7 @@ class Peer:
             demands = self.wish.role != "visitor"  # it looks at what there is, and says what is wrong with it
             rounds, verifier = self.settings.rounds, self.notary.verifier
             self.eras = self.news.eras = Eras(self.history, every, rounds, verifier, self.vouch, demands)
-        if self.pool.docket.looks:
-            self.audits = Audits(self.me, self.settings, self.history, self.pool)
-        if self.settings.validated is not None:
-            self.validators = Validators(self.me, self.history, self.pool)
-        if self.settings.scored_share:
-            self.scoring = Scoring(self.me, self.settings, self.history, self.pool)
+        self.inspectors.appoint(self.settings, self.history, self.pool)
         if coded := self.settings.kept_coded:
             self.pieces = Pieces(self.me, coded, self.history, self.pool.ledger, self._unheard)
         s = self.settings.round
@@ -413,7 +389,7 @@ class Peer:
         )
         if self.round.trains and self.resting.covers(plan.round):
             self.round.update.passes = WHY
-        looks = self._from_validators(self.validators.holds(self.at), now) if self.validators is not None else []
+        looks = self._from_inspectors(self.inspectors.holds(self.at), now) + self._seek_demanded()
         effects = looks + self._say_resting(now) + self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
@@ -465,8 +441,8 @@ class Peer:
 
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._learn_vertex(closed.vertex, self.me, now)
-        if self.audits is not None and self.round is not None:
-            effects += self.audits.lay_open(closed.body, self.round.combined)
+        if self.round is not None:
+            effects += self.inspectors.closed(closed.body, self.round.combined)
         self.at, self.round = closed.body.round, None
         # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
         old = [name for name in self.said if int(name.split("/")[1]) < self.at]
@@ -496,9 +472,7 @@ class Peer:
         effects += self.pieces.grew() if self.pieces is not None else []
         effects += self._learn_identities(body)
         effects += self._end_era(body, handed)
-        effects += self._from_audits(self.audits.grew(body, now), now) if self.audits is not None else []
-        effects += self._from_validators(self.validators.grew(body), now) if self.validators is not None else []
-        effects += self._from_scoring(self.scoring.grew(body, now), now) if self.scoring is not None else []
+        effects += self._from_inspectors(self.inspectors.grew(body, now), now) + self._seek_demanded()
         return effects + ([self._fact(changed), *self._follow_members(now)] if changed else [])
 
     def _end_era(self, body: Body, handed: bool) -> list[Effect]:
@@ -669,10 +643,7 @@ class Peer:
         if self.pieces is not None:
             out += self._serve_pieces(event, now)
         ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
-        if self.audits is not None:
-            out += self._from_audits([e for fact in ended for e in self.audits.fetched(fact)], now)
-        if self.scoring is not None:
-            out += self._from_scoring([e for fact in ended for e in self.scoring.fetched(fact)], now)
+        out += self._from_inspectors([e for fact in ended for e in self.inspectors.fetched(fact)], now)
         return out + self.regain.handle(event, self.history, now)
 
     # ---- pieces of older states ----------------------------------------------------------------------------
@@ -718,72 +689,35 @@ class Peer:
                     pass
         return out
 
-    # ---- audits --------------------------------------------------------------------------------------------
+    # ---- looking at what others did ------------------------------------------------------------------------
 
-    def _from_audits(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """What I found is told to the members; a vertex will hold it, and only that has consequences."""
+    def _from_inspectors(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """What they found is told to the members; a vertex will hold it, and only that has consequences."""
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
-            if not isinstance(effect, Report) or self.leaving:
-                continue
-            match effect.fact:
-                case Accused(statement=statement):
-                    out += self._tell_members(self.notary.sign(statement), now)
-                case AuditEnded(of=of, peer=peer, finding=finding, opening=None):
-                    out += self._tell_members(self.notary.sign(Audited(of, peer, finding)), now)
-                case AuditEnded(of=of, peer=peer, finding=finding, opening=number):
-                    said = Audited(of, peer, finding, UNSET if number is None else number)
-                    if self.audits is not None and self.audits.docket.why_not(self.me, said) is None:
-                        out += self._tell_members(self.notary.sign(said), now)
-                case _:
-                    pass
-        return out + self._drop(self.audits.given_up() if self.audits is not None else (), "audit")
-
-    def _drop(self, blobs: Iterable[Digest], why: str) -> list[Effect]:
-        """Nobody waits for these downloads any more."""
-        effects: list[Effect] = []
-        for blob in blobs:
+            word = self.inspectors.word_of(effect) if not self.leaving else None
+            out += self._tell_members(self.notary.sign(word), now) if word is not None else []
+        for blob, drop in self.inspectors.given_up().items():
             if self.wanted.pop(blob, None) is not None:
-                effects.append(SetTimer(f"fetch/{blob.hex()}/stall", None))
-                effects.append(Ask(f"{why}/drop/{blob.hex()}", DropBlob(blob)))
-        return effects
-
-    def _from_scoring(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """What I measured is told to the members; a vertex will hold it, and only that has consequences."""
-        out: list[Effect] = []
-        for effect in effects:
-            out.append(effect)
-            if isinstance(effect, Report) and isinstance(effect.fact, ScoreTaken) and not self.leaving:
-                found = effect.fact
-                out += self._tell_members(self.notary.sign(Scored(found.of, found.peer, found.falls)), now)
-        return out + self._drop(self.scoring.given_up() if self.scoring is not None else (), "score")
-
-    def _from_validators(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """What I saw is told to the members; where they demand to go back, the state is looked for at once."""
-        assert self.pool is not None
-        out: list[Effect] = []
-        for effect in effects:
-            out.append(effect)
-            if isinstance(effect, Report) and isinstance(effect.fact, Looked) and not self.leaving:
-                saw = effect.fact
-                out += self._tell_members(self.notary.sign(Validated(saw.of, saw.state, saw.losses)), now)
-        demanded = self.pool.recent().validations.demanded()
-        if demanded is None or self.wish.role == "visitor":  # who only reads along goes nowhere
-            return out
-        return out + self.earlier.find(demanded.state)
+                out += [SetTimer(f"fetch/{blob.hex()}/stall", None), drop]
+        return out
 
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
-        room = self.audits if told.update is UNSET else self.scoring
-        if room is None:
-            return []
         state = self.regain.fetch
         if state is not None and state.blob == told.blob:
             return []
-        fetch, effects = room.point(sender, told, self.wanted, now)
+        fetch, effects = self.inspectors.point(sender, told, self.wanted, now)
         if fetch is not None:
             self.wanted[fetch.blob] = fetch
         return effects
+
+    def _seek_demanded(self) -> list[Effect]:
+        """Where validators demand to go back, the state is looked for at once."""
+        demanded = self.pool.recent().validations.demanded() if self.pool is not None else None
+        if demanded is None or self.wish.role == "visitor":  # who only reads along goes nowhere
+            return []
+        return self.earlier.find(demanded.state)
 
     # ---- joining, leaving, reports -------------------------------------------------------------------------
 
@@ -935,8 +869,7 @@ class Peer:
         if not self.regain.busy and self.round is None and not self.over:
             effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(self.history, "trying again")
         effects += self.eras.ask(self._within_reach(), now) if self.eras is not None else []
-        effects += self.audits.ask_again() if self.audits is not None else []
-        effects += self.scoring.ask_again() if self.scoring is not None else []
+        effects += self.inspectors.ask_again()
         effects += self._tend_pieces(now)
         effects += self._say_again(now)
         if self.sides is not None and self.branches is not None and self.wish.role != "visitor":
