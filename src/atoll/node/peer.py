@@ -635,11 +635,8 @@ class Peer:
             out += got
             if fetch.over:
                 del self.wanted[fetch.blob]
-                self.earlier.fetching.discard(fetch.blob)
-                if any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in got):
-                    out += self._earlier_came(fetch.blob, now)
-                elif self._wants_back():
-                    out += self.earlier.again(fetch.blob, now)
+                here = any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in got)
+                out += self._earlier_ended(fetch.blob, here, now)
         if self.pieces is not None:
             out += self._serve_pieces(event, now)
         ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
@@ -680,11 +677,9 @@ class Peer:
             out.append(effect)
             match effect:
                 case Report(StateRebuilt(state=state)):
-                    self.earlier.fetching.discard(state)
-                    out += self._earlier_came(state, now)
+                    out += self._earlier_ended(state, True, now)
                 case Report(StateLost(state=state)) if state in self.earlier.fetching:
-                    self.earlier.fetching.discard(state)
-                    out += self.earlier.again(state, now) if self._wants_back() else []
+                    out += self._earlier_ended(state, False, now)
                 case _:
                     pass
         return out
@@ -816,6 +811,13 @@ class Peer:
         if result:
             return self._earlier_came(state, now)
         return self.seek(state, now) if self.earlier.fetches(state) else []
+
+    def _earlier_ended(self, state: Digest, here: bool, now: Seconds) -> list[Effect]:
+        """What the members could give of an earlier state is here, or nobody gave it."""
+        self.earlier.fetching.discard(state)
+        if here:
+            return self._earlier_came(state, now)
+        return self.earlier.again(state, now) if self._wants_back() else []
 
     def _earlier_came(self, state: Digest, now: Seconds) -> list[Effect]:
         return self._from_round(self.round.found_state(state, self._run_time(now)), now) if self.round else []
