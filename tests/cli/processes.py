@@ -27,6 +27,7 @@ SMALL = [  # a run of seconds: 22 k parameters, few steps
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32"),
     *("--set", "train.inner_steps=8", "--set", "train.batch=2"),
 ]
+TWO = (*SMALL, "--set", "run.start_peers=2")  # nobody trains while the other one still starts
 
 
 def atoll(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import SMALL, Peer, answer_of, atoll, peers
+from processes import SMALL, TWO, Peer, answer_of, atoll, peers
 
 from atoll import reduce as atoll_reduce
 from atoll.base.errors import UsageError
@@ -88,7 +88,7 @@ def test_a_run_that_is_over_leaves_the_model_in_the_folder(tmp_path: Path):
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
     """The other voter is frozen, so a farewell that needs its vote cannot be agreed on; a second signal ends."""
     a, b = tmp_path / "a", tmp_path / "b"
-    with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *SMALL)) as running:
+    with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *TWO)) as running:
         ada = running[0]
         bob = Peer("join", ada.until_fact("Opened")["ticket"], "--dir", b)
         running.append(bob)
