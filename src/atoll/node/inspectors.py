@@ -1,8 +1,8 @@
 """Those of a peer that look at what others did: audits and openings, scores of updates, agreed states.
 
-Genesis says which there are; where it names none this room is empty and silent. Each keeps its own turns and jobs;
-what they found goes to the members in signed words, and only a vertex that holds these has consequences. Promises:
-of what a life of this peer found, all that is to be said is said in one way. Never judges, never signs.
+Genesis says which there are; where it names none this room is empty and silent. Each has turns and jobs of its own.
+Promises: whatever one of them finds becomes a word for the members here and nowhere else (`word_of`); only a vertex
+that holds such words has consequences. Never judges, never signs.
 """
 
 from __future__ import annotations
