@@ -182,11 +182,13 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
         case "Suspected" if progress.over:
             return ""  # they leave as we do
         case "Suspected":
-            return f"! {name(entry['peer'])} does not answer ({entry['why']}); the others go on"
+            what = entry.get("paused", "the others go on")
+            return f"! {name(entry['peer'])} does not answer ({entry['why']}); {what}"
         case "Returned":
             return f"{name(entry['peer'])} is heard again"
         case "AttemptFailed":
-            return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; trying again"
+            why = entry.get("paused", "trying again")
+            return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; {why}"
         case "Passed":
             return f"! nothing contributed to round {entry['round']}: {entry['why']}"
         case "ScoreMissed":

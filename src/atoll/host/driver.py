@@ -45,7 +45,7 @@ from atoll.host.clock import Clock
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links, LinkSettings
 from atoll.host.reach import dialable
-from atoll.host.record import Progress, Record, entry_of
+from atoll.host.record import Progress, Record, entry_of, paused_text
 from atoll.host.sessions import LateSession, session_of
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer
@@ -61,9 +61,9 @@ from atoll.keys.identity import (
 from atoll.keys.signer import Vouch
 from atoll.node.admission import Wish
 from atoll.node.amend import Goal
-from atoll.node.facts import MembershipChanged, RoundClosed
+from atoll.node.facts import AttemptFailed, MembershipChanged, RoundClosed
 from atoll.node.peer import Peer
-from atoll.policy.plan import quorum
+from atoll.protocol.membership.heartbeat import Suspected
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import Chunk
@@ -214,10 +214,9 @@ class Driver:
         history = self.machine.history
         if history is None or self.machine.over:
             return False
-        voters = [m.peer for m in history.head_body.members if m.votes]
-        others = [p for p in voters if p != self.me and not self.machine.heartbeat.gone(p)]
-        enough = quorum(len(voters), self.machine.settings.round.quorum) if voters else 0
-        return self.me in voters and bool(others) and len(others) == enough - 1
+        votes = any(m.peer == self.me and m.votes for m in history.head_body.members)
+        turnout = self.machine.turnout(self.clock.now())
+        return votes and turnout.here == turnout.needed > 1
 
     # ---- what its owner asks for ---------------------------------------------------------------------------
 
@@ -242,6 +241,14 @@ class Driver:
             self._carry_out_all(self.machine.recover(self._sign_for_long, self.clock.now()))
         except ValueError as why:
             raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
+
+    def paused(self) -> str | None:
+        """Why nothing can be agreed on now, for people; None if enough voters are here."""
+        if self.machine.over:
+            return None
+        recover = "atoll recover" + ("" if self.may_recover else " in the founder's folder")
+        turnout = self.machine.turnout(self.clock.now())
+        return paused_text(turnout, self.progress.name_of, recover if self.machine.settings.recovery else "")
 
     @property
     def may_recover(self) -> bool:
@@ -471,6 +478,8 @@ class Driver:
             entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
             self._round_closed.set()
             self._round_closed = asyncio.Event()
+        elif isinstance(fact, AttemptFailed | Suspected) and (why := self.paused()) is not None:
+            entry |= {"paused": why}
         elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]
             if standings == [(m.peer, m.standing) for m in fact.members]:

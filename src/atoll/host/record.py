@@ -7,7 +7,7 @@ door all say the same. Never imports torch: light verbs read records too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from atoll.base.machine import Fact
 from atoll.node.amend import amend_of
 from atoll.node.apart import late_of
 from atoll.node.facts import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
+from atoll.policy.plan import Turnout
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.policy.validation import LOSS_MOST, NAT
 from atoll.protocol.consensus.facts import Decided, Judge
@@ -36,6 +37,7 @@ SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClo
 LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # behind bad states, the newest
 LATE_MAX = 16  # members that came back from being apart with what they did there, the newest
+NAMED_MAX = 6  # of those who are missed, in one line
 TAIL_BYTES = 4 * 2**20  # of the file read at start: about a thousand rounds
 CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
 
@@ -105,6 +107,21 @@ def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[
         return line
     score = scores.get(member.peer, FLOOR)
     return line | {"reputation": score / SCORE_ONE, "tier": tier_of(score)}
+
+
+def paused_text(turnout: Turnout, name_of: Callable[[PeerId], str], recover: str) -> str | None:
+    """Why nothing can be agreed on, and what helps, in words for one member; None if a quorum is here."""
+    if turnout.here >= turnout.needed:
+        return None
+    names = [name_of(peer) for peer in turnout.absent]
+    listed = ", ".join(names[:NAMED_MAX]) + (f" and {more} others" if (more := len(names) - NAMED_MAX) > 0 else "")
+    lacking = turnout.needed - turnout.here
+    text = (
+        f"paused: {turnout.here} of {len(turnout.voters)} voters are here, {turnout.needed} are needed; it goes on "
+        f"when {f'{lacking} of ' if lacking < len(names) else ''}{listed} came back (atoll up in their folders)"
+    )
+    text += f"; if they are gone for good: {recover}" if recover else ""
+    return text + ("; with three members one may be away" if len(turnout.voters) == 2 else "")
 
 
 def nats(loss: int) -> float | None:
@@ -246,6 +263,8 @@ class Progress:
                 ]
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
+            case "AttemptFailed" | "Suspected" if entry.get("paused"):
+                self.trouble = entry["paused"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
                 self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
             case "EraAwaited" if entry.get("elsewhere"):
@@ -261,6 +280,8 @@ class Progress:
                     "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
                     "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"
                 )
+            case "Returned" if self.trouble.startswith("paused"):
+                self.trouble = ""
             case "EraSealed" if "signatures of those who began" in self.trouble:
                 self.trouble = ""
             case "Refused":

@@ -62,6 +62,7 @@ from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
 from atoll.node.facts import (
     Accused,
+    AttemptFailed,
     AuditEnded,
     CaughtUp,
     Fault,
@@ -96,7 +97,7 @@ from atoll.node.trial import Measured
 from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
 from atoll.policy.members import suspicions_needed
-from atoll.policy.plan import plan_round
+from atoll.policy.plan import Turnout, plan_round, quorum
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import open_door
 from atoll.protocol.dag.eras import Eras
@@ -452,6 +453,8 @@ class Peer:
                     out += self._tell_members(self.notary.sign(effect.fact.statement), now)
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
+                case AttemptFailed() if self.round is not None:
+                    out += self.heartbeat.call(self.round.plan.committee, now, self._head())
                 case StateLacked(state=state):
                     out += self.earlier.find(state, anew=True)
                 case StateMissing():
@@ -814,6 +817,18 @@ class Peer:
         words = self.resting.words(self.at + 1)
         return [effect for word in words for effect in self._tell_members(self.notary.sign(word), now)]
 
+    def turnout(self, now: Seconds) -> Turnout:
+        """Whether those who decide on the next vertex are here, as far as I can know."""
+        if self.history is None:
+            return Turnout((), (), 0)
+        if self.round is not None:
+            voters, needed = self.round.plan.committee, self.round.plan.quorum
+        else:
+            voters = tuple(m.peer for m in self.history.head_body.members if m.votes)
+            needed = quorum(len(voters), self.settings.round.quorum)
+        absent = (p for p in voters if p != self.me and not self.heartbeat.here(p, now))
+        return Turnout(voters, tuple(absent), needed)
+
     def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
         """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
 
@@ -827,17 +842,17 @@ class Peer:
             return [self._to_local(e) for e in (*self._sign_for_eras(sign), *more)]
         if history is None or self.at != history.head or self.round is None:
             raise ValueError("this peer does not hold the last agreed state; let it catch up first")
-        body = history.head_body
-        here = [m for m in body.members if m.votes and (m.peer == self.me or not self.heartbeat.gone(m.peer))]
-        quorum = self.round.plan.quorum
-        if len(here) >= quorum:
+        body, turnout = history.head_body, self.turnout(now)
+        if turnout.here >= turnout.needed:
             if unsigned := self._sign_for_eras(sign):
                 return [self._to_local(e) for e in unsigned]
-            raise ValueError(f"{len(here)} of {quorum} needed voters are here: the run can go on by itself")
-        if not any(m.peer == self.me for m in here):
+            raise ValueError(
+                f"{turnout.here} voters are here, {turnout.needed} needed: the run can go on by itself"
+            )
+        if not any(m.peer == self.me and m.votes for m in body.members):
             raise ValueError("this peer has no vote in the last agreed membership")
         # in a large swarm I watch a few: who is out of my sight shall not be counted on in the next quorum
-        linked = {m.peer for m in here if m.peer == self.me or m.peer in self.linked}
+        linked = {p for p in self.linked if self.heartbeat.here(p, now)} | {self.me}
         after = write_recovery(body, history.head_id, self.run, self.me, linked, self._run_time(now))
         raw = encode(after)
         vertex = Vertex(raw, None, sign(recovery_bytes(self.run, raw)))
