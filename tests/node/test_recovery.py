@@ -74,6 +74,30 @@ def test_in_a_large_swarm_nobody_is_counted_on_whose_silence_is_not_watched():
     assert after.epoch == 1 and {m.peer for m in after.members if m.votes} == here
 
 
+@pytest.mark.parametrize("founders", [1, 2])
+def test_a_newcomer_that_vanishes_once_it_votes_stops_a_lone_founder_until_that_recovers(founders: int):
+    """Two founders are two of three and go on; one of two is no majority, knows why it stands, and recovers."""
+    knobs = SwarmKnobs(peers=founders)
+    knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
+    swarm = Swarm(3, knobs)
+    world = swarm.world
+    world.run(3)
+    machine = world.nodes[CREATOR].machine
+    joiner = swarm.join(founders, via=CREATOR)
+    votes = lambda: joiner in {m.peer for m in machine.history.head_body.members if m.votes}  # noqa: E731  # a word
+    world.run(60, stop=votes)
+    assert votes()
+    world.crash(joiner)
+    stuck_at = machine.history.head
+    world.run(world.now + 15)
+    turnout = machine.turnout(world.nodes[CREATOR].clock.local(world.now))
+    if founders == 1:
+        assert machine.history.head == stuck_at and turnout == ((CREATOR, joiner), (joiner,), 2)
+        recover(swarm)
+        world.run(world.now + 15)
+    assert machine.history.head > stuck_at + 2 and not votes()
+
+
 def test_nobody_but_the_recovery_identity_can_start_an_epoch():
     """A member forges the very same vertex with its own signature: histories refuse it and blame the sender."""
     swarm = paused_swarm()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 sys.path.insert(0, str(Path(__file__).parent))
 import run
 from mutants import MUTANTS, Mutant
-from twins import play_twins, scenarios
+from twins import namesakes, play_twins, scenarios
 from world import World, story
 
 from atoll.base.ids import PeerId
@@ -71,6 +72,13 @@ def test_raft_behind_the_door_agrees_wherever_a_majority_does(voters: int):
     """The same worlds: crashes, torn writes, partitions, loss; and nobody leaves a view alone (`watch.py`)."""
     for seed in range(100):
         story(seed, voters, 0, "majority", machine=RaftRound)
+
+
+def test_no_scenario_of_twins_is_left_out_but_for_names():
+    """One view: all 4 x 256 are namesakes of the 150 that are played."""
+    every = {(twin, sides) for twin in range(4) for sides in product(range(16), repeat=2)}
+    played = list(scenarios(1))
+    assert set().union(*(namesakes(scenario, 1) for scenario in played)) == every and len(played) == 150
 
 
 def test_twins_split_in_every_half_of_two_views():
