@@ -126,6 +126,12 @@ def quiet(voters: int = 4) -> World:
     return world
 
 
+# Sentences in quotation marks: Castro & Liskov, Practical Byzantine Fault Tolerance, OSDI 1999. A pre-prepare is a
+# proposal here, and a view-change message a timeout.
+
+
+# A backup accepts a pre-prepare message if "it has not accepted a pre-prepare message for view v and sequence
+# number n containing a different digest" (4.2)
 @pytest.mark.parametrize("kind", ["propose", "vote", "timeout"])
 def test_two_words_for_one_slot_become_evidence_once(kind: str):
     """p01 says two things; its third one is not reported again, and the first goes on to count."""
@@ -152,6 +158,9 @@ def test_two_words_for_one_slot_become_evidence_once(kind: str):
     assert not says(b"three")
 
 
+# "if a replica receives a set of f + 1 valid view-change messages from other replicas for views greater than its
+# current view, it sends a view-change message for the smallest view in the set, even if its timer has not expired;
+# this prevents it from starting the next view change too late" (4.5.2)
 def test_more_than_may_lie_close_a_view_for_everybody():
     """n = 7: two may lie, so two timeouts move nobody, the third moves all."""
     world = quiet(7)
