@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -26,11 +27,19 @@ def simulate(
         Literal["bft", "raft"],
         Parameter(help="By which members agree. Raft plays the stories in which nobody lies."),
     ] = "bft",
+    swarm: Annotated[
+        bool,
+        Parameter(negative="", help="Play drawn scenarios at drawn sizes, from this seed on, until time is up."),
+    ] = False,
+    minutes: Annotated[float, Parameter(help="How long --swarm goes on.")] = 10.0,
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
     from atoll.sim.scenarios import SCENARIOS, NotForRaft, ScenarioFailed, run_scenario
 
+    if swarm:
+        _swarm(name, seed, minutes, json)
+        return
     if not name:
         say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
         return
@@ -54,6 +63,32 @@ def simulate(
                 say_json(report)
             else:
                 say(report.line)
+    _end(failures)
+
+
+def _swarm(name: str, seed: int, minutes: float, json: bool) -> None:
+    """Worlds until time is up, each told as it ends; then how many there were, and what failed."""
+    from atoll.sim.scenarios import SCENARIOS, ScenarioFailed
+    from atoll.sim.scenarios.night import night
+
+    if name and name not in SCENARIOS:
+        raise UsageError("E-ARG-09", f"there is no scenario {name!r}", fix="atoll simulate lists them")
+    stories = {name: SCENARIOS[name]} if name else SCENARIOS
+    worlds, failures = 0, list[str]()
+    for worlds, told in enumerate(night(stories, seed, 60 * minutes), 1):  # noqa: B007  # the last one counts them
+        if isinstance(told, ScenarioFailed):
+            failures.append(str(told))
+            print(told, file=sys.stderr, flush=True)
+        elif json:
+            say_json(told)
+        else:
+            say(told.line)
+    if not json:
+        say(f"{worlds} worlds, {len(failures)} failed; to go on: atoll simulate --swarm --seed {seed + worlds}")
+    _end(failures)
+
+
+def _end(failures: list[str]) -> None:
     if failures:
         *told, replay = failures[0].strip().splitlines()
         raise RunFailedError(
