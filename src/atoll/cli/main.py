@@ -44,7 +44,7 @@ for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, s
     app.command(verb)
 for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
     app.command(verb)
-for verb in (pull.pull, rollback.rollback):
+for verb in (pull.pull, rollback.rollback, verify.verify):
     checkpoint.checkpoint.command(verb)
 
 
