@@ -4,10 +4,11 @@ import msgspec
 import pytest
 
 from atoll.base.errors import PeerFault
+from atoll.node.admission import Wish
 from atoll.node.body import write_recovery
 from atoll.protocol.dag.history import recovery_bytes
-from atoll.sim.signatures import sign_as_identity
-from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.sim.signatures import VirtualSigner, sign_as_identity
+from atoll.sim.swarm import Swarm, SwarmKnobs, honest, peer_name
 from atoll.wire.codec import decode_body, encode
 from atoll.wire.messages.statements import Leave, Signed
 from atoll.wire.messages.vertex import Vertex
@@ -92,10 +93,37 @@ def test_a_newcomer_that_vanishes_once_it_votes_stops_a_lone_founder_until_that_
     world.run(world.now + 15)
     turnout = machine.turnout(world.nodes[CREATOR].clock.local(world.now))
     if founders == 1:
-        assert machine.history.head == stuck_at and turnout == ((CREATOR, joiner), (joiner,), 2)
+        assert machine.history.head == stuck_at and turnout == ((CREATOR, joiner), (joiner,), (), 2)
         recover(swarm)
         world.run(world.now + 15)
     assert machine.history.head > stuck_at + 2 and not votes()
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_member_that_lost_its_disk_comes_back_with_another_key(others: int):
+    """It forgot what it signed, so the old key is silent for good. Of three, two let the new one in; of two, the
+    one that is left cannot, sees why, and recovers."""
+    knobs = SwarmKnobs(peers=1 + others)
+    knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
+    swarm, lost = Swarm(3, knobs), peer_name(others)
+    world, node = swarm.world, swarm.world.nodes[lost]
+    world.run(5)
+    world.crash(lost)
+    node.kept.clear()
+    signer = VirtualSigner(lost, session=1)
+    node.make = lambda: honest(swarm.run_id, signer, swarm.keys, Wish(), None, (CREATOR,))
+    world.start(lost)
+    node.contacts.add(CREATOR)
+    world.dial(lost, CREATOR)
+    machine = world.nodes[CREATOR].machine
+    world.run(world.now + 15 * others * others)
+    if others == 1:
+        turnout = machine.turnout(world.nodes[CREATOR].clock.local(world.now))
+        assert not machine.heartbeat.gone(lost) and turnout == ((CREATOR, lost), (), (lost,), 2)
+        recover(swarm)
+        world.run(world.now + 15)
+    (line,) = (m for m in machine.history.head_body.members if m.peer == lost)
+    assert line.standing == "member" and line.vote_key == signer.vote_key
 
 
 def test_nobody_but_the_recovery_identity_can_start_an_epoch():

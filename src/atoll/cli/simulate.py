@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, say, say_json
+
+if TYPE_CHECKING:
+    from atoll.sim.scenarios.stage import Scenario
 
 
 def simulate(
@@ -37,16 +40,16 @@ def simulate(
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
     from atoll.sim.scenarios import SCENARIOS, NotForRaft, ScenarioFailed, run_scenario
 
+    if name and name not in SCENARIOS and name != "all":
+        raise UsageError(
+            "E-ARG-09", f"there is no scenario {name!r}", fix="one of " + ", ".join([*SCENARIOS, "all"])
+        )
     if swarm:
-        _swarm(name, seed, minutes, json)
+        _swarm({name: SCENARIOS[name]} if name in SCENARIOS else SCENARIOS, seed, minutes, json)
         return
     if not name:
         say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
         return
-    if name not in SCENARIOS and name != "all":
-        raise UsageError(
-            "E-ARG-09", f"there is no scenario {name!r}", fix="one of " + ", ".join([*SCENARIOS, "all"])
-        )
     failures: list[str] = []
     for story in SCENARIOS if name == "all" else [name]:
         for number in range(seed, seed + seeds):
@@ -66,16 +69,14 @@ def simulate(
     _end(failures)
 
 
-def _swarm(name: str, seed: int, minutes: float, json: bool) -> None:
+def _swarm(stories: dict[str, Scenario], seed: int, minutes: float, json: bool) -> None:
     """Worlds until time is up, each told as it ends; then how many there were, and what failed."""
-    from atoll.sim.scenarios import SCENARIOS, ScenarioFailed
+    from atoll.sim.scenarios import ScenarioFailed
     from atoll.sim.scenarios.night import night
 
-    if name and name not in SCENARIOS:
-        raise UsageError("E-ARG-09", f"there is no scenario {name!r}", fix="atoll simulate lists them")
-    stories = {name: SCENARIOS[name]} if name else SCENARIOS
     worlds, failures = 0, list[str]()
-    for worlds, told in enumerate(night(stories, seed, 60 * minutes), 1):  # noqa: B007  # the last one counts them
+    for told in night(stories, seed, 60 * minutes):
+        worlds += 1
         if isinstance(told, ScenarioFailed):
             failures.append(str(told))
             print(told, file=sys.stderr, flush=True)

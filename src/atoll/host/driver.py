@@ -246,9 +246,10 @@ class Driver:
         """Why nothing can be agreed on now, for people; None if enough voters are here."""
         if self.machine.over:
             return None
+        settings, turnout = self.machine.settings, self.machine.turnout(self.clock.now())
         recover = "atoll recover" + ("" if self.may_recover else " in the founder's folder")
-        turnout = self.machine.turnout(self.clock.now())
-        return paused_text(turnout, self.progress.name_of, recover if self.machine.settings.recovery else "")
+        told = recover if settings.recovery else ""
+        return paused_text(turnout, self.progress.name_of, settings.round.quorum, told)
 
     @property
     def may_recover(self) -> bool:

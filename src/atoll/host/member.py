@@ -24,7 +24,7 @@ from atoll.host.island import Island
 from atoll.host.learning import Founded
 from atoll.host.reach import as_last_time, dialable, only_here, with_ports
 from atoll.host.run import PeerHost
-from atoll.host.sessions import certify, kept_session
+from atoll.host.sessions import certify, kept_session, remember_session
 from atoll.host.store import Store
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, new_vote_key, public_bytes
@@ -177,6 +177,7 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
     run = Digest(kept["run"])
     identity = identity_of(store)
     kept_session(store, run)  # a damaged one is told before anything begins
+    remember_session(store)
     genesis = decode_vertex(kept["genesis"]) if "genesis" in kept else None
     if genesis is not None and (why := other_rules(decode_body(genesis.body).settings)):
         store.close()
@@ -192,8 +193,16 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
 
 
 def holds_run(folder: Path) -> bool:
-    """True if a run was founded or joined in this folder."""
+    """True if a run was founded or joined in this folder. UsageError if it was, and its memory is gone."""
     if not (folder / "kept.sqlite").exists():
+        if (folder / "session.key").exists():
+            raise UsageError(
+                "E-DIR-06",
+                f"{folder} has lost its run: kept.sqlite is gone",
+                cause="the file was deleted, or its disk was; with it went what this peer agreed to and signed",
+                fix=f"ask a member for a ticket (atoll invite), then atoll join TICKET --dir {folder}; the others "
+                "know the identity in peer.key",
+            )
         return False
     store = Store(folder)
     held = "run" in store.kept()

@@ -23,7 +23,7 @@ from atoll.base.machine import Fact
 from atoll.node.amend import amend_of
 from atoll.node.apart import late_of
 from atoll.node.facts import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
-from atoll.policy.plan import Turnout
+from atoll.policy.plan import QuorumRule, Turnout, quorum
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.policy.validation import LOSS_MOST, NAT
 from atoll.protocol.consensus.facts import Decided, Judge
@@ -109,19 +109,22 @@ def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[
     return line | {"reputation": score / SCORE_ONE, "tier": tier_of(score)}
 
 
-def paused_text(turnout: Turnout, name_of: Callable[[PeerId], str], recover: str) -> str | None:
+def paused_text(turnout: Turnout, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str) -> str | None:
     """Why nothing can be agreed on, and what helps, in words for one member; None if a quorum is here."""
     if turnout.here >= turnout.needed:
         return None
-    names = [name_of(peer) for peer in turnout.absent]
+    names, lacking = [name_of(peer) for peer in turnout.absent], turnout.needed - turnout.here
     listed = ", ".join(names[:NAMED_MAX]) + (f" and {more} others" if (more := len(names) - NAMED_MAX) > 0 else "")
-    lacking = turnout.needed - turnout.here
-    text = (
-        f"paused: {turnout.here} of {len(turnout.voters)} voters are here, {turnout.needed} are needed; it goes on "
-        f"when {f'{lacking} of ' if lacking < len(names) else ''}{listed} came back (atoll up in their folders)"
-    )
-    text += f"; if they are gone for good: {recover}" if recover else ""
-    return text + ("; with three members one may be away" if len(turnout.voters) == 2 else "")
+    text = f"paused: {turnout.here} of {len(turnout.voters)} voters are here, {turnout.needed} are needed"
+    if len(names) >= lacking:
+        some = f"{lacking} of " if lacking < len(names) else ""
+        text += f"; it goes on when {some}{listed} came back (atoll up in their folders)"
+    for name in map(name_of, turnout.anew):
+        text += f"; {name} lost its disk and signs with a new key, which only a vertex can take in"
+    text += f"; if what they had is gone for good: {recover}" if recover else ""
+    spare = next(n for n in range(2, 5) if quorum(n, rule) < n)
+    alone = 1 < len(turnout.voters) == turnout.needed
+    return text + (f"; with {spare} members one may be away" if alone else "")
 
 
 def nats(loss: int) -> float | None:

@@ -105,7 +105,7 @@ from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
 from atoll.protocol.transfer.work import DropBlob
-from atoll.wire.codec import decode_body, decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
@@ -126,6 +126,7 @@ from atoll.wire.messages.statements import (
     Audited,
     Caught,
     Invite,
+    Join,
     Leave,
     Scored,
     Signed,
@@ -141,6 +142,11 @@ def part_bytes_most(update_bytes: int) -> int:
     """Of one payload, where an update is so large without a codec; 0: nobody knows. Bodies fit in always."""
     part = min(PART_BYTES_MAX, update_bytes or PART_BYTES_MAX)
     return part + part // CODEC_EXTRA + CONTROL_FRAME_MAX
+
+
+def _signed_by(message: object) -> PeerId | None:
+    signed = getattr(message, "statement", None)
+    return signed.signer if isinstance(signed, Signed) else None
 
 
 class Peer:
@@ -179,6 +185,7 @@ class Peer:
         self.early = EarlyWords()
         self.admission = Admission(self.me, signer)
         self.linked: set[PeerId] = set()
+        self.unknown_key = False  # I sign with another key than the one that the membership holds
         self.rates = Rates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
@@ -392,6 +399,8 @@ class Peer:
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self._fact(fact)]
+        mine = next((m for m in parent.members if m.peer == self.me and m.present), None)
+        self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
         plan = plan_round(head, parent, self.settings.round)
         ground = ground_after(self.settings, plan, parent, pool.recent(), self.run)
         kept = self.said.get(f"said/{plan.round}/agreement")
@@ -441,6 +450,8 @@ class Peer:
     def _from_round(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         out: list[Effect] = []
         for effect in effects:
+            if self.unknown_key and isinstance(effect, Send) and _signed_by(effect.message) == self.me:
+                continue  # others would take it for a forgery
             out.append(effect)
             if isinstance(effect, Keep) and effect.name.startswith("said/") and effect.blob is not None:
                 self.said[effect.name] = effect.blob
@@ -820,14 +831,22 @@ class Peer:
     def turnout(self, now: Seconds) -> Turnout:
         """Whether those who decide on the next vertex are here, as far as I can know."""
         if self.history is None:
-            return Turnout((), (), 0)
+            return Turnout((), (), (), 0)
         if self.round is not None:
             voters, needed = self.round.plan.committee, self.round.plan.quorum
         else:
             voters = tuple(m.peer for m in self.history.head_body.members if m.votes)
             needed = quorum(len(voters), self.settings.round.quorum)
-        absent = (p for p in voters if p != self.me and not self.heartbeat.here(p, now))
-        return Turnout(voters, tuple(absent), needed)
+        absent = tuple(p for p in voters if p != self.me and not self.heartbeat.here(p, now))
+        return Turnout(voters, absent, tuple(p for p in voters if p in self._rekeyed() and p not in absent), needed)
+
+    def _rekeyed(self) -> set[PeerId]:
+        """Members that ask for another key than the one that the membership holds."""
+        if self.pool is None or self.roster is None:
+            return set()
+        held = {m.peer: m.vote_key for m in self.roster.members}
+        asked = ((s.signer, decode_statement(s.body, s.signer)) for s in self.pool.of_kind(Join.__name__))
+        return {p for p, join in asked if isinstance(join, Join) and held.get(p, join.vote_key) != join.vote_key}
 
     def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
         """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
@@ -851,8 +870,9 @@ class Peer:
             )
         if not any(m.peer == self.me and m.votes for m in body.members):
             raise ValueError("this peer has no vote in the last agreed membership")
-        # in a large swarm I watch a few: who is out of my sight shall not be counted on in the next quorum
-        linked = {p for p in self.linked if self.heartbeat.here(p, now)} | {self.me}
+        # in a large swarm I watch a few: who is out of sight shall not be counted on in the next quorum
+        out_of_sight = {*turnout.absent, *turnout.anew}
+        linked = {p for p in self.linked - out_of_sight if self.heartbeat.here(p, now)} | {self.me}
         after = write_recovery(body, history.head_id, self.run, self.me, linked, self._run_time(now))
         raw = encode(after)
         vertex = Vertex(raw, None, sign(recovery_bytes(self.run, raw)))

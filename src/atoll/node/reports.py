@@ -103,7 +103,10 @@ class ReportPool:
 
     def said_by(self, peer: PeerId, kind: str) -> list[Signed]:
         """Its reports of this kind that wait for their vertex."""
-        return [signed for key, signed in self.pool.items() if key[:2] == (kind, peer)]
+        return [signed for signed in self.of_kind(kind) if signed.signer == peer]
+
+    def of_kind(self, kind: str) -> list[Signed]:
+        return [signed for key, signed in self.pool.items() if key[0] == kind]
 
     def chosen(self) -> list[Signed]:
         """What a proposer may put into a vertex: words to go back, then as many reports as fit, the shortest first.

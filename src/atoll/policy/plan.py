@@ -297,15 +297,16 @@ class RoundPlan:
 
 
 class Turnout(NamedTuple):
-    """Who decides on the next vertex, which of them are not here, and how many it takes."""
+    """Who decides on the next vertex, and how many of them it takes."""
 
     voters: tuple[PeerId, ...]
-    absent: tuple[PeerId, ...]
+    absent: tuple[PeerId, ...]  # are not here
+    anew: tuple[PeerId, ...]  # are here with a key that no vertex holds yet: they lost the disk of the old one
     needed: int
 
     @property
     def here(self) -> int:
-        return len(self.voters) - len(self.absent)
+        return len(self.voters) - len(self.absent) - len(self.anew)
 
 
 def quorum(voters: int, rule: QuorumRule) -> int:
