@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from atoll.base.ids import Digest
-from atoll.host.shelf import Shelf
+from atoll.base.limits import MIB
+from atoll.host.shelf import Shelf, read_private, write_private
 from atoll.host.store import Store
+from atoll.learn.late import LateWork
 from atoll.learn.layout import layout_of
 from atoll.learn.state import initial_state
 
@@ -19,8 +22,8 @@ class TidiedMeanwhile(Store):
 
     tidy = threading.Thread()
 
-    def put_blob(self, data) -> Digest:
-        name = super().put_blob(data)
+    def put_blob(self, *pieces) -> Digest:
+        name = super().put_blob(*pieces)
         self.tidy.start()
         self.tidy.join(0.5)  # it gets so long; whoever has to wait for us gets nothing done
         return name
@@ -35,3 +38,42 @@ def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):
     name = shelf.put(initial_state(model), layout_of(model))
     store.tidy.join()
     assert store.has_blob(name)
+
+
+def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Path):
+    """Everything comes back; of another vertex or model, cut off or of an older version there is nothing."""
+    store, vertex, memory_F = Store(tmp_path, durable=False), Digest(bytes(32)), torch.arange(10.0)
+    late = LateWork(torch.ones(10), 3, 4, 8)
+    write_private(store, vertex, memory_F, memoryview(b"inner"), b"claim", late)
+    memory, inner, claim, again = read_private(store, vertex, 10)
+    assert torch.equal(memory, memory_F) and (inner, claim) == (b"inner", b"claim")
+    assert torch.equal(again.delta_F, late.delta_F) and (again.since, again.steps, again.samples) == (3, 4, 8)
+    nothing = (None, b"", b"", None)
+    assert read_private(store, Digest(b"x" * 32), 10) == nothing and read_private(store, vertex, 11) == nothing
+    whole = store.read_private()
+    for damaged in (whole[:-1], b"", b"\x84\xa6vertex"):
+        store.write_private(damaged)
+        assert read_private(store, vertex, 10) == nothing
+    write_private(store, vertex, None, b"")
+    assert read_private(store, vertex, 10) == nothing
+    store.close()
+
+
+def test_the_file_of_a_state_that_went_is_written_over_unless_somebody_reads_it(tmp_path: Path):
+    """A new file costs the kernel ten times as much. Whoever has the old one open reads on what it opened."""
+    store, data = Store(tmp_path), [bytes([k]) * 2 * MIB for k in range(4)]
+    first = store.put_blob(data[0])
+    file = store.blob_path(first).stat().st_ino
+    store.drop_blobs(set())
+    second = store.put_blob(data[1][:MIB], b"and less")
+    assert store.blob_path(second).stat().st_ino == file and not store.has_blob(first)
+    assert store.read_blob(second) == data[1][:MIB] + b"and less"
+    with store.blob_path(second).open("rb") as reader:
+        store.drop_blobs(set())
+        third = store.put_blob(data[2])
+        assert store.blob_path(third).stat().st_ino != file and store.read_blob(third) == data[2]
+        assert reader.read() == data[1][:MIB] + b"and less"
+    store.close()
+    again = Store(tmp_path)
+    assert sorted(path.suffix for path in (tmp_path / "blobs").iterdir()) == ["", ".manifest"]
+    again.close()

@@ -8,13 +8,13 @@ from atoll.learn.data import batch, load_data
 from atoll.learn.inner import (
     AdamW,
     fresh_inner,
-    inner_bytes,
     inner_from_bytes,
+    inner_pieces,
     inner_step,
     rate_at,
 )
 from atoll.learn.layout import bind, layout_of
-from atoll.learn.merge import merge
+from atoll.learn.merge import Mix, merge
 from atoll.learn.models import build_model, generate_text, loss_of, spec_of
 from atoll.learn.recipes import Recipe, demo_recipe, diloco
 
@@ -56,11 +56,11 @@ def test_training_goes_on_from_saved_bytes_as_if_nothing_had_happened():
     y, other = torch.ones(50), fresh_inner(50)
     for step, gradient in enumerate(gradients):
         inner_step(spec, state, x, gradient.clone(), step)
-        other = inner_from_bytes(inner_bytes(other), 50)
+        other = inner_from_bytes(b"".join(inner_pieces(other)), 50)
         inner_step(spec, other, y, gradient.clone(), step)
     assert torch.equal(x, y)
     with pytest.raises(ValueError, match="not the inner state"):
-        inner_from_bytes(inner_bytes(other), 51)
+        inner_from_bytes(b"".join(inner_pieces(other)), 51)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,10 @@ def test_text_is_the_prompt_and_so_many_bytes_more():
 
 def test_merging_replaces_or_keeps_what_was_learned_meanwhile():
     x, sent, anchor = torch.tensor([5.0]), torch.tensor([4.0]), torch.tensor([1.0])
-    assert merge("replace", x, sent, anchor).tolist() == [1.0]
-    assert merge("delta", x, sent, anchor).tolist() == [2.0]
+    for how, merged in (("replace", 1.0), ("delta", 2.0), (Mix(0.25), 2.0)):
+        live = x.clone()
+        merge(how, live, sent, anchor)
+        assert live.tolist() == [merged]
 
 
 def test_a_recipe_travels_as_plain_values():

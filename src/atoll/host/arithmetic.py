@@ -22,6 +22,7 @@ from atoll.host.owing import Owing
 from atoll.keys.digest import Buffer
 from atoll.learn.answers import Answering, answering, remembers, says_more
 from atoll.learn.codec import Codec, codec_named
+from atoll.learn.codec.blocks import Room
 from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.data import position_after
 from atoll.learn.horizon import step_of_run
@@ -98,10 +99,11 @@ def _coded(work: Combine | Compare, learning: Learning, common: Common) -> tuple
 # ---- everybody ---------------------------------------------------------------------------------------------
 
 
-def advanced(work: Advance, learning: Learning, before: SharedState) -> tuple[SharedState, Tensor]:
-    """The state after a round with these answers, and the combined update (N,) of its stretch that led there."""
+def advanced(work: Advance, learning: Learning, before: SharedState, room: Room) -> tuple[SharedState, Tensor]:
+    """The state after a round with these answers, and the combined update (N,) of its stretch that led there; both
+    in `room`."""
     recipe, layout, (lo, hi) = learning.recipe, learning.layout, learning.turn(before)
-    combined_N, agreement_N = _heard(work, learning, before)
+    combined_N, agreement_N = _heard(work, learning, before, room)
     after = moved_by(
         combined_N,
         before,
@@ -113,16 +115,17 @@ def advanced(work: Advance, learning: Learning, before: SharedState) -> tuple[Sh
         turn=None if hi - lo == layout.floats else (lo, hi),
         agreement_N=agreement_N,
         step=step_of_run(recipe, before),
+        room=room,
     )
     return after, combined_N
 
 
-def _heard(work: Advance, learning: Learning, before: SharedState) -> tuple[Tensor, Tensor | float]:
+def _heard(work: Advance, learning: Learning, before: SharedState, room: Room) -> tuple[Tensor, Tensor | float]:
     """The combined update of the round's stretch, and how much the members agreed."""
     recipe, (lo, hi) = learning.recipe, learning.turn(before)
     bounds, parts = part_bounds(hi - lo, work.shares), [None if p is None else p.data for p in work.parts]
     if not says_more(recipe):
-        return decode_parts(parts, bounds, codec_named(recipe.coding.down), hi - lo), 1.0
+        return decode_parts(parts, bounds, codec_named(recipe.coding.down), hi - lo, room), 1.0
     common = learning.common(work.round, before, work.before)
     combined_N, agreement_N = torch.zeros(hi - lo), torch.ones(hi - lo)
     for part, (wire, (a, b)) in enumerate(zip(parts, bounds, strict=True)):

@@ -277,7 +277,7 @@ class Run:
         if word.how == "shift":
             x_N.add_(new_N)
         else:
-            x_N.copy_(merge(word.how, x_N, x_N if self._sent_F is None else self._sent_F[here], new_N))
+            merge(word.how, x_N, x_N if self._sent_F is None else self._sent_F[here], new_N)
         unflatten(x_F, own, self._model, self._layout)
         self._sent_F, self._may = None, self._full
 

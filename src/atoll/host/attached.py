@@ -43,6 +43,8 @@ from atoll.host.trainer.words import (
     Validate,
     WriteX,
 )
+from atoll.keys.digest import Buffer
+from atoll.learn.codec.blocks import Room, new_wire
 from atoll.learn.layout import Layout, difference
 from atoll.learn.merge import Merge as How
 from atoll.learn.recipes import Recipe
@@ -218,10 +220,10 @@ class AttachedTrainer:
     async def validate(self, work: Validate | LookAlong | LookOn, of_F: Tensor | None = None) -> Looked:
         raise TrainerFailed("refused", "an attached loop has no data that others hold out, too", alive=True)
 
-    async def inner_state(self) -> bytes:
+    async def inner_state(self, room: Room = new_wire) -> Buffer:
         return b""  # the optimizer is the loop's own
 
-    async def set_inner_state(self, data: bytes) -> None:
+    async def set_inner_state(self, data: Buffer) -> None:
         return
 
     async def stop(self) -> None:

@@ -12,6 +12,7 @@ Never decides anything: what is counted and what is the head is said by the vert
 from __future__ import annotations
 
 import asyncio
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -30,6 +31,7 @@ from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
 from atoll.host.live import Live
+from atoll.host.memory import Reused
 from atoll.host.mine import Mine
 from atoll.host.opening import Openings
 from atoll.host.owing import Owing
@@ -94,9 +96,11 @@ class Island:
         self.shelf = Shelf(store, keep)
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self.away = Away(self.tended)
-        self.mine = Mine(self.away, self._arithmetic)
+        # for vectors that every round makes anew: fresh pages cost more than sums. A sweep per round bounds it
+        room = self._memory = Reused(sys.maxsize)
+        self.mine = Mine(self.away, self._arithmetic, room)
         self.agreed = Agreed()
-        self.live = Live(self.tended, self.away, self.mine, self.agreed)
+        self.live = Live(self.tended, self.away, self.mine, self.agreed, room)
         self.owing = Owing()  # where owners remember
         self.auditing: Auditing | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
@@ -324,7 +328,7 @@ class Island:
         before = self._find(work.before)
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        after, combined_N = advanced(work, self._learning, before)
+        after, combined_N = advanced(work, self._learning, before, self._memory)
         name = self.shelf.put(after, self._learning.layout)
         self.mine.led(name, combined_N)
         return Advanced(name)
@@ -460,6 +464,7 @@ class Island:
             needed |= {self.paired.own}
         data = [self._learning.data_blob, *self._learning.beside]
         self.shelf.tidy({name, *data, *needed}, self.agreed.round)
+        self._memory.sweep()
 
     @property
     def _learning(self) -> Learning:

@@ -23,6 +23,7 @@ from atoll.host.apart import Away
 from atoll.host.learning import Learning
 from atoll.host.shelf import STATES_HELD
 from atoll.learn.codec import Codec, native
+from atoll.learn.codec.blocks import Room
 from atoll.learn.eager import Own
 from atoll.learn.horizon import step_of_run
 from atoll.learn.inner import Accumulate
@@ -49,7 +50,7 @@ def gathers(recipe: Recipe) -> bool:
 
 
 class Mine:
-    def __init__(self, away: Away, arithmetic: Executor) -> None:
+    def __init__(self, away: Away, arithmetic: Executor, room: Room) -> None:
         self.memory_F: Tensor | None = None  # error feedback
         self.update: Update | None = None  # under way
         self.up: tuple[Codec, ...] = ()  # what it was encoded with
@@ -57,7 +58,7 @@ class Mine:
         self._steps = 0  # that the update stands for, late work apart
         self._means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
         self._away = away
-        self._arithmetic = arithmetic
+        self._arithmetic, self._room = arithmetic, room
 
     def begins(self, head: SharedState) -> Tensor:
         """The x (F,) that a trainer begins with at this head."""
@@ -82,7 +83,8 @@ class Mine:
         late = self._away.ride(anchor_F[lo:hi] - x_N, work.round) if work.late else None
         if self._away.riding_F is not None:
             x_N = x_N - self._away.riding_F
-        update = self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
+        spans = anchor_F[lo:hi], x_N, memory_N
+        update = self.update = encode_update(*spans, bounds, self.up, coding.beta, self._room)
         self._steps = steps
         if self.own is not None:
             wires = zip(self.up, update.wires, bounds, strict=True)

@@ -13,17 +13,19 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from threading import Lock
 
-import msgspec
+import torch
 from torch import Tensor
 
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import Digest, PeerId
 from atoll.host.retention import Retention
 from atoll.host.store import Store
+from atoll.keys.digest import Buffer
+from atoll.learn.codec.blocks import tensor_over
 from atoll.learn.late import LateWork, late_bytes, late_from_bytes
 from atoll.learn.layout import Layout
-from atoll.learn.state import SharedState, state_bytes, state_from_bytes
-from atoll.learn.update import memory_bytes, memory_from_bytes
+from atoll.learn.state import SharedState, state_from_bytes, state_pieces
+from atoll.learn.tensorfile import load, pieces_of
 from atoll.node.config.sections import Keep
 
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
@@ -44,9 +46,9 @@ class Shelf:
         self._tidying = Lock()
 
     def put(self, state: SharedState, layout: Layout) -> Digest:
-        data = state_bytes(state, layout)
+        pieces = state_pieces(state, layout)
         with self._tidying:
-            name = self._store.put_blob(data)
+            name = self._store.put_blob(*pieces)
             self._hold(name, state)
         return name
 
@@ -121,40 +123,48 @@ class Shelf:
             self._held.popitem(last=False)
 
 
-class Private(msgspec.Struct, frozen=True):
-    """What only this peer knows; good for exactly one vertex."""
-
-    vertex: Digest
-    memory: bytes
-    inner: bytes
-    claim: bytes = b""  # the last one that a vertex holds, where rounds are audited
-    late: bytes = b""  # what it did apart and no vertex has yet
+PRIVATE = "atoll/private/2"
+BYTES = ("inner", "claim", "late")  # what is in it beside error feedback
 
 
 def write_private(
     store: Store,
     vertex: Digest,
     memory_F: Tensor | None,
-    inner: bytes,
+    inner: Buffer,
     claim: bytes = b"",
     late: LateWork | None = None,
 ) -> None:
-    memory = memory_bytes(memory_F) if memory_F is not None else b""
+    """What only this peer knows; good for exactly one vertex. Tensors go to disk from where they lie."""
     owed = late_bytes(late) if late is not None else b""
-    store.write_private(msgspec.msgpack.encode(Private(vertex, memory, inner, claim, owed)))
+    beside = zip(BYTES, (inner, claim, owed), strict=True)
+    tensors = {name: tensor_over(data, torch.uint8) for name, data in beside if data}
+    if memory_F is not None:
+        tensors["memory"] = memory_F
+    store.write_private(*pieces_of(tensors, {"format": PRIVATE, "vertex": vertex.hex()}))
 
 
-def read_private(store: Store, vertex: Digest, floats: int) -> tuple[Tensor | None, bytes, bytes, LateWork | None]:
-    """Error feedback (F,), inner state, claim and late work of this vertex; nothing if they are of another."""
+def read_private(store: Store, vertex: Digest, floats: int) -> tuple[Tensor | None, Buffer, bytes, LateWork | None]:
+    """Error feedback (F,), inner state, claim and late work of this vertex; nothing if they are of another, or
+    damaged, which costs what is this peer's own and nothing that was agreed."""
     data = store.read_private()
     if data is None:
         return None, b"", b"", None
     try:
-        private = msgspec.msgpack.decode(data, type=Private)
-        if private.vertex != vertex:
+        tensors, told = load(data)
+        memory_F = tensors.pop("memory", None)
+        if told != {"format": PRIVATE, "vertex": vertex.hex()} or not _fits(memory_F, floats):
             return None, b"", b"", None
-        memory_F = memory_from_bytes(private.memory, floats) if private.memory else None
-        late = late_from_bytes(private.late, floats) if private.late else None
-        return memory_F, private.inner, private.claim, late
-    except (msgspec.DecodeError, ValueError):
-        return None, b"", b"", None  # damaged: it costs what is this peer's own, nothing that was agreed
+        inner, claim, owed = (tensors.pop(name).numpy().tobytes() if name in tensors else b"" for name in BYTES)
+        return (
+            memory_F.clone() if memory_F is not None else None,
+            inner,
+            claim,
+            late_from_bytes(owed, floats) if owed else None,
+        )
+    except (PeerFault, ValueError):
+        return None, b"", b"", None
+
+
+def _fits(memory_F: Tensor | None, floats: int) -> bool:
+    return memory_F is None or (memory_F.shape == (floats,) and memory_F.dtype == torch.float32)

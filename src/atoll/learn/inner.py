@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from atoll.base.errors import PeerFault
+from atoll.keys.digest import Buffer
 from atoll.learn.layout import Layout, Slot
-from atoll.learn.tensorfile import dump, load
+from atoll.learn.tensorfile import load, pieces_of
 
 FORMAT = "atoll/inner/adamw/1"
 
@@ -197,11 +198,13 @@ def orthogonalised(matrix_RC: Tensor) -> Tensor:
     return x.T.contiguous() if tall else x
 
 
-def inner_bytes(state: InnerState) -> bytes:
-    return dump({"first": state.first_P, "second": state.second_P}, {"format": FORMAT, "steps": str(state.steps)})
+def inner_pieces(state: InnerState) -> list[Buffer]:
+    """The bytes of it, one piece after the other, most of which are its own memory."""
+    tensors = {"first": state.first_P, "second": state.second_P}
+    return pieces_of(tensors, {"format": FORMAT, "steps": str(state.steps)})
 
 
-def inner_from_bytes(data: bytes, parameters: int, device: str = "cpu") -> InnerState:
+def inner_from_bytes(data: Buffer, parameters: int, device: str = "cpu") -> InnerState:
     """ValueError if these are not the bytes of an AdamW state for so many parameters."""
     try:
         tensors, metadata = load(data)

@@ -21,18 +21,18 @@ class Mix(msgspec.Struct, frozen=True, tag="mix"):
 Merge = Literal["replace", "delta", "swap"] | Mix
 
 
-def merge(how: Merge, x_F: Tensor, sent_F: Tensor, anchor_F: Tensor, swapped_F: Tensor | None = None) -> Tensor:
-    """x' (F,) from the live x, the x that was encoded, and the new anchor.
+def merge(how: Merge, x_F: Tensor, sent_F: Tensor, anchor_F: Tensor, swapped_F: Tensor | None = None) -> None:
+    """The live x (F,) takes in the new anchor, in place; `sent_F` is the x that was encoded.
 
     `swapped_F`, for `swap` alone: what others make of this worker's message, its own minus the combined one.
     """
     match how:
         case "replace":
-            return anchor_F.clone()
+            x_F.copy_(anchor_F)
         case "delta":
-            return anchor_F + (x_F - sent_F)
+            x_F.sub_(sent_F).add_(anchor_F)
         case "swap":
             assert swapped_F is not None
-            return x_F + swapped_F
+            x_F.add_(swapped_F)
         case Mix(own):
-            return x_F * own + anchor_F * (1 - own)
+            x_F.mul_(own).add_(anchor_F * (1 - own))

@@ -489,7 +489,7 @@ class Experiment:
                 x_F.add_(anchor_F - before[self._anchor_index(peer)])
                 continue
             swapped = flight.own[peer] - flight.combined[0] if self.recipe.merge == "swap" else None
-            x_F.copy_(merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F, swapped))
+            merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F, swapped)
         self.flights = [f for f in self.flights if f is not flight]
 
     def _average_moments(self, step: int) -> None:

@@ -60,8 +60,8 @@ from atoll.learn.inner import (
     Accumulate,
     InnerState,
     fresh_inner,
-    inner_bytes,
     inner_from_bytes,
+    inner_pieces,
     inner_step,
     matrices_of,
 )
@@ -130,7 +130,7 @@ class Child:
         self.x_P = self.x_F[: self.layout.parameters]
         self.matrices = matrices_of(self.layout)
         self.inner = fresh_inner(self.layout.parameters, spec.device)
-        room_bytes = len(inner_bytes(self.inner)) + 64  # the count of steps may gain digits
+        room_bytes = sum(map(len, inner_pieces(self.inner))) + 64  # the count of steps may gain digits
         room_bytes = max(room_bytes, 4 * self.layout.floats)  # or a model to look at
         self.mailbox = Mailbox(self.fd, self.layout.floats, room_bytes)
         self.mailbox.x_F.copy_(self.x_F)
@@ -151,7 +151,7 @@ class Child:
                 with self._looking_at(given):
                     return Sampled(generate_text(self.model, prompt, n, seed))
             case SaveInner():
-                return Saved(self.mailbox.put(inner_bytes(self.inner)))
+                return Saved(self.mailbox.put(*inner_pieces(self.inner)))
             case LoadInner(size_bytes):
                 return self.load_inner(size_bytes)
             case ShowSegment() | JudgeSegment():
@@ -182,7 +182,7 @@ class Child:
                 self.auditing.record.note(self._live(), self.span.steps)
             step_s = time.monotonic() - stepped
             self._beat(self.span.steps, self.span.last_loss, step_s)
-        if not bool(self.x_F.isfinite().all()):
+        if not all(bool(end.isfinite()) for end in self.x_F.aminmax()):  # isfinite of all makes four vectors more
             raise _Diverged(f"parameters are not finite after {self.span.steps} steps")
         return self._hand_over(job)
 
@@ -277,7 +277,7 @@ class Child:
             x_N.add_(new_N)
         else:
             sent_N = self.sent_F[here] if self.under_way and self.sent_F is not None else x_N
-            x_N.copy_(merge(job.how, x_N, sent_N, new_N))
+            merge(job.how, x_N, sent_N, new_N)
         self.under_way = False
         if self.onward is not None:  # nothing is under way any more: it may take all the steps of the next round
             self.onward = msgspec.structs.replace(self.onward, steps=self.full)
