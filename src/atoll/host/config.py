@@ -101,11 +101,11 @@ def recipe_of(config: Config) -> Recipe:
                 _check_given(train.recipe, given)
             if train.recipe == "noloco":
                 _check_given("noloco", given, given.keys() - {"down"})  # nobody is answered with a mean
-            recipe = METHODS[train.recipe](config.model.name or "gpt-tiny", **given)
+            recipe = METHODS[train.recipe](_model(config), **given)
             recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
         else:
             published = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
-            recipe = _adjusted(published, given, config.model.name)
+            recipe = _adjusted(published, given, _model(config, published.model))
         recipe = overlapping(recipe, sync.overlap, sync.fragments)
         numbers = {k: v for k, v in inner.items() if v is not None}
         if train.recipe in EVERY_STEP:  # the outer step is the optimizer
@@ -120,6 +120,14 @@ def recipe_of(config: Config) -> Recipe:
     if sync.error_feedback is not None:
         recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
     return _accepting(recipe, sync)
+
+
+def _model(config: Config, default: str = "gpt-tiny") -> str:
+    """Its name, with the adapters that the config asks for. ValueError if it has no place for them."""
+    from atoll.learn.models import with_adapters
+
+    name = config.model.name or default
+    return with_adapters(name, config.model.lora_rank) if config.model.lora_rank else name
 
 
 def _owners_believed(config: Config) -> bool:
@@ -230,8 +238,12 @@ def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
 
 
 def _unauditable(config: Config, recipe: Recipe, floats: int) -> str:
+    from atoll.host.learning import UNMEASURED
     from atoll.learn.audit import recipe_problem
+    from atoll.learn.models import spec_of
 
+    if config.model.only or spec_of(recipe.model).numbers.get("lora"):
+        return UNMEASURED
     if config.sync.apart != "wait":
         return f'sync.apart = "{config.sync.apart}" has members take steps that nobody assigned'
     return recipe_problem(recipe, floats)

@@ -145,8 +145,9 @@ class Island:
         self.shelf.keep_mine(me)
 
     def equip(self, data: str) -> None:
-        """The data set is here: from now on there is something to train."""
-        self.tended.equip(data)
+        """The data set is here, and the base if there is one: from now on there is something to train."""
+        base = self.learning.base if self.learning is not None else UNSET
+        self.tended.equip(data, str(self.store.blob_path(base)) if base is not UNSET else "")
 
     async def close(self) -> None:
         await self.trainer.stop()

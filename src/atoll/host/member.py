@@ -111,7 +111,7 @@ async def found_run(
     )
     genesis = Vertex(encode(write_genesis(settings, store.put_blob(founded.state), founder, (use,), now)), None)
     store.put_blob(founded.data)
-    for blob in (founded.canary, founded.tokenizer):
+    for blob in (founded.canary, founded.tokenizer, founded.base):
         if blob:
             store.put_blob(blob)
     run = genesis_digest(genesis)

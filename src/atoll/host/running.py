@@ -98,7 +98,7 @@ async def run_up(start: Start, shell: Shell) -> int:
         config = _named_by(start.config, weights)
         recipe = recipe_of(config)
         tokenizer = read_tokenizer(Path(named)) if named else b""
-        beginning = built_in(recipe, data, canary, tokenizer, config.data.column, weights)
+        beginning = built_in(recipe, data, canary, tokenizer, config.data.column, weights, config.model.only)
         floats = beginning.layout.floats
         founded = found(beginning, settings_of(config, recipe, floats))
         for text in forgone(config, recipe, floats):

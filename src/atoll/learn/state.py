@@ -42,9 +42,12 @@ class SharedState:
     second_P: Tensor | None = None  # AdamW's mean of squares, from its first step on; momentum is its other one
 
 
-def initial_state(model: nn.Module) -> SharedState:
-    """The state a run begins with. It becomes a blob in genesis: a seed gives other bits on other machines."""
-    layout = layout_of(model)
+def initial_state(model: nn.Module, layout: Layout | None = None) -> SharedState:
+    """The state a run begins with. It becomes a blob in genesis: a seed gives other bits on other machines.
+
+    `layout`: of what is exchanged; None: what requires a gradient.
+    """
+    layout = layout or layout_of(model)
     anchor_F, counters_K = flatten(model, layout)
     return SharedState(anchor_F, torch.zeros(layout.parameters), counters_K)
 

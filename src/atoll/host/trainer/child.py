@@ -23,7 +23,7 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.host.shared import Mailbox
 from atoll.host.trainer.auditing import Auditing
-from atoll.host.trainer.validating import VALIDATION_BATCH, Validating
+from atoll.host.trainer.validating import VALIDATION_BATCH, Validating, model_of
 from atoll.host.trainer.words import (
     LENGTH,
     Answer,
@@ -65,9 +65,9 @@ from atoll.learn.inner import (
     inner_step,
     matrices_of,
 )
-from atoll.learn.layout import bind, flatten, layout_of
+from atoll.learn.layout import bind, flatten
 from atoll.learn.merge import merge
-from atoll.learn.models import build_model, generate_text, loss_of
+from atoll.learn.models import generate_text, loss_of
 
 BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
 
@@ -124,8 +124,7 @@ class Child:
         self.data = load_data(spec.data)
         self.auditing = Auditing(self.data)
         self.validating = Validating(spec, self.data)
-        self.model = build_model(spec.model, spec.seed)
-        self.layout = layout_of(self.model)
+        self.model, self.layout = model_of(spec)
         self.x_F, self.gradient_P = bind(self.model, self.layout, spec.device)
         self.x_P = self.x_F[: self.layout.parameters]
         self.matrices = matrices_of(self.layout)

@@ -113,6 +113,17 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "atoll checkpoint export --hf wrote. model.name may then be left out. Only the founder needs it. Empty: "
         "fresh weights."
     ),
+    "model.lora_rank": (
+        "Rank of low-rank adapters (LoRA) beside every linear layer of a gpt or llama model, but for what reads or "
+        "writes tokens. 0: none. With them they alone are trained, travel and are kept; the model itself, from "
+        "model.weights or fresh, is fetched once by every member and stays as it is. The same as lora= in "
+        "model.name."
+    ),
+    "model.only": (
+        'Shell patterns that name what is trained and travels: ["blocks.2.*"], ["*.lora_*", "model.norm.*"]. The '
+        "rest is the base: it stays as it is, and every member fetches it once. Empty: adapters if the model has "
+        "some, else everything. A pattern that matches nothing is refused, with names that would."
+    ),
     "data.source": (
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
         "text, records with a text each (.jsonl, .parquet, a folder of them, a data set that Hugging Face's "

@@ -69,6 +69,8 @@ class Model(Section, frozen=True):
 
     name: str = ""
     weights: str = ""
+    lora_rank: Annotated[int, Meta(ge=0, le=1024)] = 0
+    only: tuple[str, ...] = ()
 
 
 class Data(Section, frozen=True):
