@@ -6,6 +6,7 @@ import torch
 
 from atoll.learn.data import batch, load_data
 from atoll.learn.inner import (
+    SPAN,
     AdamW,
     fresh_inner,
     inner_from_bytes,
@@ -104,6 +105,22 @@ def test_sixty_steps_learn_something_from_the_standard_library():
         loss.backward()
         inner_step(spec, state, x, gradient, step)
     assert loss.item() < 3.6
+
+
+def test_a_long_vector_steps_as_its_pieces_do():
+    """A step goes over it span by span; where spans end changes no bit."""
+    spec, n = AdamW(clip_norm=1e9), 2 * SPAN + 77
+    draw = torch.Generator().manual_seed(0)
+    x, gradient = torch.randn(n, generator=draw), torch.randn(n, generator=draw)
+    pieces = [value.clone() for value in x.split(SPAN - 1000)]
+    state, states = fresh_inner(n), [fresh_inner(len(piece)) for piece in pieces]
+    for step in range(2):
+        inner_step(spec, state, x, gradient.clone(), step)
+        for piece, own, part in zip(pieces, states, gradient.split(SPAN - 1000), strict=True):
+            inner_step(spec, own, piece, part.clone(), step)
+    assert torch.equal(x, torch.cat(pieces)) and torch.equal(
+        state.second_P, torch.cat([s.second_P for s in states])
+    )
 
 
 def test_text_is_the_prompt_and_so_many_bytes_more():
