@@ -74,6 +74,7 @@ def test_the_file_of_a_state_that_went_is_written_over_unless_somebody_reads_it(
         assert store.blob_path(third).stat().st_ino != file and store.read_blob(third) == data[2]
         assert reader.read() == data[1][:MIB] + b"and less"
     store.close()
+    assert (tmp_path / "blobs" / "spare.new").exists()
     again = Store(tmp_path)
     assert sorted(path.suffix for path in (tmp_path / "blobs").iterdir()) == ["", ".manifest"]
     again.close()

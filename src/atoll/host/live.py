@@ -64,8 +64,8 @@ class Live:
         await self._tended.start(learning)
         written: SharedState | None = None
         inner: Buffer = b""
-        while written is not agreed.head or inner != self.inner:  # vertices are adopted while it starts
-            if inner != self.inner:
+        while written is not agreed.head or inner is not self.inner:  # vertices are adopted while it starts
+            if inner is not self.inner:
                 inner = self.inner  # before it is written: the run may go back meanwhile
                 await self._trainer.set_inner_state(inner)
             written = agreed.head

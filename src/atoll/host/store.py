@@ -293,7 +293,7 @@ class Store:
             try:
                 make_room(path, manifest.size_bytes)
             except RunFailedError:
-                if not self._drop_parts(PARTS_BUSY_S):
+                if not self._drop_parts(PARTS_BUSY_S) + self._drop_spare():
                     raise
                 make_room(path, manifest.size_bytes)
             have = _empty(manifest)
@@ -428,6 +428,11 @@ class Store:
                     path.unlink()
                     dropped += 1
         return dropped
+
+    def _drop_spare(self) -> int:
+        spared = self._spare.exists()
+        self._spare.unlink(missing_ok=True)
+        return int(spared)
 
     # ---- private state and secrets -------------------------------------------------------------------------
 
