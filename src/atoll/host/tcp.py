@@ -28,13 +28,14 @@ log = logging.getLogger(__name__)
 BACKLOG = 256  # connections the kernel holds for us; a mesh that starts at once dials all at once
 UNHEARD_S = 60.0  # bytes that nobody acknowledges for so long are lost; the kernel alone tries for a quarter hour
 CONNECT_S = 3.0  # a TCP connection takes one round trip and at most one lost SYN (1 s)
+UNPACED = "reno"  # between processes of one computer, where nothing is lost: BBR's timers cost a sixth of the CPU
 
 
 async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:
     """A connected, non-blocking socket. Raises OSError, ConnectionRefusedError only if every address refused."""
     troubles: list[OSError] = []
     for family, address in await _resolved(endpoint):
-        sock = _socket(family, congestion)
+        sock = _socket(family, address[0], congestion)
         try:
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.get_running_loop().sock_connect(sock, address)
@@ -55,7 +56,7 @@ async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:
 async def listening(endpoint: Endpoint, congestion: str) -> socket.socket:
     """A bound, non-blocking socket; accepted connections inherit its congestion control (Linux)."""
     family, address = (await _resolved(endpoint))[0]
-    sock = _socket(family, congestion)
+    sock = _socket(family, address[0], congestion)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -75,7 +76,13 @@ async def _resolved(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, tupl
     return [(socket.AddressFamily(family), address[:2]) for family, _, _, _, address in found]
 
 
-def _socket(family: socket.AddressFamily, congestion: str) -> socket.socket:
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):  # empty once the connection is gone
+        return ip_address(host).is_loopback
+    return False
+
+
+def _socket(family: socket.AddressFamily, host: str, congestion: str) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -83,7 +90,8 @@ def _socket(family: socket.AddressFamily, congestion: str) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_S * 1000))
     # before connect: BBR measures from the first round trip on. Not every kernel has it or lets us choose it
     with contextlib.suppress(OSError, AttributeError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+        chosen = UNPACED if _is_loopback(host) else congestion
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, chosen.encode())
     return sock
 
 
@@ -148,6 +156,11 @@ class Wire(asyncio.BufferedProtocol):
     def source(self) -> str:
         """The host at the other end, as the kernel sees it."""
         return self._peername()[0]
+
+    @property
+    def local(self) -> bool:
+        """Both ends are on this computer: what sets the pace is processors, not a network."""
+        return _is_loopback(self.source)
 
     @property
     def seen_at(self) -> str:
