@@ -77,7 +77,7 @@ async def _resolved(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, tupl
 
 
 def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):  # empty once the connection is gone
+    with contextlib.suppress(ValueError):  # gone before we could ask
         return ip_address(host).is_loopback
     return False
 
@@ -125,6 +125,7 @@ class Wire(asyncio.BufferedProtocol):
         self._count = count  # is told of every byte given to the socket
         self.received_bytes = 0
         self.paused = False  # some written bytes are not with the kernel yet
+        self.local = False  # both ends are on this computer: processors set the pace, not a network
         self.closed = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._written_bytes = 0
@@ -156,11 +157,6 @@ class Wire(asyncio.BufferedProtocol):
     def source(self) -> str:
         """The host at the other end, as the kernel sees it."""
         return self._peername()[0]
-
-    @property
-    def local(self) -> bool:
-        """Both ends are on this computer: what sets the pace is processors, not a network."""
-        return _is_loopback(self.source)
 
     @property
     def seen_at(self) -> str:
@@ -233,6 +229,7 @@ class Wire(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         # what waits here can no longer be dropped or overtaken: let it wait in the channel's own queue instead
         transport.set_write_buffer_limits(high=0)
+        self.local = _is_loopback(self.source)
         self.guarded(lambda: self.channel.began(self))
 
     def get_buffer(self, sizehint: int) -> memoryview:
