@@ -82,6 +82,15 @@ def test_two_loops_that_go_on_while_a_round_is_agreed_end_with_one_model(tmp_pat
         assert end["steps"] - end["skipped"] <= 18 + 3
 
 
+def test_two_loops_that_swap_a_few_values_end_with_one_model(tmp_path: Path):
+    """SPARTA: a tenth of the values after every step; the last round averages what each kept of its own."""
+    ends = two_loops(tmp_path, share=0.1, inner_steps=1, rounds=4)
+    assert len(ends) == 2 and ends[0]["total"] == ends[1]["total"]
+    assert all(end["trained"] == 4 and end["members"] == 2 and end["same_objects"] for end in ends)
+    with pytest.raises(atoll.UsageError, match="drawn values"):
+        atoll.found(share=0.1, up="2bit")
+
+
 def test_a_loop_goes_back_with_its_run(tmp_path: Path):
     """Asked for from outside while it trains: x is what the run began with, exactly once, and training goes on."""
     torch.manual_seed(1)

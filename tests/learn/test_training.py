@@ -14,7 +14,7 @@ from atoll.learn.inner import (
     rate_at,
 )
 from atoll.learn.layout import bind, layout_of
-from atoll.learn.merge import merge
+from atoll.learn.merge import merge, where_moved
 from atoll.learn.models import build_model, generate_text, loss_of, spec_of
 from atoll.learn.recipes import Recipe, demo_recipe, diloco
 
@@ -117,6 +117,13 @@ def test_merging_replaces_or_keeps_what_was_learned_meanwhile():
     x, sent, anchor = torch.tensor([5.0]), torch.tensor([4.0]), torch.tensor([1.0])
     assert merge("replace", x, sent, anchor).tolist() == [1.0]
     assert merge("delta", x, sent, anchor).tolist() == [2.0]
+
+
+def test_a_swap_takes_what_moved_and_leaves_the_rest_alone():
+    """Of three values the anchor moved in one; with the steps taken meanwhile, as `delta` has them."""
+    before, after = torch.tensor([1.0, 2.0, -0.0]), torch.tensor([1.0, 3.0, 0.0])
+    x, sent = torch.tensor([5.0, 6.0, 7.0]), torch.tensor([5.0, 5.5, 6.0])
+    assert merge("swap", x, sent, where_moved(before, after)).tolist() == [5.0, 3.5, 7.0]
 
 
 def test_a_recipe_travels_as_plain_values():

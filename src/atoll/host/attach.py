@@ -372,6 +372,7 @@ def found(
     down: str = "int8",
     fragments: int = 1,
     overlap: int = 0,
+    share: float = 0.0,
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
 ) -> Run:
@@ -382,7 +383,16 @@ def found(
     round is agreed, and rounds carry one of `fragments` each: see docs/config.md. With `epochs` a member's round is
     so many passes over its own data, and at most `inner_steps`. `sample`, a share of the members, or
     `sample_peers`, a number, train in a round, drawn by the one before; `group` says whose data this loop has.
+    With `share`, such as 0.005 and `inner_steps=1`, only so large a part of the values is averaged, another in
+    every round, and members keep their own of all others until the last one (SPARTA; codecs and outer step are its
+    own).
     """
+    if share and (outer_lr, outer_momentum, up, down) != (1.0, 0.6, "int8", "int8"):
+        raise UsageError(
+            "E-ATT-06",
+            f"share={share:g} averages drawn values in fp16, and nothing else is done to them",
+            fix="leave out outer_lr, outer_momentum, up and down; or leave out share",
+        )
     recipe = own_loop(
         rounds=rounds,
         inner_steps=inner_steps,
@@ -393,6 +403,7 @@ def found(
         fragments=fragments,
         overlap=overlap,
         epochs=epochs,
+        share=share,
     )
     return Run(
         folder=Path(folder),

@@ -76,7 +76,7 @@ def recipe_of(config: Config) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
     from atoll.learn.inner import tuned
     from atoll.learn.methods import METHODS
-    from atoll.learn.recipes import demo_recipe, in_swarm, over_tokens, overlapping
+    from atoll.learn.recipes import check_recipe, demo_recipe, in_swarm, over_tokens, overlapping
 
     train, sync = config.train, config.sync
     schedule = config.run.rounds if config.run.rounds is not None else None
@@ -113,12 +113,13 @@ def recipe_of(config: Config) -> Recipe:
             recipe = replace(recipe, outer=replace(recipe.outer, **numbers))
         else:
             recipe = replace(recipe, inner=tuned(recipe.inner, **numbers))
+        if sync.error_feedback is not None:
+            recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
+            check_recipe(recipe)
     except ValueError as why:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
     if train.total_tokens:
         recipe = over_tokens(recipe, train.total_tokens)
-    if sync.error_feedback is not None:
-        recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
     return _accepting(recipe, sync)
 
 
@@ -249,9 +250,9 @@ def _openings(config: Config, recipe: Recipe) -> Terms | UnsetType:
 
 
 def _unopened(recipe: Recipe) -> str:
-    from atoll.learn.opening import opening_problem
+    from atoll.learn.opening import unopened
 
-    return opening_problem(recipe.coding.up, recipe.coding.down)
+    return unopened(recipe) or ""
 
 
 def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:

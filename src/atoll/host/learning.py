@@ -23,9 +23,9 @@ from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models import build_model, misfit, tokens_misfit
 from atoll.learn.models.weights import load_weights
-from atoll.learn.opening import Cut, opening_problem
+from atoll.learn.opening import Cut, unopened
 from atoll.learn.outer import momentum_of
-from atoll.learn.recipes import Recipe, sample_problem, swarm_problem
+from atoll.learn.recipes import Recipe, closing, sample_problem, swarm_problem
 from atoll.learn.schedule import fragments_of, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
@@ -53,6 +53,12 @@ class Learning(msgspec.Struct, frozen=True):
     def turn(self, before: SharedState) -> tuple[int, int]:
         """[lo, hi) of the vector that the round after this state carries."""
         return turn_of(self.recipe.schedule, self.layout, before.round)
+
+    def recipe_after(self, before: SharedState) -> Recipe:
+        """What the round after this state is made of: the last one may be a closing average."""
+        schedule = self.recipe.schedule
+        closes = schedule.closing and before.round + 1 == schedule.turns
+        return closing(self.recipe) if closes else self.recipe
 
     def common(self, round: int, before: SharedState, name: Digest) -> Common:
         """What all members of this round know: the state of this name that it builds on."""
@@ -89,10 +95,9 @@ def decode_learning(settings: RunSettings) -> Learning:
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
         raise PeerFault("", "this run validates on other sets of data than it names")
     if (terms := settings.opened) is not None:
-        coding = learning.recipe.coding
-        if problem := opening_problem(coding.up, coding.down):
+        if problem := unopened(learning.recipe):
             raise PeerFault("", f"this run's answers cannot be opened: {problem}")
-        if terms.leaf_bytes != Cut(codec_named(coding.down)).leaf_bytes:
+        if terms.leaf_bytes != Cut(codec_named(learning.recipe.coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
 
@@ -146,7 +151,7 @@ def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
     """How answers of this recipe are opened. UsageError if its codecs have no blocks."""
     if not share:
         return msgspec.UNSET
-    if problem := opening_problem(recipe.coding.up, recipe.coding.down):
+    if problem := unopened(recipe):
         raise UsageError(
             "E-RUN-17",
             f"owners of parts cannot be checked in this run: {problem}",

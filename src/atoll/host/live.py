@@ -29,7 +29,7 @@ from atoll.host.trainer import TrainerFailed
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
 from atoll.learn.horizon import position_of
-from atoll.learn.merge import Merge
+from atoll.learn.merge import Merge, where_moved
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState
 from atoll.node.jobs import Train, TrainApart, Trained
@@ -152,6 +152,8 @@ class Live:
     def _wanders(self, recipe: Recipe) -> bool:
         """Live parameters do not begin every round from the head's."""
         schedule = recipe.schedule
+        if recipe.merge not in ("replace", "delta"):  # members keep a share of their own
+            return True
         return schedule.overlap > 0 or schedule.fragments > 1 or self._mine.own is not None
 
     def shown(self, recipe: Recipe) -> Tensor | None:
@@ -212,6 +214,8 @@ class Live:
         how: Merge | Literal["shift"] = "shift"
         if self._mine.own is not None:
             value_N = by_F
+        elif learning.recipe.merge == "swap":  # also if I sent nothing: what all have agreed on is not mine to keep
+            value_N, how = where_moved(before.anchor_F[lo:hi], after.anchor_F[lo:hi]), "swap"
         elif sent:
             value_N, how = after.anchor_F[lo:hi], learning.recipe.merge
         else:

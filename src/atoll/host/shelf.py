@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from threading import Lock
 
 import msgspec
@@ -20,6 +21,7 @@ from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import Digest, PeerId
 from atoll.host.retention import Retention
 from atoll.host.store import Store
+from atoll.learn.kept import Kept, kept_bytes, kept_from_bytes
 from atoll.learn.late import LateWork, late_bytes, late_from_bytes
 from atoll.learn.layout import Layout
 from atoll.learn.state import SharedState, state_bytes, state_from_bytes
@@ -121,40 +123,55 @@ class Shelf:
             self._held.popitem(last=False)
 
 
-class Private(msgspec.Struct, frozen=True):
-    """What only this peer knows; good for exactly one vertex."""
+class Written(msgspec.Struct, frozen=True):
+    """The private file."""
 
     vertex: Digest
     memory: bytes
     inner: bytes
+    claim: bytes = b""
+    late: bytes = b""
+    kept: bytes = b""
+
+
+@dataclass(frozen=True)
+class Private:
+    """What only this peer knows. Good for exactly one vertex, but for `kept`, which says what it is good for."""
+
+    vertex: Digest | None
+    memory_F: Tensor | None = None  # error feedback
+    inner: bytes = b""  # moments
     claim: bytes = b""  # the last one that a vertex holds, where rounds are audited
-    late: bytes = b""  # what it did apart and no vertex has yet
+    late: LateWork | None = None  # what it did apart and no vertex has yet
+    kept: Kept | None = None  # parameters that the recipe leaves to it
 
 
-def write_private(
-    store: Store,
-    vertex: Digest,
-    memory_F: Tensor | None,
-    inner: bytes,
-    claim: bytes = b"",
-    late: LateWork | None = None,
-) -> None:
-    memory = memory_bytes(memory_F) if memory_F is not None else b""
-    owed = late_bytes(late) if late is not None else b""
-    store.write_private(msgspec.msgpack.encode(Private(vertex, memory, inner, claim, owed)))
+NOTHING = Private(None)
 
 
-def read_private(store: Store, vertex: Digest, floats: int) -> tuple[Tensor | None, bytes, bytes, LateWork | None]:
-    """Error feedback (F,), inner state, claim and late work of this vertex; nothing if they are of another."""
+def write_private(store: Store, private: Private) -> None:
+    assert private.vertex is not None
+    memory = memory_bytes(private.memory_F) if private.memory_F is not None else b""
+    late = late_bytes(private.late) if private.late is not None else b""
+    kept = kept_bytes(private.kept) if private.kept is not None else b""
+    written = Written(private.vertex, memory, private.inner, private.claim, late, kept)
+    store.write_private(msgspec.msgpack.encode(written))
+
+
+def read_private(store: Store, floats: int) -> Private:
+    """What was written last, of a model of so many values; nothing if it is damaged."""
     data = store.read_private()
     if data is None:
-        return None, b"", b"", None
+        return NOTHING
     try:
-        private = msgspec.msgpack.decode(data, type=Private)
-        if private.vertex != vertex:
-            return None, b"", b"", None
-        memory_F = memory_from_bytes(private.memory, floats) if private.memory else None
-        late = late_from_bytes(private.late, floats) if private.late else None
-        return memory_F, private.inner, private.claim, late
+        found = msgspec.msgpack.decode(data, type=Written)
+        return Private(
+            found.vertex,
+            memory_from_bytes(found.memory, floats) if found.memory else None,
+            found.inner,
+            found.claim,
+            late_from_bytes(found.late, floats) if found.late else None,
+            kept_from_bytes(found.kept, floats) if found.kept else None,
+        )
     except (msgspec.DecodeError, ValueError):
-        return None, b"", b"", None  # damaged: it costs what is this peer's own, nothing that was agreed
+        return NOTHING  # it costs what is this peer's own, nothing that was agreed

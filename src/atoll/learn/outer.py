@@ -86,6 +86,7 @@ class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
 
 
 Outer = Nesterov | Sign | Delayed | Regional | Gossip | Agreeing | AdamW
+AVERAGE = Nesterov(lr=1.0, momentum=0.0)  # the anchor becomes the mean of the members
 PLAIN = Nesterov | Sign | Agreeing  # they remember one momentum
 SHARED = PLAIN | AdamW  # every peer computes the same bits
 

@@ -67,7 +67,7 @@ def advance(
     combined update is zero. `bounds` count from where `turn` begins. PeerFault if an answer does not decode.
     """
     lo, hi = turn or (0, len(state.anchor_F))
-    combined_N = decode_parts(parts, bounds, codec, hi - lo)
+    combined_N = decode_parts(parts, bounds, [codec] * len(bounds), hi - lo)
     return moved_by(
         combined_N, state, outer, steps=steps, samples=samples, tokens=tokens, counters=counters, turn=turn
     )
@@ -132,12 +132,13 @@ def gone_back(earlier: SharedState, before: SharedState, samples: int) -> Shared
 
 
 def decode_parts(
-    parts: Sequence[Buffer | None], bounds: Sequence[tuple[int, int]], codec: Codec, floats: int
+    parts: Sequence[Buffer | None], bounds: Sequence[tuple[int, int]], codecs: Sequence[Codec], floats: int
 ) -> Tensor:
-    """The combined update (F,); zero where nobody answered. PeerFault if an answer does not decode."""
+    """The combined update (F,), each part in its codec; zero where nobody answered. PeerFault if an answer does not
+    decode."""
     assert len(parts) == len(bounds) and (not bounds or bounds[-1][1] == floats)
     combined_F = torch.zeros(floats)
-    for part, (lo, hi) in zip(parts, bounds, strict=True):
+    for part, codec, (lo, hi) in zip(parts, codecs, bounds, strict=True):
         if part is not None:
             combined_F[lo:hi] = codec.decode(part, hi - lo)
     return combined_F

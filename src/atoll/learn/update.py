@@ -66,8 +66,8 @@ def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_
     known = Known(
         seed=digest(b"atoll/codec/seed/1" + common.name + place),
         reference_N=_expected(common, lo, hi) if words & {"delta", "lowrank"} else None,
-        sizes=tensor_sizes(common.layout, lo, hi),
-        shapes=_matrices(common.layout, lo, hi),
+        sizes=tensor_sizes(common.layout, lo, hi) if "changed" in words else None,
+        shapes=_matrices(common.layout, lo, hi) if "lowrank" in words else None,
         link_bytes_s=link_bytes_s,
     )
     return codec_named(name, known)

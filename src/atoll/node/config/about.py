@@ -153,6 +153,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "parameters. These four agree on every single step: for fast links; their train.lr is that of the agreed "
         'step. "noloco": no all-reduce, each exchanges with one other per round and keeps a model of its own; '
         "at most 6 million values (arXiv 2506.10911, specs/pairs.md). "
+        '"sparta": after every step 0.5 % of the values are averaged, others in each round, and members keep their '
+        "own of the rest until the last one, which averages all; before it the agreed model is behind what members "
+        "hold. "
         '"sparseloco", "cooperative", "decoupled", "demo_", "powersgd" and "noloco" need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
