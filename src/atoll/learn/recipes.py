@@ -95,7 +95,7 @@ def check_recipe(recipe: Recipe) -> None:
     if isinstance(recipe.inner, Accumulate) and recipe.schedule.closing:
         raise ValueError("accumulated gradients leave no live parameters to average: closing=''")
     if _swaps_more(recipe):
-        raise ValueError("merge='swap' takes what moved for what was sent: a plain average, no error feedback")
+        raise ValueError("merge='swap' replaces what moved, so only what was sent may move: plain averages, beta=0")
 
 
 def swarm_problem(recipe: Recipe) -> str:
