@@ -108,3 +108,27 @@ def test_words_of_one_that_said_farewell_still_prove_its_lie(stand: Stand):
     stand.pool.settle(history.head_body)
     assert HONEST in stand.chosen()
     assert not stand.adds(Caught(words[0], words[1]), VILLAIN)  # it has no voice itself
+
+
+def test_one_proof_against_a_liar_is_enough(stand: Stand):
+    """Two statements for one slot prove themselves: another pair, and voices, are heard and dropped."""
+    words = [stand.sign(Answered(0, 0, 0, 0, digest(made), 8, (ME,)), VILLAIN) for made in (b"x", b"y", b"z")]
+    assert stand.adds(Caught(words[0], words[1]), HONEST)
+    assert stand.pool.proves(Caught(words[0]))
+    for more in (Caught(words[0], words[2]), Caught(words[2])):
+        assert not stand.adds(more, peer_name(3))
+    assert len(stand.pool) == 1
+
+
+def test_what_gives_way_first_is_what_fewest_say(stand: Stand):
+    """The loudest keeps what others say, too: accusations that many share are soon shared by enough."""
+    answer = stand.sign(Answered(0, 0, 0, 0, digest(b"x"), 8, (ME,)), HONEST)
+    assert stand.adds(Caught(answer), peer_name(3))
+    for k in range(REPORTS_PER_VERTEX_MAX - 2):
+        assert stand.invite(k)
+    assert stand.adds(Caught(answer), VILLAIN)
+    assert stand.adds(Leave(0, "bye"), HONEST)
+    assert [key for key in stand.pool.pool if key[0] == "Caught"] == [
+        ("Caught", peer_name(3), f"{HONEST}/False"),
+        ("Caught", VILLAIN, f"{HONEST}/False"),
+    ]

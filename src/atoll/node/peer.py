@@ -26,6 +26,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CODEC_EXTRA,
+    COMMITTEE_MAX,
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
     PART_BYTES_MAX,
@@ -95,7 +96,7 @@ from atoll.node.sides import Sides
 from atoll.node.trial import Measured
 from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
-from atoll.policy.members import suspicions_needed
+from atoll.policy.members import only_counts, suspicions_needed
 from atoll.policy.plan import plan_round
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import open_door
@@ -104,7 +105,7 @@ from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
 from atoll.protocol.transfer.work import DropBlob
-from atoll.wire.codec import decode_body, decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
@@ -124,6 +125,7 @@ from atoll.wire.messages.statements import (
     Amend,
     Audited,
     Caught,
+    Complaint,
     Invite,
     Leave,
     Scored,
@@ -133,6 +135,7 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
+WRITERS_TOLD = 8  # of a large swarm's voters, in turn: where a third lies all of them do so in 1 of 10,000 rounds
 BACK_AGAIN_S = 3.0  # so are words to go back, to members that were a vertex behind when they heard them
 
 
@@ -418,7 +421,7 @@ class Peer:
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
-        return effects + self._replay_early(now) + self._ask_unheard()
+        return effects + self._say_voices(self._voices()) + self._replay_early(now) + self._ask_unheard()
 
     def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
         current = self.round  # a round may close inside its own first event
@@ -449,7 +452,7 @@ class Peer:
                 case RoundClosed():
                     out += self._round_closed(effect.fact, now)
                 case Accused():
-                    out += self._tell_members(self.notary.sign(effect.fact.statement), now)
+                    out += self._accuse(effect.fact.statement, now)
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
                 case StateLacked(state=state):
@@ -729,7 +732,7 @@ class Peer:
                 continue
             match effect.fact:
                 case Accused(statement=statement):
-                    out += self._tell_members(self.notary.sign(statement), now)
+                    out += self._accuse(statement, now)
                 case AuditEnded(of=of, peer=peer, finding=finding, opening=None):
                     out += self._tell_members(self.notary.sign(Audited(of, peer, finding)), now)
                 case AuditEnded(of=of, peer=peer, finding=finding, opening=number):
@@ -892,6 +895,30 @@ class Peer:
         sends: list[Effect] = [Send(p, message) for p in self._within_reach()]
         return sends + self._pool_report(self.me, signed, now)
 
+    def _accuse(self, statement: Caught | Complaint, now: Seconds) -> list[Effect]:
+        """A proof is told to everybody, unless there is one already. A voice that only counts is told to everybody in
+        a small swarm; in a large one to those who write the vertex that it may stand in."""
+        assert self.roster is not None and self.pool is not None
+        signed = self.notary.sign(statement)
+        if isinstance(statement, Caught) and self.pool.proves(statement):
+            return self._pool_report(self.me, signed, now)
+        if self.roster.voters > COMMITTEE_MAX and only_counts(statement):
+            return self._pool_report(self.me, signed, now) + self._say_voices([signed])
+        return self._tell_members(signed, now)
+
+    def _say_voices(self, voices: Sequence[Signed]) -> list[Effect]:
+        """To those who write this round's vertex: to the first ones, since some are gone and some are liars."""
+        writers = self.round.writers(WRITERS_TOLD) if self.round is not None else []
+        return [Send(peer, MemberReport(signed)) for signed in voices for peer in writers]
+
+    def _voices(self) -> list[Signed]:
+        """Mine that wait for a vertex, where not everybody was told."""
+        assert self.roster is not None and self.pool is not None
+        if self.roster.voters <= COMMITTEE_MAX:
+            return []
+        mine = [*self.pool.said_by(self.me, Caught.__name__), *self.pool.said_by(self.me, Complaint.__name__)]
+        return [signed for signed in mine if only_counts(decode_statement(signed.body, self.me))]
+
     def _hear_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         if self.history is None:
             return []
@@ -918,8 +945,7 @@ class Peer:
             self.heartbeat.refused.add(by)
         if isinstance(statement, Amend):
             effects += self.earlier.find(statement.state)
-        told_by_all = isinstance(statement, Suspect)  # each accuser says it to everybody itself
-        if sender == signed.signer and sender != self.me and pooled.fresh and not told_by_all:
+        if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):
             effects += [Send(p, MemberReport(signed)) for p in self.roster.passes_on_to(signed)]
         if self.round is not None:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
@@ -29,7 +31,7 @@ from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Audited, Invite, Placed, Rests, Signed
+from atoll.wire.messages.statements import Amend, Audited, Caught, Invite, Placed, Rests, Signed
 from atoll.wire.messages.vertex import Body
 
 AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
@@ -74,6 +76,8 @@ class ReportPool:
         wrong = self.judge(reported, head, self.recent(), run_time)
         if wrong is not None:
             return Pooled(reported, fresh=False, wrong=wrong)
+        if isinstance(statement, Caught) and reported.by != self.notary.me and self.proves(statement):
+            return Pooled(reported, fresh=False)  # heard, and that is all
         key = _key(reported)
         fresh = key not in self.pool
         if not fresh and self.pool[key].body == signed.body:
@@ -84,7 +88,9 @@ class ReportPool:
         return Pooled(reported, fresh)
 
     def _make_room(self, by: PeerId) -> bool:
-        """A flood displaces only its own words. Strangers are one voice together: new identities are free."""
+        """A flood displaces only its own words, those with least company first: what many say is said by enough
+        soon, and a few words of each never. Strangers are one voice together: new identities are free.
+        """
         members = _names(self.history.head_body)
 
         def voice(peer: PeerId) -> PeerId | None:
@@ -94,8 +100,15 @@ class ReportPool:
         loudest = max(words, key=lambda who: words[who])
         if words[voice(by)] + 1 >= words[loudest]:
             return False
-        del self.pool[next(key for key in reversed(self.pool) if voice(key[1]) == loudest)]
+        company = Counter((kind, target) for kind, _, target in self.pool)
+        its = (key for key in reversed(self.pool) if voice(key[1]) == loudest)
+        del self.pool[min(its, key=lambda key: company[key[0], key[2]])]
         return True
+
+    def proves(self, caught: Caught) -> bool:
+        """Somebody's proof against this liar is here already: one is enough, and says more than any voice."""
+        pair = target_of(replace(caught, other=caught.answer))
+        return any(kind == Caught.__name__ and target == pair for kind, _, target in self.pool)
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
         """The accused was heard again."""

@@ -858,6 +858,14 @@ class Round:
             check_answer(self.reduce.plan, caught.answer.signer, said)
         return self._spread(self.reduce.examine(caught.answer, said, now), now)
 
+    def writers(self, most: int) -> list[PeerId]:
+        """Who is next to write this round's vertex, in turn; nobody once it is decided."""
+        if self.final is not None:
+            return []
+        view = self.agreement.view
+        turns = dict.fromkeys(self.agreement.proposer(view + k) for k in range(most))
+        return [peer for peer in turns if peer != self.me]
+
     def _accuse(self, peer: PeerId, statement: Caught | Complaint) -> list[Effect]:
         return [self._report(Accused(peer=peer, statement=statement))] if self.agreement.votes else []
 
