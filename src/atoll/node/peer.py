@@ -896,8 +896,8 @@ class Peer:
         return sends + self._pool_report(self.me, signed, now)
 
     def _accuse(self, statement: Caught | Complaint, now: Seconds) -> list[Effect]:
-        """A proof is told to everybody, unless there is one already. A voice that only counts is told to everybody in
-        a small swarm; in a large one to those who write the vertex that it may stand in."""
+        """A proof is told to everybody, unless there is one already. So is a voice that only counts, but in a large
+        swarm, where it goes to those who write the vertex that it may stand in."""
         assert self.roster is not None and self.pool is not None
         signed = self.notary.sign(statement)
         if isinstance(statement, Caught) and self.pool.proves(statement):

@@ -145,6 +145,7 @@ class Round:
         self.attempt = 0
         self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
+        self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
         self.update = MyUpdate(ground, self.me, measured)
         self.apart = Apart(ground, self.me, gone)
         self.reduce: Reduce | None = None
@@ -308,7 +309,7 @@ class Round:
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
         times = self.timing.times(self.attempt)
         self.view = None
-        self.repeated_to = set()
+        self.repeated_to, self.shown = set(), set()
         self.patience.attempt_begins()
         self.grace.attempt_begins()
         self.parts.attempt_begins(now)
@@ -429,6 +430,8 @@ class Round:
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""
         said = self.committed.shown_to(to, names)
+        said = [signed for signed in said if (to, signed.signer) not in self.shown]
+        self.shown.update((to, signed.signer) for signed in said)
         return [Send(to, Committed(self.plan.round, self.attempt, self.plan.trace, signed)) for signed in said]
 
     def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
