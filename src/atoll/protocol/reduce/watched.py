@@ -193,41 +193,6 @@ class WatchedReduce(Reduce):
             effects += self._hold(held)
         return effects
 
-    # ---- a jury, where not everybody opens rows ------------------------------------------------------------
-
-    def _speak_for_jury(self, part: int, patient: bool) -> list[Effect]:
-        """I made a doubted answer again: all go by how many of us say so."""
-        plan, name = self.plan, self._said_name(part)
-        if not plan.juries or self.me not in plan.juries[part] or part in self.mine or name in self.said:
-            return []
-        if (answered := self.watch.found(part, patient)) is None:
-            return []
-        mine = replace(answered, owner_index=plan.signers(part).index(self.me))
-        held = self.mine[part] = AnswerHeld(self.notary.sign(mine), mine, self.watch.bytes_of(mine))
-        told = [Send(peer, self._message_of(held)) for peer in plan.listeners if peer != self.me]
-        return [Keep(name, encode(mine)), *told, *self.watch.hear(held.statement, mine, None)]
-
-    def _ask_words(self) -> list[Effect]:
-        """Of owners, and of the jury where little is lacking: words may have been lost."""
-        plan, effects = self.plan, list[Effect]()
-        for part in range(plan.parts):
-            if part in self.answers:
-                continue
-            spoken = self.watch.spoken(part)
-            asked = plan.signers(part) if self.watch.nearly(part) else plan.watchers(part)
-            for peer in asked:
-                lost = peer not in spoken and peer != self.me and not self.gone(peer)
-                if lost and self.words_asked[part, peer] < WORDS_ASKED_MAX:
-                    self.words_asked[part, peer] += 1
-                    effects.append(Send(peer, WantWords(plan.round, plan.attempt, plan.trace, part)))
-        return effects
-
-    def _tell_words(self, to: PeerId, part: int) -> list[Effect]:
-        if part not in self.mine or to not in self.plan.hearers or self.words_told[part, to] >= WORDS_ASKED_MAX:
-            return []
-        self.words_told[part, to] += 1
-        return [self._word_to(to, self.mine[part])]
-
     def _unheard(self, part: int, after: int) -> list[PeerId]:
         """Which of the owners after this one, that combine this part too, may still say what they got."""
         over = self.watch.spoken(part) | {who for where, who in self.route.declined if where == part}
@@ -264,3 +229,38 @@ class WatchedReduce(Reduce):
     def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])
         return self.watch.recomputed(part, check, result) + self._watch_part(part, now)
+
+    # ---- a jury, where not everybody opens rows ------------------------------------------------------------
+
+    def _speak_for_jury(self, part: int, patient: bool) -> list[Effect]:
+        """I made a doubted answer again: all go by how many of us say so."""
+        plan, name = self.plan, self._said_name(part)
+        if not plan.juries or self.me not in plan.juries[part] or part in self.mine or name in self.said:
+            return []
+        if (answered := self.watch.found(part, patient)) is None:
+            return []
+        mine = replace(answered, owner_index=plan.signers(part).index(self.me))
+        held = self.mine[part] = AnswerHeld(self.notary.sign(mine), mine, self.watch.bytes_of(mine))
+        told = [Send(peer, self._message_of(held)) for peer in plan.listeners if peer != self.me]
+        return [Keep(name, encode(mine)), *told, *self.watch.hear(held.statement, mine, None)]
+
+    def _ask_words(self) -> list[Effect]:
+        """Of owners, and of the jury where little is lacking: words may have been lost."""
+        plan, effects = self.plan, list[Effect]()
+        for part in range(plan.parts):
+            if part in self.answers:
+                continue
+            spoken = self.watch.spoken(part)
+            asked = plan.signers(part) if self.watch.nearly(part) else plan.watchers(part)
+            for peer in asked:
+                lost = peer not in spoken and peer != self.me and not self.gone(peer)
+                if lost and self.words_asked[part, peer] < WORDS_ASKED_MAX:
+                    self.words_asked[part, peer] += 1
+                    effects.append(Send(peer, WantWords(plan.round, plan.attempt, plan.trace, part)))
+        return effects
+
+    def _tell_words(self, to: PeerId, part: int) -> list[Effect]:
+        if part not in self.mine or to not in self.plan.hearers or self.words_told[part, to] >= WORDS_ASKED_MAX:
+            return []
+        self.words_told[part, to] += 1
+        return [self._word_to(to, self.mine[part])]
