@@ -37,6 +37,7 @@ Rows = tuple[tuple[PeerId, ...], Digest]  # contributors, and what they committe
 Kind = tuple[Rows, Digest]  # of answer: all that say the same of the same rows are of one kind
 
 WORDS_PER_OWNER = 2  # signed answers of one owner for one part: a second one is evidence, a third no news
+ROWS_PATIENCE = 3  # looks, a second each, until rows for a jury are asked for again: a hundred may be on their way
 ASKS_MAX = 6  # for one row, of one holder after the other; then its answer stays unproven
 
 
@@ -111,7 +112,8 @@ class Case:
     compared: set[PeerId] = field(default_factory=set[PeerId])  # owners whose rows are not those that I know of
     same: dict[Rows, bool] = field(default_factory=dict[Rows, bool])  # are they what their authors committed to?
     doubted: bool = False
-    rows_come: bool = False  # since they were last asked for
+    rows_come: bool = False  # since the last look
+    silent_for: int = 0  # looks without a row, since they were asked for
     # what follows from words and recomputed answers: asked with every row and at every look, hardly ever new
     belief: dict[Digest, bool | None] = field(default_factory=dict[Digest, bool | None])  # by what words say
     standing: tuple[int, bool] | None = None  # kinds of answers, and whether of any nobody knows if it is true
@@ -378,8 +380,7 @@ class Witnesses:
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
         if case.asked_all and not again:
             return []
-        if again and case.rows_come:  # the others are on their way as well: rows are large
-            case.rows_come = False
+        if again and self._rows_on_their_way(case):
             return []
         case.asked_all = self.question.grounds is None  # else more may be needed without a word
         for name in sorted(self._named(part)):
@@ -393,6 +394,17 @@ class Witnesses:
                 wish = WantRow(plan.round, plan.attempt, plan.trace, part, name)
                 effects.append(Send(holders[times % len(holders)], wish))
         return effects
+
+    def _rows_on_their_way(self, case: Case) -> bool:
+        """Rows are large: while some of a part come, so may the rest, and many take a while before the first."""
+        if case.rows_come:
+            case.rows_come, case.silent_for = False, ROWS_PATIENCE
+            return True
+        case.silent_for += 1
+        if self.plan.juries and case.silent_for < ROWS_PATIENCE:
+            return True
+        case.silent_for = 0
+        return False
 
     def _named(self, part: int) -> set[PeerId]:
         """Whose rows it takes to know what is not known yet."""
