@@ -65,7 +65,7 @@ def witnesses(owners: int, liars: int) -> int:
 
 
 JURY = 26  # who make a doubted part again beside its six owners: 32 together, as many as a small run's voters
-VERDICT = 18  # of these 32: of 100 voters 33 liars have so many in 6 of 10,000 draws, all six owners in 9
+VERDICT = 18  # of these 32: of 100 voters 33 liars have so many in 9 of 10,000 draws, as often as all six owners
 
 
 def jury_of(head: Digest, part: int, committee: Sequence[PeerId], owners: Collection[PeerId]) -> tuple[PeerId, ...]:
