@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 import atoll.reduce
 from atoll.base.effort import Batches, Effort
-from atoll.base.errors import PeerFault, RefusedError, UsageError
+from atoll.base.errors import NetworkError, PeerFault, RefusedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.cli.watch import Quiet
@@ -563,6 +564,25 @@ def test_a_peer_that_comes_back_listens_where_it_was_told_to_at_first(tmp_path: 
     assert asyncio.run(addresses(quiet)) == begun
     assert asyncio.run(addresses(Listening()))[0][0].startswith("/ip4/127.0.0.1/")
     assert asyncio.run(addresses(quiet))[0][0].startswith("/ip4/127.0.0.1/")
+
+
+def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path):
+    """The port is taken: nothing is founded, so the next start may say anything else and still gets a ticket."""
+    beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+
+    async def founded(port: int) -> str:
+        where = Listening((f"/ip4/127.0.0.1/tcp/{port}",))
+        host, ticket = await found_run(
+            tmp_path, beginning, "ada", where, Invitation(), training(1, lambda _: None)
+        )
+        assert host.ticket_text() == ticket.text
+        await host.stop(farewell=False)
+        return ticket.text
+
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(NetworkError, match="E-NET-11"):
+        asyncio.run(founded(other.getsockname()[1]))
+    assert not holds_run(tmp_path)
+    assert asyncio.run(founded(0))
 
 
 def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):

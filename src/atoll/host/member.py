@@ -116,7 +116,6 @@ async def found_run(
             store.put_blob(blob)
     run = genesis_digest(genesis)
     certify(store, identity, run, session_key)
-    store.keep([("run", run), ("genesis", encode(genesis))])
     me = Seat(store, identity, run, Wish("trainer", name), genesis)
     host = await _open(me, listening, make)
     ticket = issue(
@@ -128,7 +127,8 @@ async def found_run(
         uses=invitation.uses,
         generate=lambda: ticket_key,
     )
-    store.keep([("ticket", ticket.text.encode())])
+    # not before: a founder that could not listen is asked again, and then with other words
+    store.keep([("run", run), ("genesis", encode(genesis)), ("ticket", ticket.text.encode())])
     return host, ticket
 
 
