@@ -572,9 +572,7 @@ def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path):
 
     async def founded(port: int) -> str:
         where = Listening((f"/ip4/127.0.0.1/tcp/{port}",))
-        host, ticket = await found_run(
-            tmp_path, beginning, "ada", where, Invitation(), training(1, lambda _: None)
-        )
+        host, ticket = await found_run(tmp_path, beginning, "ada", where, Invitation(), training(1, lambda _: None))
         assert host.ticket_text() == ticket.text
         await host.stop(farewell=False)
         return ticket.text
