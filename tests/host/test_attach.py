@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -126,6 +128,42 @@ def test_a_model_that_is_not_the_runs_is_refused_with_the_difference(tmp_path: P
         done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 1
     assert "E-ATT-01" in done.stderr and "[128, 64]" in done.stderr and "[100, 64]" in done.stderr
+
+
+def test_a_loop_that_diverges_is_told_and_what_ctrl_c_reaches_is_the_loop(tmp_path: Path):
+    """A nan in one gradient ends the loop with the round, not a run of nans; Ctrl-C leaves its peer alone."""
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with atoll.found(folder=tmp_path / "one", inner_steps=3) as run:
+        run.attach(model, optimizer)
+        assert all(os.getpgid(child.pid) != os.getpgrp() for child in psutil.Process().children())
+        model(torch.full((1, 64), float("nan"))).sum().backward()
+        with pytest.raises(atoll.RunFailedError, match=r"E-ATT-10 .*step 3"):
+            for _ in range(3):
+                optimizer.step()
+        with pytest.raises(atoll.UsageError, match="E-ATT-02"):
+            run.attach(model, optimizer)
+    assert (tmp_path / "one" / "atoll.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ({"trust": "friends"}, r"'friends' .*trust"),
+        ({"start_peers": 0}, "start_peers"),
+        ({"rounds": -1}, "rounds"),
+        ({"inner_steps": 2.5}, "inner_steps"),
+        ({"listen": "/ip4/127.0.0.1/tcp/0"}, "array.*listen"),
+    ],
+)
+def test_what_no_run_can_be_is_told_before_anything_starts(wish: dict, says: str, tmp_path: Path):
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(atoll.UsageError, match=rf"E-ATT-11 .*{says}"):
+        atoll.found(folder=tmp_path / "one", **({"inner_steps": 3} | wish)).attach(model, optimizer)
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-05 a SGD and a Linear"):
+        atoll.found(folder=tmp_path / "one").attach(optimizer, model)  # pyright: ignore[reportArgumentType]
+    assert not (tmp_path / "one").exists()
 
 
 def test_joining_without_a_ticket_says_what_to_do(monkeypatch: pytest.MonkeyPatch):

@@ -17,14 +17,15 @@ from msgspec.structs import replace
 import atoll.reduce
 from atoll.base.effort import Batches, Effort
 from atoll.base.errors import NetworkError, PeerFault, RefusedError, UsageError
-from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.cli.watch import Quiet
 from atoll.host.config import data_of, forgone, load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, decode_learning, found, with_room
-from atoll.host.member import Invitation, Listening, found_run, holds_run, resume_run, training
+from atoll.host.member import Invitation, Listening, found_run, holds_run, join_run, resume_run, training
 from atoll.host.running import Start, run_up
 from atoll.host.store import Store
+from atoll.keys.identity import Identity
 from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
 from atoll.learn.recipes import Recipe, diloco, in_swarm, over_tokens, sample_problem, swarm_problem
@@ -45,6 +46,7 @@ from atoll.policy.trust import DISTANCES
 from atoll.policy.validation import Rule
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.vertex import Member, Vertex
+from atoll.wire.ticket import issue
 
 DOCS = Path(__file__).parents[2] / "docs" / "config.md"
 
@@ -581,6 +583,32 @@ def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path):
         asyncio.run(founded(other.getsockname()[1]))
     assert not holds_run(tmp_path)
     assert asyncio.run(founded(0))
+
+
+def test_a_member_needs_its_ticket_no_more_and_who_never_was_one_may_try_another(tmp_path: Path):
+    """An expired ticket is none to a newcomer, and harmless where its run is; a folder is bound once genesis is."""
+
+    def ticket(run: Digest, expires_s: int) -> str:
+        return issue(Identity.generate(), genesis=run, role="trainer", expires_wall_s=expires_s, addresses=()).text
+
+    def joined(folder: Path, text: str) -> None:
+        async def once() -> None:
+            make = training(1, lambda _: None)
+            await (await join_run(folder, text, "trainer", "bob", Listening((), ()), make)).stop(farewell=False)
+
+        asyncio.run(once())
+
+    one, two, later = Digest(b"1" * 32), Digest(b"2" * 32), 2**31
+    with pytest.raises(RefusedError, match="E-TKT-0"):
+        joined(tmp_path, ticket(one, 1))
+    joined(tmp_path, ticket(one, later))  # nobody of it is ever reached
+    joined(tmp_path, ticket(two, later))
+    store = Store(tmp_path)
+    store.keep([("genesis", b"")])
+    store.close()
+    joined(tmp_path, ticket(two, 1))
+    with pytest.raises(UsageError, match="E-DIR-03"):
+        joined(tmp_path, ticket(one, later))
 
 
 def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):

@@ -6,6 +6,7 @@ Never asks the network for anything that a ticket or the folder already says.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from atoll.protocol.dag.history import genesis_digest
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
+
+LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,25 @@ def training(
         return PeerHost(me, island, on_fact=on_fact)
 
     return make
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, and keep what happens underneath in a file there: a terminal is for people."""
+    path = folder / "atoll.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
+            path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
+        logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
+        layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(filename=path, level=logging.INFO, format=layout)
+    except OSError as why:
+        raise UsageError(
+            "E-DIR-05",
+            f"{folder} cannot be a peer's folder: {why.strerror}",
+            cause="a file has that name, or the place is read-only or full",
+            fix="choose another folder with --dir",
+        ) from None
 
 
 async def found_run(
@@ -143,17 +165,21 @@ async def join_run(
 ) -> Host:
     """A peer that will join the ticket's run. Raises with the ticket's own error if it is no good."""
     ticket = parse(ticket_text)
-    ticket.verify(Clock().now())
     store = Store(folder, durable)
-    held = store.kept().get("run")
-    if held is not None and held != ticket.genesis:
+    kept = store.kept()
+    try:
+        if "genesis" not in kept:  # somebody who has never heard of its run may try another ticket
+            ticket.verify(Clock().now())
+        elif kept["run"] != ticket.genesis:
+            raise UsageError(
+                "E-DIR-03",
+                f"{folder} belongs to another run than this ticket",
+                cause="another run was founded or joined in this folder before",
+                fix="choose another folder with --dir",
+            )
+    except AtollError:
         store.close()
-        raise UsageError(
-            "E-DIR-03",
-            f"{folder} belongs to another run than this ticket",
-            cause="another run was founded or joined in this folder before",
-            fix="choose another folder with --dir",
-        )
+        raise
     identity = identity_of(store)
     kept_session(store, ticket.genesis)  # a damaged one is told before anything begins
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])

@@ -40,7 +40,6 @@ AT_ONCE = (  # reasons that wait for nobody
 )
 JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
 REFUSALS_MAX = 3  # a ticket may be newer than what a member knows; a third refusal is a no
-LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +150,7 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     """Folder, log, threads and name, before anything of the peer exists."""
     import torch
 
-    from atoll.host.member import Listening
+    from atoll.host.member import Listening, prepare
     from atoll.host.trainer import threads_per_trainer
 
     network = start.config.network
@@ -160,16 +159,7 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     listening = Listening(
         asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
     )
-    try:
-        start.folder.mkdir(parents=True, exist_ok=True)
-        _log_to(start.folder / "atoll.log")
-    except OSError as why:
-        raise UsageError(
-            "E-DIR-05",
-            f"{start.folder} cannot be a peer's folder: {why.strerror}",
-            cause="a file has that name, or the place is read-only or full",
-            fix="choose another folder with --dir",
-        ) from None
+    prepare(start.folder)
     threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
     torch.set_num_threads(threads)
     name, group = start.name or start.config.node.name or platform.node(), start.config.node.group
@@ -370,14 +360,6 @@ def _sum(host: Any) -> dict[str, Any]:
         "bytes_in": p.bytes_in,
         "bytes_data_parallel": p.bytes_data_parallel,
     }
-
-
-def _log_to(path: Path) -> None:
-    """What happens underneath goes to a file: a terminal is for people."""
-    if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
-        path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
-    logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
-    logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def _ignore(fact: object) -> None:
