@@ -15,7 +15,7 @@ from atoll.base.ids import Digest
 from atoll.cli.picture import curve_text
 from atoll.cli.say import qr
 from atoll.cli.status import preference_lines
-from atoll.cli.watch import introduction, line_of
+from atoll.cli.watch import Terminal, introduction, line_of
 from atoll.host.record import Progress
 from atoll.keys.identity import Identity
 from atoll.wire.ticket import issue
@@ -36,7 +36,10 @@ from atoll.wire.ticket import issue
         (["invite", "--ttl", "soon"], 2, "E-ARG-06"),
         (["plot"], 2, "E-PLOT-01"),
         (["simulate", "weather"], 2, "E-ARG-09"),
+        (["up", "--threads", "-2"], 2, "E-ARG-01"),
+        (["demo", "--rounds", "0"], 2, "E-ARG-01"),
         (["demo", "--peers", "99"], 2, "E-ARG-07"),
+        (["checkpoint", "show", "last"], 2, "E-ARG-01"),
         (["demo", "--peers", "2", "--chaos"], 2, "E-ARG-11"),
     ],
 )
@@ -109,6 +112,27 @@ def test_a_round_is_one_line_and_names_who_was_missing():
     line = line_of(entry, progress)
     assert "round 3" in line and "loss 2.500" in line and "without bob" in line and "1.5 kB" in line
     assert "eve" not in line  # a newcomer's first update is not waited for
+
+
+def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Names are whatever members call themselves; two peers of one computer are called as it is."""
+    monkeypatch.setenv("COLUMNS", "200")
+    progress, shell = Progress(), Terminal()
+    for peer, name in (
+        ("alice123", "vm"),
+        ("bobby456", "vm"),
+        ("mallory7", "[/b]\x1b[2J\nround 9"),
+        ("nameless", ""),
+    ):
+        progress.members.append({"peer": peer, "name": name, "standing": "member"})
+    told = {"fact": "MembershipChanged", "joined": [m["peer"] for m in progress.members], "left": []}
+    shell.entry(told, progress)
+    shell.entry({"fact": "Refused", "by": "bobby456", "what": "\x1b[2J\nround 9"}, progress)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "+ vm (alice123) joined  + vm (bobby456) joined" in first and "+ nameless joined" in first
+    assert "[/b] [2J round 9" in first and "\x1b" not in first + second
 
 
 def test_who_ends_as_we_do_is_no_trouble():

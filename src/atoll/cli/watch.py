@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.base.ids import one_line
 from atoll.base.units import bytes_text
 from atoll.cli.say import qr, say, say_json
 from atoll.host.reach import scope_of
@@ -107,7 +108,7 @@ class Terminal(Lines):
         from rich.console import Console
         from rich.live import Live
 
-        self.console = Console(highlight=False)
+        self.console = Console(highlight=False, markup=False, emoji=False)  # names in brackets are names
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
 
     def opened(self, news: dict[str, Any]) -> None:
@@ -219,7 +220,7 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 f"{entry['asked']} asked last{sure} (atoll status says how to change sides)"
             )
         case "Refused":
-            return f"! {name(entry['by'])} says: {entry['what']}"
+            return f"! {name(entry['by'])} says: {one_line(entry['what'])}"
         case "Fault":
             return f"! {name(entry['peer'])} broke the protocol: {entry['what']}"
         case "RunOver":

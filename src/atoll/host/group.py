@@ -30,7 +30,7 @@ import msgspec
 from torch import Tensor, strided
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.base.ids import PeerId, Seconds
+from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX, MIB, PEERS_MAX, PIECES_MAX
 from atoll.base.machine import Event, Fact, Received
 from atoll.host import driver
@@ -374,7 +374,7 @@ class GroupHost(driver.Driver):
         round = self.machine.round
         if round is None:
             return "this member is still catching up with the group"
-        names = {m.peer: m.name or m.peer for m in round.plan.members}
+        names = names_of((m.peer, m.name) for m in round.plan.members)
         silent = [names[p] for p in round.plan.voters if p != self.me and self.machine.heartbeat.gone(p)]
         if round.assembling:
             return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
@@ -454,7 +454,7 @@ class GroupHost(driver.Driver):
 
     def _other_size(self, fact: OtherSize) -> AtollError:
         assert self.machine.history is not None
-        names = {m.peer: m.name or m.peer for m in self.machine.history.head_body.members}
+        names = names_of((m.peer, m.name) for m in self.machine.history.head_body.members)
         return RunFailedError(
             "E-RED-09",
             f"{names.get(fact.peer, fact.peer)} called with {fact.values:,} values, this member with {fact.mine:,}",

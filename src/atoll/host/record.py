@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import PeerId, names_of, short
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
 from atoll.node.amend import amend_of
@@ -299,7 +299,8 @@ class Progress:
 
     def name_of(self, peer: str) -> str:
         """What people call this peer."""
-        return next((m["name"] for m in self.members if m["peer"] == peer and m["name"]), peer[-8:])
+        known = names_of((PeerId(m["peer"]), m["name"] or short(m["peer"])) for m in self.members)
+        return known.get(PeerId(peer), short(peer))
 
 
 def data_parallel_bytes(peers: int, steps: int, parameters: int) -> int:
