@@ -163,6 +163,9 @@ def test_what_no_run_can_be_is_told_before_anything_starts(wish: dict, says: str
         atoll.found(folder=tmp_path / "one", **({"inner_steps": 3} | wish)).attach(model, optimizer)
     with pytest.raises(atoll.UsageError, match=r"E-ATT-05 a SGD and a Linear"):
         atoll.found(folder=tmp_path / "one").attach(optimizer, model)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-05 .*holds none of the parameters"):
+        others = torch.optim.SGD(nn.Linear(64, 64).parameters(), lr=0.1)
+        atoll.found(folder=tmp_path / "one").attach(model, others)
     assert not (tmp_path / "one").exists()
 
 

@@ -157,8 +157,7 @@ class Run:
         try:
             going = exchanged(self._model, only)
             self._layout = layout_of(self._model, only)
-            if self._layout.held:
-                check_optimizer(self._model, going, (p for g in self._optimizer.param_groups for p in g["params"]))
+            check_optimizer(self._model, going, (p for g in self._optimizer.param_groups for p in g["params"]))
         except ValueError as why:
             raise UsageError("E-ATT-05", str(why)) from None
         self._base = Base(self._model, going, by_name=bool(only))
