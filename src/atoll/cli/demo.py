@@ -11,6 +11,7 @@ from tempfile import mkdtemp
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from atoll.base.units import bytes_text, seconds_text
 from atoll.cli.say import AsJson, Sets, say, say_json
@@ -19,7 +20,10 @@ from atoll.cli.say import AsJson, Sets, say, say_json
 def demo(
     *,
     peers: Annotated[int, Parameter(help="How many peers train together. Default: 4.")] = 4,
-    rounds: Annotated[int | None, Parameter(help="Training rounds. Default: as the demo's recipe has it.")] = None,
+    rounds: Annotated[
+        int | None,
+        Parameter(validator=Number(gte=1), help="Training rounds. Default: as the demo's recipe has it."),
+    ] = None,
     seed: Annotated[int, Parameter(help="Of the first weights and of the order of the data.")] = 0,
     chaos: Annotated[
         bool, Parameter(negative="", help="Kill the founder mid-round and let a new peer join late.")
@@ -87,7 +91,7 @@ class _Screen:
             from rich.console import Console
             from rich.live import Live
 
-            self.live = Live(console=Console(highlight=False), refresh_per_second=4, transient=True)
+            self.live = Live(console=Console(highlight=False, markup=False), refresh_per_second=4, transient=True)
 
     def change(self, line: str) -> None:
         if self.quiet:

@@ -48,6 +48,17 @@ for verb in (pull.pull, rollback.rollback):
     checkpoint.checkpoint.command(verb)
 
 
+def _verbs(words: list[str]) -> list[str]:
+    """The command that these words begin with: `status`, or `checkpoint show`; nothing if there is none."""
+    at, verbs = app, list[str]()
+    for word in words:
+        if word.startswith("-") or word not in at:
+            break
+        verbs.append(word)
+        at = at[word]
+    return verbs
+
+
 def main(tokens: list[str] | None = None) -> None:
     """Carry out one command and end the process with its exit status."""
     words = sys.argv[1:] if tokens is None else tokens
@@ -57,9 +68,8 @@ def main(tokens: list[str] | None = None) -> None:
     except AtollError as why:
         status = say_trouble(why, as_json="--json" in words)
     except cyclopts.CycloptsError as why:
-        verb = next((w for w in words if not w.startswith("-")), "")
-        known = f"atoll {verb} --help" if verb in app else "atoll --help"
-        status = say_trouble(UsageError("E-ARG-01", str(why).strip(), fix=known), as_json="--json" in words)
+        told = UsageError("E-ARG-01", str(why).strip(), fix=" ".join(["atoll", *_verbs(words), "--help"]))
+        status = say_trouble(told, as_json="--json" in words)
     except Exception as why:
         traceback.print_exc()
         text = f"an error of Atoll itself: {type(why).__name__}: {why}"
