@@ -6,8 +6,10 @@ after Ctrl-C. With `--json` trouble is an object on stderr too. Never imports to
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from io import TextIOWrapper
 
 import cyclopts
 
@@ -62,6 +64,9 @@ def _verbs(words: list[str]) -> list[str]:
 def main(tokens: list[str] | None = None) -> None:
     """Carry out one command and end the process with its exit status."""
     words = sys.argv[1:] if tokens is None else tokens
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
     try:
         answer = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         status = answer if isinstance(answer, int) else 0
@@ -70,6 +75,9 @@ def main(tokens: list[str] | None = None) -> None:
     except cyclopts.CycloptsError as why:
         told = UsageError("E-ARG-01", str(why).strip(), fix=" ".join(["atoll", *_verbs(words), "--help"]))
         status = say_trouble(told, as_json="--json" in words)
+    except BrokenPipeError:  # whoever read us has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is it told at exit
+        status = 0
     except Exception as why:
         traceback.print_exc()
         text = f"an error of Atoll itself: {type(why).__name__}: {why}"
@@ -79,6 +87,4 @@ def main(tokens: list[str] | None = None) -> None:
         status = say_trouble(defect, as_json="--json" in words)
     except KeyboardInterrupt:
         status = 130
-    except BrokenPipeError:
-        status = 0  # whoever read us has seen enough
     sys.exit(status)

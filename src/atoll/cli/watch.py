@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -86,18 +87,22 @@ class Lines:
         self.assembled = 0
 
     def opened(self, news: dict[str, Any]) -> None:
-        say(introduction(news))
+        self._say(introduction(news))
 
     def entry(self, entry: dict[str, Any], progress: Progress) -> None:
         line = line_of(entry, progress)
         if line:
-            say(line)
+            self._say(line)
 
     def notice(self, text: str) -> None:
-        say(text)
+        self._say(text)
 
     def ended(self, news: dict[str, Any]) -> None:
-        say(farewell(news))
+        self._say(farewell(news))
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError):  # a reader that left, or a full disk, is no reason to stop training
+            say(text)
 
 
 class Terminal(Lines):

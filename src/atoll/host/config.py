@@ -337,7 +337,7 @@ def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as why:
         raise UsageError(
             "E-CFG-09", f"cannot read {path}: {why.strerror}", fix="atoll init writes a commented one"
