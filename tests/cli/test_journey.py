@@ -51,8 +51,9 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
             "bob": "away",
         }
 
-        again = Peer("up", "--dir", b)
+        again = Peer("up", "--dir", b, "--set", "run.rounds=9")
         running.append(again)
+        assert "other settings change nothing" in again.until_fact("Notice")["text"]
         assert again.until_fact("Opened")["name"] == "bob"
         ada.trained_with(2)
 

@@ -34,7 +34,7 @@ from atoll.node.config.about import ABOUT, RECIPE
 from atoll.node.config.meaning import chosen_statistic
 from atoll.node.config.page import commented_toml, reference
 from atoll.node.config.reading import decode_config
-from atoll.node.config.sections import Config, keys
+from atoll.node.config.sections import Config, keys, of_the_run
 from atoll.node.config.sense import EXPERIMENTS, NOT_YET, RECIPES
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.policy.apart import Apart
@@ -110,6 +110,8 @@ def test_names_from_elsewhere_are_answered_with_ours():
     [
         ("train.lr=fast", "train.lr: expected a number, got text"),
         ("train.batch=2.5", "expected a whole number, got a number"),
+        ("train.lr=inf", "train.lr: expected a finite number"),
+        ("run.train_max=inf", "run.train_max: expected a finite number"),
         ("network.listen_addresses=everywhere", "expected a list, got text"),
         ("train.batch=0", "train.batch"),
         ("sync.compression_level=4", "sync.compression_level"),
@@ -566,6 +568,14 @@ def test_a_peer_that_comes_back_listens_where_it_was_told_to_at_first(tmp_path: 
     assert asyncio.run(addresses(quiet)) == begun
     assert asyncio.run(addresses(Listening()))[0][0].startswith("/ip4/127.0.0.1/")
     assert asyncio.run(addresses(quiet))[0][0].startswith("/ip4/127.0.0.1/")
+
+
+def test_what_a_resumed_run_does_not_hear_is_known():
+    """`atoll up --set` in a folder that holds a run says so, but for what may differ at every start."""
+    for own in ("node.threads=1", "keep.newest=9", "network.upload_bytes_s=9"):
+        assert of_the_run(load_config(None, (own,), {})) == Config()
+    for common in ("run.rounds=9", "keep.coded=6/10"):
+        assert of_the_run(load_config(None, (common,), {})) != Config()
 
 
 def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path):

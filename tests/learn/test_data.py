@@ -237,6 +237,11 @@ def test_data_that_cannot_be_used_is_refused_in_words(tmp_path: Path):
     for source, words in ((str(tmp_path / "none"), "no data at"), (str(short), "too few")):
         with pytest.raises(ValueError, match=words):
             load_data(source)
+    for name in ("a.npy", "a.npz", "a.bin", "a.safetensors"):
+        for content in (b"", b"neither tokens nor tensors.."[:27]):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(ValueError, match=r"a\.\w+ (holds no token numbers|is no npz|cannot be read)"):
+                load_data(str(tmp_path / name))
     with pytest.raises(ValueError, match="too few for windows"):
         batch(Text(np.zeros(10, np.uint8), np.zeros(10, np.uint8)), 0, 1, 0, 1, 64, seed=0)
 

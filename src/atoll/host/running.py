@@ -27,7 +27,7 @@ from atoll.host.api import Door, neighbours
 from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
 from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
-from atoll.node.config.sections import Config
+from atoll.node.config.sections import Config, of_the_run
 from atoll.policy.sampling import named
 
 FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
@@ -83,10 +83,9 @@ async def run_up(start: Start, shell: Shell) -> int:
 
     listening, threads, name = _ready(start)
     if holds_run(start.folder):
-        if start.file is not None:
-            shell.notice(
-                f"{start.folder} holds a run already; it goes on as it was founded, {start.file} is not read"
-            )
+        if start.file is not None or of_the_run(start.config) != of_the_run(Config()):
+            passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
+            shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
         make = training(threads, _ignore, keep=start.config.keep)
         host = await resume_run(start.folder, start.name, listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)

@@ -83,13 +83,14 @@ class _Visitor(Driver):
 
     async def take(self, until: Seconds) -> Taken:
         """`until` is this process's monotonic clock."""
+        patience_s = max(0.0, min(ANSWER_S, until - time.monotonic()))
         try:
-            async with asyncio.timeout(max(0.0, min(ANSWER_S, until - time.monotonic()))):
+            async with asyncio.timeout(patience_s):
                 await self.shelf.asked.wait()
         except TimeoutError:
             raise NetworkError(
                 "E-NET-01",
-                f"nobody of this run answered within {ANSWER_S:.0f} s",
+                f"nobody of this run answered within {patience_s:.0f} s",
                 cause="the run is over, or its members cannot be dialled from here",
                 fix="name a member that you can reach: --via ADDRESS",
             ) from None

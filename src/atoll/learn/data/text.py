@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from atoll.learn.data.order import mix, places
@@ -124,7 +125,10 @@ def split_by_block(tokens: np.ndarray) -> Text:
 
 def _mapped(path: Path) -> Text:
     """Token numbers stay in the file; the last part, at least one in a hundred, is for validation."""
-    tokens = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, np.uint16, "r")
+    try:
+        tokens = open_memmap(path, mode="r") if path.suffix == ".npy" else np.memmap(path, np.uint16, "r")
+    except ValueError as why:
+        raise ValueError(f"{path} holds no token numbers: {why}") from why
     if problem := text_problem(Text(tokens, tokens)):
         raise ValueError(f"{path}: {problem}")
     cut = len(tokens) - max(len(tokens) // 100, min(len(tokens) // 10, 65536))

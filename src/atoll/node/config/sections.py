@@ -173,6 +173,11 @@ class Config(Section, frozen=True):
     node: Node = Node()
 
 
+def of_the_run(config: Config) -> Config:
+    """The same without what belongs to one computer and may differ at every start."""
+    return msgspec.structs.replace(config, network=Network(), keep=Keep(coded=config.keep.coded), node=Node())
+
+
 def sections() -> list[tuple[str, type[Section]]]:
     """Their names and types, in the order of the file."""
     return [(name, type(getattr(Config(), name))) for name in Config.__struct_fields__]
