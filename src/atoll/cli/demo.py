@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from shutil import rmtree
+from signal import SIGTERM
 from tempfile import mkdtemp
 from typing import Annotated, Any
 
@@ -48,15 +49,18 @@ def demo(
     async def main() -> Any:
         swarm = Demo(settings, folder, screen.change)
         screen.swarm = swarm
+        ours = asyncio.current_task()
+        assert ours is not None
+        asyncio.get_running_loop().add_signal_handler(SIGTERM, ours.cancel)
         return await swarm.run()
 
     try:
         with screen.live or nullcontext():
             outcome = asyncio.run(main())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError) as why:
         if dir is None:
             rmtree(folder, ignore_errors=True)
-        raise
+        raise KeyboardInterrupt from why
     if dir is None and screen.swarm is not None:
         screen.swarm.tidy(outcome)
     figures = outcome.figures
