@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import atoll
+from atoll.host.attached import Over
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 
@@ -167,6 +168,16 @@ def test_what_no_run_can_be_is_told_before_anything_starts(wish: dict, says: str
         others = torch.optim.SGD(nn.Linear(64, 64).parameters(), lr=0.1)
         atoll.found(folder=tmp_path / "one").attach(model, others)
     assert not (tmp_path / "one").exists()
+
+
+def test_a_script_that_is_run_again_is_told_that_its_run_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Else it would end at once without a word, as if it had trained."""
+    run = atoll.found(folder=tmp_path / "one")
+    run._take(Over(20))
+    assert run.done and run.trained == 20
+    assert "over after 20 rounds" in (told := capsys.readouterr().err) and f"folder than {tmp_path / 'one'}" in told
 
 
 def test_joining_without_a_ticket_says_what_to_do(monkeypatch: pytest.MonkeyPatch):

@@ -125,6 +125,9 @@ def test_codecs_are_the_groups_or_the_calls():
         together(members, tensors, codec="fp32")
         with pytest.raises(UsageError, match="E-RED-08"):
             members[0].all_reduce(tensors[0], codec="int3")
+        works = [m.all_reduce_async(t, codec=c) for m, t, c in zip(members, tensors, ("fp32", "2bit"), strict=True)]
+        told = [work._calls[0].future.exception(PATIENCE_S) for work in works]
+        assert any("E-RED-10" in str(why) and "same codec=" in str(why) for why in told)
 
 
 def test_a_long_call_goes_in_slices_that_are_told_as_one(monkeypatch: pytest.MonkeyPatch):
@@ -324,13 +327,18 @@ def test_a_closed_group_leaves_nothing_behind():
 
 
 def test_a_member_that_cannot_come_in_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """No open door, no folder, no thread: whether it is the address that is no good, or the ticket."""
+    """No open door, no folder, no thread: whether the address is no good, the ticket, or nobody is there."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     threads = threading.active_count()
     with pytest.raises((UsageError, NetworkError)):
         atoll.reduce.found(listen=("/ip4/192.0.2.1/tcp/1",))
     with pytest.raises((RefusedError, UsageError), match="E-TKT"):
         atoll.reduce.join("ATOLL1:nonsense")
+    with atoll.reduce.found() as over:
+        pass
+    monkeypatch.setattr("atoll.host.group.MEET_S", 0.5)
+    with pytest.raises(NetworkError, match=r"E-RED-07 (.*\n)+.*nobody is reached: nobody listens at"):
+        atoll.reduce.join(over.ticket)
     assert list(tmp_path.glob("atoll-group-*")) == [] and threading.active_count() == threads
 
 

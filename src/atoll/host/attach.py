@@ -274,8 +274,14 @@ class Run:
             case Closed():
                 self.round, self.trained, self.members = word.round, word.trained, word.members
                 self.loss = word.loss
-            case Over():
-                self.done = True
+            case Over(rounds):
+                self.done, self.trained = True, rounds
+                if not self._joined:
+                    print(
+                        f"this run was over after {rounds} rounds: the model is as they left it; "
+                        f"to begin another, name another folder than {self._wish['folder']}",
+                        file=sys.stderr,
+                    )
                 if hasattr(self, "_hook"):
                     self._hook.remove()
             case Trouble(code, what, cause, fix):

@@ -315,7 +315,8 @@ class GroupHost(driver.Driver):
         super().__init__(seat, GroupIsland(seat.store))
         self.follow, self.named = self.island.follow, self.island.named
         self.listeners = [self._react_to_fact]  # no record: nobody plots a group
-        self.on_broken = self._broke
+        self.on_broken, self.on_entry = self._broke, self._note
+        self._unreachable = ""  # the last address of the ticket's that was dialled in vain
         self._refused: AtollError | None = None
         self._had_place = False
         self._news = asyncio.Event()
@@ -345,6 +346,10 @@ class GroupHost(driver.Driver):
             case _:
                 pass
 
+    def _note(self, entry: dict[str, Any]) -> None:
+        if entry["fact"] == "Unreachable":
+            self._unreachable = entry["why"]
+
     def _broke(self, why: BaseException) -> None:
         """A defect: nobody is left to answer the calls that wait."""
         text = f"an error of Atoll itself: {type(why).__name__}: {why}"
@@ -372,6 +377,8 @@ class GroupHost(driver.Driver):
 
     async def trouble(self) -> str:
         round = self.machine.round
+        if round is None and self._unreachable and not self.machine.linked:
+            return f"nobody is reached: {self._unreachable}"
         if round is None:
             return "this member is still catching up with the group"
         names = names_of((m.peer, m.name) for m in round.plan.members)
