@@ -304,9 +304,10 @@ class Run:
         x_F = flatten(self._model, self._layout)[0]
         if not bool(x_F.isfinite().all()):
             self.close()
+            when = f"after round {self.round}, step {self._steps}" if self._joined else "before its first round"
             raise RunFailedError(
                 "E-ATT-10",
-                f"the model is not finite after round {self.round}, step {self._steps}: nobody could use it",
+                f"the model is not finite {when}: nobody could use it",
                 cause="training diverged: the learning rate is too large, or a batch or a loss holds nan",
                 fix="mend that and start the program again in the same folder: the last agreed state is good",
             )

@@ -463,9 +463,9 @@ class _Walk:
         voters = sum(m.votes for m in new.values())
         if old.keys() == new.keys() and voters == sum(m.votes for m in old.values()):
             return
-        names = names_of((m.peer, m.name) for m in body.members)
+        names = names_of((m.peer, m.name) for m in (*(before.members if before is not None else ()), *body.members))
         joined = tuple(names[p] for p in new if p not in old)
-        left = tuple(names.get(p, p) for p in old if p not in new)
+        left = tuple(names[p] for p in old if p not in new)
         self.audit.members.append(Change(body.round, voters, len(new), joined, left))
 
 
