@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# containers like to forbid compiled modules: each of the hundred processes of our stories would compile Atoll anew
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test check long bench setup clean
 

@@ -7,7 +7,8 @@ that genesis names, on the same data, with as many peers, and the names of both 
 a digest of the whole state, so equal names are equal bits of model, outer momentum and counts. Every round before
 is compared, too, so that what differs is found where it began. Threads are one everywhere; both sides are on this
 processor. What it takes from the real run beside genesis: in which order the peers' ids stand, since rows are added
-up in that order, while shares of the data are dealt out in the order of joining. In pairs a state is the roll of
+up in that order, while shares of the data are dealt out in the order of joining; and the number of the first round
+that trained, by which `randk` draws. In pairs a state is the roll of
 what each member holds, so one name is that of all their models. Beside it stand the bytes that one peer's sockets
 sent in a round, with everything that was said.
 
@@ -35,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from form import asking, report, versions
 from real_swarm import Swarm
 
-import atoll
 from atoll.base.draw import in_pairs
 from atoll.base.ids import Digest, PeerId
 from atoll.cli.checkpoint import read_vertex
@@ -69,6 +69,7 @@ RECIPES = {
     "demo_": STEPS,
     "powersgd": STEPS,
     "noloco": ROUNDS,
+    "sparta": (*STEPS, "sync.topology=butterfly"),
 }
 
 
@@ -170,6 +171,7 @@ def compared(run: Told) -> Compared:
     data = load_data(run.learning.data)
     model = build_model(recipe.model, recipe.seed)
     beside = Experiment(recipe, model, data, peers, schedule.steps, Trouble(), loss_of, order)
+    beside.first_round = run.bodies[0].round
     differs, roll = None, Roll(0, 0, 0, 0, ())
     for turn, body in enumerate(run.bodies, 1):
         while beside.now < min(turn * schedule.turn_steps + schedule.overlap, schedule.steps):
@@ -192,7 +194,7 @@ def compared(run: Told) -> Compared:
             run.unlike(),
             run.sent_bytes,
         )
-    done = atoll.experiment(recipe, data=data, peers=peers, order=order, samples=256)
+    done = beside.whole(0, 256, None)
     model_F = state_from_bytes(run.last, layout).anchor_F
     values = int((model_F.view(torch.int32) != done.model_F.view(torch.int32)).sum())
     found = done.state.hex() if done.state is not None else ""

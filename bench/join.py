@@ -6,6 +6,8 @@ hashed or written; `memory` is the same with blocks that no cache holds. `fetch`
 chunk and one that answers a few chunks and then falls silent. `resume` kills the joiner (SIGKILL) when half of the
 chunks are stored and starts it again. All are interleaved, medians of several repeats. They share the cores with
 each other and with whatever else runs, so processor time, of the joiner and of all sources together, says more.
+`others` has a trainer beside every source: how much slower its steps get per second of processor time while the
+joiner fetches (caches and memory are shared), and what the sources take of the processor.
 
     python bench/join.py [--quick] [--json]
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import shutil
 import signal
 import statistics
@@ -24,6 +27,7 @@ import tempfile
 import time
 from argparse import SUPPRESS
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +64,8 @@ SIZE, QUICK_SIZE = 1024 * MIB, 96 * MIB
 REPEATS, QUICK_REPEATS = 3, 3
 SOURCES = 4
 BLOCKS = 64  # megabytes that a source sends in turn where they shall come from memory, as a checkpoint's do
+QUIET_S = 6.0  # for which trainers are alone, before and after
+TRAINED_BATCH, TRAINED_TOKENS = 8, 64
 STALLS_AFTER = 6  # chunks that the stalling source gives
 NETWORK = b"bench"
 PUSH = b"push"
@@ -77,7 +83,7 @@ class Host:
         self.links = Links(identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self.hear)
         self.timers: dict[str, asyncio.TimerHandle] = {}
 
-    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, _: bytes | None) -> None:
+    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, name: bytes | None) -> None:
         message = decode_message(data, sender)
         if payload is not None:
             assert isinstance(message, Chunk)
@@ -122,12 +128,12 @@ class Source(Host):
         self.blocks: list[memoryview] = []
         self.heard, self.cpu_before_s = 0, 0.0
 
-    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, _: bytes | None) -> None:
+    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, name: bytes | None) -> None:
         self.heard += 1
         if self.heard == 2:  # the first word only made the connection and the blocks
             self.cpu_before_s = time.process_time()
         if not data.startswith(PUSH):
-            super().hear(sender, data, payload)
+            super().hear(sender, data, payload, name)
             return
         count, blocks = map(int, data[len(PUSH) :].split())
         while len(self.blocks) < blocks:
@@ -159,6 +165,36 @@ async def serve(folder: Path, habit: str) -> None:
     await source.links.close()
 
 
+# ---- trainers beside the sources -----------------------------------------------------------------------------
+
+
+def train() -> None:
+    """Steps of a small GPT without end; a line on stdin is answered with how many, and their processor time."""
+    import torch
+
+    from atoll.learn.models import build_model
+
+    torch.set_num_threads(1)
+    model = build_model("gpt-tiny", 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(0, 256, (TRAINED_BATCH, TRAINED_TOKENS + 1))
+    steps, began_s = 0, 0.0
+    while True:
+        if steps == 1:
+            began_s = time.process_time()  # the first step also finds its memory
+            print("ready", flush=True)
+        if select.select([sys.stdin], [], [], 0)[0]:
+            if not sys.stdin.readline():
+                return
+            print(steps - 1, time.process_time() - began_s, flush=True)
+        logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        steps += 1
+
+
 # ---- the joiner --------------------------------------------------------------------------------------------
 
 
@@ -171,14 +207,14 @@ class Joiner(Host):
         self.named: dict[str, set[str]] = {"bad": set(), "stalling": set()}
         self.failed = ""
 
-    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, _: bytes | None) -> None:
+    def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, name: bytes | None) -> None:
         if payload is not None:
             self.received += 1
         if data == PUSH:
             if self.received >= self.expected:
                 self.over.set()
             return
-        super().hear(sender, data, payload)
+        super().hear(sender, data, payload, name)
         if payload is not None and self.received == self.tell_at:
             print(self.received, flush=True)
 
@@ -290,6 +326,40 @@ class Bench:
         command = [sys.executable, __file__, *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **pipes)
 
+    def beside_training(self) -> float:
+        """Steps per second of processor time while one joiner fetches, over those before and after."""
+        trainers = [self._start("--train", stdin=subprocess.PIPE) for _ in range(SOURCES)]
+        try:
+            for trainer in trainers:
+                assert trainer.stdout is not None and trainer.stdout.readline() == "ready\n"
+            told = [self._steps(trainers)]
+            time.sleep(QUIET_S)
+            told.append(self._steps(trainers))
+            self.fetch(["good"] * SOURCES)
+            told.append(self._steps(trainers))
+            time.sleep(QUIET_S)
+            told.append(self._steps(trainers))
+        finally:
+            for trainer in trainers:
+                trainer.kill()
+                trainer.wait()
+        spans = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(told)]
+        alone = (spans[0][0] + spans[2][0]) / (spans[0][1] + spans[2][1])
+        return spans[1][0] / spans[1][1] / alone
+
+    def _steps(self, trainers: list[subprocess.Popen[str]]) -> tuple[int, float]:
+        """Of all of them together so far, and the processor time that these took."""
+        told: list[tuple[int, float]] = []
+        for trainer in trainers:
+            assert trainer.stdin is not None and trainer.stdout is not None
+            trainer.stdin.write("\n")
+            trainer.stdin.flush()
+        for trainer in trainers:
+            assert trainer.stdout is not None
+            steps, cpu_s = trainer.stdout.readline().split()
+            told.append((int(steps), float(cpu_s)))
+        return sum(steps for steps, _ in told), sum(cpu_s for _, cpu_s in told)
+
     def close(self) -> None:
         shutil.rmtree(self.folder)
 
@@ -300,6 +370,7 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
     bad = ["good", "corrupt", "good", "stall"]
     runs: dict[str, list[dict[str, Any]]] = {"transport": [], "memory": [], "fetch": [], "bad": []}
     wasted: list[float] = []
+    others: list[float] = []
     try:
         for _ in range(repeats):
             runs["transport"].append(bench.fetch(good, blocks=1))
@@ -309,6 +380,7 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
             assert named["bad"] == [1] and not named["failed"], named  # on a busy box good ones may be late too
             runs["bad"].append(named)
             again = bench.fetch(good, kill_at=0.5)
+            others.append(bench.beside_training())
             wasted.append((again["received"] + again["received_before"] - bench.chunks) / bench.chunks)
     finally:
         bench.close()
@@ -317,6 +389,7 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         {name: round(statistics.median(each[key] for each in of) / size * 1e9, 2) for name, of in runs.items()}
         for key in ("cpu_s", "sources_cpu_s")
     )
+    at_a_gigabit = sources["fetch"] / 8 / SOURCES  # of one core at each source
     return {
         "ratio_to_transport": round(took["transport"] / took["fetch"], 3),
         "ratio_to_memory": round(took["memory"] / took["fetch"], 3),
@@ -324,6 +397,8 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         "cpu_ratio_to_memory": round(_cpu_s(runs["memory"]) / _cpu_s(runs["fetch"]), 3),
         "bad_sources_time_ratio": round(took["bad"] / took["fetch"], 3),
         "resume_redownload_share": round(statistics.median(wasted), 4),
+        "others_steps_per_cpu_s_ratio": round(statistics.median(others), 3),
+        "others_at_1_gbit_per_s": round(statistics.median(others) * (1 - at_a_gigabit), 3),
         **{f"{name}_mb_per_s": round(size / 1e6 / took[name], 1) for name in ("transport", "memory", "fetch")},
         **{f"joiner_{name}_cpu_s_per_gb": joiner[name] for name in ("transport", "memory", "fetch")},
         **{f"sources_{name}_cpu_s_per_gb": sources[name] for name in ("transport", "memory", "fetch")},
@@ -339,9 +414,13 @@ def main() -> None:
     parser = asking(__doc__, f"{QUICK_SIZE // MIB} MiB instead of {SIZE // MIB}")
     parser.add_argument("--serve", nargs=2, help=SUPPRESS)
     parser.add_argument("--join", nargs="+", help=SUPPRESS)
+    parser.add_argument("--train", action="store_true", help=SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
         asyncio.run(serve(Path(asked.serve[0]), asked.serve[1]))
+        return
+    if asked.train:
+        train()
         return
     if asked.join:
         folder, blob, chunks, blocks, tell_at, *addresses = asked.join

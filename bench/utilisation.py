@@ -1,12 +1,13 @@
 """How much of their time trainers train: two in a swarm against the same two that never synchronise.
 
     python bench/utilisation.py [--json] [--quick] [--overlap 8] [--fragments 1] [--network loopback,100mbit]
-                                [--repeat 3]
+                                [--repeat 3] [--warm-up 1]
 
 Two peers, as a person would start them, one thread each; before and after each such swarm two trainers alone, at
 the same time, on the same computer. All figures come from the run itself: steps and their seconds from
-`TrainEnded`, the time between two of them from the peer's clock. The first round is left out, it waits for imports.
-Medians over the swarms.
+`TrainEnded`, the time between two of them from the peer's clock. The first round is left out, it waits for
+imports; with `--warm-up 10` those as well in which files and memory are made that later rounds use again. Medians
+over the swarms.
 
     throughput_ratio      steps per second in the swarm / alone, mean of before and after. Everything counts:
                           waiting, and the processor time that encoding, hashing and talking take from steps where
@@ -77,7 +78,7 @@ def spent(swarm: Swarm, index: int) -> tuple[float, float]:
     return used[0].user + used[0].system, used[1].user + used[1].system
 
 
-def together(network: str, settings: list[str], rounds: int) -> dict[str, float]:
+def together(network: str, settings: list[str], rounds: int, warm_up: int) -> dict[str, float]:
     """Steps per second of a member, and the share of its time in which it trained, over so many rounds."""
     with ExitStack() as stack:
         shaped = NETWORKS[network]
@@ -89,19 +90,19 @@ def together(network: str, settings: list[str], rounds: int) -> dict[str, float]
         ended: dict[int, list[Fact]] = {k: [] for k in range(PEERS)}
         cpu_s: dict[int, list[tuple[float, float]]] = {}
         seen = 0
-        while min(map(len, ended.values())) < rounds + 2:
+        while min(map(len, ended.values())) < warm_up + rounds + 1:
             fact = swarm.wait(lambda f: f["fact"] in ("TrainEnded", "Exit", "Passed"), seen, PATIENCE_S)
             seen = swarm.facts.index(fact) + 1
             if fact["fact"] == "Exit":
                 raise RuntimeError(f"peer {fact['by']} ended")
             if fact["fact"] == "TrainEnded":
                 ended[fact["by"]].append(fact)
-                if len(ended[fact["by"]]) in (2, rounds + 2):
+                if len(ended[fact["by"]]) in (warm_up + 1, warm_up + rounds + 1):
                     cpu_s.setdefault(fact["by"], []).append(spent(swarm, fact["by"]))
         late = lab.counted().late_s if lab is not None else 0.0
     rates, shares = [], []
     for facts in ended.values():
-        kept = facts[1:]  # from the end of the second round on everything is warm
+        kept = facts[warm_up : warm_up + rounds + 1]
         wall_s = kept[-1]["at"] - kept[0]["at"]
         rates.append(sum(f["steps"] for f in kept[1:]) / wall_s)
         shares.append(sum(f["steps"] * f["step_s"] for f in kept[1:]) / wall_s)
@@ -123,6 +124,7 @@ def main() -> None:
     asked.add_argument("--overlap", type=int, default=8, help="0: training waits for agreement")
     asked.add_argument("--fragments", type=int, default=1)
     asked.add_argument("--rounds", type=int, default=0, help="measured ones; default 5, quick 2")
+    asked.add_argument("--warm-up", type=int, default=1, help="rounds that are left out first")
     asked.add_argument("--network", default="loopback,100mbit")
     asked.add_argument("--repeat", type=int, default=0, help="swarms per network; default 3, quick 1")
     options = asked.parse_args()
@@ -148,7 +150,7 @@ def main() -> None:
         found: list[dict[str, float]] = []
         before = alone(options.model, batch, seq_len, INNER_STEPS)
         for _ in range(repeat):
-            swarm = together(network, settings, rounds)
+            swarm = together(network, settings, rounds, options.warm_up)
             after = alone(options.model, batch, seq_len, INNER_STEPS)
             reference, before = (before + after) / 2, after
             ratio = swarm["steps_per_s"] / reference
@@ -167,6 +169,7 @@ def main() -> None:
             "overlap": options.overlap,
             "fragments": fragments,
             "rounds": rounds,
+            "warm_up": options.warm_up,
             "repeat": repeat,
         },
         "figures": figures,

@@ -1,7 +1,9 @@
-"""Commands as people run them: in processes of their own, watched through what they print."""
+"""Commands as people run them, watched through what they print: peers in processes of their own, what only asks
+or tells in this one, which has imported already what a process of its own would spend most of its life on."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import queue
@@ -11,19 +13,39 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from atoll.cli.main import main
 
 PATIENCE_S = 90.0  # only a failing test waits so long
 SMALL = [  # a run of seconds: 22 k parameters, few steps
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32"),
     *("--set", "train.inner_steps=8", "--set", "train.batch=2"),
 ]
+TWO = (*SMALL, "--set", "run.start_peers=2")  # nobody trains while the other one still starts
 
 
-def atoll(*words: str | Path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """One command, to its end."""
+def atoll(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """One command, to its end, in this process."""
+    typed, out, err = list(map(str, words)), io.StringIO(), io.StringIO()
+    with (
+        open(os.devnull) as nobody,
+        patch.object(sys, "stdin", nobody),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(typed)
+    return subprocess.CompletedProcess(typed, ended.value.code or 0, out.getvalue(), err.getvalue())
+
+
+def started(*words: str | Path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """One command, to its end, in a process of its own."""
     command = [sys.executable, "-m", "atoll", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import SMALL, Peer, answer_of, atoll, peers
+from processes import SMALL, TWO, Peer, answer_of, atoll, peers
 
 from atoll import reduce as atoll_reduce
 from atoll.base.errors import UsageError
@@ -33,9 +33,11 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
         assert lines["bob"]["link"] == "up" and lines["ada"]["link"] == "me" and lines["ada"]["addresses"]
         invitation = answer_of("invite", "--dir", a, "--uses", "3")
         assert invitation["agreed"] and invitation["uses"] == 3
+        bob.trained_with(2)  # he has the vertex that holds it, too
         assert {t["id"]: t["uses_left"] for t in answer_of("invite", "--dir", b, "--list")}[invitation["id"]] == 3
         revoked = answer_of("invite", "--dir", b, "--revoke", invitation["ticket"])
         assert revoked["agreed"] and revoked["id"] == invitation["id"]
+        ada.trained_with(2)
         refused = atoll("invite", "--dir", a, "--revoke", invitation["id"])
         assert refused.returncode == 4 and "E-TKT-11" in refused.stderr
         assert atoll("recover", "--dir", a, "--yes").returncode == 4  # there is nothing to recover
@@ -51,15 +53,16 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
             "bob": "away",
         }
 
-        again = Peer("up", "--dir", b)
+        again = Peer("up", "--dir", b, "--set", "run.rounds=9")
         running.append(again)
+        assert "other settings change nothing" in again.until_fact("Notice")["text"]
         assert again.until_fact("Opened")["name"] == "bob"
         ada.trained_with(2)
 
         again.process.send_signal(signal.SIGKILL)
-        ada.until_fact("Suspected", why="refused")
-        paused = answer_of("status", "--dir", a)["paused"]
-        assert paused == "paused: 1 of 2 present, 2 needed; wait or run `atoll recover`"
+        paused = ada.until_fact("Suspected", why="refused")["paused"]
+        assert paused == answer_of("status", "--dir", a)["paused"]
+        assert paused.startswith("paused: 1 of 2 voters are here, 2 are needed; it goes on when bob came back")
         assert atoll("recover", "--dir", a).returncode == 4  # a program must say --yes
         assert answer_of("recover", "--dir", a, "--yes") == {
             "epoch": 1,
@@ -88,7 +91,7 @@ def test_a_run_that_is_over_leaves_the_model_in_the_folder(tmp_path: Path):
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
     """The other voter is frozen, so a farewell that needs its vote cannot be agreed on; a second signal ends."""
     a, b = tmp_path / "a", tmp_path / "b"
-    with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *SMALL)) as running:
+    with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *TWO)) as running:
         ada = running[0]
         bob = Peer("join", ada.until_fact("Opened")["ticket"], "--dir", b)
         running.append(bob)
@@ -100,42 +103,31 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
         assert ada.ends() == 130
 
 
-def test_a_second_peer_in_the_same_folder_is_turned_away(tmp_path: Path):
-    with peers(Peer("up", "--dir", tmp_path, "--set", "run.rounds=0", *SMALL)) as (peer,):
-        ticket = peer.until_fact("Opened")["ticket"]
-        second = atoll("join", ticket, "--dir", tmp_path, "--json")
+def test_a_founder_alone_turns_away_who_is_wrong_and_ends_with_who_started_it(tmp_path: Path):
+    """A second peer in her folder, tickets of the other kind; then her stdin ends, which is all she sees of a
+    killed parent. Whoever joins now is told at once whom it cannot reach, and goes on trying."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *SMALL)) as running:
+        ada = running[0]
+        ticket = ada.until_fact("Opened")["ticket"]
+        second = atoll("join", ticket, "--dir", a, "--json")
         assert second.returncode == 2 and "E-DIR-01" in second.stderr
 
-
-def test_a_ticket_to_nowhere_is_said_to_lead_nowhere(tmp_path: Path):
-    """The founder is gone: the joiner says at once whom it cannot reach, and goes on trying."""
-    with peers(Peer("up", "--dir", tmp_path / "a", "--set", "run.rounds=0", *SMALL)) as running:
-        ticket = running[0].until_fact("Opened")["ticket"]
-        running[0].process.send_signal(signal.SIGKILL)
-        running[0].ends()
-        joiner = Peer("join", ticket, "--dir", tmp_path / "b")
-        running.append(joiner)
-        assert "cannot reach" in joiner.until_fact("Notice")["text"]
-        assert atoll("stop", "--dir", tmp_path / "b").returncode == 0
-        assert joiner.ends() == 0
-
-
-def test_a_peer_leaves_when_the_program_that_started_it_is_gone(tmp_path: Path):
-    """The end of its stdin is all it sees of a killed parent."""
-    with peers(Peer("up", "--dir", tmp_path, "--set", "run.rounds=0", *SMALL)) as (peer,):
-        peer.until_fact("RoundClosed", trained=1)
-        assert peer.process.stdin is not None
-        peer.process.stdin.close()
-        assert peer.until_fact("Ended")["why"] == "whoever started it is gone"
-        assert peer.ends() == 0
-
-
-def test_tickets_of_groups_and_of_runs_are_not_mixed_up(tmp_path: Path):
-    """Both are told at once: a group has nothing to learn, and a run does not wait for anybody's tensors."""
-    with atoll_reduce.found() as group:
-        refused = atoll("join", group.ticket, "--dir", tmp_path / "a")
+        # a group has nothing to learn, and a run does not wait for anybody's tensors: both are told at once
+        with atoll_reduce.found() as group:
+            refused = atoll("join", group.ticket, "--dir", b)
         assert refused.returncode == 4 and "E-RUN-11" in refused.stderr and "atoll.reduce.join" in refused.stderr
-    with peers(Peer("up", "--dir", tmp_path / "b", "--set", "run.rounds=0", *SMALL)) as running:
-        ticket = running[0].until_fact("Opened")["ticket"]
         with pytest.raises(UsageError, match="E-RED-12"):
             atoll_reduce.join(ticket)
+
+        ada.until_fact("RoundClosed", trained=1)
+        assert ada.process.stdin is not None
+        ada.process.stdin.close()
+        assert ada.until_fact("Ended")["why"] == "whoever started it is gone"
+        assert ada.ends() == 0
+
+        joiner = Peer("join", ticket, "--dir", tmp_path / "c")
+        running.append(joiner)
+        assert "cannot reach" in joiner.until_fact("Notice")["text"]
+        assert atoll("stop", "--dir", tmp_path / "c").returncode == 0
+        assert joiner.ends() == 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from processes import SMALL, Peer, answer_of, atoll, peers
@@ -16,23 +19,35 @@ from atoll.wire.messages.vertex import Vertex
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 
 
-def test_a_model_is_pulled_out_of_a_living_run_by_ticket_or_by_name(tmp_path: Path):
-    """Its state is one that ada agreed on; she has no new member, her ticket all its uses, and the run goes on."""
-    a = tmp_path / "a"
+class Alone(NamedTuple):
+    ada: Peer
+    folder: Path
+    opened: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    """Ada trains alone, and has trained two rounds."""
+    folder = tmp_path_factory.mktemp("ada")
     words = ("--name", "ada", "--set", "run.rounds=0", "--set", "run.era_rounds=2")
-    with peers(Peer("up", "--dir", a, *words, *SMALL)) as running:
-        (ada,) = running
+    with peers(Peer("up", "--dir", folder, *words, *SMALL)) as (ada,):
         opened = ada.until_fact("Opened")
         ada.trained_with(1)
         ada.trained_with(1)
-        invited = answer_of("invite", "--dir", a, "--list")
-        by_ticket = answer_of("checkpoint", "pull", opened["ticket"], "--to", tmp_path / "x")
-        address = opened["addresses"][0]
-        by_name = answer_of("checkpoint", "pull", opened["run_id"], "--via", address, "--to", tmp_path / "y")
-        ada.trained_with(1)
-        assert [m["name"] for m in answer_of("peers", "--dir", a)] == ["ada"]
-        assert answer_of("invite", "--dir", a, "--list") == invited
-        states = {row["round"]: row["state"] for row in answer_of("checkpoint", "list", a)}
+        yield Alone(ada, folder, opened)
+
+
+def test_a_model_is_pulled_out_of_a_living_run_by_ticket_or_by_name(run: Alone, tmp_path: Path):
+    """Its state is one that ada agreed on; she has no new member, her ticket all its uses, and the run goes on."""
+    ada, a, opened = run
+    invited = answer_of("invite", "--dir", a, "--list")
+    by_ticket = answer_of("checkpoint", "pull", opened["ticket"], "--to", tmp_path / "x")
+    address = opened["addresses"][0]
+    by_name = answer_of("checkpoint", "pull", opened["run_id"], "--via", address, "--to", tmp_path / "y")
+    ada.trained_with(1)
+    assert [m["name"] for m in answer_of("peers", "--dir", a)] == ["ada"]
+    assert answer_of("invite", "--dir", a, "--list") == invited
+    states = {row["round"]: row["state"] for row in answer_of("checkpoint", "list", a)}
     for taken in (by_ticket, by_name):
         assert taken["run_id"] == opened["run_id"] and taken["state"] == states[taken["round"]]
         assert sorted(p.name for p in Path(taken["folder"]).iterdir()) == [
@@ -46,7 +61,7 @@ def test_a_model_is_pulled_out_of_a_living_run_by_ticket_or_by_name(tmp_path: Pa
         assert last - first <= 3  # older eras came with their signatures
     assert by_name["round"] >= by_ticket["round"] >= 1
     assert "| ada |" in (tmp_path / "x" / "README.md").read_text()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "x", "y"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "y"]
 
 
 def test_what_is_no_run_or_cannot_be_written_is_told_before_anything_is_fetched(tmp_path: Path):
@@ -64,21 +79,17 @@ def test_what_is_no_run_or_cannot_be_written_is_told_before_anything_is_fetched(
     assert nobody.returncode == 3 and "E-NET-01" in nobody.stderr and not (tmp_path / "x").exists()
 
 
-def test_a_history_that_does_not_hold_makes_no_model(tmp_path: Path):
+def test_a_history_that_does_not_hold_makes_no_model(run: Alone, tmp_path: Path):
     """What an earlier, interrupted pull left behind was changed on disk: the state is whole, the past is not."""
-    a = tmp_path / "a"
-    with peers(Peer("up", "--dir", a, "--name", "ada", "--set", "run.rounds=0", *SMALL)) as running:
-        (ada,) = running
-        opened = ada.until_fact("Opened")
-        ada.trained_with(1)
-        ada.trained_with(1)
-        early = atoll("checkpoint", "pull", opened["ticket"], "--to", tmp_path / "x", "--timeout", "0.001s")
-        assert early.returncode in (3, 5) and not (tmp_path / "x").exists()
-        with sqlite3.connect(a / "kept.sqlite") as theirs, sqlite3.connect(tmp_path / "x.pull/kept.sqlite") as mine:
-            rows = theirs.execute("SELECT * FROM kept WHERE name = 'genesis' OR name GLOB 'vertex/[01]'").fetchall()
-            kept = dict(rows)
-            vertex = decode_vertex(kept["vertex/0"])
-            kept["vertex/0"] = encode(Vertex(vertex.body, None))
-            mine.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", kept.items())
-        broken = atoll("checkpoint", "pull", opened["ticket"], "--to", tmp_path / "x")
+    ticket = run.opened["ticket"]
+    early = atoll("checkpoint", "pull", ticket, "--to", tmp_path / "x", "--timeout", "0.001s")
+    assert early.returncode in (3, 5) and not (tmp_path / "x").exists()
+    with closing(sqlite3.connect(run.folder / "kept.sqlite")) as theirs:
+        rows = theirs.execute("SELECT * FROM kept WHERE name = 'genesis' OR name GLOB 'vertex/[01]'").fetchall()
+    kept = dict(rows)
+    vertex = decode_vertex(kept["vertex/0"])
+    kept["vertex/0"] = encode(Vertex(vertex.body, None))
+    with closing(sqlite3.connect(tmp_path / "x.pull/kept.sqlite")) as mine, mine:
+        mine.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", kept.items())
+    broken = atoll("checkpoint", "pull", ticket, "--to", tmp_path / "x")
     assert broken.returncode == 5 and "E-CHK-09" in broken.stderr and not (tmp_path / "x").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import SMALL, Peer, answer_of, atoll, peers
+from processes import TWO, Peer, answer_of, atoll, peers
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 
@@ -14,7 +14,7 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
     """Ada founded; Bob may not say so. After four rounds with Bob all go back to the first of them."""
     a, b = tmp_path / "a", tmp_path / "b"
     kept = ("--set", "keep.newest=1000")  # however long a command takes on a busy computer
-    with peers(Peer("up", "--dir", a, "--name", "ada", "--set", "run.rounds=0", *kept, *SMALL)) as running:
+    with peers(Peer("up", "--dir", a, "--name", "ada", "--set", "run.rounds=0", *kept, *TWO)) as running:
         ada = running[0]
         bob = Peer("join", ada.until_fact("Opened")["ticket"], "--dir", b, "--name", "bob")
         running.append(bob)

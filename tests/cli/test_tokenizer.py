@@ -10,7 +10,13 @@ from processes import Peer, answer_of, atoll, peers
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
 
-WORDS = ("run.rounds=0", "model.name=gpt:d=32,l=1,h=2,t=16,v=40", "train.batch=2", "train.inner_steps=6")
+WORDS = (
+    "run.rounds=0",
+    "run.start_peers=2",
+    "model.name=gpt:d=32,l=1,h=2,t=16,v=40",
+    "train.batch=2",
+    "train.inner_steps=6",
+)
 
 
 def test_members_and_visitors_are_given_the_tokenizer(tmp_path: Path):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,12 +16,15 @@ from processes import atoll
 from atoll import __version__
 from atoll.__main__ import main
 from atoll.base.ids import Digest
+from atoll.cli.main import main as command
 from atoll.cli.picture import curve_text
-from atoll.cli.say import qr
+from atoll.cli.say import qr, say
 from atoll.cli.status import preference_lines
-from atoll.cli.watch import introduction, line_of
+from atoll.cli.watch import Lines, Terminal, introduction, line_of
+from atoll.host.config import load_config
 from atoll.host.record import Progress
 from atoll.keys.identity import Identity
+from atoll.node.config.sections import Config
 from atoll.wire.ticket import issue
 
 
@@ -34,9 +41,15 @@ from atoll.wire.ticket import issue
         (["status"], 3, "E-DOOR-01"),
         (["leave"], 3, "E-DOOR-01"),
         (["invite", "--ttl", "soon"], 2, "E-ARG-06"),
+        (["invite", "--ttl", "0s"], 2, "E-ARG-06"),
+        (["invite", "--uses", "0"], 2, "E-ARG-01"),
+        (["invite", "--address", "here:7071"], 2, "E-NET-10"),
         (["plot"], 2, "E-PLOT-01"),
         (["simulate", "weather"], 2, "E-ARG-09"),
+        (["up", "--threads", "-2"], 2, "E-ARG-01"),
+        (["demo", "--rounds", "0"], 2, "E-ARG-01"),
         (["demo", "--peers", "99"], 2, "E-ARG-07"),
+        (["checkpoint", "show", "last"], 2, "E-ARG-01"),
         (["demo", "--peers", "2", "--chaos"], 2, "E-ARG-11"),
     ],
 )
@@ -109,6 +122,58 @@ def test_a_round_is_one_line_and_names_who_was_missing():
     line = line_of(entry, progress)
     assert "round 3" in line and "loss 2.500" in line and "without bob" in line and "1.5 kB" in line
     assert "eve" not in line  # a newcomer's first update is not waited for
+
+
+def test_a_reader_that_left_and_a_locale_without_utf_8_are_no_defects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`atoll init | head -0` where only ASCII can be written; the file is what it is everywhere."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-m", "atoll", "init", str(tmp_path / "run.toml")]
+    done = subprocess.run(words, stdout=theirs, stderr=subprocess.PIPE, env=plain, timeout=60)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert load_config(tmp_path / "run.toml", (), {}) == Config()
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    with pytest.raises(SystemExit):
+        command(["simulate", "--json"])
+    say("rounds 1… 9")
+    assert written.getvalue().endswith(b"rounds 1? 9\n")
+
+
+def test_a_peer_whose_words_find_no_room_goes_on(monkeypatch: pytest.MonkeyPatch):
+    """A log on a full disk, or a reader that left: what it says is lost, what it does is not."""
+
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    Lines().notice("leaving")
+
+
+def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Names are whatever members call themselves; two peers of one computer are called as it is."""
+    monkeypatch.setenv("COLUMNS", "200")
+    progress, shell = Progress(), Terminal()
+    for peer, name in (
+        ("alice123", "vm"),
+        ("bobby456", "vm"),
+        ("mallory7", "[/b]\x1b[2J\nround 9"),
+        ("nameless", ""),
+    ):
+        progress.members.append({"peer": peer, "name": name, "standing": "member"})
+    told = {"fact": "MembershipChanged", "joined": [m["peer"] for m in progress.members], "left": []}
+    shell.entry(told, progress)
+    shell.entry({"fact": "Refused", "by": "bobby456", "what": "\x1b[2J\nround 9"}, progress)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "+ vm (alice123) joined  + vm (bobby456) joined" in first and "+ nameless joined" in first
+    assert "[/b] [2J round 9" in first and "\x1b" not in first + second
 
 
 def test_who_ends_as_we_do_is_no_trouble():

@@ -87,7 +87,7 @@ class Inside:
         self.child.mailbox.show(of_F)
         return self.ask(work)
 
-    async def inner_state(self) -> bytes:
+    async def inner_state(self, room=None) -> bytes:
         return b""
 
     async def set_inner_state(self, data: bytes) -> None:

@@ -265,7 +265,7 @@ def test_a_crash_costs_no_whole_worth_of_steps_and_counts_none_twice(tmp_path, b
         await island.do(Adopt(members.round - 1, members.vertex(), members.state, None, late=True))
         assert island.away.held is None
         floats = members.learning.layout.floats
-        assert read_private(members.stores[OUT], members.vertex(), floats)[3] is None
+        assert read_private(members.stores[OUT], floats).late is None
 
     async def again(members: Members):
         await members.islands[OUT].close()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
 import atoll
+from atoll.host.attached import Over
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 
@@ -82,6 +85,15 @@ def test_two_loops_that_go_on_while_a_round_is_agreed_end_with_one_model(tmp_pat
         assert end["steps"] - end["skipped"] <= 18 + 3
 
 
+def test_two_loops_that_swap_a_few_values_end_with_one_model(tmp_path: Path):
+    """SPARTA: a tenth of the values after every step; the last round averages what each kept of its own."""
+    ends = two_loops(tmp_path, share=0.1, inner_steps=1, rounds=4)
+    assert len(ends) == 2 and ends[0]["total"] == ends[1]["total"]
+    assert all(end["trained"] == 4 and end["members"] == 2 and end["same_objects"] for end in ends)
+    with pytest.raises(atoll.UsageError, match="drawn values"):
+        atoll.found(share=0.1, up="2bit")
+
+
 def test_a_loop_goes_back_with_its_run(tmp_path: Path):
     """Asked for from outside while it trains: x is what the run began with, exactly once, and training goes on."""
     torch.manual_seed(1)
@@ -126,6 +138,55 @@ def test_a_model_that_is_not_the_runs_is_refused_with_the_difference(tmp_path: P
         done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 1
     assert "E-ATT-01" in done.stderr and "[128, 64]" in done.stderr and "[100, 64]" in done.stderr
+
+
+def test_a_loop_that_diverges_is_told_and_what_ctrl_c_reaches_is_the_loop(tmp_path: Path):
+    """A nan in one gradient ends the loop with the round, not a run of nans; Ctrl-C leaves its peer alone."""
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with atoll.found(folder=tmp_path / "one", inner_steps=3) as run:
+        run.attach(model, optimizer)
+        assert all(os.getpgid(child.pid) != os.getpgrp() for child in psutil.Process().children())
+        model(torch.full((1, 64), float("nan"))).sum().backward()
+        with pytest.raises(atoll.RunFailedError, match=r"E-ATT-10 .*step 3"):
+            for _ in range(3):
+                optimizer.step()
+        with pytest.raises(atoll.UsageError, match="E-ATT-02"):
+            run.attach(model, optimizer)
+    assert (tmp_path / "one" / "atoll.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ({"trust": "friends"}, r"'friends' .*trust"),
+        ({"start_peers": 0}, "start_peers"),
+        ({"rounds": -1}, "rounds"),
+        ({"inner_steps": 2.5}, "inner_steps"),
+        ({"listen": "/ip4/127.0.0.1/tcp/0"}, "array.*listen"),
+    ],
+)
+def test_what_no_run_can_be_is_told_before_anything_starts(wish: dict, says: str, tmp_path: Path):
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(atoll.UsageError, match=rf"E-ATT-11 .*{says}"):
+        atoll.found(folder=tmp_path / "one", **({"inner_steps": 3} | wish)).attach(model, optimizer)
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-05 a SGD and a Linear"):
+        atoll.found(folder=tmp_path / "one").attach(optimizer, model)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-05 .*holds none of the parameters"):
+        others = torch.optim.SGD(nn.Linear(64, 64).parameters(), lr=0.1)
+        atoll.found(folder=tmp_path / "one").attach(model, others)
+    assert not (tmp_path / "one").exists()
+
+
+def test_a_script_that_is_run_again_is_told_that_its_run_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Else it would end at once without a word, as if it had trained."""
+    run = atoll.found(folder=tmp_path / "one")
+    run._take(Over(20))
+    assert run.done and run.trained == 20
+    assert "over after 20 rounds" in (told := capsys.readouterr().err) and f"folder than {tmp_path / 'one'}" in told
 
 
 def test_joining_without_a_ticket_says_what_to_do(monkeypatch: pytest.MonkeyPatch):

@@ -64,7 +64,7 @@ class Near(Inside):
         await asyncio.sleep(0)
         return Progressed(False) if self.lingers and isinstance(work, GoOn) else self.ask(work)
 
-    async def inner_state(self) -> bytes:
+    async def inner_state(self, room=None) -> bytes:
         return self.child.mailbox.take(self.ask(SaveInner()).size_bytes)
 
     async def set_inner_state(self, data: bytes) -> None:

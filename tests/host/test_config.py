@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ from msgspec.structs import replace
 
 import atoll.reduce
 from atoll.base.effort import Batches, Effort
-from atoll.base.errors import PeerFault, RefusedError, UsageError
-from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.errors import NetworkError, PeerFault, RefusedError, UsageError
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.cli.watch import Quiet
 from atoll.host.config import data_of, forgone, load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, decode_learning, found, with_room
-from atoll.host.member import Invitation, Listening, found_run, holds_run, resume_run, training
+from atoll.host.member import Invitation, Listening, found_run, holds_run, join_run, resume_run, training
 from atoll.host.running import Start, run_up
 from atoll.host.store import Store
+from atoll.keys.identity import Identity
 from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
 from atoll.learn.recipes import Recipe, diloco, in_swarm, over_tokens, sample_problem, swarm_problem
@@ -32,7 +34,7 @@ from atoll.node.config.about import ABOUT, RECIPE
 from atoll.node.config.meaning import chosen_statistic
 from atoll.node.config.page import commented_toml, reference
 from atoll.node.config.reading import decode_config
-from atoll.node.config.sections import Config, keys
+from atoll.node.config.sections import Config, keys, of_the_run
 from atoll.node.config.sense import EXPERIMENTS, NOT_YET, RECIPES
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.policy.apart import Apart
@@ -44,6 +46,7 @@ from atoll.policy.trust import DISTANCES
 from atoll.policy.validation import Rule
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.vertex import Member, Vertex
+from atoll.wire.ticket import issue
 
 DOCS = Path(__file__).parents[2] / "docs" / "config.md"
 
@@ -107,6 +110,8 @@ def test_names_from_elsewhere_are_answered_with_ours():
     [
         ("train.lr=fast", "train.lr: expected a number, got text"),
         ("train.batch=2.5", "expected a whole number, got a number"),
+        ("train.lr=inf", "train.lr: expected a finite number"),
+        ("run.train_max=inf", "run.train_max: expected a finite number"),
         ("network.listen_addresses=everywhere", "expected a list, got text"),
         ("train.batch=0", "train.batch"),
         ("sync.compression_level=4", "sync.compression_level"),
@@ -429,12 +434,12 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
 
 def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
     """Neither from Python, nor by believing a genesis that a newer version made."""
-    beginning = built_in(METHODS["sparta"]("gpt-nano"), "stdlib")
-    with pytest.raises(UsageError, match="the merge swap"):
+    beginning = built_in(METHODS["des_loc"]("gpt-nano"), "stdlib")
+    with pytest.raises(UsageError, match="averages of moments"):
         found(beginning, RunSettings())
     good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
     learning = replace(decode_learning(good), recipe=beginning.recipe)
-    with pytest.raises(PeerFault, match="the merge swap"):
+    with pytest.raises(PeerFault, match="averages of moments"):
         decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
 
 
@@ -537,32 +542,89 @@ def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path:
     store = Store(tmp_path)
     store.keep([("run", vertex_id(raw)), ("genesis", encode(Vertex(raw, None)))])
     store.close()
-    with pytest.raises(RefusedError, match=r"E-RUN-15 .*rules 2(.*\n)+.*atoll up"):
+    with pytest.raises(RefusedError, match=rf"E-RUN-15 .*rules {RULES + 1}(.*\n)+.*atoll up"):
         asyncio.run(resume_run(tmp_path, "", Listening((), ()), lambda _: None))
     assert holds_run(tmp_path)
 
 
-def test_a_peer_that_comes_back_listens_where_it_was_told_to_at_first(tmp_path: Path):
+def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_at_first(tmp_path: Path):
     """Nothing said at the second start: same address, same port, same word to others; said otherwise: that."""
     beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
     quiet = Listening(as_before=True)
 
-    async def addresses(listening: Listening, first: bool = False) -> tuple[list[str], tuple[str, ...]]:
+    names: list[str] = []
+
+    async def addresses(
+        listening: Listening, first: bool = False, name: str = ""
+    ) -> tuple[list[str], tuple[str, ...]]:
         make = training(1, lambda _: None)
         if first:
-            host, _ = await found_run(tmp_path, beginning, "ada", listening, Invitation(), make)
+            host, _ = await found_run(tmp_path, beginning, "ada@clinic", listening, Invitation(), make)
         else:
-            host = await resume_run(tmp_path, "", listening, make)
+            host = await resume_run(tmp_path, name, listening, make)
         told = host.bound, host.addresses
+        names.append(host.wish.name)
         await host.stop(farewell=False)
         return told
 
     told = ("/ip4/192.0.2.7/tcp/7071",)
     begun = asyncio.run(addresses(Listening(("/ip4/127.0.0.2/tcp/0",), told), first=True))
     assert begun[0][0].startswith("/ip4/127.0.0.2/") and begun[1] == told
-    assert asyncio.run(addresses(quiet)) == begun
+    assert asyncio.run(addresses(quiet, name="eve")) == begun
     assert asyncio.run(addresses(Listening()))[0][0].startswith("/ip4/127.0.0.1/")
-    assert asyncio.run(addresses(quiet))[0][0].startswith("/ip4/127.0.0.1/")
+    assert asyncio.run(addresses(quiet, name="bob@lab"))[0][0].startswith("/ip4/127.0.0.1/")
+    assert names == ["ada@clinic", "eve@clinic", "eve@clinic", "bob@lab"]
+
+
+def test_what_a_resumed_run_does_not_hear_is_known():
+    """`atoll up --set` in a folder that holds a run says so, but for what may differ at every start."""
+    for own in ("node.threads=1", "keep.newest=9", "network.upload_bytes_s=9"):
+        assert of_the_run(load_config(None, (own,), {})) == Config()
+    for common in ("run.rounds=9", "keep.coded=6/10"):
+        assert of_the_run(load_config(None, (common,), {})) != Config()
+
+
+def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path):
+    """The port is taken: nothing is founded, so the next start may say anything else and still gets a ticket."""
+    beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+
+    async def founded(port: int) -> str:
+        where = Listening((f"/ip4/127.0.0.1/tcp/{port}",))
+        host, ticket = await found_run(tmp_path, beginning, "ada", where, Invitation(), training(1, lambda _: None))
+        assert host.ticket_text() == ticket.text
+        await host.stop(farewell=False)
+        return ticket.text
+
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(NetworkError, match="E-NET-11"):
+        asyncio.run(founded(other.getsockname()[1]))
+    assert not holds_run(tmp_path)
+    assert asyncio.run(founded(0))
+
+
+def test_a_member_needs_its_ticket_no_more_and_who_never_was_one_may_try_another(tmp_path: Path):
+    """An expired ticket is none to a newcomer, and harmless where its run is; a folder is bound once genesis is."""
+
+    def ticket(run: Digest, expires_s: int) -> str:
+        return issue(Identity.generate(), genesis=run, role="trainer", expires_wall_s=expires_s, addresses=()).text
+
+    def joined(folder: Path, text: str) -> None:
+        async def once() -> None:
+            make = training(1, lambda _: None)
+            await (await join_run(folder, text, "trainer", "bob", Listening((), ()), make)).stop(farewell=False)
+
+        asyncio.run(once())
+
+    one, two, later = Digest(b"1" * 32), Digest(b"2" * 32), 2**31
+    with pytest.raises(RefusedError, match="E-TKT-0"):
+        joined(tmp_path, ticket(one, 1))
+    joined(tmp_path, ticket(one, later))  # nobody of it is ever reached
+    joined(tmp_path, ticket(two, later))
+    store = Store(tmp_path)
+    store.keep([("genesis", b"")])
+    store.close()
+    joined(tmp_path, ticket(two, 1))
+    with pytest.raises(UsageError, match="E-DIR-03"):
+        joined(tmp_path, ticket(one, later))
 
 
 def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):
@@ -763,7 +825,7 @@ def test_who_trains_in_a_round_is_a_word_of_genesis_and_what_cannot_be_sampled_i
     assert trusted("run.sample=0.1", *liars)[0].round.sample == Sample(thousandths=100, least=5)
     assert "run.sample_peers = 5" in trouble("run.sample_peers=4", *liars).fix
     assert "E-CFG-10" in str(trouble("run.sample=0.5", "run.sample_peers=3"))
-    assert "E-CFG-10" in str(trouble("run.sample_peers=3", "sync.quorum=4"))
+    assert "E-CFG-13" in str(trouble("run.sample_peers=3", "sync.quorum=2"))
     assert "E-CFG-10" in str(trouble("run.sample=0.5", "node.group=a", *liars))
     assert "E-CFG-13" in str(trouble("run.sample=0.5", MERGED))
     for name in ("a@b", "a/b", "x" * 33):

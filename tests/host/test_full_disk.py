@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +77,27 @@ def test_a_peer_whose_disk_is_full_says_nothing_that_is_not_durable_and_ends(tmp
     assert said == 0
     assert [why.code for why in ended] == ["E-DISK-01"]
     assert "free some space" in ended[0].fix
+
+
+def test_a_peer_whose_disk_takes_no_session_key_ends_as_well(tmp_path: Path):
+    """A joiner of a run with post-quantum votes makes its key in the midst of its first step; here it cannot."""
+
+    async def story() -> list[RunFailedError]:
+        store = Store(tmp_path)
+        driver = Driver(Seat(store, identity_of(store), RUN, Wish("trainer", "full")), None)
+        signer, ended = driver.machine.notary.signer, []
+        signing = SimpleNamespace(round=SimpleNamespace(signing=SimpleNamespace(kind="ml-dsa-65")))
+        step = lambda event, now: [Send("somebody", WantVertices(signer.sign(b"a word")))]  # noqa: E731
+        driver.machine = SimpleNamespace(genesis=b"known", settings=signing, handle=step)
+        driver.on_unkept = ended.append
+        (tmp_path / "session.key.tmp").mkdir()  # stands where the file has to go
+        driver.handle(TimerFired("beat"))
+        driver.handle(TimerFired("beat"))
+        driver.record.close()
+        store.close()
+        return ended
+
+    assert [why.code for why in asyncio.run(story())] == ["E-DISK-01"]
 
 
 def test_a_line_of_the_record_that_a_full_disk_tears_costs_that_line_alone(tmp_path: Path):

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.base.machine import Received
+from atoll.base.machine import Done, Effect, Event, Received
 from atoll.host import group_island
 from atoll.host.group_island import cuts, part_values
 from atoll.learn.codec import codec_named
@@ -125,6 +125,9 @@ def test_codecs_are_the_groups_or_the_calls():
         together(members, tensors, codec="fp32")
         with pytest.raises(UsageError, match="E-RED-08"):
             members[0].all_reduce(tensors[0], codec="int3")
+        works = [m.all_reduce_async(t, codec=c) for m, t, c in zip(members, tensors, ("fp32", "2bit"), strict=True)]
+        told = [work._calls[0].future.exception(PATIENCE_S) for work in works]
+        assert any("E-RED-10" in str(why) and "same codec=" in str(why) for why in told)
 
 
 def test_a_long_call_goes_in_slices_that_are_told_as_one(monkeypatch: pytest.MonkeyPatch):
@@ -269,8 +272,12 @@ def test_mistakes_are_told_with_what_to_do():
     group = atoll.reduce.found(peers=2)
     with pytest.raises(UsageError, match="E-RED-02"):
         group.all_reduce(torch.ones(3, dtype=torch.int64))
-    with pytest.raises(UsageError, match="E-RED-02"):
-        group.all_reduce(torch.ones(3), weight=0)
+    for weight in (0, 1.5, "3", 2**31):
+        with pytest.raises(UsageError, match=r"E-RED-02 a weight of"):
+            group.all_reduce(torch.ones(3), weight=weight)
+    for no_row in ([1.0], "ones", torch.ones(1).expand(3), torch.ones(3, device="meta"), torch.eye(3).to_sparse()):
+        with pytest.raises(UsageError, match="E-RED-02"):
+            group.all_reduce(no_row)
     with pytest.raises(RunFailedError, match="1 of 2 members are here"):
         group.all_reduce(torch.ones(3), timeout_s=0.2)
     for wrong in ({"topology": "moebius"}, {"codec": "int3"}, {"codec": "randk:0.1"}, {"way_back": "delta+int8"}):
@@ -280,8 +287,30 @@ def test_mistakes_are_told_with_what_to_do():
     group.close()
     with pytest.raises(UsageError, match="E-RED-01"):
         group.all_reduce(torch.ones(3))
+    for question in (lambda: group.peers, lambda: group.topology, group.trouble, lambda: group.wait_for_peers(1)):
+        with pytest.raises(UsageError, match="E-RED-01"):
+            question()
+    with pytest.raises(UsageError, match="E-RED-02 peers of 0"):
+        atoll.reduce.found(peers=0)
     with pytest.raises((RefusedError, UsageError), match="E-TKT"):
         atoll.reduce.join("ATOLL1:nonsense")
+
+
+def test_a_defect_of_ours_ends_the_calls_that_wait(monkeypatch: pytest.MonkeyPatch):
+    """The machine breaks over the answer to some work: the user hears it at once, and can close the group."""
+    group = atoll.reduce.found(peers=1)
+    group.all_reduce(torch.ones(3))
+    machine = group._host.machine
+    handle = machine.handle
+
+    def breaks(event: Event, now: float) -> list[Effect]:
+        assert not isinstance(event, Done), "a promise to ourselves"
+        return handle(event, now)
+
+    monkeypatch.setattr(machine, "handle", breaks)
+    with pytest.raises(RunFailedError, match=r"E-INT-01 .* a promise to ourselves"):
+        group.all_reduce(torch.ones(3), timeout_s=PATIENCE_S)
+    group.close()
 
 
 def test_a_closed_group_leaves_nothing_behind():
@@ -298,13 +327,18 @@ def test_a_closed_group_leaves_nothing_behind():
 
 
 def test_a_member_that_cannot_come_in_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """No open door, no folder, no thread: whether it is the address that is no good, or the ticket."""
+    """No open door, no folder, no thread: whether the address is no good, the ticket, or nobody is there."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     threads = threading.active_count()
     with pytest.raises((UsageError, NetworkError)):
         atoll.reduce.found(listen=("/ip4/192.0.2.1/tcp/1",))
     with pytest.raises((RefusedError, UsageError), match="E-TKT"):
         atoll.reduce.join("ATOLL1:nonsense")
+    with atoll.reduce.found() as over:
+        pass
+    monkeypatch.setattr("atoll.host.group.MEET_S", 0.5)
+    with pytest.raises(NetworkError, match=r"E-RED-07 (.*\n)+.*nobody is reached: nobody listens at"):
+        atoll.reduce.join(over.ticket)
     assert list(tmp_path.glob("atoll-group-*")) == [] and threading.active_count() == threads
 
 

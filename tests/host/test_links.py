@@ -20,6 +20,7 @@ from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.host import links as links_module
 from atoll.host.links import LinkSettings
+from atoll.host.tcp import UNPACED
 
 pytestmark = pytest.mark.net
 
@@ -51,8 +52,21 @@ async def test_both_lanes_carry_messages_in_both_directions():
     assert stats.bulk_received_bytes > len(payload) and stats.bulk_sent_bytes > len(payload)
     assert 0 < stats.control_sent_bytes < 20_000  # the handshake, mostly
     if sys.platform == "linux":
-        assert stats.rtt_s and stats.congestion
+        assert stats.rtt_s and stats.congestion == UNPACED  # both are on this computer
     await closed(ada, bob)
+
+
+@story
+async def test_what_goes_to_a_peer_on_this_computer_is_no_link_to_be_measured_unless_a_cap_sets_its_pace():
+    """Measured, it would be as fast as the load of the processors allows, and parts would be cut by that."""
+    ada, bob = await pair()
+    eve, bea = await pair(settings=LinkSettings(upload_bytes_s=64 * MIB))
+    for sender, receiver in ((ada, bob), (eve, bea)):
+        sender.links.send(receiver.name, b"part", Lane.BULK, bytes(MIB))
+        await receiver.until(lambda to=receiver: to.heard)
+    assert ada.links.uploading() == {}
+    assert eve.links.uploading()[bea.name][0] > 0
+    await closed(ada, bob, eve, bea)
 
 
 @story

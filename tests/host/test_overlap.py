@@ -80,6 +80,14 @@ def test_what_we_recommend_does_in_islands_what_it_does_in_the_experiment(tmp_pa
     beside_the_experiment(tmp_path, recipe, book)
 
 
+def test_a_closing_average_is_the_experiments_whatever_the_rounds_before_it_were(tmp_path, book):
+    """Fragments that overlap, owners that remember, an outer momentum: the last round has none of these."""
+    sizes = {"rounds": 3, "inner_steps": 12, "fragments": 3, "overlap": 2, "batch": 2, "seq_len": 16}
+    recipe = in_swarm(streaming("gpt-nano", closing="int8", **sizes))
+    assert recipe.coding.answer == "remembered" and recipe.outer.momentum
+    beside_the_experiment(tmp_path, recipe, book)
+
+
 SAYING_MORE = {
     "sparseloco": sparseloco("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16),
     "gathered": sparseloco("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, clip=False),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from atoll.base.ids import PeerId
 from atoll.host.answers import uncounted_text
-from atoll.host.record import Progress, Record, data_parallel_bytes, plain
+from atoll.host.record import Progress, Record, data_parallel_bytes, paused_text, plain
 from atoll.node.settings import RunSettings
-from atoll.policy.plan import Acceptance, RoundSettings
+from atoll.policy.plan import Acceptance, RoundSettings, Turnout
 
 LEARNING = {
     "at": 0.0,
@@ -76,3 +77,27 @@ def test_a_member_whose_work_counts_for_nothing_is_told_why_and_what_helps():
     assert uncounted_text(9, "its data set has not arrived yet", fast).endswith(
         "9 rounds counted nothing of this peer: its data set has not arrived yet"
     )
+
+
+def test_a_paused_run_says_who_is_missed_and_what_helps():
+    """Two alone need both; of many some are enough, a few are named; only the founder can go on without them."""
+    ada, bob = PeerId("ada"), PeerId("bob")
+    assert paused_text(Turnout((ada, bob), (), (), 2), str, "majority", "atoll recover") is None
+    assert paused_text(Turnout((ada, bob), (bob,), (), 2), str, "majority", "atoll recover") == (
+        "paused: 1 of 2 voters are here, 2 are needed; it goes on when bob came back (atoll up in their folders); "
+        "if what they had is gone for good: atoll recover; with 3 members one may be away"
+    )
+    many = tuple(PeerId(f"p{i}") for i in range(20))
+    assert paused_text(Turnout(many, many[:12], (), 11), str.upper, "majority", "") == (
+        "paused: 8 of 20 voters are here, 11 are needed; it goes on when 3 of P0, P1, P2, P3, P4, P5 and 6 others "
+        "came back (atoll up in their folders)"
+    )
+    assert paused_text(Turnout((ada, bob, PeerId("cleo")), (), (bob,), 3), str, "two-thirds", "") == (
+        "paused: 2 of 3 voters are here, 3 are needed; bob lost its disk and signs with a new key, which only a "
+        "vertex can take in; with 4 members one may be away"
+    )
+    progress = Progress()
+    progress.see({"fact": "Suspected", "peer": "bob", "why": "silent", "paused": "paused: 1 of 2"})
+    assert progress.trouble == "paused: 1 of 2"
+    progress.see({"fact": "Returned", "peer": "bob"})
+    assert not progress.trouble

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from atoll.base.ids import Digest
-from atoll.host.shelf import Shelf
+from atoll.base.limits import MIB
+from atoll.host.shelf import NOTHING, Private, Shelf, read_private, write_private
 from atoll.host.store import Store
+from atoll.learn.kept import Kept
+from atoll.learn.late import LateWork
 from atoll.learn.layout import layout_of
 from atoll.learn.state import initial_state
 
@@ -19,8 +23,8 @@ class TidiedMeanwhile(Store):
 
     tidy = threading.Thread()
 
-    def put_blob(self, data) -> Digest:
-        name = super().put_blob(data)
+    def put_blob(self, *pieces) -> Digest:
+        name = super().put_blob(*pieces)
         self.tidy.start()
         self.tidy.join(0.5)  # it gets so long; whoever has to wait for us gets nothing done
         return name
@@ -35,3 +39,46 @@ def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):
     name = shelf.put(initial_state(model), layout_of(model))
     store.tidy.join()
     assert store.has_blob(name)
+
+
+def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Path):
+    """Everything comes back; of another model, cut off or of an older version there is nothing."""
+    store, vertex, memory_F = Store(tmp_path, durable=False), Digest(bytes(32)), torch.arange(10.0)
+    late = LateWork(torch.ones(10), 3, 4, 8)
+    kept = Kept(torch.full((10,), 2.0), Digest(b"s" * 32))
+    write_private(store, Private(vertex, memory_F, memoryview(b"inner"), b"claim", late, kept))
+    again = read_private(store, 10)
+    assert again.vertex == vertex and torch.equal(again.memory_F, memory_F)
+    assert (again.inner, again.claim) == (b"inner", b"claim")
+    assert torch.equal(again.late.delta_F, late.delta_F)
+    assert (again.late.since, again.late.steps, again.late.samples) == (3, 4, 8)
+    assert torch.equal(again.kept.x_F, kept.x_F) and again.kept.state == kept.state
+    assert read_private(store, 11) == NOTHING
+    whole = store.read_private()
+    for damaged in (whole[:-1], b"", b"\x84\xa6vertex"):
+        store.write_private(damaged)
+        assert read_private(store, 10) == NOTHING
+    write_private(store, Private(vertex))
+    assert read_private(store, 10) == Private(vertex)
+    store.close()
+
+
+def test_the_file_of_a_state_that_went_is_written_over_unless_somebody_reads_it(tmp_path: Path):
+    """A new file costs the kernel ten times as much. Whoever has the old one open reads on what it opened."""
+    store, data = Store(tmp_path), [bytes([k]) * 2 * MIB for k in range(4)]
+    first = store.put_blob(data[0])
+    file = store.blob_path(first).stat().st_ino
+    store.drop_blobs(set())
+    second = store.put_blob(data[1][:MIB], b"and less")
+    assert store.blob_path(second).stat().st_ino == file and not store.has_blob(first)
+    assert store.read_blob(second) == data[1][:MIB] + b"and less"
+    with store.blob_path(second).open("rb") as reader:
+        store.drop_blobs(set())
+        third = store.put_blob(data[2])
+        assert store.blob_path(third).stat().st_ino != file and store.read_blob(third) == data[2]
+        assert reader.read() == data[1][:MIB] + b"and less"
+    store.close()
+    assert (tmp_path / "blobs" / "spare.new").exists()
+    again = Store(tmp_path)
+    assert sorted(path.suffix for path in (tmp_path / "blobs").iterdir()) == ["", ".manifest"]
+    again.close()

@@ -1,4 +1,5 @@
 import gzip
+import os
 import struct
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from atoll.learn.data import (
     data_blob,
     data_digest,
     data_from_blob,
+    library_files,
     load_data,
     position_after,
     validation,
@@ -105,6 +107,20 @@ def test_the_standard_library_is_a_corpus_that_travels_as_a_blob():
     again = data_from_blob(data_blob(data))
     assert data_digest(again) == data_digest(data)
     assert torch.equal(batch(data, 1, 4, 77, 4, 64, seed=0)[0], batch(again, 1, 4, 77, 4, 64, seed=0)[0])
+
+
+def test_packages_beside_the_standard_library_are_none_of_it_and_are_not_walked_through(
+    tmp_path: Path, monkeypatch
+):
+    """Half a second of every start where many are installed."""
+    for name in ("b.py", "a/c.py", "a/test/t.py", "site-packages/torch/nn.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    looked_into, look = list[str](), os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: (looked_into.append(Path(folder).name), look(folder))[1])
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert library_files() == {"a/c.py": tmp_path / "a/c.py", "b.py": tmp_path / "b.py"}
+    assert looked_into == [tmp_path.name, "a"]
 
 
 def test_validation_is_the_same_every_time_and_never_training_text(tmp_path: Path):
@@ -237,6 +253,11 @@ def test_data_that_cannot_be_used_is_refused_in_words(tmp_path: Path):
     for source, words in ((str(tmp_path / "none"), "no data at"), (str(short), "too few")):
         with pytest.raises(ValueError, match=words):
             load_data(source)
+    for name in ("a.npy", "a.npz", "a.bin", "a.safetensors"):
+        for content in (b"", b"neither tokens nor tensors.."[:27]):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(ValueError, match=r"a\.\w+ (holds no token numbers|is no npz|cannot be read)"):
+                load_data(str(tmp_path / name))
     with pytest.raises(ValueError, match="too few for windows"):
         batch(Text(np.zeros(10, np.uint8), np.zeros(10, np.uint8)), 0, 1, 0, 1, 64, seed=0)
 

@@ -25,7 +25,7 @@ def test_every_recipe_sends_what_was_forecast(name):
         recipe = replace(recipe, outer=replace(recipe.outer, every=4))
     steps = max(1, min(8, recipe.schedule.inner_steps))
     overlap = min(1, recipe.schedule.overlap)
-    schedule = replace(recipe.schedule, inner_steps=steps, rounds=MOMENTS, overlap=overlap)
+    schedule = replace(recipe.schedule, inner_steps=steps, rounds=MOMENTS, overlap=overlap, closing="")
     done = tried(replace(recipe, schedule=schedule), peers=4)
     cost = forecast(replace(recipe, schedule=schedule), layout_of(model()), 4)
     turns = len([one for one in cost.exchanges if one.every == 1])

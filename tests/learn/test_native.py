@@ -1,6 +1,5 @@
 """Compiled kernels and torch are two ways to the same bits; nobody can tell from outside which one a peer has."""
 
-import os
 import subprocess
 import sys
 
@@ -131,16 +130,20 @@ def test_both_make_the_same_of_places_that_a_stranger_changed(name, n, seed, fli
     assert by_torch == by_kernels
 
 
-def python(code: str, **environment: str) -> str:
-    """What a process of its own prints."""
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=os.environ | environment, check=True, capture_output=True, text=True).stdout
+UNASKED = """
+import os, sys
+from atoll.learn.codec import native
+native.load_for(native.PAYS_FROM - 1)
+os.environ[native.SWITCH] = "0"
+native.load()
+print("numba" in sys.modules)
+"""
 
 
 def test_the_switch_turns_kernels_off_and_nobody_imports_numba_unasked():
-    load = "import sys; from atoll.learn.codec import CODECS, native; {}; print('numba' in sys.modules)"
-    assert python(load.format("native.load_for(native.PAYS_FROM - 1)")) == "False\n"
-    assert python(load.format("native.load()"), ATOLL_NATIVE="0") == "False\n"
+    """In a process of its own, where nothing has been loaded yet."""
+    done = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_where_nothing_can_be_kept_on_disk_kernels_are_compiled_all_the_same(monkeypatch):

@@ -18,7 +18,7 @@ from atoll.learn.state import (
     state_hash,
 )
 from atoll.learn.tensorfile import dump, load
-from atoll.learn.update import encode_update, memory_bytes, memory_from_bytes, part_bounds, settle
+from atoll.learn.update import encode_update, part_bounds, settle
 
 FP32, TWO_BIT = CODECS["fp32"], CODECS["2bit"]
 
@@ -166,11 +166,3 @@ def test_encoding_commits_to_nothing():
     kept = [t.clone() for t in (state.anchor_F, x, memory)]
     encode_update(state.anchor_F, x, memory, part_bounds(layout.floats, (1,) * 2), TWO_BIT, beta=0.95)
     assert all(torch.equal(now, then) for now, then in zip((state.anchor_F, x, memory), kept, strict=True))
-
-
-def test_a_private_memory_of_another_model_is_refused():
-    data = memory_bytes(torch.ones(10))
-    assert torch.equal(memory_from_bytes(data, 10), torch.ones(10))
-    for wrong, floats in ((data, 11), (b"rubbish", 10), (data[:-1], 10)):
-        with pytest.raises(ValueError, match="private file"):
-            memory_from_bytes(wrong, floats)

@@ -6,15 +6,16 @@ import torch
 
 from atoll.learn.data import batch, load_data
 from atoll.learn.inner import (
+    SPAN,
     AdamW,
     fresh_inner,
-    inner_bytes,
     inner_from_bytes,
+    inner_pieces,
     inner_step,
     rate_at,
 )
 from atoll.learn.layout import bind, layout_of
-from atoll.learn.merge import merge
+from atoll.learn.merge import Mix, merge, where_moved
 from atoll.learn.models import build_model, generate_text, loss_of, spec_of
 from atoll.learn.recipes import Recipe, demo_recipe, diloco
 
@@ -56,11 +57,11 @@ def test_training_goes_on_from_saved_bytes_as_if_nothing_had_happened():
     y, other = torch.ones(50), fresh_inner(50)
     for step, gradient in enumerate(gradients):
         inner_step(spec, state, x, gradient.clone(), step)
-        other = inner_from_bytes(inner_bytes(other), 50)
+        other = inner_from_bytes(b"".join(inner_pieces(other)), 50)
         inner_step(spec, other, y, gradient.clone(), step)
     assert torch.equal(x, y)
     with pytest.raises(ValueError, match="not the inner state"):
-        inner_from_bytes(inner_bytes(other), 51)
+        inner_from_bytes(b"".join(inner_pieces(other)), 51)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,22 @@ def test_sixty_steps_learn_something_from_the_standard_library():
     assert loss.item() < 3.6
 
 
+def test_a_long_vector_steps_as_its_pieces_do():
+    """A step goes over it span by span; where spans end changes no bit."""
+    spec, n = AdamW(clip_norm=1e9), 2 * SPAN + 77
+    draw = torch.Generator().manual_seed(0)
+    x, gradient = torch.randn(n, generator=draw), torch.randn(n, generator=draw)
+    pieces = [value.clone() for value in x.split(SPAN - 1000)]
+    state, states = fresh_inner(n), [fresh_inner(len(piece)) for piece in pieces]
+    for step in range(2):
+        inner_step(spec, state, x, gradient.clone(), step)
+        for piece, own, part in zip(pieces, states, gradient.split(SPAN - 1000), strict=True):
+            inner_step(spec, own, piece, part.clone(), step)
+    assert torch.equal(x, torch.cat(pieces)) and torch.equal(
+        state.second_P, torch.cat([s.second_P for s in states])
+    )
+
+
 def test_text_is_the_prompt_and_so_many_bytes_more():
     model = build_model("gpt-nano", 0)
     text = generate_text(model, "def ", 40, seed=1)
@@ -115,8 +132,18 @@ def test_text_is_the_prompt_and_so_many_bytes_more():
 
 def test_merging_replaces_or_keeps_what_was_learned_meanwhile():
     x, sent, anchor = torch.tensor([5.0]), torch.tensor([4.0]), torch.tensor([1.0])
-    assert merge("replace", x, sent, anchor).tolist() == [1.0]
-    assert merge("delta", x, sent, anchor).tolist() == [2.0]
+    for how, merged in (("replace", 1.0), ("delta", 2.0), (Mix(0.25), 2.0)):
+        live = x.clone()
+        merge(how, live, sent, anchor)
+        assert live.tolist() == [merged]
+
+
+def test_a_swap_takes_what_moved_and_leaves_the_rest_alone():
+    """Of three values the anchor moved in one; with the steps taken meanwhile, as `delta` has them."""
+    before, after = torch.tensor([1.0, 2.0, -0.0]), torch.tensor([1.0, 3.0, 0.0])
+    x, sent = torch.tensor([5.0, 6.0, 7.0]), torch.tensor([5.0, 5.5, 6.0])
+    merge("swap", x, sent, where_moved(before, after))
+    assert x.tolist() == [5.0, 3.5, 7.0]
 
 
 def test_a_recipe_travels_as_plain_values():

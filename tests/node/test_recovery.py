@@ -4,10 +4,11 @@ import msgspec
 import pytest
 
 from atoll.base.errors import PeerFault
+from atoll.node.admission import Wish
 from atoll.node.body import write_recovery
 from atoll.protocol.dag.history import recovery_bytes
-from atoll.sim.signatures import sign_as_identity
-from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.sim.signatures import VirtualSigner, sign_as_identity
+from atoll.sim.swarm import Swarm, SwarmKnobs, honest, peer_name
 from atoll.wire.codec import decode_body, encode
 from atoll.wire.messages.statements import Leave, Signed
 from atoll.wire.messages.vertex import Vertex
@@ -55,6 +56,74 @@ def test_recovery_is_refused_while_the_run_can_go_on_by_itself():
     swarm.world.run(8)
     with pytest.raises(ValueError, match="can go on by itself"):
         recover(swarm)
+
+
+def test_in_a_large_swarm_nobody_is_counted_on_whose_silence_is_not_watched():
+    """Three of twenty are left, the others freeze; each watches four. One recovery is enough."""
+    knobs = SwarmKnobs(peers=20)
+    knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
+    swarm = Swarm(5, knobs)
+    swarm.world.run(4)
+    here, lost = {peer_name(i) for i in range(3)}, [peer_name(i) for i in range(3, 20)]
+    for name in lost:
+        swarm.world.sleep(name)
+    swarm.world.run(60)
+    machine = swarm.world.nodes[CREATOR].machine
+    assert sum(machine.heartbeat.gone(name) for name in lost) < 17
+    recover(swarm)
+    after = machine.history.head_body
+    assert after.epoch == 1 and {m.peer for m in after.members if m.votes} == here
+
+
+@pytest.mark.parametrize("founders", [1, 2])
+def test_a_newcomer_that_vanishes_once_it_votes_stops_a_lone_founder_until_that_recovers(founders: int):
+    """Two founders are two of three and go on; one of two is no majority, knows why it stands, and recovers."""
+    knobs = SwarmKnobs(peers=founders)
+    knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
+    swarm = Swarm(3, knobs)
+    world = swarm.world
+    world.run(3)
+    machine = world.nodes[CREATOR].machine
+    joiner = swarm.join(founders, via=CREATOR)
+    votes = lambda: joiner in {m.peer for m in machine.history.head_body.members if m.votes}  # noqa: E731  # a word
+    world.run(60, stop=votes)
+    assert votes()
+    world.crash(joiner)
+    stuck_at = machine.history.head
+    world.run(world.now + 15)
+    turnout = machine.turnout(world.nodes[CREATOR].clock.local(world.now))
+    if founders == 1:
+        assert machine.history.head == stuck_at and turnout == ((CREATOR, joiner), (joiner,), (), 2)
+        recover(swarm)
+        world.run(world.now + 15)
+    assert machine.history.head > stuck_at + 2 and not votes()
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_member_that_lost_its_disk_comes_back_with_another_key(others: int):
+    """It forgot what it signed, so the old key is silent for good. Of three, two let the new one in; of two, the
+    one that is left cannot, sees why, and recovers."""
+    knobs = SwarmKnobs(peers=1 + others)
+    knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
+    swarm, lost = Swarm(3, knobs), peer_name(others)
+    world, node = swarm.world, swarm.world.nodes[lost]
+    world.run(5)
+    world.crash(lost)
+    node.kept.clear()
+    signer = VirtualSigner(lost, session=1)
+    node.make = lambda: honest(swarm.run_id, signer, swarm.keys, Wish(), None, (CREATOR,))
+    world.start(lost)
+    node.contacts.add(CREATOR)
+    world.dial(lost, CREATOR)
+    machine = world.nodes[CREATOR].machine
+    world.run(world.now + 15 * others * others)
+    if others == 1:
+        turnout = machine.turnout(world.nodes[CREATOR].clock.local(world.now))
+        assert not machine.heartbeat.gone(lost) and turnout == ((CREATOR, lost), (), (lost,), 2)
+        recover(swarm)
+        world.run(world.now + 15)
+    (line,) = (m for m in machine.history.head_body.members if m.peer == lost)
+    assert line.standing == "member" and line.vote_key == signer.vote_key
 
 
 def test_nobody_but_the_recovery_identity_can_start_an_epoch():

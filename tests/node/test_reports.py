@@ -13,7 +13,7 @@ from atoll.node.reports import ReportPool
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Answered, Caught, Invite, Join, Leave, Signed
+from atoll.wire.messages.statements import Answered, Caught, Invite, Join, Leave, Rests, Signed
 
 ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
 
@@ -90,6 +90,19 @@ def test_strangers_together_are_one_voice(stand: Stand):
     assert stand.adds(Leave(0, "bye"), HONEST)
 
 
+def test_a_crowd_that_rests_keeps_nobody_from_coming_or_going(stand: Stand):
+    """More members rest than a vertex carries reports, each with one word; they give way, and nobody else does."""
+    history = stand.pool.history
+    body, ahead = history.head_body, history.head + 1
+    crowd = [replace(body.members[0], peer=PeerId(f"m{k}")) for k in range(REPORTS_PER_VERTEX_MAX)]
+    history.bodies[history.head] = replace(body, members=(*body.members, *crowd))
+    for member in crowd:
+        stand.pool.pool["Rests", member.peer, ""] = stand.sign(Rests(ahead), member.peer)
+    assert not stand.adds(Rests(ahead), HONEST)
+    assert stand.join("newcomer") and stand.adds(Leave(0, "bye"), HONEST)
+    assert len(stand.pool) == REPORTS_PER_VERTEX_MAX and {PeerId("newcomer"), HONEST} <= stand.chosen()
+
+
 @pytest.mark.parametrize("wrong", [{"ticket": b"t" * 1000}, {"key": b"k" * 1000}])
 def test_an_invitation_that_would_make_every_vertex_longer_is_refused(stand: Stand, wrong: dict):
     """Tickets travel in every body until they expire."""
@@ -108,3 +121,27 @@ def test_words_of_one_that_said_farewell_still_prove_its_lie(stand: Stand):
     stand.pool.settle(history.head_body)
     assert HONEST in stand.chosen()
     assert not stand.adds(Caught(words[0], words[1]), VILLAIN)  # it has no voice itself
+
+
+def test_one_proof_against_a_liar_is_enough(stand: Stand):
+    """Two statements for one slot prove themselves: another pair, and voices, are heard and dropped."""
+    words = [stand.sign(Answered(0, 0, 0, 0, digest(made), 8, (ME,)), VILLAIN) for made in (b"x", b"y", b"z")]
+    assert stand.adds(Caught(words[0], words[1]), HONEST)
+    assert stand.pool.proves(Caught(words[0]))
+    for more in (Caught(words[0], words[2]), Caught(words[2])):
+        assert not stand.adds(more, peer_name(3))
+    assert len(stand.pool) == 1
+
+
+def test_what_gives_way_first_is_what_fewest_say(stand: Stand):
+    """The loudest keeps what others say, too: accusations that many share are soon shared by enough."""
+    answer = stand.sign(Answered(0, 0, 0, 0, digest(b"x"), 8, (ME,)), HONEST)
+    assert stand.adds(Caught(answer), peer_name(3))
+    for k in range(REPORTS_PER_VERTEX_MAX - 2):
+        assert stand.invite(k)
+    assert stand.adds(Caught(answer), VILLAIN)
+    assert stand.adds(Leave(0, "bye"), HONEST)
+    assert [key for key in stand.pool.pool if key[0] == "Caught"] == [
+        ("Caught", peer_name(3), f"{HONEST}/False"),
+        ("Caught", VILLAIN, f"{HONEST}/False"),
+    ]

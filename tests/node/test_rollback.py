@@ -16,7 +16,7 @@ from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in, goal_of
 from atoll.node.body import _judge_reports
 from atoll.node.facts import AttemptFailed, Fault, StateLacked
 from atoll.node.jobs import Adopt, FindState, GoBack, ReadVertices
-from atoll.node.round import Round
+from atoll.node.my_body import MyBody
 from atoll.node.verify import Kept, Return, verify_history
 from atoll.policy.apart import Apart
 from atoll.policy.plan import RoundSettings
@@ -229,8 +229,8 @@ def test_members_that_are_a_vertex_behind_hear_the_word_again(monkeypatch: pytes
 
     Its own bodies leave the word out here, as those of a member that never proposes in time.
     """
-    wanted = Round._wanted_back
-    monkeypatch.setattr(Round, "_wanted_back", lambda self, s: None if self.me == CREATOR else wanted(self, s))
+    wanted = MyBody.back
+    monkeypatch.setattr(MyBody, "back", lambda self, s: None if self.notary.me == CREATOR else wanted(self, s))
     swarm = swarm_of()
     for name in (BOB, CARL, DORA):
         island = swarm.world.nodes[name].island

@@ -291,7 +291,7 @@ def test_no_job_and_no_word_where_the_run_does_not_ask_for_it():
         node.island.do = lambda w, does=does: (seen.append(w), does(w))[1]
     reach(swarm, 6)
     assert not any(isinstance(w, Validate | Hold) for w in seen)
-    assert swarm.world.nodes[ADA].machine.validators is None
+    assert swarm.world.nodes[ADA].machine.inspectors.validators is None
 
 
 # ---- offline -----------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def test_losses_are_answers_to_a_job_and_to_no_other():
     """A job under another name, or an answer that is none, moves nothing."""
     swarm = swarm_of(bad=())
     reach(swarm, 3)
-    validators = swarm.world.nodes[ADA].machine.validators
+    validators = swarm.world.nodes[ADA].machine.inspectors.validators
     before = validators.looking
     assert validators.done(Done("validate/hold", None)) == [] and validators.looking == before
     assert validators.done(Done("validate/999", Losses((1.0,)))) == []

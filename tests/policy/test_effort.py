@@ -191,3 +191,14 @@ def test_settings_survive_their_encoding_and_those_that_cannot_be_are_refused():
     with pytest.raises(PeerFault, match="two sizes"):
         decode_settings(encode_settings(RunSettings(round=slow)))
     assert quota_of(UNSET, 32, UNSET, 4) == Quota(32)
+
+
+def test_a_first_loss_that_was_an_outlier_does_not_keep_rounds_short_for_ever():
+    """It was a bad sample, or a lie: from the next round on it counts for 64 times that round's loss at most."""
+    effort = Effort(4, steps_min=1, by_loss=True)
+    reached = reached_after(effort, 400, UNSET, [1e30])
+    for loss in (4.0, 4.0, 2.0):
+        reached = reached_after(effort, 400, reached, [loss])
+    assert isinstance(reached, Reached) and reached.first_loss == 128.0 and reached.steps == 50
+    usual = reached_after(effort, 400, Reached(400, 4, 4, 8.0), [2.0])
+    assert isinstance(usual, Reached) and usual.first_loss == 8.0 and usual.steps == 200

@@ -535,10 +535,11 @@ def test_a_starting_peer_is_given_what_lacks_signatures_and_the_newest_of_the_re
     store.close()
 
 
-def test_who_asks_the_same_again_and_again_is_read_to_once():
+def test_who_asks_the_same_again_and_again_is_read_to_once(monkeypatch: pytest.MonkeyPatch):
     """Eras and vertices that are only on disk: fifty equal questions in a row are one piece of work."""
+    monkeypatch.setattr("atoll.protocol.dag.history.WINDOW", 32)
     swarm = swarm_of()
-    until_round(swarm, 300)
+    until_round(swarm, 45)
     machine = swarm.world.nodes[peer_name(0)].machine
     assert machine is not None
     for question in (WantEra(4, ()), WantVertices(4)):

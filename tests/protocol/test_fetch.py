@@ -20,6 +20,7 @@ from atoll.protocol.transfer.fetch import (
     Fetch,
     Fetched,
     FetchFailed,
+    Serve,
     StallingSource,
 )
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, StoreChunk
@@ -312,3 +313,11 @@ def test_a_chunk_of_another_length_than_its_place_is_not_stored():
     effects = fetch.handle(Received(NAMES[0], Chunk(blob, 0), Payload(PIECES[0], 64 * BLOB_CHUNK, b"")), 0.1)
     assert [type(e.fact) for e in effects if isinstance(e, Report)] == [BadSource, FetchFailed]
     assert not any(isinstance(e, Ask) for e in effects)
+
+
+def test_whoever_asks_for_everything_at_once_leaves_room_for_others():
+    """A thousand requests of one peer, and nothing is read yet: those of another joiner are begun all the same."""
+    serve, blob = Serve(), digest(b"blob")
+    flood = [serve.handle(Received(PeerId("greedy"), WantChunk(blob, i)), 0.0) for i in range(1000)]
+    other = [serve.handle(Received(PeerId("joiner"), WantChunk(blob, i)), 0.0) for i in range(8)]
+    assert 0 < sum(map(len, flood)) < 1000 and all(isinstance(effect, Ask) for (effect,) in other)

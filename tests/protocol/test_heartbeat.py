@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Received
+from atoll.base.machine import Received, Send
 from atoll.protocol.membership.heartbeat import Heartbeat
 from atoll.wire.messages.membership import BeatBack
 
@@ -47,3 +47,21 @@ def test_two_alone_meet_halfway_however_far_apart():
     heart = watching(OTHERS[0])
     told(heart, OTHERS[0], 7300.0)
     assert heart.offset_s == 3600.0
+
+
+def test_who_is_called_and_does_not_answer_is_not_here_and_nobody_accuses_it():
+    """Twenty members, four watched: of two others that are called one answers, at the second asking."""
+    members = tuple(PeerId(f"p{i:02d}") for i in range(20))
+    heart = Heartbeat(members[0], 2.0, 6.0)
+    heart.watch(members, 0.0)
+    well, lost = [p for p in members[1:] if p not in heart.watched][-2:]
+    asked = [e.to for e in heart.call(members, 0.0, 0) if isinstance(e, Send)]
+    assert {well, lost} <= set(asked) and not set(asked) & heart.watched.keys()
+    for peer in heart.watched.keys() | set(asked) - {well, lost}:
+        heart.heard(peer, 1.0)
+    assert [e.to for e in heart.tick(2.0, 0) if isinstance(e, Send)].count(well) == 1
+    heart.heard(well, 3.0)
+    assert heart.here(lost, 5.9) and not heart.here(lost, 6.0) and heart.here(well, 60.0)
+    assert not heart.gone(lost)
+    heart.heard(lost, 7.0)
+    assert heart.here(lost, 60.0)

@@ -1,5 +1,8 @@
 """Raft under a hostile network: the properties of the thesis are checked after every single event.
 
+Sentences in quotation marks are those of D. Ongaro, Consensus: Bridging Theory and Practice, Stanford 2014, or of
+the shorter paper (Ongaro & Ousterhout, USENIX ATC 2014); each stands above what checks it.
+
 A seeded enemy loses, doubles and reorders messages, cuts links in one or both directions, and kills voters in the
 middle of what they were doing: of the effects of one call only a part is carried out, and what was written since
 the last word that left is lost. Everything runs in virtual time; a failing game is replayed by its seed.
@@ -134,6 +137,7 @@ class Cluster:
         for effect in effects:
             match effect:
                 case Keep(name, blob):
+                    self._check_append_only(host, machine, name, blob)
                     self._keep(host, name, blob)
                 case Send(to, message):
                     self._send(host.name, to, message)
@@ -171,6 +175,14 @@ class Cluster:
 
     # ---- what must always hold (Ongaro 2014, figure 3.2) -----------------------------------------------------
 
+    # "Leader Append-Only: a leader never overwrites or deletes entries in its log; it only appends new entries."
+    def _check_append_only(self, host: Host, machine: Raft, name: str, blob: bytes | None) -> None:
+        if machine.role == "leader" and name.startswith(raft.ENTRY):
+            digested = int(name.removeprefix(raft.ENTRY)) <= machine.snapshot.index  # what a marker sums up may go
+            assert digested or host.kept.get(name) in (None, blob), f"{host.name} leads and changes {name}"
+
+    # "Log Matching: if two logs contain an entry with the same index and term, then the logs are identical in all
+    # entries up through the given index."
     def _check_log_matching(self, message: Append) -> None:
         """One (index, term) has one command and one entry before it: so logs that agree once agree before."""
         before = message.previous_term
@@ -182,6 +194,9 @@ class Cluster:
     def _check(self, host: Host, machine: Raft, fact: Any) -> None:
         self.told.append(fact)
         match fact:
+            # "Election Safety: at most one leader can be elected in a given term."
+            # "Leader Completeness: if a log entry is committed in a given term, then that entry will be present in
+            # the logs of the leaders for all higher-numbered terms."
             case Elected(term=term):
                 first = self.leaders.setdefault(term, host.name)
                 assert first == host.name, f"election safety: {first} and {host.name} lead term {term}"
@@ -190,6 +205,8 @@ class Cluster:
                         index <= machine.last_index and machine.term_at(index) == of
                     )
                     assert held, f"leader completeness: {host.name} leads term {term} without entry {index}"
+            # "State Machine Safety: if a server has applied a log entry at a given index to its state machine, no
+            # other server will ever apply a different log entry for the same index."
             case Committed(index=index, term=term, command=command):
                 first = self.committed.setdefault(index, (term, command))
                 assert first == (term, command), f"state machine safety: two commands at {index}"
@@ -335,6 +352,9 @@ def quiet(voters: int = 3) -> tuple[Cluster, PeerId]:
     return cluster, leader
 
 
+# "In the Pre-Vote algorithm, a candidate only increments its term if it first learns from a majority of the cluster
+# that they would be willing to grant the candidate their votes (if the candidate's log is sufficiently up-to-date,
+# and the voters have not received heartbeats from a valid leader for at least a baseline election timeout)." (9.6)
 def test_a_voter_back_from_a_partition_does_not_depose_the_leader():
     """Alone it asks in vain for votes but never begins a term of its own (pre-vote): the term stays what it was."""
     cluster, leader = quiet()
@@ -347,6 +367,8 @@ def test_a_voter_back_from_a_partition_does_not_depose_the_leader():
     assert cluster.leading() == [leader] and {cluster.raft_of(p).term for p in cluster.names} == {term}
 
 
+# "a leader in Raft steps down if an election timeout elapses without a successful round of heartbeats to a majority
+# of its cluster" (6.2)
 def test_a_leader_that_hears_nobody_steps_down_though_all_hear_it():
     """Its heartbeats still arrive and would keep the others waiting for ever (check-quorum)."""
     cluster, leader = quiet()
@@ -358,6 +380,9 @@ def test_a_leader_that_hears_nobody_steps_down_though_all_hear_it():
     assert successor != leader
 
 
+# "1. The prior leader stops accepting new client requests. 2. The prior leader fully updates the target server's
+# log to match its own, using the normal log replication mechanism described in Section 3.5. 3. The prior leader
+# sends a TimeoutNow request to the target server." (3.10)
 def test_leadership_moves_to_the_one_that_is_named_without_waiting_for_anybodys_patience():
     cluster, leader = quiet(5)
     heir = next(p for p in cluster.names if p != leader)
@@ -430,6 +455,8 @@ def test_words_of_strangers_and_impossible_wishes_are_refused():
 # ---- mutants: a rule is deleted, and a listed seed notices -----------------------------------------------------
 
 
+# "Persistent state on all servers: (Updated on stable storage before responding to RPCs) currentTerm, votedFor,
+# log" (figure 3.1)
 def test_mutant_a_voter_that_forgets_whom_it_voted_for(monkeypatch: pytest.MonkeyPatch):
     """Its term is kept, its vote is not: after a restart it votes again in the same term."""
     assert len(hostile(122, 3).leaders) > 1
@@ -444,6 +471,9 @@ def test_mutant_a_voter_that_forgets_whom_it_voted_for(monkeypatch: pytest.Monke
         hostile(122, 3)
 
 
+# "Raft never commits log entries from previous terms by counting replicas. Only log entries from the leader's
+# current term are committed by counting replicas; once an entry from the current term has been committed in this
+# way, then all prior entries are committed indirectly because of the Log Matching Property." (3.6.2)
 def test_mutant_entries_of_earlier_terms_are_committed_by_counting(monkeypatch: pytest.MonkeyPatch):
     """Figure 3.7: an entry that a majority holds is overwritten all the same, after it was told to be final."""
     for seed in (23, 46, 104):
@@ -452,6 +482,20 @@ def test_mutant_entries_of_earlier_terms_are_committed_by_counting(monkeypatch: 
     for seed in (23, 46, 104):
         with pytest.raises(AssertionError, match="leader completeness"):
             figure_3_7(seed)
+
+
+def test_mutant_a_leader_that_makes_room_in_its_own_log(monkeypatch: pytest.MonkeyPatch):
+    """What is not final yet goes when something new is proposed."""
+    propose = Raft.propose
+
+    def instead(self: Raft, command: bytes, now: float) -> list[Effect]:
+        cut = self._cut(self.last_index) if self.role == "leader" and self.last_index > self.commit else []
+        return [*cut, *propose(self, command, now)]
+
+    monkeypatch.setattr(Raft, "propose", instead)
+    with pytest.raises(AssertionError, match="leads and changes"):
+        for seed in range(20):
+            hostile(seed, 3)
 
 
 def test_mutant_a_log_that_is_not_kept():

@@ -114,6 +114,8 @@ def test_raft_is_one_hop_faster_for_everybody(machine: type[Any], hops: int):
     assert reader.certificate_holds(certificate, table.keys, 3)
 
 
+# "In the Pre-Vote algorithm, a candidate only increments its term if it first learns from a majority of the cluster
+# that they would be willing to grant the candidate their votes" (Ongaro 2014, 9.6; here a term is a view)
 def test_who_is_cut_off_changes_nothing_and_votes_when_it_is_back():
     """p2 gives its leader up alone; nobody follows, its view stands, and its vote is the one that was needed."""
     table = Table(3, deaf={P1})
@@ -127,6 +129,9 @@ def test_who_is_cut_off_changes_nothing_and_votes_when_it_is_back():
     assert table.decided() == {P0: b"body", P2: b"body"}
 
 
+# "Leader Completeness: if a log entry is committed in a given term, then that entry will be present in the logs of
+# the leaders for all higher-numbered terms." (figure 3.2; p0's entry may have been committed for all that p1 can
+# know)
 def test_a_dead_leader_is_followed_by_the_next_who_takes_its_entry_over():
     """p0's body reached p3 alone, then p0 died: p1 leads, is bound to that body, and it is not judged again."""
     table = Table(4)
@@ -207,6 +212,7 @@ def test_a_body_that_ballots_do_not_allow_is_refused():
     assert hearer.view == 2 and hearer.has_voted
 
 
+# "Persistent state on all servers: (Updated on stable storage before responding to RPCs)" (figure 3.1)
 def test_a_leader_that_is_run_twice_gets_one_entry_accepted():
     """A copied folder leads as well: whoever accepted the first body accepts no other, also after a restart, and
     whoever hears both has evidence."""

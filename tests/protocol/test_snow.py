@@ -145,6 +145,9 @@ def test_a_swarm_with_few_liars_settles_at_the_papers_parameters():
     assert len(swarm.until_settled()) == 1 and len(swarm.settled) == 98
 
 
+# "Upon every successful query, the node increments its confidence counter for that color. A node switches colors
+# when the confidence in its current color becomes lower than the confidence value of the new color." (arXiv
+# 1906.08936, of Snowball)
 def test_a_settled_peer_never_flips_and_no_two_settle_differently():
     """Even splits, loss, a few liars, restarts in between: whatever is settled is one choice, and stays it."""
     for seed in range(GAMES):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atoll.base.ids import Digest, PeerId
@@ -32,9 +34,10 @@ def promise(peer: PeerId, other: bool = False) -> Commit:
 class Judge:
     """D, who owns nothing and votes."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: ReducePlan = PLAN) -> None:
+        self.plan = plan
         self.gone: set[PeerId] = set()
-        self.at = Witnesses(PLAN, D, lambda part, peer: None, promise, self.gone.__contains__, True)
+        self.at = Witnesses(plan, D, lambda part, peer: None, promise, self.gone.__contains__, True)
         self.asked: list[tuple[PeerId, PeerId]] = []
         self.facts: list[object] = []
 
@@ -43,7 +46,7 @@ class Judge:
     ) -> Judge:
         what = truth(names) if made is None else digest(made)
         rows = rows_of(promise(p, other=p == twice) for p in names)
-        said = Answered(3, 0, 0, OWNERS.index(owner), what, 8, names, rows)
+        said = Answered(3, 0, 0, self.plan.signers(0).index(owner), what, 8, names, rows)
         payload = Payload(what, 8, names) if shown else None
         return self.does(self.at.hear(Signed(owner, b"", what), said, payload))
 
@@ -169,3 +172,45 @@ def test_an_answer_that_lists_who_does_not_decode_is_false(names):
     case.checks.append((names, rows_of(map(promise, names))))
     judge.does(judge.at.recomputed(0, 0, Combined(Payload(truth(names), 8, names), names[1:], names[:1])))
     assert judge.told(Lied) == [A]
+
+
+# ---- a jury ------------------------------------------------------------------------------------------------
+
+JURY = tuple(PeerId(f"j{k}") for k in range(6))
+
+
+def before(jury: tuple[PeerId, ...]) -> Judge:
+    """D, where five of owners and jury who say the same are believed."""
+    return Judge(replace(PLAN, listeners=(*ALL, *JURY), juries=(jury,), verdict=5))
+
+
+def test_who_is_not_on_the_jury_opens_no_row_and_believes_when_enough_say_the_same():
+    """A lies and four agree: not enough. A fifth speaks, and D holds the answer, without calling A a liar."""
+    judge = before(JURY).hears(A, made=b"lie").hears(B, shown=True).hears(C).hears(JURY[0]).hears(JURY[1]).looks()
+    assert judge.told(Lied) == [] and judge.asked == [] and judge.stands() is None
+    assert judge.hears(JURY[2]).looks().stands() == ALL
+    assert judge.asked == [] and judge.told(Lied) == [] and judge.at.lapses(0, None, late=True) == {}
+
+
+def test_on_the_jury_a_look_at_the_rows_is_one_word_and_names_the_liar():
+    """D opens the rows, knows what is true and says so; it goes by the others' words all the same."""
+    judge = before((D, *JURY)).hears(A, made=b"lie").hears(B).hears(C).looks().opens(*ALL)
+    found = judge.at.found(0, patient=True)
+    assert judge.told(Lied) == [A] and found is not None and found.digest == truth(ALL)
+    assert judge.stands() is None
+    assert judge.hears(D).hears(JURY[0]).hears(JURY[1]).stands() == ALL
+
+
+def test_liars_on_the_jury_do_not_make_a_lie_believed_by_who_can_judge_it():
+    judge = before((D, *JURY)).hears(A, made=b"lie", shown=True).hears(B).hears(C).looks().opens(*ALL)
+    for liar in JURY:
+        judge.hears(liar, made=b"lie")
+    assert judge.stands() is None and set(judge.told(Lied)) == {A, *JURY}
+
+
+def test_an_answer_of_the_jury_alone_stands_nowhere():
+    """What no owner answered has no place in a body, whoever says it."""
+    judge = before(JURY)
+    for juror in JURY:
+        judge.hears(juror, shown=True)
+    assert judge.stands() is None

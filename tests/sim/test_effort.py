@@ -82,6 +82,19 @@ def test_where_time_ends_rounds_records_of_the_others_do_not_suffer():
     assert min(fast) >= 0.95 * min(before.scores.values()) > scores[story.slow]
 
 
+def test_where_time_ends_rounds_claimed_steps_buy_no_weight():
+    """One takes a quarter of the others' steps: its record is a little worse, and nothing else weighs less."""
+    from atoll.wire.codec import decode_statement
+
+    def weights(effort: Effort | None) -> list[int]:
+        closed = Story(effort, slow=4.0, reputation=True).run(2).closed[1]
+        return sorted(decode_statement(s.body, s.signer).weight for s in closed.body.commits)
+
+    timed, counted = weights(Effort(16, train_s=1.0)), weights(None)
+    assert timed[3] < 1.5 * timed[0]
+    assert counted[3] == counted[0] == STEPS * timed[3]  # where they are assigned they weigh
+
+
 def test_losses_shorten_rounds_and_move_batches_alike_at_all_members():
     effort = Effort(16, steps_min=10, by_loss=True, batches=Batches(2.0, 8, 40))
     story = Story(effort).run(7)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.policy import members
+from atoll.base.ids import PeerId
+from atoll.base.machine import Effect
+from atoll.node import ground, peer
+from atoll.policy import members, trust
+from atoll.protocol.reduce.watched import WatchedReduce
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.sim.owners import CROOKS
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
 from atoll.sim.scenarios.owners import PROVEN, play_crooks, watched
 from atoll.sim.scenarios.stage import Stage
+from atoll.wire.messages.round import WantRow
 
 
 @pytest.mark.parametrize("kind", sorted(set(CROOKS) - {"framer"}))
@@ -85,3 +90,40 @@ def test_two_answers_prove_a_lie_only_in_one_slot(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ScenarioFailed, match="lost their place"):
         for seed in range(1, 4):
             run_scenario("framers", seed, rounds=6)
+
+
+# ---- a large committee: a jury opens the rows of doubted parts, for all ------------------------------------
+
+
+def test_a_jury_makes_doubted_parts_again_and_nobody_else_asks_for_a_row(monkeypatch: pytest.MonkeyPatch):
+    """Twelve members, called a large committee, a jury of two: no part is missing, and both liars are out."""
+    monkeypatch.setattr(ground, "COMMITTEE_MAX", 8)
+    monkeypatch.setattr(trust, "JURY", 2)
+    wishes: list[bool] = []
+    open_row = WatchedReduce._open_row
+
+    def watch(reduce: WatchedReduce, sender: PeerId, wish: WantRow) -> list[Effect]:
+        wishes.append(reduce.plan.opens(wish.part, sender))
+        return open_row(reduce, sender, wish)
+
+    monkeypatch.setattr(WatchedReduce, "_open_row", watch)
+    stage = Stage("jury", 1, peers=12, rounds=2, quorum="two-thirds")
+    play_crooks(stage, {2: "miscounter", 5: "two_tongued"})
+    assert wishes and all(wishes)
+    assert stage.newest is not None
+    assert all(None not in body.parts for body in stage.newest.bodies.values())
+
+
+def test_voices_reach_a_vertex_though_only_two_writers_are_told(monkeypatch: pytest.MonkeyPatch):
+    """Seven members, called many. More than two must say that they made the sum again: the liar is out in time."""
+    monkeypatch.setattr(peer, "COMMITTEE_MAX", 4)
+    monkeypatch.setattr(peer, "WRITERS_TOLD", 2)
+    play_crooks(Stage("voices", 1, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})
+
+
+def test_voices_that_nobody_is_told_end_nothing(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: each keeps its own."""
+    monkeypatch.setattr(peer, "COMMITTEE_MAX", 4)
+    monkeypatch.setattr(peer, "WRITERS_TOLD", 0)
+    with pytest.raises(AssertionError, match="the miscounter p0002 left after round None"):
+        play_crooks(Stage("voices", 1, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from atoll.base.draw import in_pairs
 from atoll.base.ids import Digest, PeerId
@@ -24,11 +25,11 @@ WINDOW_S = 6.0  # of an owner
 class Paired:
     """A swarm whose members exchange in pairs; `rows` are all that were sent, by round of training."""
 
-    def __init__(self, peers: int, seed: int = 3) -> None:
+    def __init__(self, peers: int, seed: int = 3, window_min_s: float | UnsetType = UNSET) -> None:
         settings = RunSettings(
             open_to_all=True,
             topology="pairs",
-            round=RoundSettings(inner_steps=20, first_train_s=10, owner_s=WINDOW_S),
+            round=RoundSettings(inner_steps=20, first_train_s=10, owner_s=WINDOW_S, window_min_s=window_min_s),
         )
         self.swarm = Swarm(seed, SwarmKnobs(peers=peers, run=settings), island=PairedIsland)
         self.world, self.closed, self.rows = (
@@ -106,6 +107,22 @@ def test_a_partner_that_dies_costs_the_other_no_row_and_the_rest_nothing():
     times = [fact.body.time_s for fact in paired.closed[2:5]]
     assert max(b - a for a, b in pairwise(times)) < 2 * WINDOW_S, "a silence, and no window on top of it"
     assert alone in first.counted
+
+
+def test_a_partner_that_rests_takes_no_others_time():
+    """Windows follow the pace; in every round one of four rests, and it is nobody's lateness that its part is."""
+    paired = Paired(4, window_min_s=0.1)
+    world, rests = paired.world, peer_name(3)
+
+    def at(round: int) -> float:
+        paired.until(round)
+        node = world.nodes[rests]
+        world.carry_out(node, node.machine.rest(50, node.clock.local(world.now)))
+        paired.until(round + 8)
+        return paired.closed[-1].body.window_s
+
+    assert at(3) < WINDOW_S / 4
+    assert all(set(fact.counted) == {*paired.swarm.founders} - {rests} for fact in paired.closed[-4:])
 
 
 def test_a_member_whose_word_is_lost_keeps_what_it_held():

@@ -12,97 +12,103 @@ from real_swarm import Swarm
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
 
+PEERS = 3
 QUICK = ["run.rounds=0", "train.inner_steps=10", "sync.up=2bit"]
 EAGER = ["run.rounds=0", "train.recipe=eager", "train.inner_steps=10"]
 STREAMING = ["run.rounds=0", "train.recipe=streaming", "train.inner_steps=40", "sync.overlap=8"]
 
 
-def together(base: Path, peers: int, settings: list[str] = QUICK) -> Swarm:
-    swarm = Swarm(base, [*settings, f"run.start_peers={peers}"])
+def together(base: Path, settings: list[str]) -> Swarm:
+    swarm = Swarm(base, [*settings, f"run.start_peers={PEERS}"])
     swarm.found()
-    for index in range(1, peers):
+    for index in range(1, PEERS):
         swarm.join(index)
     return swarm
+
+
+def test_a_killed_peer_and_a_dead_trainer_cost_one_round_each_and_a_blackout_none(tmp_path: Path):
+    """One story, since starting a swarm takes longer than all that happens to it here."""
+    with together(tmp_path, QUICK) as swarm:
+        one_is_killed(swarm)
+        a_trainer_dies(swarm, "Passed")
+        all_lose_power(swarm)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(QUICK, id="waiting"),
         pytest.param(STREAMING, id="streaming"),
         pytest.param(EAGER, id="eager", marks=pytest.mark.long),
     ],
 )
-def test_a_killed_peer_is_named_and_comes_back_and_a_dead_trainer_costs_one_round(
-    tmp_path: Path, settings: list[str]
-):
+def test_where_trainers_go_on_meanwhile_deaths_cost_no_more(tmp_path: Path, settings: list[str]):
+    """What a dead trainer had handed over still counts, and if it is back in time nothing is missed at all."""
+    with together(tmp_path, settings) as swarm:
+        one_is_killed(swarm)
+        a_trainer_dies(swarm, "RoundClosed")
+
+
+def one_is_killed(swarm: Swarm) -> None:
     """Peer 2 gets SIGKILL as the share phase begins; the same attempt ends without it. It resumes from disk."""
-    with together(tmp_path, 4, settings) as swarm:
-        swarm.closed(2, peer=2)
-        begun = swarm.wait(lambda f: f["fact"] == "ShareBegan" and f["by"] == 2, since=len(swarm.facts))
-        swarm.kill(2)
-        gone = len(swarm.facts)
-        first = swarm.wait(
-            lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and f["round"] >= begun["round"], since=gone
-        )
-        victim = swarm.wait(lambda f: f["fact"] == "Opened" and f["by"] == 2)["peer"]
-        after = swarm.wait(
-            lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and victim in f["missing"], since=gone
-        )
-        assert after["round"] <= first["round"] + 1
-        assert not [f for f in swarm.facts[gone:] if f["fact"] == "AttemptFailed"]
+    swarm.closed(2, peer=2)
+    begun = swarm.wait(lambda f: f["fact"] == "ShareBegan" and f["by"] == 2, since=len(swarm.facts))
+    swarm.kill(2)
+    gone = len(swarm.facts)
+    first = swarm.wait(
+        lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and f["round"] >= begun["round"], since=gone
+    )
+    victim = swarm.wait(lambda f: f["fact"] == "Opened" and f["by"] == 2)["peer"]
+    after = swarm.wait(lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and victim in f["missing"], since=gone)
+    assert after["round"] <= first["round"] + 1
+    assert not [f for f in swarm.facts[gone:] if f["fact"] == "AttemptFailed"]
 
-        swarm.resume(2)
-        back = swarm.wait(
-            lambda f: f["fact"] == "RoundClosed" and f["by"] == 2 and victim in f["counted"],
-            since=len(swarm.facts),
-        )
-        same = swarm.wait(lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and f["round"] == back["round"])
-        assert back["state"] == same["state"]
+    swarm.resume(2)
+    back = swarm.wait(
+        lambda f: f["fact"] == "RoundClosed" and f["by"] == 2 and victim in f["counted"],
+        since=len(swarm.facts),
+    )
+    same = swarm.wait(lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and f["round"] == back["round"])
+    assert back["state"] == same["state"]
 
-        trainer = swarm.peers[1].trainer()
-        trainer.kill()
-        hurt = len(swarm.facts)
-        if settings is QUICK:
-            passed = swarm.wait(lambda f: f["fact"] == "Passed" and f["by"] == 1, since=hurt)
-        else:  # what it had handed over still counts, and if it is back in time nothing is missed at all
-            passed = swarm.wait(lambda f: f["fact"] == "RoundClosed" and f["by"] == 1, since=hurt)
-        other = swarm.wait(lambda f: f["fact"] == "Opened" and f["by"] == 1)["peer"]
-        again = swarm.wait(
-            lambda f: (
-                f["fact"] == "RoundClosed"
-                and f["by"] == 0
-                and other in f["counted"]
-                and f["round"] > passed["round"]
+
+def a_trainer_dies(swarm: Swarm, noticed: str) -> None:
+    """Its peer goes on, and counts again once another trainer has started, while the others do not wait."""
+    trainer = swarm.peers[1].trainer()
+    trainer.kill()
+    hurt = len(swarm.facts)
+    passed = swarm.wait(lambda f: f["fact"] == noticed and f["by"] == 1, since=hurt)
+    other = swarm.wait(lambda f: f["fact"] == "Opened" and f["by"] == 1)["peer"]
+    again = swarm.wait(
+        lambda f: (
+            f["fact"] == "RoundClosed" and f["by"] == 0 and other in f["counted"] and f["round"] > passed["round"]
+        ),
+        since=hurt,
+    )
+    assert again["round"] <= passed["round"] + 12  # it starts anew while the others go on
+    assert swarm.peers[1].trainer().pid != trainer.pid
+
+
+def all_lose_power(swarm: Swarm) -> None:
+    """All are killed at once and start again in their folders: the next round follows the last."""
+    everybody = range(PEERS)
+    ending = len(swarm.facts)
+    for index in everybody:
+        swarm.kill(index)
+    for index in everybody:
+        swarm.wait(lambda f, index=index: f["fact"] == "Exit" and f["by"] == index, since=ending)
+    agreed = max(f["trained"] for f in swarm.facts if f["fact"] == "RoundClosed")
+    dark = len(swarm.facts)
+    for index in everybody:
+        swarm.resume(index)
+    onward = swarm.closed(agreed + 1, peer=0, since=dark)
+    assert onward["trained"] == agreed + 1
+    states = {
+        swarm.wait(
+            lambda f, index=index: (
+                f["fact"] == "RoundClosed" and f["by"] == index and f["round"] == onward["round"]
             ),
-            since=hurt,
-        )
-        assert again["round"] <= passed["round"] + 12  # it starts anew while the others go on
-        assert swarm.peers[1].trainer().pid != trainer.pid
-
-
-def test_after_a_blackout_the_run_goes_on_without_losing_a_round(tmp_path: Path):
-    """Three peers are killed at once and start again in their folders: the next round follows the last."""
-    with together(tmp_path, 3) as swarm:
-        for index in range(3):
-            swarm.closed(3, peer=index)
-        for index in range(3):
-            swarm.kill(index)
-        for index in range(3):
-            swarm.wait(lambda f, index=index: f["fact"] == "Exit" and f["by"] == index)
-        agreed = max(f["trained"] for f in swarm.facts if f["fact"] == "RoundClosed")
-        dark = len(swarm.facts)
-        for index in range(3):
-            swarm.resume(index)
-        onward = swarm.closed(agreed + 1, peer=0, since=dark)
-        assert onward["trained"] == agreed + 1
-        states = {
-            swarm.wait(
-                lambda f, index=index: (
-                    f["fact"] == "RoundClosed" and f["by"] == index and f["round"] == onward["round"]
-                ),
-                since=dark,
-            )["state"]
-            for index in range(3)
-        }
-        assert states == {onward["state"]}
+            since=dark,
+        )["state"]
+        for index in everybody
+    }
+    assert states == {onward["state"]}

@@ -24,6 +24,7 @@ from msgspec import UNSET, Meta, UnsetType
 from atoll.base.ids import Seconds
 
 ABOVE, BELOW = 1.1, 0.9  # times the target loss, between which the batch stays
+FALL_MOST = 64.0  # times the loss of now: a first one above is an outlier or a lie, and kept rounds short for ever
 STEPS_MOST, BATCH_MOST = 2**31 - 1, 2**20
 
 Steps = Annotated[int, Meta(ge=1, le=STEPS_MOST)]
@@ -61,7 +62,7 @@ class Reached(msgspec.Struct, frozen=True, array_like=True):
     steps: int  # of that round, before its samples bound them
     batch: int  # of that round
     before: int  # the batch of the round that the vertex closes, in which speeds were measured
-    first_loss: float  # of the first round that trained; 0: none has
+    first_loss: float  # of the first round that trained, at most FALL_MOST times a later one's; 0: none has
 
 
 class Quota(NamedTuple):
@@ -105,7 +106,7 @@ def reached_after(
     loss = max(0.0, median(losses)) if losses else 0.0
     if loss == 0.0:
         return Reached(now.steps, now.batch, now.batch, now.first_loss)
-    first_loss = now.first_loss if now.first_loss > 0 else loss
+    first_loss = min(now.first_loss, FALL_MOST * loss) if now.first_loss > 0 else loss
     steps, batch = now.steps, now.batch
     if effort.by_loss is True:
         share = min(1.0, loss / first_loss)

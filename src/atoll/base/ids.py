@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import NewType
 
 PeerId = NewType("PeerId", str)  # base58 libp2p peer id in the real world, a short name in the virtual one
@@ -10,6 +12,21 @@ Seconds = float  # a duration, or a point on some clock; which clock is said whe
 
 DIGEST_BYTES = 32
 ZERO_DIGEST = Digest(bytes(DIGEST_BYTES))
+
+
+def names_of(peers: Iterable[tuple[PeerId, str]]) -> dict[PeerId, str]:
+    """What people call these peers, whatever they call themselves: one line, and another one for each."""
+    told = {peer: one_line(name) for peer, name in peers}
+    count = Counter(told.values())
+    return {
+        peer: peer if not name else name if count[name] == 1 else f"{name} ({short(peer)})"
+        for peer, name in told.items()
+    }
+
+
+def one_line(text: str) -> str:
+    """Words of a stranger without what would move a terminal's cursor, or begin another line."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def short(name: PeerId | Digest | str | bytes) -> str:

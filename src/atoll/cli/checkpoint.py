@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from msgspec import UnsetType
 
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest, PeerId, names_of
 from atoll.base.units import bytes_text, seconds_text
 from atoll.cli.say import AsJson, folder_of, say, say_json
 from atoll.cli.verify import Run, kept_in, spans_of, spans_text
@@ -179,7 +179,7 @@ class Held(NamedTuple):
 def _held(folder: Path, kept: Kept, round: int) -> Held:
     """What the round agreed on; where that only names states of members, the one among them that is here."""
     body = read_vertex(kept, folder, round)[1]
-    names = {m.peer: m.name or m.peer for m in body.members}
+    names = names_of((m.peer, m.name) for m in body.members)
     named = [Held(entry.state, names.get(entry.peer, entry.peer)) for entry in _roll(folder, body.state)]
     here = [held for held in named if _blob(folder, held.blob).exists()]
     return next(iter([*here, *named]), Held(body.state))
@@ -230,7 +230,7 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     planned = body  # whose members the round was planned with: those of the vertex before, if that is here
     if round - 1 == -1 or round - 1 in kept.rounds:
         planned = read_vertex(kept, folder, round - 1)[1]
-    names = {m.peer: m.name or m.peer for m in (*planned.members, *body.members)}
+    names = names_of((m.peer, m.name) for m in (*planned.members, *body.members))
     voters = {m.peer for m in planned.members if m.votes}
     counted = {signed.signer for signed in body.commits}
     back = amend_of(body)

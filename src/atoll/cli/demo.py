@@ -7,10 +7,12 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from shutil import rmtree
+from signal import SIGTERM
 from tempfile import mkdtemp
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from atoll.base.units import bytes_text, seconds_text
 from atoll.cli.say import AsJson, Sets, say, say_json
@@ -19,7 +21,10 @@ from atoll.cli.say import AsJson, Sets, say, say_json
 def demo(
     *,
     peers: Annotated[int, Parameter(help="How many peers train together. Default: 4.")] = 4,
-    rounds: Annotated[int | None, Parameter(help="Training rounds. Default: as the demo's recipe has it.")] = None,
+    rounds: Annotated[
+        int | None,
+        Parameter(validator=Number(gte=1), help="Training rounds. Default: as the demo's recipe has it."),
+    ] = None,
     seed: Annotated[int, Parameter(help="Of the first weights and of the order of the data.")] = 0,
     chaos: Annotated[
         bool, Parameter(negative="", help="Kill the founder mid-round and let a new peer join late.")
@@ -44,15 +49,18 @@ def demo(
     async def main() -> Any:
         swarm = Demo(settings, folder, screen.change)
         screen.swarm = swarm
+        ours = asyncio.current_task()
+        assert ours is not None
+        asyncio.get_running_loop().add_signal_handler(SIGTERM, ours.cancel)
         return await swarm.run()
 
     try:
         with screen.live or nullcontext():
             outcome = asyncio.run(main())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError) as why:
         if dir is None:
             rmtree(folder, ignore_errors=True)
-        raise
+        raise KeyboardInterrupt from why
     if dir is None and screen.swarm is not None:
         screen.swarm.tidy(outcome)
     figures = outcome.figures
@@ -87,7 +95,7 @@ class _Screen:
             from rich.console import Console
             from rich.live import Live
 
-            self.live = Live(console=Console(highlight=False), refresh_per_second=4, transient=True)
+            self.live = Live(console=Console(highlight=False, markup=False), refresh_per_second=4, transient=True)
 
     def change(self, line: str) -> None:
         if self.quiet:

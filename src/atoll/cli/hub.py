@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 from atoll.base.errors import PeerFault, RunFailedError
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from atoll.base.ids import Digest
     from atoll.host.learning import Learning
     from atoll.learn.export import Story
     from atoll.node.verify import Kept
@@ -38,7 +41,8 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
             fix="leave out --hf to have the state as it is",
         ) from None
     story = _story(kept, folder, round, settings.name, learning)
-    files = hugging_face_files(agreed, learning.layout, story, _tokenizer(folder, learning))
+    beside = (_blob(folder, name) for name in (learning.tokenizer, learning.base))
+    files = hugging_face_files(agreed, learning.layout, story, *beside)
     aside = to.with_name(to.name + ".partial")
     aside.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -47,16 +51,16 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
     return [to / name for name in files]
 
 
-def _tokenizer(folder: Path, learning: Learning) -> bytes:
+def _blob(folder: Path, name: Digest | UnsetType) -> bytes:
     """The run's, if it has one and this folder holds it unchanged."""
     from msgspec import UNSET
 
     from atoll.cli.verify import blob_id_of
 
-    if learning.tokenizer is UNSET:
+    if name is UNSET:
         return b""
-    blob = folder / "blobs" / learning.tokenizer.hex()
-    return blob.read_bytes() if blob.exists() and blob_id_of(blob) == learning.tokenizer else b""
+    blob = folder / "blobs" / name.hex()
+    return blob.read_bytes() if blob.exists() and blob_id_of(blob) == name else b""
 
 
 def what_is(files: list[Path]) -> str:
@@ -110,18 +114,12 @@ def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -
 
 def _bytes_until(record: Path, round: int) -> tuple[int | None, int | None]:
     """(sent by this peer, what it would have sent data-parallel) up to a round, as its record says."""
-    import msgspec
-
-    from atoll.host.record import Progress
+    from atoll.host.record import Progress, entries_in
 
     if not record.exists():
         return None, None
     progress = Progress()
-    for line in record.open("rb"):
-        try:
-            entry = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            continue  # torn by a power cut
+    for entry in entries_in(record):
         if entry.get("round", -2) <= round:
             progress.see(entry)
     return (progress.bytes_out, progress.bytes_data_parallel) if progress.trained else (None, None)

@@ -26,7 +26,7 @@ def init(
             "E-ARG-08", f"{file} is there already", fix=f"atoll init {file} --force, or name another file"
         )
     try:
-        file.write_text(commented_toml())
+        file.write_text(commented_toml(), "utf-8")
     except OSError as why:
         raise UsageError("E-ARG-04", f"cannot write {file}: {why.strerror}", fix="name another file") from None
     if json:

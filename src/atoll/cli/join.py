@@ -54,10 +54,10 @@ def join(
         raise UsageError(
             "E-ARG-05", "there is no ticket", fix="atoll join TICKET, with the line that `atoll up` printed"
         )
-    parse(text).verify(time.time())  # a bad ticket is told before anything heavy starts
-    start = Start(
-        folder_of(dir), load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay
-    )
+    parsed, folder = parse(text), folder_of(dir)
+    if not (folder / "kept.sqlite").exists():
+        parsed.verify(time.time())  # a bad ticket is told before anything heavy starts; who is in needs it no more
+    start = Start(folder, load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay)
     from atoll.cli.watch import watched
 
     return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), facts=facts, as_json=json)

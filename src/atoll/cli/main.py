@@ -6,8 +6,10 @@ after Ctrl-C. With `--json` trouble is an object on stderr too. Never imports to
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from io import TextIOWrapper
 
 import cyclopts
 
@@ -44,22 +46,38 @@ for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, s
     app.command(verb)
 for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
     app.command(verb)
-for verb in (pull.pull, rollback.rollback):
+for verb in (pull.pull, rollback.rollback, verify.verify):
     checkpoint.checkpoint.command(verb)
+
+
+def _verbs(words: list[str]) -> list[str]:
+    """The command that these words begin with: `status`, or `checkpoint show`; nothing if there is none."""
+    at, verbs = app, list[str]()
+    for word in words:
+        if word.startswith("-") or word not in at:
+            break
+        verbs.append(word)
+        at = at[word]
+    return verbs
 
 
 def main(tokens: list[str] | None = None) -> None:
     """Carry out one command and end the process with its exit status."""
     words = sys.argv[1:] if tokens is None else tokens
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
     try:
         answer = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         status = answer if isinstance(answer, int) else 0
     except AtollError as why:
         status = say_trouble(why, as_json="--json" in words)
     except cyclopts.CycloptsError as why:
-        verb = next((w for w in words if not w.startswith("-")), "")
-        known = f"atoll {verb} --help" if verb in app else "atoll --help"
-        status = say_trouble(UsageError("E-ARG-01", str(why).strip(), fix=known), as_json="--json" in words)
+        told = UsageError("E-ARG-01", str(why).strip(), fix=" ".join(["atoll", *_verbs(words), "--help"]))
+        status = say_trouble(told, as_json="--json" in words)
+    except BrokenPipeError:  # whoever read us has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is it told at exit
+        status = 0
     except Exception as why:
         traceback.print_exc()
         text = f"an error of Atoll itself: {type(why).__name__}: {why}"
@@ -69,6 +87,4 @@ def main(tokens: list[str] | None = None) -> None:
         status = say_trouble(defect, as_json="--json" in words)
     except KeyboardInterrupt:
         status = 130
-    except BrokenPipeError:
-        status = 0  # whoever read us has seen enough
     sys.exit(status)

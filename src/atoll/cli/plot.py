@@ -42,18 +42,12 @@ def plot(
 
 def rounds_of(record: Path) -> list[dict[str, Any]]:
     """One row per trained round: loss, peers, bytes sent so far and what data-parallel would have sent."""
-    import msgspec
-
-    from atoll.host.record import Progress
+    from atoll.host.record import Progress, entries_in
 
     if not record.exists():
         return []
     progress, rows = Progress(), dict[int, dict[str, Any]]()
-    for line in record.open("rb"):
-        try:
-            entry = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            continue  # torn by a power cut
+    for entry in entries_in(record):
         progress.see(entry)
         if entry.get("fact") == "RoundClosed" and entry.get("counted"):
             rows[entry["trained"]] = {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, say, say_json
+
+if TYPE_CHECKING:
+    from atoll.sim.scenarios.stage import Scenario
 
 
 def simulate(
@@ -26,18 +30,26 @@ def simulate(
         Literal["bft", "raft"],
         Parameter(help="By which members agree. Raft plays the stories in which nobody lies."),
     ] = "bft",
+    swarm: Annotated[
+        bool,
+        Parameter(negative="", help="Play drawn scenarios at drawn sizes, from this seed on, until time is up."),
+    ] = False,
+    minutes: Annotated[float, Parameter(help="How long --swarm goes on.")] = 10.0,
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
     from atoll.sim.scenarios import SCENARIOS, NotForRaft, ScenarioFailed, run_scenario
 
-    if not name:
-        say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
-        return
-    if name not in SCENARIOS and name != "all":
+    if name and name not in SCENARIOS and name != "all":
         raise UsageError(
             "E-ARG-09", f"there is no scenario {name!r}", fix="one of " + ", ".join([*SCENARIOS, "all"])
         )
+    if swarm:
+        _swarm({name: SCENARIOS[name]} if name in SCENARIOS else SCENARIOS, seed, minutes, json)
+        return
+    if not name:
+        say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
+        return
     failures: list[str] = []
     for story in SCENARIOS if name == "all" else [name]:
         for number in range(seed, seed + seeds):
@@ -54,6 +66,30 @@ def simulate(
                 say_json(report)
             else:
                 say(report.line)
+    _end(failures)
+
+
+def _swarm(stories: dict[str, Scenario], seed: int, minutes: float, json: bool) -> None:
+    """Worlds until time is up, each told as it ends; then how many there were, and what failed."""
+    from atoll.sim.scenarios import ScenarioFailed
+    from atoll.sim.scenarios.night import night
+
+    worlds, failures = 0, list[str]()
+    for told in night(stories, seed, 60 * minutes):
+        worlds += 1
+        if isinstance(told, ScenarioFailed):
+            failures.append(str(told))
+            print(told, file=sys.stderr, flush=True)
+        elif json:
+            say_json(told)
+        else:
+            say(told.line)
+    if not json:
+        say(f"{worlds} worlds, {len(failures)} failed; to go on: atoll simulate --swarm --seed {seed + worlds}")
+    _end(failures)
+
+
+def _end(failures: list[str]) -> None:
     if failures:
         *told, replay = failures[0].strip().splitlines()
         raise RunFailedError(

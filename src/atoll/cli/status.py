@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
+from atoll.base.ids import one_line
+from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
 
@@ -112,7 +115,9 @@ def peers(*, dir: Dir = None, json: AsJson = False) -> None:
 
 def invite(
     *,
-    uses: Annotated[int, Parameter(help="How many peers may join with it. Default: 1.")] = 1,
+    uses: Annotated[
+        int, Parameter(validator=Number(gte=1, lte=PEERS_MAX), help="How many peers may join with it. Default: 1.")
+    ] = 1,
     ttl: Annotated[str, Parameter(help="How long it is good: 15min, 24h, 7d. Default: 24h.")] = "24h",
     role: Annotated[
         Literal["trainer", "observer"], Parameter(help="What it admits. Default: trainer.")
@@ -128,6 +133,7 @@ def invite(
     """Make a new ticket through the members' agreement, or revoke one."""
     from atoll.base.errors import UsageError
     from atoll.host.api import ask
+    from atoll.host.dialling import endpoint_of
 
     if list:
         found = ask(folder_of(dir), "invitations")
@@ -140,8 +146,12 @@ def invite(
         return
     try:
         lasts_s = parse_duration_s(ttl)
+        if lasts_s < 1:
+            raise ValueError("nobody could join in that time")
     except ValueError as why:
         raise UsageError("E-ARG-06", f"--ttl {ttl}: {why}", fix="atoll invite --ttl 24h") from None
+    for one in address:
+        endpoint_of(one)  # a slip would be found by whoever was invited
     wish = {"uses": uses, "lasts_s": lasts_s, "role": role, "addresses": address, "revoke": revoke}
     answer = ask(folder_of(dir), "invite", **wish)
     if json:
@@ -197,7 +207,7 @@ def _say_members(members: list[dict[str, Any]], addresses: bool = False) -> None
     for m in members:
         speed = f"{m['step_s'] * 1000:.0f} ms/step" if m["step_s"] else ""
         rtt = f"{m['rtt_ms']:.1f} ms" if m["rtt_ms"] is not None else ""
-        who = f"{m['name'] or m['peer'][-8:]:<16} {m['peer'][-8:]}"
+        who = f"{one_line(m['name']) or m['peer'][-8:]:<16} {m['peer'][-8:]}"
         worth = f" {m['reputation']:>6.2f} {m['tier']:<9}" if "reputation" in m else ""
         line = f"  {who}  {m['standing']:<9}{worth} {m['link']:<5} {speed:>12} {rtt:>10}"
         say(line.rstrip() + (f"  {', '.join(m['addresses'])}" if addresses else ""))

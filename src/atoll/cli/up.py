@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from atoll.cli.say import AsJson, Dir, Sets, folder_of
 
@@ -21,7 +22,11 @@ Announce = Annotated[
     Parameter(negative="", help="Multiaddr that others are told to dial, if it is another one; repeatable."),
 ]
 Threads = Annotated[
-    int, Parameter(help="Threads of the trainer. Default: the cores, divided by the peers that run here.")
+    int,
+    Parameter(
+        validator=Number(gte=0),
+        help="Threads of the trainer. Default: the cores, divided by the peers that run here.",
+    ),
 ]
 Facts = Annotated[
     bool, Parameter(negative="", help="Write every fact as a line of JSON; the end of stdin ends the peer.")

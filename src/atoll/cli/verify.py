@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
 from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
 from atoll.cli.say import AsJson, folder_of, say, say_json
 
@@ -258,7 +258,7 @@ def _say(audit: Audit, blobs: int | None) -> None:
     total = sum(s.samples for s in audit.shares.values())
     for peer, s in sorted(audit.shares.items(), key=lambda item: -item[1].samples):
         part = f"{s.samples / total:.1%}" if total else "0"
-        who = f"{s.name or _tail(peer):<16} {_tail(peer)}"
+        who = f"{one_line(s.name) or _tail(peer):<16} {_tail(peer)}"
         worth = audit.scores.get(peer)
         told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
         told += f"  {s.late} of its {s.steps} steps apart" if s.late else ""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from atoll.base.ids import one_line
 from atoll.base.units import bytes_text
 from atoll.cli.say import qr, say, say_json
 from atoll.host.reach import scope_of
@@ -85,18 +87,22 @@ class Lines:
         self.assembled = 0
 
     def opened(self, news: dict[str, Any]) -> None:
-        say(introduction(news))
+        self._say(introduction(news))
 
     def entry(self, entry: dict[str, Any], progress: Progress) -> None:
         line = line_of(entry, progress)
         if line:
-            say(line)
+            self._say(line)
 
     def notice(self, text: str) -> None:
-        say(text)
+        self._say(text)
 
     def ended(self, news: dict[str, Any]) -> None:
-        say(farewell(news))
+        self._say(farewell(news))
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError):  # a reader that left, or a full disk, is no reason to stop training
+            say(text)
 
 
 class Terminal(Lines):
@@ -107,7 +113,7 @@ class Terminal(Lines):
         from rich.console import Console
         from rich.live import Live
 
-        self.console = Console(highlight=False)
+        self.console = Console(highlight=False, markup=False, emoji=False)  # names in brackets are names
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
 
     def opened(self, news: dict[str, Any]) -> None:
@@ -182,11 +188,13 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
         case "Suspected" if progress.over:
             return ""  # they leave as we do
         case "Suspected":
-            return f"! {name(entry['peer'])} does not answer ({entry['why']}); the others go on"
+            what = entry.get("paused", "the others go on")
+            return f"! {name(entry['peer'])} does not answer ({entry['why']}); {what}"
         case "Returned":
             return f"{name(entry['peer'])} is heard again"
         case "AttemptFailed":
-            return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; trying again"
+            why = entry.get("paused", "trying again")
+            return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; {why}"
         case "Passed":
             return f"! nothing contributed to round {entry['round']}: {entry['why']}"
         case "ScoreMissed":
@@ -219,7 +227,7 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 f"{entry['asked']} asked last{sure} (atoll status says how to change sides)"
             )
         case "Refused":
-            return f"! {name(entry['by'])} says: {entry['what']}"
+            return f"! {name(entry['by'])} says: {one_line(entry['what'])}"
         case "Fault":
             return f"! {name(entry['peer'])} broke the protocol: {entry['what']}"
         case "RunOver":

@@ -21,7 +21,6 @@ from atoll.host.record import line_of
 from atoll.host.rollback import roll_back
 from atoll.keys.erasure import piece_bytes
 from atoll.node.settings import RunSettings
-from atoll.policy.plan import quorum
 from atoll.policy.reputation import scores_of
 from atoll.wire.messages.statements import Invite
 from atoll.wire.ticket import issue
@@ -102,8 +101,9 @@ def status_of(host: PeerHost) -> dict[str, Any]:
     p, machine = host.progress, host.machine
     members = peers_of(host)
     mine = next((m for m in members if m["peer"] == host.me), None)
-    voters, here, needed = _voters(host)
+    turnout = machine.turnout(host.clock.now())
     head = machine.history.head_body if machine.history is not None else None
+    voting = sum(m.votes for m in head.members) if head is not None else 0
     return {
         "run": p.run,
         "run_id": host.run_id.hex(),
@@ -131,16 +131,16 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "unit": p.unit,
         "tokens": p.tokens,
         "tokens_per_s": round(p.tokens_per_s, 1),
-        "voters": voters,
-        "present": here,
-        "quorum": needed,
+        "voters": len(turnout.voters),
+        "present": turnout.here,
+        "quorum": turnout.needed,
         "protocol": "raft" if machine.settings.by_raft else "bft",
         "statistic": machine.settings.statistic,
-        "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.audits is not None else None,
-        "scores": p.opinions if machine.scoring is not None else None,
-        "validation": _validation(host) if machine.validators is not None else None,
+        "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.inspectors.audits is not None else None,
+        "scores": p.opinions if machine.inspectors.scoring is not None else None,
+        "validation": _validation(host) if machine.inspectors.validators is not None else None,
         "kept": kept_of(host),
-        "paused": paused_text(voters, here, needed, machine.settings, p.trained),
+        "paused": host.paused() or waiting_text(voting, machine.settings, p.trained),
         "missing": p.missing,
         "uncounted": uncounted_text(mine["missed"] if mine else 0, p.passed, machine.settings),
         "apart_steps": p.apart_steps,
@@ -213,22 +213,9 @@ def _eras_lacking(host: PeerHost) -> set[int]:
     return set(eras.lacking) if eras is not None else set()
 
 
-def _voters(host: PeerHost) -> tuple[int, int, int]:
-    """(voters of the agreed membership, those of them I can hear, votes that make a certificate)."""
-    history = host.machine.history
-    if history is None:
-        return 0, 0, 0
-    voters = [m.peer for m in history.head_body.members if m.votes]
-    gone = host.machine.heartbeat.gone
-    here = sum(p == host.me or not gone(p) for p in voters)
-    return len(voters), here, quorum(len(voters), host.machine.settings.round.quorum)
-
-
-def paused_text(voters: int, here: int, needed: int, settings: RunSettings, trained: int) -> str | None:
-    """Why the run does not go on, in the words of the command line; None if it does."""
+def waiting_text(voters: int, settings: RunSettings, trained: int) -> str | None:
+    """Why members do not train though they could agree; None if they do."""
     wanted = settings.min_peers if trained else settings.start_peers
-    if here < needed:
-        return f"paused: {here} of {voters} present, {needed} needed; wait or run `atoll recover`"
     if 0 < voters < wanted:
         return f"waiting: {voters} of {wanted} members needed to train; invite more with `atoll invite`"
     return None

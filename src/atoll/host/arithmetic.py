@@ -20,8 +20,8 @@ from atoll.base.machine import Payload
 from atoll.host.learning import Learning
 from atoll.host.owing import Owing
 from atoll.keys.digest import Buffer
-from atoll.learn.answers import Answering, answering, remembers, says_more
-from atoll.learn.codec import Codec, codec_named
+from atoll.learn.answers import answering, remembers, says_more
+from atoll.learn.codec.blocks import Room
 from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.data import position_after
 from atoll.learn.horizon import step_of_run
@@ -29,7 +29,7 @@ from atoll.learn.outer import SHARED
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState, decode_parts, moved_by
 from atoll.learn.statistic import Statistic
-from atoll.learn.update import Common, moved, part_bounds, part_codec
+from atoll.learn.update import Bounds, Common, moved, part_bounds, part_codec, part_codecs
 from atoll.learn.weighing import compare, weigh
 from atoll.node.jobs import Advance
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
@@ -51,15 +51,16 @@ def shared_outer(recipe: Recipe) -> SHARED:
 
 def answer(work: Combine, learning: Learning, common: Common, owing: Owing, name: Namer) -> Combined:
     """What the rows of a part become. What an answer leaves out waits in `owing`, where owners remember."""
-    up, at, values = _coded(work, learning, common)
+    recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
+    up, down = (part_codec(one, common, bounds, work.part) for one in (recipe.coding.up, recipe.coding.down))
+    at, values = bounds[work.part][0], bounds[work.part][1] - bounds[work.part][0]
     left_N: Tensor | None = None
     rows = [(row.weight, row.payload.data) for row in work.rows]
-    down = codec_named(learning.recipe.coding.down)
     if work.weights:
         done = combine_weighed(rows, work.weights, values, up, down)
-    elif says_more(learning.recipe):
-        done = _answering(work.part, work.shares, learning, common).answer(rows)
-    elif remembers(learning.recipe):  # rows come straight from members there
+    elif says_more(recipe):
+        done = answering(recipe, common, bounds, work.part).answer(rows)
+    elif remembers(recipe):  # rows come straight from members there
         done, left_N = owing.combine(rows, at, values, up, down)
     elif any(row.handed for row in work.rows):
         done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
@@ -77,8 +78,9 @@ def answer(work: Combine, learning: Learning, common: Common, owing: Owing, name
 
 def compared(work: Compare, learning: Learning, common: Common) -> Products:
     """Inner products of the rows of a part."""
-    up, _, values = _coded(work, learning, common)
-    done = compare([(row.weight, row.payload.data) for row in work.rows], values, up)
+    recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
+    up, (lo, hi) = part_codec(recipe.coding.up, common, bounds, work.part), bounds[work.part]
+    done = compare([(row.weight, row.payload.data) for row in work.rows], hi - lo, up)
     counted = tuple(work.rows[i].peer for i in done.counted)
     return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
@@ -87,21 +89,20 @@ def weighed(work: Weigh) -> Weights:
     return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
 
 
-def _coded(work: Combine | Compare, learning: Learning, common: Common) -> tuple[Codec, int, int]:
-    """What the rows of this part were encoded with, where it begins, and how many values it has."""
-    begin, end = learning.turn(common.state)
-    bounds = moved(part_bounds(end - begin, work.shares), begin)
-    lo, hi = bounds[work.part]
-    return part_codec(learning.recipe.coding.up, common, bounds, work.part), lo, hi - lo
+def _bounds(shares: tuple[int, ...], learning: Learning, before: SharedState) -> Bounds:
+    """The parts of the round after this state, in places of the whole vector."""
+    begin, end = learning.turn(before)
+    return moved(part_bounds(end - begin, shares), begin)
 
 
 # ---- everybody ---------------------------------------------------------------------------------------------
 
 
-def advanced(work: Advance, learning: Learning, before: SharedState) -> tuple[SharedState, Tensor]:
-    """The state after a round with these answers, and the combined update (N,) of its stretch that led there."""
-    recipe, layout, (lo, hi) = learning.recipe, learning.layout, learning.turn(before)
-    combined_N, agreement_N = _heard(work, learning, before)
+def advanced(work: Advance, learning: Learning, before: SharedState, room: Room) -> tuple[SharedState, Tensor]:
+    """The state after a round with these answers, and the combined update (N,) of its stretch that led there; both
+    in `room`."""
+    recipe, layout, (lo, hi) = learning.recipe_after(before), learning.layout, learning.turn(before)
+    combined_N, agreement_N = _heard(work, learning, before, room)
     after = moved_by(
         combined_N,
         before,
@@ -113,24 +114,21 @@ def advanced(work: Advance, learning: Learning, before: SharedState) -> tuple[Sh
         turn=None if hi - lo == layout.floats else (lo, hi),
         agreement_N=agreement_N,
         step=step_of_run(recipe, before),
+        room=room,
     )
     return after, combined_N
 
 
-def _heard(work: Advance, learning: Learning, before: SharedState) -> tuple[Tensor, Tensor | float]:
+def _heard(work: Advance, learning: Learning, before: SharedState, room: Room) -> tuple[Tensor, Tensor | float]:
     """The combined update of the round's stretch, and how much the members agreed."""
-    recipe, (lo, hi) = learning.recipe, learning.turn(before)
+    recipe, (lo, hi) = learning.recipe_after(before), learning.turn(before)
     bounds, parts = part_bounds(hi - lo, work.shares), [None if p is None else p.data for p in work.parts]
+    common, places = learning.common(work.round, before, work.before), moved(bounds, lo)
     if not says_more(recipe):
-        return decode_parts(parts, bounds, codec_named(recipe.coding.down), hi - lo), 1.0
-    common = learning.common(work.round, before, work.before)
+        downs = part_codecs(recipe.coding.down, common, places)
+        return decode_parts(parts, bounds, downs, hi - lo, room), 1.0
     combined_N, agreement_N = torch.zeros(hi - lo), torch.ones(hi - lo)
     for part, (wire, (a, b)) in enumerate(zip(parts, bounds, strict=True)):
         if wire is not None:
-            combined_N[a:b], agreement_N[a:b] = _answering(part, work.shares, learning, common).read(wire)
+            combined_N[a:b], agreement_N[a:b] = answering(recipe, common, places, part).read(wire)
     return combined_N, agreement_N
-
-
-def _answering(part: int, shares: tuple[int, ...], learning: Learning, common: Common) -> Answering:
-    begin, end = learning.turn(common.state)
-    return answering(learning.recipe, common, moved(part_bounds(end - begin, shares), begin), part)

@@ -89,6 +89,7 @@ class Run:
         self.base = ""  # digest of what does not travel; empty where everything does
         self.shard_index, self.shard_count = 0, 1  # this round's slice of the data, for `shard`
         self._process: subprocess.Popen[bytes] | None = None
+        self._joined = False
         self._steps = self._reported = 0  # since the parameters were handed over
         self._loss_sum = self._seconds = 0.0
         self._cancelled = -1
@@ -115,10 +116,18 @@ class Run:
         exchanged instead, in shell style: `only=["*lora*", "head.*"]`. Raises RefusedError if the model is not the
         run's, UsageError if nothing could be exchanged, or the ticket's own error.
         """
-        if self._process is not None:
-            raise UsageError("E-ATT-02", "this run is attached already", fix="call atoll.join again for another")
+        if self._process is not None or self._joined:
+            raise UsageError(
+                "E-ATT-02",
+                "this run was attached already",
+                fix="call atoll.join again for another place in it, or to come back after close()",
+            )
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+            given = f"a {type(model).__name__} and a {type(optimizer).__name__}"
+            raise UsageError("E-ATT-05", f"{given} cannot be attached", fix="run.attach(model, optimizer)")
         self._model, self._optimizer, self._batch = model, optimizer, batch
         self._choose(only)
+        wish = _understood(Attach(layout=self._layout, pass_steps=pass_steps, **self._wish))
         memory = anonymous()
         self._mailbox = Mailbox(memory, self._layout.floats, 0)
         self._give_x()
@@ -126,14 +135,19 @@ class Run:
         command = [sys.executable, "-m", "atoll.host.attached", str(theirs.fileno()), str(memory)]
         paths = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(), memory), stdin=subprocess.DEVNULL, env=paths
+            command,
+            pass_fds=(theirs.fileno(), memory),
+            stdin=subprocess.DEVNULL,
+            env=paths,
+            process_group=0,  # Ctrl-C, and a notebook's interrupt, are for the loop; its peer still says farewell
         )
         theirs.close()
         os.close(memory)
         self._socket = ours
         atexit.register(self.close)
-        self._say(Attach(layout=self._layout, pass_steps=pass_steps, **self._wish))
+        self._say(wish)
         self._go_on()
+        self._joined = True
         if not self.done:
             self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
         return self
@@ -143,8 +157,7 @@ class Run:
         try:
             going = exchanged(self._model, only)
             self._layout = layout_of(self._model, only)
-            if self._layout.held:
-                check_optimizer(self._model, going, (p for g in self._optimizer.param_groups for p in g["params"]))
+            check_optimizer(self._model, going, (p for g in self._optimizer.param_groups for p in g["params"]))
         except ValueError as why:
             raise UsageError("E-ATT-05", str(why)) from None
         self._base = Base(self._model, going, by_name=bool(only))
@@ -261,8 +274,14 @@ class Run:
             case Closed():
                 self.round, self.trained, self.members = word.round, word.trained, word.members
                 self.loss = word.loss
-            case Over():
-                self.done = True
+            case Over(rounds):
+                self.done, self.trained = True, rounds
+                if not self._joined:
+                    print(
+                        f"this run was over after {rounds} rounds: the model is as they left it; "
+                        f"to begin another, name another folder than {self._wish['folder']}",
+                        file=sys.stderr,
+                    )
                 if hasattr(self, "_hook"):
                     self._hook.remove()
             case Trouble(code, what, cause, fix):
@@ -277,12 +296,21 @@ class Run:
         if word.how == "shift":
             x_N.add_(new_N)
         else:
-            x_N.copy_(merge(word.how, x_N, x_N if self._sent_F is None else self._sent_F[here], new_N))
+            merge(word.how, x_N, x_N if self._sent_F is None else self._sent_F[here], new_N)
         unflatten(x_F, own, self._model, self._layout)
         self._sent_F, self._may = None, self._full
 
     def _give_x(self) -> torch.Tensor:
         x_F = flatten(self._model, self._layout)[0]
+        if not bool(x_F.isfinite().all()):
+            self.close()
+            when = f"after round {self.round}, step {self._steps}" if self._joined else "before its first round"
+            raise RunFailedError(
+                "E-ATT-10",
+                f"the model is not finite {when}: nobody could use it",
+                cause="training diverged: the learning rate is too large, or a batch or a loss holds nan",
+                fix="mend that and start the program again in the same folder: the last agreed state is good",
+            )
         self._mailbox.x_F.copy_(x_F)
         return x_F
 
@@ -306,7 +334,7 @@ class Run:
                 raise RunFailedError(
                     "E-ATT-03",
                     f"the peer process behind this loop ended with exit status {code}",
-                    cause="it was killed, or it printed why above",
+                    cause="it was killed, or it said why above or in atoll.log",
                     fix="start the program again in the same folder: it goes on from the last agreed state",
                 )
             data += more
@@ -314,6 +342,18 @@ class Run:
 
 
 _DECODER = msgspec.msgpack.Decoder(ToUser)
+
+
+def _understood(wish: Attach) -> Attach:
+    """As the peer process will read it. UsageError for what no run can be."""
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(wish), type=Attach)
+    except (msgspec.ValidationError, TypeError, OverflowError) as why:
+        raise UsageError(
+            "E-ATT-11",
+            f"an argument of atoll.found, atoll.join or attach does not fit: {why}",
+            fix="help(atoll.found) and help(atoll.Run.attach) say what they take",
+        ) from None
 
 
 def _error(code: str) -> type[AtollError]:
@@ -372,6 +412,7 @@ def found(
     down: str = "int8",
     fragments: int = 1,
     overlap: int = 0,
+    share: float = 0.0,
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
 ) -> Run:
@@ -382,7 +423,16 @@ def found(
     round is agreed, and rounds carry one of `fragments` each: see docs/config.md. With `epochs` a member's round is
     so many passes over its own data, and at most `inner_steps`. `sample`, a share of the members, or
     `sample_peers`, a number, train in a round, drawn by the one before; `group` says whose data this loop has.
+    With `share`, such as 0.005 and `inner_steps=1`, only so large a part of the values is averaged, another in
+    every round, and members keep their own of all others until the last one (SPARTA; codecs and outer step are its
+    own).
     """
+    if share and (outer_lr, outer_momentum, up, down) != (1.0, 0.6, "int8", "int8"):
+        raise UsageError(
+            "E-ATT-06",
+            f"share={share:g} averages drawn values in fp16, and nothing else is done to them",
+            fix="leave out outer_lr, outer_momentum, up and down; or leave out share",
+        )
     recipe = own_loop(
         rounds=rounds,
         inner_steps=inner_steps,
@@ -393,6 +443,7 @@ def found(
         fragments=fragments,
         overlap=overlap,
         epochs=epochs,
+        share=share,
     )
     return Run(
         folder=Path(folder),

@@ -43,15 +43,19 @@ from atoll.host.trainer.words import (
     Validate,
     WriteX,
 )
+from atoll.keys.digest import Buffer
+from atoll.learn.codec.blocks import Room, new_wire
 from atoll.learn.layout import Layout, difference
 from atoll.learn.merge import Merge as How
 from atoll.learn.recipes import Recipe
 from atoll.learn.schedule import Schedule
 from atoll.learn.state import SharedState, state_bytes
+from atoll.node.config.sections import Peers, Whole
 from atoll.node.facts import GenesisKnown, Refused, RoundClosed, RunOver
 from atoll.node.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.openings import SHARE
 from atoll.policy.plan import RoundSettings
+from atoll.policy.presets import Trust
 from atoll.policy.sampling import Sample
 
 if TYPE_CHECKING:
@@ -71,11 +75,11 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     announce: tuple[str, ...]
     layout: Layout
     recipe: Recipe | None  # of a run to found; None when joining
-    rounds: int = 0
-    start_peers: int = 1
-    trust: str = "private"
+    rounds: Whole = 0
+    start_peers: Peers = 1
+    trust: Trust = "private"
     sample: Sample | None = None  # how many train in a round of a run to found; None: everybody
-    pass_steps: int = 0  # optimizer steps of one pass over the loop's own data; 0: it did not say
+    pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: it did not say
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
@@ -218,10 +222,10 @@ class AttachedTrainer:
     async def validate(self, work: Validate | LookAlong | LookOn, of_F: Tensor | None = None) -> Looked:
         raise TrainerFailed("refused", "an attached loop has no data that others hold out, too", alive=True)
 
-    async def inner_state(self) -> bytes:
+    async def inner_state(self, room: Room = new_wire) -> Buffer:
         return b""  # the optimizer is the loop's own
 
-    async def set_inner_state(self, data: bytes) -> None:
+    async def set_inner_state(self, data: Buffer) -> None:
         return
 
     async def stop(self) -> None:
@@ -254,7 +258,16 @@ def _ended() -> TrainerFailed:
 
 async def _main(fd: int, memory: int) -> None:
     from atoll.host.learning import found
-    from atoll.host.member import Invitation, Listening, found_run, holds_run, join_run, resume_run, training
+    from atoll.host.member import (
+        Invitation,
+        Listening,
+        found_run,
+        holds_run,
+        join_run,
+        prepare,
+        resume_run,
+        training,
+    )
 
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
@@ -271,6 +284,7 @@ async def _main(fd: int, memory: int) -> None:
     listening, make = Listening(wish.listen, wish.announce), training(1, watch, trainer)
     folder = Path(wish.folder)
     try:
+        prepare(folder)
         if wish.ticket:
             host = await join_run(folder, wish.ticket, "trainer", wish.name, listening, make)
             ticket = wish.ticket

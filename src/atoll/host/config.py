@@ -76,7 +76,7 @@ def recipe_of(config: Config) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
     from atoll.learn.inner import tuned
     from atoll.learn.methods import METHODS
-    from atoll.learn.recipes import demo_recipe, in_swarm, over_tokens, overlapping
+    from atoll.learn.recipes import check_recipe, demo_recipe, in_swarm, over_tokens, overlapping
 
     train, sync = config.train, config.sync
     schedule = config.run.rounds if config.run.rounds is not None else None
@@ -101,11 +101,11 @@ def recipe_of(config: Config) -> Recipe:
                 _check_given(train.recipe, given)
             if train.recipe == "noloco":
                 _check_given("noloco", given, given.keys() - {"down"})  # nobody is answered with a mean
-            recipe = METHODS[train.recipe](config.model.name or "gpt-tiny", **given)
+            recipe = METHODS[train.recipe](_model(config), **given)
             recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
         else:
             published = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
-            recipe = _adjusted(published, given, config.model.name)
+            recipe = _adjusted(published, given, _model(config, published.model))
         recipe = overlapping(recipe, sync.overlap, sync.fragments)
         numbers = {k: v for k, v in inner.items() if v is not None}
         if train.recipe in EVERY_STEP:  # the outer step is the optimizer
@@ -113,13 +113,22 @@ def recipe_of(config: Config) -> Recipe:
             recipe = replace(recipe, outer=replace(recipe.outer, **numbers))
         else:
             recipe = replace(recipe, inner=tuned(recipe.inner, **numbers))
+        if sync.error_feedback is not None:
+            recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
+            check_recipe(recipe)
     except ValueError as why:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
     if train.total_tokens:
         recipe = over_tokens(recipe, train.total_tokens)
-    if sync.error_feedback is not None:
-        recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
     return _accepting(recipe, sync)
+
+
+def _model(config: Config, default: str = "gpt-tiny") -> str:
+    """Its name, with the adapters that the config asks for. ValueError if it has no place for them."""
+    from atoll.learn.models import with_adapters
+
+    name = config.model.name or default
+    return with_adapters(name, config.model.lora_rank) if config.model.lora_rank else name
 
 
 def _owners_believed(config: Config) -> bool:
@@ -230,8 +239,12 @@ def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
 
 
 def _unauditable(config: Config, recipe: Recipe, floats: int) -> str:
+    from atoll.host.learning import UNMEASURED
     from atoll.learn.audit import recipe_problem
+    from atoll.learn.models import spec_of
 
+    if config.model.only or spec_of(recipe.model).numbers.get("lora"):
+        return UNMEASURED
     if config.sync.apart != "wait":
         return f'sync.apart = "{config.sync.apart}" has members take steps that nobody assigned'
     return recipe_problem(recipe, floats)
@@ -249,9 +262,9 @@ def _openings(config: Config, recipe: Recipe) -> Terms | UnsetType:
 
 
 def _unopened(recipe: Recipe) -> str:
-    from atoll.learn.opening import opening_problem
+    from atoll.learn.opening import unopened
 
-    return opening_problem(recipe.coding.up, recipe.coding.down)
+    return unopened(recipe) or ""
 
 
 def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
@@ -337,7 +350,7 @@ def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as why:
         raise UsageError(
             "E-CFG-09", f"cannot read {path}: {why.strerror}", fix="atoll init writes a commented one"

@@ -86,7 +86,8 @@ def endpoint_of(address: str) -> Endpoint:
     try:
         where = endpoint(address)
     except ValueError as why:
-        raise UsageError("E-NET-10", str(why)) from why
+        fix = "an address is written /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071"
+        raise UsageError("E-NET-10", str(why), fix=fix) from why
     if where.transport != "tcp":
         raise UsageError("E-NET-10", f"{address} is for browsers", fix="write the peer's tcp address")
     return where

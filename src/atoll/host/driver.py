@@ -45,7 +45,7 @@ from atoll.host.clock import Clock
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links, LinkSettings
 from atoll.host.reach import dialable
-from atoll.host.record import Progress, Record, entry_of
+from atoll.host.record import Progress, Record, entry_of, paused_text
 from atoll.host.sessions import LateSession, session_of
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer
@@ -61,9 +61,9 @@ from atoll.keys.identity import (
 from atoll.keys.signer import Vouch
 from atoll.node.admission import Wish
 from atoll.node.amend import Goal
-from atoll.node.facts import MembershipChanged, RoundClosed
+from atoll.node.facts import AttemptFailed, MembershipChanged, RoundClosed
 from atoll.node.peer import Peer
-from atoll.policy.plan import quorum
+from atoll.protocol.membership.heartbeat import Suspected
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import Chunk
@@ -182,7 +182,7 @@ class Driver:
         if self._closing:
             return
         if farewell:
-            self._carry_out_all(self.machine.farewell(why, self.clock.now()))
+            self._do(lambda: self.machine.farewell(why, self.clock.now()))
             await asyncio.sleep(0)  # the words are queued; Links.close lets them leave
         self._closing = True
         for _, handle in self._timers.values():
@@ -201,7 +201,7 @@ class Driver:
     async def leave(self, why: str, patience_s: Seconds) -> bool:
         """Say farewell, and stay while the others cannot agree on it without my vote. False if time ran out."""
         until = self.clock.now() + patience_s
-        self._carry_out_all(self.machine.farewell(why, self.clock.now()))
+        self._do(lambda: self.machine.farewell(why, self.clock.now()))
         self._hurry()
         while self._needed():
             if self.clock.now() >= until:
@@ -214,20 +214,19 @@ class Driver:
         history = self.machine.history
         if history is None or self.machine.over:
             return False
-        voters = [m.peer for m in history.head_body.members if m.votes]
-        others = [p for p in voters if p != self.me and not self.machine.heartbeat.gone(p)]
-        enough = quorum(len(voters), self.machine.settings.round.quorum) if voters else 0
-        return self.me in voters and bool(others) and len(others) == enough - 1
+        votes = any(m.peer == self.me and m.votes for m in history.head_body.members)
+        turnout = self.machine.turnout(self.clock.now())
+        return votes and turnout.here == turnout.needed > 1
 
     # ---- what its owner asks for ---------------------------------------------------------------------------
 
     def invite(self, statement: Invite) -> None:
         """Put an invitation, or its end, before the members; the next vertex holds it."""
-        self._carry_out_all(self.machine.invite(statement, self.clock.now()))
+        self._do(lambda: self.machine.invite(statement, self.clock.now()))
 
     def rest(self, rounds: int, at_once: bool = False) -> None:
         """Train in none of the next so many rounds; `at_once`: nor in the one under way, which the trainer ends."""
-        self._carry_out_all(self.machine.rest(rounds, self.clock.now(), at_once))
+        self._do(lambda: self.machine.rest(rounds, self.clock.now(), at_once))
 
     def recover(self) -> None:
         """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
@@ -239,9 +238,18 @@ class Driver:
                 fix="atoll recover in the founder's folder",
             )
         try:
-            self._carry_out_all(self.machine.recover(self._sign_for_long, self.clock.now()))
+            self._do(lambda: self.machine.recover(self._sign_for_long, self.clock.now()))
         except ValueError as why:
             raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
+
+    def paused(self) -> str | None:
+        """Why nothing can be agreed on now, for people; None if enough voters are here."""
+        if self.machine.over:
+            return None
+        settings, turnout = self.machine.settings, self.machine.turnout(self.clock.now())
+        recover = "atoll recover" + ("" if self.may_recover else " in the founder's folder")
+        told = recover if settings.recovery else ""
+        return paused_text(turnout, self.progress.name_of, settings.round.quorum, told)
 
     @property
     def may_recover(self) -> bool:
@@ -250,7 +258,7 @@ class Driver:
 
     def go_back(self, goal: Goal) -> None:
         """Put before the members that the run goes on from this earlier vertex. ValueError where that is no use."""
-        self._carry_out_all(self.machine.go_back(goal, self._sign_for_long, self.clock.now()))
+        self._do(lambda: self.machine.go_back(goal, self._sign_for_long, self.clock.now()))
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""
@@ -268,25 +276,29 @@ class Driver:
     def _session(self) -> SessionSigner:
         assert self.machine.genesis is not None  # a word of a run that nobody knows
         kind = self.machine.settings.round.signing.kind
-        return session_of(self.store, self.identity, self.run_id, kind)
+        try:
+            return session_of(self.store, self.identity, self.run_id, kind)
+        except RunFailedError as why:
+            raise Unkept(why) from why
 
     # ---- events in, effects out ----------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        if not self._closing and not self._silent:
-            self._carry_out_all(self.machine.handle(event, self.clock.now()))
+        if not self._closing:
+            self._do(lambda: self.machine.handle(event, self.clock.now()))
 
-    def _carry_out_all(self, effects: list[Effect]) -> None:
+    def _do(self, step: Callable[[], list[Effect]]) -> None:
+        """One step of the machine and its effects: all of them, or none more from the first that cannot be kept."""
+        if self._silent:
+            return
         try:
-            self._carry_out(effects)
+            self._carry_out(step())
         except Unkept as unkept:
             log.warning("nothing can be kept any more, so nothing is said any more: %s", unkept.why.what)
             self._silent = True
             self.on_unkept(unkept.why)
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        if self._silent:
-            return
         for effect in effects:
             match effect:
                 case Keep(name, blob):
@@ -471,6 +483,8 @@ class Driver:
             entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
             self._round_closed.set()
             self._round_closed = asyncio.Event()
+        elif isinstance(fact, AttemptFailed | Suspected) and (why := self.paused()) is not None:
+            entry |= {"paused": why}
         elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]
             if standings == [(m.peer, m.standing) for m in fact.members]:

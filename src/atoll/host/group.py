@@ -22,14 +22,15 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from itertools import accumulate
+from operator import index
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
-from torch import Tensor
+from torch import Tensor, strided
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.base.ids import PeerId, Seconds
+from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX, MIB, PEERS_MAX, PIECES_MAX
 from atoll.base.machine import Event, Fact, Received
 from atoll.host import driver
@@ -65,6 +66,7 @@ from atoll.wire.messages.vertex import Member, Standing
 T = TypeVar("T")
 _mine: set[Path] = set()  # folders of this process: to look at its own locks would let go of them
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+WEIGHT_MAX = 2**31 - 1  # samples behind one call; the sum over all members fits a signed 64-bit integer
 FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
 SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that nobody holds more than this twice
 STATE = b"atoll/group/1"  # a group begins with nothing: its members bring their tensors with them
@@ -102,16 +104,16 @@ class Group:
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """The members that take part, by the last agreed vertex."""
-        return self._run(self._host.members())
+        return self._ask(GroupHost.members)
 
     @property
     def topology(self) -> tuple[str, str]:
         """(how the round in progress is reduced, why this way): it may change with what members measure."""
-        return self._run(self._host.way())
+        return self._ask(GroupHost.way)
 
     def wait_for_peers(self, count: int, timeout_s: Seconds = MEET_S) -> None:
         """Until so many members are there. RunFailedError if they are not in time."""
-        self._run(self._host.meet(count, timeout_s))
+        self._ask(lambda host: host.meet(count, timeout_s))
 
     def all_reduce(
         self,
@@ -131,17 +133,14 @@ class Group:
         self, tensors: Tensor | Sequence[Tensor], *, weight: int = 1, codec: str | None = None
     ) -> Work:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
-        if self._closed:
-            raise UsageError("E-RED-01", "this group was closed", fix="found or join a group again")
-        if weight < 1:
-            raise UsageError("E-RED-02", f"a weight of {weight}", fix="give a positive whole number of samples")
+        self._check_open()
+        weight = _whole("a weight", weight, WEIGHT_MAX, "give a positive whole number of samples")
         codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
         if codec_name != self._host.island.terms.codec and self._host.island.checked is not None:
             raise UsageError("E-RED-14", "another codec for one call, where members may lie", fix="leave it out")
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         for tensor in given:
-            if not tensor.is_floating_point():
-                raise UsageError("E-RED-02", f"a tensor of {tensor.dtype}", fix="reduce floating-point tensors")
+            _check_tensor(tensor)
         flat_N = fused(given)
         step = SLICE_BYTES // flat_N.element_size()
         slices = [flat_N[at : at + step] for at in range(0, max(1, len(flat_N)), step)]
@@ -164,6 +163,14 @@ class Group:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("E-RED-01", "this group was closed", fix="found or join a group again")
+
+    def _ask(self, question: Callable[[GroupHost], Coroutine[Any, Any, T]]) -> T:
+        self._check_open()
+        return self._run(question(self._host))
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -174,7 +181,7 @@ class Group:
 
     def trouble(self) -> str:
         """Why nothing happens, as far as this member knows."""
-        return self._run(self._host.trouble())
+        return self._ask(GroupHost.trouble)
 
 
 class Work:
@@ -235,6 +242,7 @@ def found(
         _codec_name(named)
     if topology not in TOPOLOGIES:
         raise UsageError("E-RED-08", f"no topology {topology}", fix=f"choose one of {', '.join(TOPOLOGIES)}")
+    peers = _whole("peers", peers, PEERS_MAX, "say how many members there are when the first all-reduce begins")
     terms = GroupTerms(codec, way_back, timeout_s)
     rounds = RoundSettings(
         inner_steps=1,
@@ -307,6 +315,8 @@ class GroupHost(driver.Driver):
         super().__init__(seat, GroupIsland(seat.store))
         self.follow, self.named = self.island.follow, self.island.named
         self.listeners = [self._react_to_fact]  # no record: nobody plots a group
+        self.on_broken, self.on_entry = self._broke, self._note
+        self._unreachable = ""  # the last address of the ticket's that was dialled in vain
         self._refused: AtollError | None = None
         self._had_place = False
         self._news = asyncio.Event()
@@ -336,6 +346,16 @@ class GroupHost(driver.Driver):
             case _:
                 pass
 
+    def _note(self, entry: dict[str, Any]) -> None:
+        if entry["fact"] == "Unreachable":
+            self._unreachable = entry["why"]
+
+    def _broke(self, why: BaseException) -> None:
+        """A defect: nobody is left to answer the calls that wait."""
+        text = f"an error of Atoll itself: {type(why).__name__}: {why}"
+        fix = "report it with the lines above; close this group and join again"
+        self.island.ousted(RunFailedError("E-INT-01", text, cause="a defect", fix=fix))
+
     def _make_room(self) -> None:
         """An idle group lets newcomers in: whose user has not called passes, and calls that came are done again."""
         round, pool = self.machine.round, self.machine.pool
@@ -357,9 +377,11 @@ class GroupHost(driver.Driver):
 
     async def trouble(self) -> str:
         round = self.machine.round
+        if round is None and self._unreachable and not self.machine.linked:
+            return f"nobody is reached: {self._unreachable}"
         if round is None:
             return "this member is still catching up with the group"
-        names = {m.peer: m.name or m.peer for m in round.plan.members}
+        names = names_of((m.peer, m.name) for m in round.plan.members)
         silent = [names[p] for p in round.plan.voters if p != self.me and self.machine.heartbeat.gone(p)]
         if round.assembling:
             return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
@@ -439,7 +461,7 @@ class GroupHost(driver.Driver):
 
     def _other_size(self, fact: OtherSize) -> AtollError:
         assert self.machine.history is not None
-        names = {m.peer: m.name or m.peer for m in self.machine.history.head_body.members}
+        names = names_of((m.peer, m.name) for m in self.machine.history.head_body.members)
         return RunFailedError(
             "E-RED-09",
             f"{names.get(fact.peer, fact.peer)} called with {fact.values:,} values, this member with {fact.mine:,}",
@@ -492,6 +514,30 @@ def _folder() -> Iterator[Path]:
 def _clear(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     _mine.discard(folder)
+
+
+def _whole(what: str, value: object, most: int, fix: str) -> int:
+    """This number, whatever integer type it has. UsageError for others: what is sent would not be understood."""
+    try:
+        number = index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        number = 0
+    if not 1 <= number <= most:
+        raise UsageError("E-RED-02", f"{what} of {value!r}", fix=f"{fix}, at most {most:,}")
+    return number
+
+
+def _check_tensor(tensor: Tensor) -> None:
+    """UsageError for what a mean cannot be taken of, or not be written back to, before the others hear of it."""
+    fix = "reduce floating-point tensors"
+    if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("E-RED-02", f"a {type(tensor).__name__} where a tensor is expected", fix=fix)
+    if not tensor.is_floating_point():
+        raise UsageError("E-RED-02", f"a tensor of {tensor.dtype}", fix=fix)
+    if tensor.layout != strided or tensor.is_meta:
+        raise UsageError("E-RED-02", f"a tensor on {tensor.device}, {tensor.layout}", fix="reduce dense tensors")
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise UsageError("E-RED-02", "a tensor whose values share memory", fix="reduce tensor.clone()")
 
 
 def _codec_name(name: str) -> str:

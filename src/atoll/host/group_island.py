@@ -311,7 +311,13 @@ class GroupIsland:
                 if payload is not None:
                     codec.decode_into(payload.data, call.flat_N[lo:hi])
         except PeerFault as fault:
-            call.future.set_exception(RunFailedError("E-RED-10", f"the agreed mean does not decode: {fault.what}"))
+            why = RunFailedError(
+                "E-RED-10",
+                f"the agreed mean does not decode: {fault.what}",
+                cause="another member made this call with another codec",
+                fix="pass the same codec= at all members, or leave it out",
+            )
+            call.future.set_exception(why)
         else:
             call.future.set_result(done)
 

@@ -12,6 +12,7 @@ Never decides anything: what is counted and what is the head is said by the vert
 from __future__ import annotations
 
 import asyncio
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -30,13 +31,14 @@ from atoll.host.attached import AttachedTrainer
 from atoll.host.auditing import Auditing
 from atoll.host.learning import Learning
 from atoll.host.live import Live
+from atoll.host.memory import Reused
 from atoll.host.mine import Mine
 from atoll.host.opening import Openings
 from atoll.host.owing import Owing
 from atoll.host.paired import Paired
 from atoll.host.pieces import cut_state, rebuild_blob
 from atoll.host.scoring import Scoring
-from atoll.host.shelf import Shelf, read_private, write_private
+from atoll.host.shelf import NOTHING, Private, Shelf, read_private, write_private
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
@@ -44,6 +46,7 @@ from atoll.host.validating import canary_in, validated
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import remembers
 from atoll.learn.data import position_after
+from atoll.learn.kept import Kept
 from atoll.learn.state import SharedState, export_model, gone_back
 from atoll.learn.update import Common
 from atoll.node.config.sections import Keep
@@ -94,9 +97,11 @@ class Island:
         self.shelf = Shelf(store, keep)
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self.away = Away(self.tended)
-        self.mine = Mine(self.away, self._arithmetic)
+        # for vectors that every round makes anew: fresh pages cost more than sums. A sweep per round bounds it
+        room = self._memory = Reused(sys.maxsize)
+        self.mine = Mine(self.away, self._arithmetic, room)
         self.agreed = Agreed()
-        self.live = Live(self.tended, self.away, self.mine, self.agreed)
+        self.live = Live(self.tended, self.away, self.mine, self.agreed, room)
         self.owing = Owing()  # where owners remember
         self.auditing: Auditing | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
@@ -141,8 +146,9 @@ class Island:
         self.shelf.keep_mine(me)
 
     def equip(self, data: str) -> None:
-        """The data set is here: from now on there is something to train."""
-        self.tended.equip(data)
+        """The data set is here, and the base if there is one: from now on there is something to train."""
+        base = self.learning.base if self.learning is not None else UNSET
+        self.tended.equip(data, str(self.store.blob_path(base)) if base is not UNSET else "")
 
     async def close(self) -> None:
         await self.trainer.stop()
@@ -164,7 +170,7 @@ class Island:
             case TrainApart():
                 return await self.live.train_apart(work, self._learning, self._keep)
             case Encode():
-                if self.mine.own is not None and work.round <= self.agreed.round:  # it must not move any more
+                if work.round <= self.agreed.round:  # what is mine must not move any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
                 encoded = await loop.run_in_executor(self._arithmetic, self._encode, work)
                 if self.mine.own is not None:
@@ -324,7 +330,7 @@ class Island:
         before = self._find(work.before)
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        after, combined_N = advanced(work, self._learning, before)
+        after, combined_N = advanced(work, self._learning, before, self._memory)
         name = self.shelf.put(after, self._learning.layout)
         self.mine.led(name, combined_N)
         return Advanced(name)
@@ -414,7 +420,7 @@ class Island:
         await self.live.begin_again(after.anchor_F, counts, goes_on)
 
     def _restore(self, work: Restore) -> bool | OthersStates:
-        mine = True
+        mine, kept = True, None
         if self.paired is not None:
             held = self.paired.held(work.state, self._learning)
             if isinstance(held, OthersStates):
@@ -424,20 +430,34 @@ class Island:
             state = self._find(work.state)
         if state is None:
             return False
-        self.agreed.name, self.agreed.round = work.state, work.round
-        self._begin_afresh(state)
-        private = None, b"", b"", None
+        private = NOTHING
         if mine:
-            private = read_private(self.store, work.vertex, self._learning.layout.floats)
-        self.mine.memory_F, self.live.inner, claim, late = private
-        self.away.held, self.agreed.vertex = self.away.held or late, work.vertex
+            private = read_private(self.store, self._learning.layout.floats)
+        if work.left is None or not work.left.afresh:
+            kept = self._still_kept(private.kept, work.state, state)
+        if private.vertex != work.vertex:
+            private = NOTHING
+        self.agreed.name, self.agreed.round = work.state, work.round
+        self._begin_afresh(state, kept)
+        self.mine.memory_F, self.live.inner = private.memory_F, private.inner
+        self.away.held, self.agreed.vertex = self.away.held or private.late, work.vertex
         if self.auditing is not None:
-            self.auditing.remember(claim)
+            self.auditing.remember(private.claim)
         return True
 
-    def _begin_afresh(self, state: SharedState) -> None:
-        """From this state with nothing of my own, like a newcomer: my steps, feedback and moments led elsewhere."""
-        self.mine.begin_afresh(self._learning, state)
+    def _still_kept(self, on_disk: Kept | None, name: Digest, state: SharedState) -> Kept | None:
+        """My own parameters in a state that I come to by leaving out rounds; None where the one is gone that they
+        belong to, or this one is from before it."""
+        kept = self.mine.kept or on_disk
+        before = None if kept is None else self._find(kept.state)
+        if kept is None or before is None or before.round > state.round:
+            return None
+        return kept.with_moved(before.anchor_F, state.anchor_F, name)
+
+    def _begin_afresh(self, state: SharedState, kept: Kept | None = None) -> None:
+        """From this state with nothing of my own but `kept`, like a newcomer: my steps, feedback and moments led
+        elsewhere."""
+        self.mine.begin_afresh(self._learning, state, kept)
         self.live.inner = b""
         self.owing.forget()
         self.tended.ready = False
@@ -452,7 +472,8 @@ class Island:
 
     def _keep_private(self, vertex: Digest) -> None:
         claim = self.auditing.memory() if self.auditing is not None else b""
-        write_private(self.store, vertex, self.mine.memory_F, self.live.inner, claim, self.away.kept())
+        mine, late = self.mine, self.away.kept()
+        write_private(self.store, Private(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
         name = self.agreed.name
         assert name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
@@ -460,6 +481,7 @@ class Island:
             needed |= {self.paired.own}
         data = [self._learning.data_blob, *self._learning.beside]
         self.shelf.tidy({name, *data, *needed}, self.agreed.round)
+        self._memory.sweep()
 
     @property
     def _learning(self) -> Learning:

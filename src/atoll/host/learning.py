@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 from msgspec import UNSET, UnsetType
+from torch import nn
 
 from atoll.base.effort import Effort
 from atoll.base.errors import PeerFault, UsageError
@@ -14,6 +16,7 @@ from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PART_BYTES_MAX, PARTS_MAX
 from atoll.learn.answers import remembers, says_more
 from atoll.learn.audit import recipe_problem
+from atoll.learn.base import base_bytes
 from atoll.learn.codec import CODECS, codec_named
 from atoll.learn.codec.blocks import BLOCK
 from atoll.learn.data import all_held_out, data_blob, epoch_samples, load_data, validation
@@ -21,11 +24,11 @@ from atoll.learn.data.records import COLUMN
 from atoll.learn.data.tokens import vocabulary_of
 from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
-from atoll.learn.models import build_model, misfit, tokens_misfit
+from atoll.learn.models import build_model, misfit, spec_of, tokens_misfit
 from atoll.learn.models.weights import load_weights
-from atoll.learn.opening import Cut, opening_problem
+from atoll.learn.opening import Cut, unopened
 from atoll.learn.outer import momentum_of
-from atoll.learn.recipes import Recipe, sample_problem, swarm_problem
+from atoll.learn.recipes import Recipe, closing, sample_problem, swarm_problem
 from atoll.learn.schedule import fragments_of, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
@@ -44,15 +47,22 @@ class Learning(msgspec.Struct, frozen=True):
     layout: Layout  # names, shapes and dtypes that every member's model must have
     canary: Digest | UnsetType = UNSET  # more held-out data, as a blob, which validators look at too
     tokenizer: Digest | UnsetType = UNSET  # the tokenizer.json that made the data, as a blob; bytes are tokens else
+    base: Digest | UnsetType = UNSET  # what of a built-in model stays as it is, as a blob; unset: nothing
 
     @property
     def beside(self) -> list[Digest]:
         """Blobs that every member wants besides the data."""
-        return [blob for blob in (self.canary, self.tokenizer) if blob is not UNSET]
+        return [blob for blob in (self.canary, self.tokenizer, self.base) if blob is not UNSET]
 
     def turn(self, before: SharedState) -> tuple[int, int]:
         """[lo, hi) of the vector that the round after this state carries."""
         return turn_of(self.recipe.schedule, self.layout, before.round)
+
+    def recipe_after(self, before: SharedState) -> Recipe:
+        """What the round after this state is made of: the last one may be a closing average."""
+        schedule = self.recipe.schedule
+        closes = schedule.closing and before.round + 1 == schedule.turns
+        return closing(self.recipe) if closes else self.recipe
 
     def common(self, round: int, before: SharedState, name: Digest) -> Common:
         """What all members of this round know: the state of this name that it builds on."""
@@ -68,6 +78,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
     if learning.recipe.schedule.epochs is not UNSET and learning.data != ATTACHED:
         raise PeerFault("", "this run counts passes over data of members' own, and all have the same")
+    if (learning.base is not UNSET) != (bool(learning.layout.held) and learning.recipe.model != ATTACHED):
+        raise PeerFault("", "this run names a base that its model does not have, or has one that it does not name")
     if problem := size_problem(learning.recipe, learning.layout):
         raise PeerFault("", f"this run cannot be cut into parts: {problem}")
     if problem := answers_problem(learning.recipe, settings):
@@ -76,7 +88,7 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault(
             "", "this run's members are to exchange in pairs by its recipe, or by its settings, but not both"
         )
-    if settings.audited_share and (problem := recipe_problem(learning.recipe, learning.layout.floats)):
+    if settings.audited_share and (problem := audit_problem(learning.recipe, learning.layout)):
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
     if settings.scored_share and (problem := scoring_problem(learning.recipe)):
         raise PeerFault("", f"this run's updates cannot be scored: {problem}")
@@ -89,12 +101,19 @@ def decode_learning(settings: RunSettings) -> Learning:
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
         raise PeerFault("", "this run validates on other sets of data than it names")
     if (terms := settings.opened) is not None:
-        coding = learning.recipe.coding
-        if problem := opening_problem(coding.up, coding.down):
+        if problem := unopened(learning.recipe):
             raise PeerFault("", f"this run's answers cannot be opened: {problem}")
-        if terms.leaf_bytes != Cut(codec_named(coding.down)).leaf_bytes:
+        if terms.leaf_bytes != Cut(codec_named(learning.recipe.coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
+
+
+UNMEASURED = "adapters train beside a base, and how far honest machines differ in them was never measured"
+
+
+def audit_problem(recipe: Recipe, layout: Layout) -> str:
+    """Why rounds in which this travels cannot be audited; empty if they can."""
+    return UNMEASURED if layout.held else recipe_problem(recipe, layout.floats)
 
 
 def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
@@ -146,7 +165,7 @@ def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
     """How answers of this recipe are opened. UsageError if its codecs have no blocks."""
     if not share:
         return msgspec.UNSET
-    if problem := opening_problem(recipe.coding.up, recipe.coding.down):
+    if problem := unopened(recipe):
         raise UsageError(
             "E-RUN-17",
             f"owners of parts cannot be checked in this run: {problem}",
@@ -194,6 +213,7 @@ class Beginning(msgspec.Struct, frozen=True):
     blob: bytes  # of the data set; empty where data never leaves its peer
     canary: bytes = b""  # blob of data that is only looked at, if there is any
     tokenizer: bytes = b""  # that made the data, if one did
+    base: bytes = b""  # blob of what is not exchanged of a built-in model, if anything is not
 
 
 class Founded(msgspec.Struct, frozen=True):
@@ -204,14 +224,22 @@ class Founded(msgspec.Struct, frozen=True):
     data: bytes = b""  # the data set; empty where data never leaves its peer
     canary: bytes = b""  # data that validators look at too
     tokenizer: bytes = b""  # tokenizer.json
+    base: bytes = b""  # of the model, what is not exchanged
 
 
 def built_in(
-    recipe: Recipe, data: str, canary: str = "", tokenizer: bytes = b"", column: str = COLUMN, weights: str = ""
+    recipe: Recipe,
+    data: str,
+    canary: str = "",
+    tokenizer: bytes = b"",
+    column: str = COLUMN,
+    weights: str = "",
+    only: Sequence[str] = (),
 ) -> Beginning:
     """A model that Atoll knows by name. The first weights travel as a blob, never as a seed.
 
-    `weights`: a folder to take them from, else they are fresh.
+    `weights`: a folder to take them from, else they are fresh. `only`: patterns of what is exchanged, the rest
+    stays as it is; without any, a model's adapters if it has some, else everything.
 
     UsageError if the model cannot learn from this data, ValueError if the data cannot be read or are too short.
     """
@@ -227,9 +255,27 @@ def built_in(
     model = build_model(recipe.model, recipe.seed)
     if weights:
         load_weights(model, recipe.model, Path(weights))
-    layout = layout_of(model)
-    state = state_bytes(initial_state(model), layout)
-    return Beginning(recipe, layout, state, data, data_blob(loaded), watched, tokenizer)
+    layout, base = _exchanged(model, only or ADAPTER_NAMES if spec_of(recipe.model).numbers.get("lora") else only)
+    state = state_bytes(initial_state(model, layout), layout)
+    return Beginning(recipe, layout, state, data, data_blob(loaded), watched, tokenizer, base)
+
+
+ADAPTER_NAMES = ("*.lora_*",)
+
+
+def _exchanged(model: nn.Module, only: Sequence[str]) -> tuple[Layout, bytes]:
+    """The layout of what these patterns name, and the blob of the rest."""
+    try:
+        layout = layout_of(model, only)
+        return layout, base_bytes(model, layout)
+    except ValueError as why:
+        raise UsageError(
+            "E-RUN-24",
+            f"this run cannot exchange a part of its model: {why}",
+            cause="model.only names what is trained and travels",
+            fix="name what the model has, or leave it empty: everything travels; model.lora_rank = 8 gives it "
+            "adapters, which then travel alone",
+        ) from None
 
 
 def _canary(recipe: Recipe, canary: str, tokenizer: bytes, column: str) -> bytes:
@@ -344,10 +390,10 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
         )
     if problem := size_problem(beginning.recipe, layout):
         few = beginning.recipe.schedule.fragments == 1
-        larger = "adapters of a higher rank, or of more layers" if layout.held else "a larger model"
+        larger = "adapters of a higher rank, or more of the model" if layout.held else "a larger model"
         fix = f"choose {larger}" if few else f"choose {larger}, or fewer sync.fragments"
         raise UsageError("E-RUN-01", problem, fix=fix)
-    if settings.audited_share and (problem := recipe_problem(beginning.recipe, layout.floats)):
+    if settings.audited_share and (problem := audit_problem(beginning.recipe, layout)):
         raise UsageError(
             "E-RUN-16",
             f"rounds of this run cannot be audited: {problem}",
@@ -385,9 +431,12 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
     settings = _reducing(beginning.recipe, settings)
     canary = state_hash(beginning.canary) if beginning.canary else UNSET
     tokenizer = state_hash(beginning.tokenizer) if beginning.tokenizer else UNSET
-    learning = Learning(beginning.recipe, beginning.data, state_hash(beginning.blob), layout, canary, tokenizer)
+    base = state_hash(beginning.base) if beginning.base else UNSET
+    blob = state_hash(beginning.blob)
+    learning = Learning(beginning.recipe, beginning.data, blob, layout, canary, tokenizer, base)
     largest = 4 * layout.floats  # fp32: no codec makes an update larger
     if settings.paired:
         largest = row_bytes_most(layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
-    return Founded(with_room(complete), beginning.state, beginning.blob, beginning.canary, beginning.tokenizer)
+    beside = beginning.canary, beginning.tokenizer, beginning.base
+    return Founded(with_room(complete), beginning.state, beginning.blob, *beside)

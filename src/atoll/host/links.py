@@ -197,12 +197,17 @@ class Links:
         return _sum(self._traffic_before, *(link.traffic() for link in self._links.values()))
 
     def uploading(self) -> dict[PeerId, tuple[int, bool]]:
-        """Per peer: bulk bytes acknowledged on the connections there are, and whether some still waits to leave."""
-        lanes = ((peer, link.bulk) for peer, link in self._links.items())
-        return {
-            peer: (sum(channel.wire.acked_bytes for channel in lane.channels), lane.queued_bytes > 0)
-            for peer, lane in lanes
-        }
+        """Per peer: bulk bytes acknowledged on the connections there are, and whether some still waits to leave.
+
+        Of peers on this computer only where a cap sets the pace: else it is the load of processors that would be
+        measured, and parts would be cut by it.
+        """
+        found: dict[PeerId, tuple[int, bool]] = {}
+        for peer, link in self._links.items():
+            wires = [channel.wire for channel in link.bulk.channels]
+            if self._settings.upload_bytes_s or not any(wire.local for wire in wires):
+                found[peer] = sum(wire.acked_bytes for wire in wires), link.bulk.queued_bytes > 0
+        return found
 
     async def close(self) -> None:
         """Last words leave, then everything ends. Tells no events any more."""
@@ -512,9 +517,10 @@ class Links:
             self._open_bulk(link)  # kept warm: a cold connection spends a short round on slow start
 
     def _bulk_connections(self, control: Control) -> int:
-        if control.wire.congestion in ("", self._settings.congestion):
+        wire = control.wire
+        if wire.congestion in ("", self._settings.congestion) or wire.local:
             return self._settings.bulk_connections
-        far = (control.wire.rtt_s or 0.0) > self._settings.lossy_rtt_s
+        far = (wire.rtt_s or 0.0) > self._settings.lossy_rtt_s
         return self._settings.bulk_connections_lossy if far else self._settings.bulk_connections
 
     def _bulk_connections_max(self) -> int:

@@ -26,10 +26,12 @@ from atoll.host.learning import Learning
 from atoll.host.mine import Mine, gathers
 from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
+from atoll.keys.digest import Buffer
+from atoll.learn.codec.blocks import Room
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
 from atoll.learn.horizon import position_of
-from atoll.learn.merge import Merge
+from atoll.learn.merge import Merge, where_moved
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState
 from atoll.node.jobs import Train, TrainApart, Trained
@@ -38,8 +40,8 @@ from atoll.node.jobs import Train, TrainApart, Trained
 class Live:
     """Reads of `mine` only whether there is an anchor of my own, and where that stands."""
 
-    def __init__(self, tended: Tended, away: Away, mine: Mine, agreed: Agreed) -> None:
-        self.inner = b""  # moments, as they go into the private file
+    def __init__(self, tended: Tended, away: Away, mine: Mine, agreed: Agreed, room: Room) -> None:
+        self.inner: Buffer = b""  # moments, as they go into the private file
         self.members = 1  # whose updates make the mean of this round
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self._samples_since = 0  # that they learned from
@@ -48,7 +50,7 @@ class Live:
         self._hurried = -1  # the round in which I was last told to hand over what I have
         self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
         self._tended, self._away, self._mine, self._agreed = tended, away, mine, agreed
-        self._trainer = tended.trainer
+        self._trainer, self._room = tended.trainer, room
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -60,9 +62,10 @@ class Live:
         assert agreed.head is not None
         self._away.fold()  # before another trainer begins from the head
         await self._tended.start(learning)
-        written, inner = None, b""
-        while written is not agreed.head or inner != self.inner:  # vertices are adopted while it starts
-            if inner != self.inner:
+        written: SharedState | None = None
+        inner: Buffer = b""
+        while written is not agreed.head or inner is not self.inner:  # vertices are adopted while it starts
+            if inner is not self.inner:
                 inner = self.inner  # before it is written: the run may go back meanwhile
                 await self._trainer.set_inner_state(inner)
             written = agreed.head
@@ -152,6 +155,8 @@ class Live:
     def _wanders(self, recipe: Recipe) -> bool:
         """Live parameters do not begin every round from the head's."""
         schedule = recipe.schedule
+        if recipe.merge not in ("replace", "delta"):  # members keep a share of their own
+            return True
         return schedule.overlap > 0 or schedule.fragments > 1 or self._mine.own is not None
 
     def shown(self, recipe: Recipe) -> Tensor | None:
@@ -172,7 +177,7 @@ class Live:
             else:
                 await self._trainer.write_x(after.anchor_F)
             if not gathers(recipe):  # else it remembers nothing
-                self.inner = await self._trainer.inner_state()
+                self.inner = await self._trainer.inner_state(self._room)
         except TrainerFailed:
             await self._tended.failed()
 
@@ -189,7 +194,7 @@ class Live:
             if self._tended.ready:
                 await self._trainer.write_x(anchor_F)
                 if goes_on:
-                    self.inner = await self._trainer.inner_state()
+                    self.inner = await self._trainer.inner_state(self._room)
                 else:
                     await self._trainer.set_inner_state(self.inner)
         except TrainerFailed:
@@ -212,6 +217,8 @@ class Live:
         how: Merge | Literal["shift"] = "shift"
         if self._mine.own is not None:
             value_N = by_F
+        elif learning.recipe.merge == "swap":  # also if I sent nothing: what all have agreed on is not mine to keep
+            value_N, how = where_moved(before.anchor_F[lo:hi], after.anchor_F[lo:hi]), "swap"
         elif sent:
             value_N, how = after.anchor_F[lo:hi], learning.recipe.merge
         else:
@@ -227,7 +234,7 @@ class Live:
             try:
                 if value_N is not None:
                     await self._trainer.merge(lo, value_N, how)
-                self.inner = await self._trainer.inner_state()
+                self.inner = await self._trainer.inner_state(self._room)
             except TrainerFailed:
                 await self._tended.failed()
 

@@ -6,6 +6,7 @@ Never asks the network for anything that a ticket or the folder already says.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from atoll.host.island import Island
 from atoll.host.learning import Founded
 from atoll.host.reach import as_last_time, dialable, only_here, with_ports
 from atoll.host.run import PeerHost
-from atoll.host.sessions import certify, kept_session
+from atoll.host.sessions import certify, kept_session, remember_session
 from atoll.host.store import Store
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, new_vote_key, public_bytes
@@ -32,10 +33,13 @@ from atoll.node.admission import Wish
 from atoll.node.body import write_genesis
 from atoll.node.config.sections import Keep
 from atoll.node.settings import OTHER_RULES_FIX, other_rules
+from atoll.policy.sampling import group_of, named
 from atoll.protocol.dag.history import genesis_digest
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
+
+LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,25 @@ def training(
     return make
 
 
+def prepare(folder: Path) -> None:
+    """Make the folder, and keep what happens underneath in a file there: a terminal is for people."""
+    path = folder / "atoll.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
+            path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
+        logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
+        layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(filename=path, level=logging.INFO, format=layout)
+    except OSError as why:
+        raise UsageError(
+            "E-DIR-05",
+            f"{folder} cannot be a peer's folder: {why.strerror}",
+            cause="a file has that name, or the place is read-only or full",
+            fix="choose another folder with --dir",
+        ) from None
+
+
 async def found_run(
     folder: Path,
     founded: Founded,
@@ -111,12 +134,11 @@ async def found_run(
     )
     genesis = Vertex(encode(write_genesis(settings, store.put_blob(founded.state), founder, (use,), now)), None)
     store.put_blob(founded.data)
-    for blob in (founded.canary, founded.tokenizer):
+    for blob in (founded.canary, founded.tokenizer, founded.base):
         if blob:
             store.put_blob(blob)
     run = genesis_digest(genesis)
     certify(store, identity, run, session_key)
-    store.keep([("run", run), ("genesis", encode(genesis))])
     me = Seat(store, identity, run, Wish("trainer", name), genesis)
     host = await _open(me, listening, make)
     ticket = issue(
@@ -128,7 +150,8 @@ async def found_run(
         uses=invitation.uses,
         generate=lambda: ticket_key,
     )
-    store.keep([("ticket", ticket.text.encode())])
+    # not before: a founder that could not listen is asked again, and then with other words
+    store.keep([("run", run), ("genesis", encode(genesis)), ("ticket", ticket.text.encode())])
     return host, ticket
 
 
@@ -143,17 +166,21 @@ async def join_run(
 ) -> Host:
     """A peer that will join the ticket's run. Raises with the ticket's own error if it is no good."""
     ticket = parse(ticket_text)
-    ticket.verify(Clock().now())
     store = Store(folder, durable)
-    held = store.kept().get("run")
-    if held is not None and held != ticket.genesis:
+    kept = store.kept()
+    try:
+        if "genesis" not in kept:  # somebody who has never heard of its run may try another ticket
+            ticket.verify(Clock().now())
+        elif kept["run"] != ticket.genesis:
+            raise UsageError(
+                "E-DIR-03",
+                f"{folder} belongs to another run than this ticket",
+                cause="another run was founded or joined in this folder before",
+                fix="choose another folder with --dir",
+            )
+    except AtollError:
         store.close()
-        raise UsageError(
-            "E-DIR-03",
-            f"{folder} belongs to another run than this ticket",
-            cause="another run was founded or joined in this folder before",
-            fix="choose another folder with --dir",
-        )
+        raise
     identity = identity_of(store)
     kept_session(store, ticket.genesis)  # a damaged one is told before anything begins
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
@@ -163,7 +190,8 @@ async def join_run(
 
 
 async def resume_run(folder: Path, name: str, listening: Listening, make: Make[Host]) -> Host:
-    """The peer that this folder holds, as it was; under another name, if one is given."""
+    """The peer that this folder holds, as it was; under another name, if one is given, in the same group of data
+    unless that says another."""
     store = Store(folder)
     kept = store.kept()
     if "run" not in kept:
@@ -177,11 +205,15 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
     run = Digest(kept["run"])
     identity = identity_of(store)
     kept_session(store, run)  # a damaged one is told before anything begins
+    remember_session(store)
     genesis = decode_vertex(kept["genesis"]) if "genesis" in kept else None
     if genesis is not None and (why := other_rules(decode_body(genesis.body).settings)):
         store.close()
         raise RefusedError("E-RUN-15", why, fix=OTHER_RULES_FIX)
-    role, name = kept.get("role", b"trainer").decode(), name or kept.get("name", b"").decode()
+    role, before = kept.get("role", b"trainer").decode(), kept.get("name", b"").decode()
+    if name and not group_of(name):
+        name = named(name, group_of(before))
+    name = name or before
     wish, bootstrap = Wish(role, name), ()
     if "ticket" in kept:
         ticket = parse(kept["ticket"].decode())
@@ -192,8 +224,16 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
 
 
 def holds_run(folder: Path) -> bool:
-    """True if a run was founded or joined in this folder."""
+    """True if a run was founded or joined in this folder. UsageError if it was, and its memory is gone."""
     if not (folder / "kept.sqlite").exists():
+        if (folder / "session.key").exists():
+            raise UsageError(
+                "E-DIR-06",
+                f"{folder} has lost its run: kept.sqlite is gone",
+                cause="the file was deleted, or its disk was; with it went what this peer agreed to and signed",
+                fix=f"ask a member for a ticket (atoll invite), then atoll join TICKET --dir {folder}; the others "
+                "know the identity in peer.key",
+            )
         return False
     store = Store(folder)
     held = "run" in store.kept()

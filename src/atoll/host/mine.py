@@ -2,7 +2,7 @@
 
     encode     the pseudo-gradient and the error feedback become the wires of an update
     settle     the round is agreed: of what it did not count the feedback makes good
-    hear       where every member has an anchor of its own: I moved it by what I sent, now by what is agreed
+    hear       what is agreed moves what is mine: my own anchor, or of parameters that I keep those that it replaces
 
 Promises: a value is in the feedback, in an update under way, in late work (`apart.py`) or in a vertex, never in two
 of them. Never asks a trainer for anything, and never decides what counted: vertices do.
@@ -23,9 +23,11 @@ from atoll.host.apart import Away
 from atoll.host.learning import Learning
 from atoll.host.shelf import STATES_HELD
 from atoll.learn.codec import Codec, native
+from atoll.learn.codec.blocks import Room
 from atoll.learn.eager import Own
 from atoll.learn.horizon import step_of_run
 from atoll.learn.inner import Accumulate
+from atoll.learn.kept import Kept
 from atoll.learn.outer import PLAIN
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState
@@ -49,18 +51,22 @@ def gathers(recipe: Recipe) -> bool:
 
 
 class Mine:
-    def __init__(self, away: Away, arithmetic: Executor) -> None:
+    def __init__(self, away: Away, arithmetic: Executor, room: Room) -> None:
         self.memory_F: Tensor | None = None  # error feedback
         self.update: Update | None = None  # under way
         self.up: tuple[Codec, ...] = ()  # what it was encoded with
         self.own: Own | None = None  # my own anchor, where the recipe gives every member one
+        self.kept: Kept | None = None  # my own parameters, where it leaves them to me, as of the last update
         self._steps = 0  # that the update stands for, late work apart
         self._means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
         self._away = away
-        self._arithmetic = arithmetic
+        self._arithmetic, self._room = arithmetic, room
 
     def begins(self, head: SharedState) -> Tensor:
         """The x (F,) that a trainer begins with at this head."""
+        return self._anchor(head) if self.kept is None else self.kept.x_F
+
+    def _anchor(self, head: SharedState) -> Tensor:
         return head.anchor_F if self.own is None else self.own.anchor_F
 
     def encode(
@@ -70,10 +76,13 @@ class Mine:
 
         `members` send one each; their mean is what my own anchor hears of.
         """
-        coding, head, (lo, hi) = learning.recipe.coding, common.state, learning.turn(common.state)
+        head, (lo, hi) = common.state, learning.turn(common.state)
+        coding = learning.recipe_after(head).coding
         native.load_for(hi - lo)
-        bounds, anchor_F = part_bounds(hi - lo, work.shares), self.begins(head)
-        memory_N = None if self.memory_F is None else self.memory_F[lo:hi]
+        bounds, anchor_F = part_bounds(hi - lo, work.shares), self._anchor(head)
+        memory_N = self.memory_F[lo:hi] if self.memory_F is not None and coding.beta else None
+        if learning.recipe.merge == "swap":
+            self.kept = Kept(x_F.clone(), common.name)
         if gathers(learning.recipe):
             anchor_F, x_F = gathered_span(x_F, anchor_F, learning.layout.parameters)
         self.up = part_codecs(coding.up, common, moved(bounds, lo))
@@ -82,7 +91,8 @@ class Mine:
         late = self._away.ride(anchor_F[lo:hi] - x_N, work.round) if work.late else None
         if self._away.riding_F is not None:
             x_N = x_N - self._away.riding_F
-        update = self.update = encode_update(anchor_F[lo:hi], x_N, memory_N, bounds, self.up, coding.beta)
+        spans = anchor_F[lo:hi], x_N, memory_N
+        update = self.update = encode_update(*spans, bounds, self.up, coding.beta, self._room)
         self._steps = steps
         if self.own is not None:
             wires = zip(self.up, update.wires, bounds, strict=True)
@@ -148,8 +158,10 @@ class Mine:
     def hear(
         self, state: Digest, learning: Learning, before: SharedState | None, after: SharedState
     ) -> Tensor | None:
-        """My own anchor hears of an agreed round; by what (F,) it moved at once, None if it did not."""
+        """What is mine hears of an agreed round; by what (F,) my own anchor moved at once, None if it did not."""
         own = self.own
+        if self.kept is not None and before is not None:
+            self.kept = self.kept.with_moved(before.anchor_F, after.anchor_F, state)
         if own is None or before is None or after.round == before.round:
             return None
         before_F = own.anchor_F
@@ -160,11 +172,11 @@ class Mine:
             return None
         return own.anchor_F - before_F
 
-    def begin_afresh(self, learning: Learning, state: SharedState) -> None:
-        """From this state with nothing of my own, like a newcomer: my feedback and anchor led elsewhere."""
+    def begin_afresh(self, learning: Learning, state: SharedState, kept: Kept | None = None) -> None:
+        """From this state with nothing of my own but `kept`: my feedback and anchor led elsewhere."""
         if learning.recipe.reducer.own == "fresh":
             self.own = Own(state.anchor_F, state.momentum_P)
-        self.memory_F, self.update = None, None
+        self.memory_F, self.update, self.kept = None, None, kept
 
 
 def _outer(learning: Learning) -> PLAIN:

@@ -27,6 +27,7 @@ from atoll.host.shelf import Shelf
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer
 from atoll.learn.combine import gather
+from atoll.learn.data import position_after
 from atoll.learn.outer import Moment, OuterState, move
 from atoll.learn.state import SharedState
 from atoll.learn.update import Common, part_bounds, part_codec
@@ -96,7 +97,7 @@ class Paired:
             made,
             work.trainers,
             steps=work.steps,
-            samples=work.steps * recipe.batch * work.shards,
+            samples=position_after(before.samples, work.shards, work.steps * recipe.batch) - before.samples,
             tokens=work.samples * recipe.seq_len,
         )
         return self._shelf.put_other(roll_bytes(after))

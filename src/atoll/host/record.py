@@ -7,7 +7,7 @@ door all say the same. Never imports torch: light verbs read records too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,13 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import PeerId, names_of, short
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
 from atoll.node.amend import amend_of
 from atoll.node.apart import late_of
 from atoll.node.facts import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
+from atoll.policy.plan import QuorumRule, Turnout, quorum
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.policy.validation import LOSS_MOST, NAT
 from atoll.protocol.consensus.facts import Decided, Judge
@@ -36,6 +37,7 @@ SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClo
 LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # behind bad states, the newest
 LATE_MAX = 16  # members that came back from being apart with what they did there, the newest
+NAMED_MAX = 6  # of those who are missed, in one line
 TAIL_BYTES = 4 * 2**20  # of the file read at start: about a thousand rounds
 CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
 
@@ -105,6 +107,24 @@ def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[
         return line
     score = scores.get(member.peer, FLOOR)
     return line | {"reputation": score / SCORE_ONE, "tier": tier_of(score)}
+
+
+def paused_text(turnout: Turnout, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str) -> str | None:
+    """Why nothing can be agreed on, and what helps, in words for one member; None if a quorum is here."""
+    if turnout.here >= turnout.needed:
+        return None
+    names, lacking = [name_of(peer) for peer in turnout.absent], turnout.needed - turnout.here
+    listed = ", ".join(names[:NAMED_MAX]) + (f" and {more} others" if (more := len(names) - NAMED_MAX) > 0 else "")
+    text = f"paused: {turnout.here} of {len(turnout.voters)} voters are here, {turnout.needed} are needed"
+    if len(names) >= lacking:
+        some = f"{lacking} of " if lacking < len(names) else ""
+        text += f"; it goes on when {some}{listed} came back (atoll up in their folders)"
+    for name in map(name_of, turnout.anew):
+        text += f"; {name} lost its disk and signs with a new key, which only a vertex can take in"
+    text += f"; if what they had is gone for good: {recover}" if recover else ""
+    spare = next(n for n in range(2, 5) if quorum(n, rule) < n)
+    alone = 1 < len(turnout.voters) == turnout.needed
+    return text + (f"; with {spare} members one may be away" if alone else "")
 
 
 def nats(loss: int) -> float | None:
@@ -246,6 +266,8 @@ class Progress:
                 ]
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
+            case "AttemptFailed" | "Suspected" if entry.get("paused"):
+                self.trouble = entry["paused"]
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
                 self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
             case "EraAwaited" if entry.get("elsewhere"):
@@ -261,6 +283,8 @@ class Progress:
                     "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
                     "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"
                 )
+            case "Returned" if self.trouble.startswith("paused"):
+                self.trouble = ""
             case "EraSealed" if "signatures of those who began" in self.trouble:
                 self.trouble = ""
             case "Refused":
@@ -299,12 +323,26 @@ class Progress:
 
     def name_of(self, peer: str) -> str:
         """What people call this peer."""
-        return next((m["name"] for m in self.members if m["peer"] == peer and m["name"]), peer[-8:])
+        known = names_of((PeerId(m["peer"]), m["name"] or short(m["peer"])) for m in self.members)
+        return known.get(PeerId(peer), short(peer))
 
 
 def data_parallel_bytes(peers: int, steps: int, parameters: int) -> int:
     """What one of `peers` sends when fp32 gradients are all-reduced in a ring at every step: 2 (M-1)/M 4P each."""
     return round(2 * (peers - 1) / max(1, peers) * 4 * parameters * steps)
+
+
+def entries_in(record: Path) -> Iterator[dict[str, Any]]:
+    """All that a file of facts has, oldest first."""
+    with record.open("rb") as lines:
+        yield from _whole(lines)
+
+
+def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """A line that a power cut tore is skipped."""
+    for line in lines:
+        with suppress(msgspec.DecodeError):
+            yield msgspec.json.decode(line)
 
 
 class Record:
@@ -316,16 +354,12 @@ class Record:
         self._torn = False  # the last line is not whole
 
     def tail(self) -> list[dict[str, Any]]:
-        """The newest entries, oldest first; a line that a power cut tore is skipped."""
+        """The newest entries, oldest first."""
         size = self._path.stat().st_size
         with self._path.open("rb") as file:
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read(TAIL_BYTES).split(b"\n")[1 if size > TAIL_BYTES else 0 :]
-        entries: list[dict[str, Any]] = []
-        for line in lines:
-            with suppress(msgspec.DecodeError):
-                entries.append(msgspec.json.decode(line))
-        return entries
+        return list(_whole(lines))
 
     def write(self, entry: dict[str, object]) -> None:
         """A line that a full disk does not take is lost, and nothing else: the record is for people."""

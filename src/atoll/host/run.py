@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec import UNSET
+
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Fact
@@ -31,6 +33,7 @@ class PeerHost(Driver):
     island: Island
 
     def __init__(self, me: Seat, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
+        self._data = ""  # where the data set is
         self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states that somebody waits for
         super().__init__(me, island, on_fact=on_fact)
         island.tended.on_beat = self._stepped
@@ -55,7 +58,7 @@ class PeerHost(Driver):
     async def restore_state(self, state: Digest, wait_s: Seconds) -> bool:
         """Make an earlier state from its holders' pieces; False if that failed or took longer."""
         made = self._sought.setdefault(state, asyncio.get_running_loop().create_future())
-        self._carry_out_all(self.machine.seek(state, self.clock.now()))
+        self._do(lambda: self.machine.seek(state, self.clock.now()))
         try:
             return await asyncio.wait_for(asyncio.shield(made), wait_s)
         except TimeoutError:
@@ -71,6 +74,8 @@ class PeerHost(Driver):
                 self._sought.pop(state).set_result(isinstance(fact, StateRebuilt))
             case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
                 self._use_data_blob(blob)
+            case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.base:
+                self._equip()
             case _:
                 pass
 
@@ -116,7 +121,7 @@ class PeerHost(Driver):
             return
         for blob in learning.beside:
             if not self.store.has_blob(blob):
-                self._carry_out_all(self.machine.want(blob, self.clock.now()))
+                self._do(lambda blob=blob: self.machine.want(blob, self.clock.now()))
         if self.island.tended.attached:
             return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):
@@ -126,15 +131,21 @@ class PeerHost(Driver):
         except (ValueError, OSError):
             name = None
         if name == learning.data_blob:
-            self.island.equip(learning.data)
+            self._equip(learning.data)
         else:
-            self._carry_out_all(self.machine.want(learning.data_blob, self.clock.now()))
+            self._do(lambda: self.machine.want(learning.data_blob, self.clock.now()))
 
     def _use_data_blob(self, blob: Digest) -> None:
         link = self.folder / "data.safetensors"
         link.unlink(missing_ok=True)
         link.symlink_to(self.store.blob_path(blob).relative_to(self.folder))  # the folder may be moved
-        self.island.equip(str(link))
+        self._equip(str(link))
+
+    def _equip(self, data: str = "") -> None:
+        """Begin to train once both are here: the data set, at this place if it has just come, and the base."""
+        self._data, learning = data or self._data, self.island.learning
+        if self._data and learning is not None and (learning.base is UNSET or self.store.has_blob(learning.base)):
+            self.island.equip(self._data)
 
     def _tell_learning(self) -> None:
         """What this host knows beside the machine's facts: genesis decoded as far as islands read it."""

@@ -27,7 +27,7 @@ from atoll.host.api import Door, neighbours
 from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
 from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
-from atoll.node.config.sections import Config
+from atoll.node.config.sections import Config, of_the_run
 from atoll.policy.sampling import named
 
 FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
@@ -40,7 +40,6 @@ AT_ONCE = (  # reasons that wait for nobody
 )
 JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
 REFUSALS_MAX = 3  # a ticket may be newer than what a member knows; a third refusal is a no
-LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +83,11 @@ async def run_up(start: Start, shell: Shell) -> int:
 
     listening, threads, name = _ready(start)
     if holds_run(start.folder):
-        if start.file is not None:
-            shell.notice(
-                f"{start.folder} holds a run already; it goes on as it was founded, {start.file} is not read"
-            )
+        if start.file is not None or of_the_run(start.config) != of_the_run(Config()):
+            passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
+            shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
         make = training(threads, _ignore, keep=start.config.keep)
-        host = await resume_run(start.folder, start.name, listening, make)
+        host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     weights = weights_of(start.config, start.file)
     data, canary = data_of(start.config, start.file), canary_of(start.config, start.file)
@@ -98,7 +96,7 @@ async def run_up(start: Start, shell: Shell) -> int:
         config = _named_by(start.config, weights)
         recipe = recipe_of(config)
         tokenizer = read_tokenizer(Path(named)) if named else b""
-        beginning = built_in(recipe, data, canary, tokenizer, config.data.column, weights)
+        beginning = built_in(recipe, data, canary, tokenizer, config.data.column, weights, config.model.only)
         floats = beginning.layout.floats
         founded = found(beginning, settings_of(config, recipe, floats))
         for text in forgone(config, recipe, floats):
@@ -151,7 +149,7 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     """Folder, log, threads and name, before anything of the peer exists."""
     import torch
 
-    from atoll.host.member import Listening
+    from atoll.host.member import Listening, prepare
     from atoll.host.trainer import threads_per_trainer
 
     network = start.config.network
@@ -160,16 +158,7 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     listening = Listening(
         asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
     )
-    try:
-        start.folder.mkdir(parents=True, exist_ok=True)
-        _log_to(start.folder / "atoll.log")
-    except OSError as why:
-        raise UsageError(
-            "E-DIR-05",
-            f"{start.folder} cannot be a peer's folder: {why.strerror}",
-            cause="a file has that name, or the place is read-only or full",
-            fix="choose another folder with --dir",
-        ) from None
+    prepare(start.folder)
     threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
     torch.set_num_threads(threads)
     name, group = start.name or start.config.node.name or platform.node(), start.config.node.group
@@ -370,14 +359,6 @@ def _sum(host: Any) -> dict[str, Any]:
         "bytes_in": p.bytes_in,
         "bytes_data_parallel": p.bytes_data_parallel,
     }
-
-
-def _log_to(path: Path) -> None:
-    """What happens underneath goes to a file: a terminal is for people."""
-    if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
-        path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
-    logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
-    logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def _ignore(fact: object) -> None:

@@ -94,5 +94,5 @@ class Scoring:
         bounds = part_bounds(hi - lo, work.shares)
         wires = wires_from_bytes(data, work.root, bounds, self.name)
         common = learning.common(work.round, before, work.before)
-        codecs = part_codecs(learning.recipe.coding.up, common, moved(bounds, lo))
+        codecs = part_codecs(learning.recipe_after(before).coding.up, common, moved(bounds, lo))
         return moved_along(before.anchor_F, wires, bounds, codecs, lo)

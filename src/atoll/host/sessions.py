@@ -3,7 +3,9 @@
 Genesis says which kind of key it has (`run.votes`). A joiner learns genesis from the members, so its session is
 made with the first word that it signs, which is never before.
 Promises: a session is on disk before it signs anything; a kept one is used again as long as it is good, so that the
-membership still knows it. Never asks the network anything.
+membership still knows it. A session is good only beside the database that remembers what it signed: a peer whose
+database is lost signs with a new key, which votes once a vertex knows it, so it never contradicts what it forgot.
+Never asks the network anything.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from atoll.keys.signer import VoteKind
 
 SESSION_DAYS = 90  # a session key is renewed by joining again
 RENEW_S = 86400.0  # a session that ends within a day is renewed at start
+REMEMBERED = "session"  # under this name the database knows whose words it remembers
 
 
 class LateSession:
@@ -66,7 +69,14 @@ def kept_session(store: Store, run: Digest) -> SessionSigner | None:
     signer = SessionSigner.from_bytes(secret)
     session = SessionVerifier().session_of(signer.certificate)
     good = session is not None and session.run == run and session.valid_at(Clock().now() + RENEW_S)
-    return signer if good else None
+    return signer if good and store.kept().get(REMEMBERED) == signer.vote_key else None
+
+
+def remember_session(store: Store) -> None:
+    """In a folder from before databases knew their sessions: what is there belongs together."""
+    secret, kept = store.secret("session.key"), store.kept()
+    if secret is not None and "genesis" in kept and REMEMBERED not in kept:
+        store.keep([(REMEMBERED, SessionSigner.from_bytes(secret).vote_key)])
 
 
 def certify(store: Store, identity: Identity, run: Digest, key: VotePrivateKey) -> SessionSigner:
@@ -80,4 +90,5 @@ def certify(store: Store, identity: Identity, run: Digest, key: VotePrivateKey) 
         generate=lambda: key,
     )
     store.write_secret("session.key", signer.to_bytes())
+    store.keep([(REMEMBERED, signer.vote_key)])
     return signer

@@ -14,6 +14,9 @@ import tempfile
 import torch
 from torch import Tensor
 
+from atoll.keys.digest import Buffer
+from atoll.learn.codec.blocks import Room, new_wire, tensor_over
+
 
 def anonymous() -> int:
     """The descriptor of a new file of size 0 that has no name. The caller closes it."""
@@ -36,12 +39,15 @@ class Mailbox:
         self._map = mmap.mmap(fd, size_bytes)
         self.x_F: Tensor = torch.frombuffer(self._map, dtype=torch.float32, count=floats)
 
-    def put(self, data: bytes) -> int:
-        """Lay bytes into the room behind x; their number."""
-        if len(data) > self.room_bytes:
-            raise ValueError(f"{len(data)} bytes do not fit the {self.room_bytes} kept for the inner state")
-        self._map[4 * self.floats : 4 * self.floats + len(data)] = data
-        return len(data)
+    def put(self, *pieces: Buffer) -> int:
+        """Lay bytes, one piece after the other, into the room behind x; their number."""
+        size_bytes, at = sum(map(len, pieces)), 4 * self.floats
+        if size_bytes > self.room_bytes:
+            raise ValueError(f"{size_bytes} bytes do not fit the {self.room_bytes} kept for the inner state")
+        for piece in pieces:
+            self._map[at : at + len(piece)] = piece
+            at += len(piece)
+        return size_bytes
 
     def show(self, of_F: Tensor | None) -> None:
         """Lay a model into the room behind x, to be looked at; x itself may still be read."""
@@ -57,6 +63,12 @@ class Mailbox:
             raise ValueError(f"a model of {self.floats} values does not fit {self.room_bytes} bytes")
         return torch.frombuffer(self._map, dtype=torch.float32, count=self.floats, offset=4 * self.floats)
 
-    def take(self, size_bytes: int) -> bytes:
+    def take(self, size_bytes: int, room: Room = new_wire) -> Buffer:
+        """A copy of so many bytes that were laid there, in `room`."""
         assert size_bytes <= self.room_bytes
-        return self._map[4 * self.floats : 4 * self.floats + size_bytes]
+        if size_bytes == 0:
+            return b""
+        data = room(size_bytes)
+        laid = torch.frombuffer(self._map, dtype=torch.uint8, count=size_bytes, offset=4 * self.floats)
+        tensor_over(data, torch.uint8).copy_(laid)
+        return data

@@ -11,19 +11,23 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from threading import Lock
 
-import msgspec
+import torch
 from torch import Tensor
 
 from atoll.base.errors import PeerFault, RunFailedError
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.host.retention import Retention
 from atoll.host.store import Store
+from atoll.keys.digest import Buffer
+from atoll.learn.codec.blocks import tensor_over
+from atoll.learn.kept import Kept, kept_bytes, kept_from_bytes
 from atoll.learn.late import LateWork, late_bytes, late_from_bytes
 from atoll.learn.layout import Layout
-from atoll.learn.state import SharedState, state_bytes, state_from_bytes
-from atoll.learn.update import memory_bytes, memory_from_bytes
+from atoll.learn.state import SharedState, state_from_bytes, state_pieces
+from atoll.learn.tensorfile import load, pieces_of
 from atoll.node.config.sections import Keep
 
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
@@ -44,9 +48,9 @@ class Shelf:
         self._tidying = Lock()
 
     def put(self, state: SharedState, layout: Layout) -> Digest:
-        data = state_bytes(state, layout)
+        pieces = state_pieces(state, layout)
         with self._tidying:
-            name = self._store.put_blob(data)
+            name = self._store.put_blob(*pieces)
             self._hold(name, state)
         return name
 
@@ -121,40 +125,60 @@ class Shelf:
             self._held.popitem(last=False)
 
 
-class Private(msgspec.Struct, frozen=True):
-    """What only this peer knows; good for exactly one vertex."""
+PRIVATE = "atoll/private/2"
+BYTES = ("inner", "claim", "late", "kept")  # what is in the private file beside error feedback
 
-    vertex: Digest
-    memory: bytes
-    inner: bytes
+
+@dataclass(frozen=True)
+class Private:
+    """What only this peer knows. Good for exactly one vertex, but for `kept`, which says what it is good for."""
+
+    vertex: Digest | None
+    memory_F: Tensor | None = None  # error feedback
+    inner: Buffer = b""  # moments
     claim: bytes = b""  # the last one that a vertex holds, where rounds are audited
-    late: bytes = b""  # what it did apart and no vertex has yet
+    late: LateWork | None = None  # what it did apart and no vertex has yet
+    kept: Kept | None = None  # parameters that the recipe leaves to it
 
 
-def write_private(
-    store: Store,
-    vertex: Digest,
-    memory_F: Tensor | None,
-    inner: bytes,
-    claim: bytes = b"",
-    late: LateWork | None = None,
-) -> None:
-    memory = memory_bytes(memory_F) if memory_F is not None else b""
-    owed = late_bytes(late) if late is not None else b""
-    store.write_private(msgspec.msgpack.encode(Private(vertex, memory, inner, claim, owed)))
+NOTHING = Private(None)
 
 
-def read_private(store: Store, vertex: Digest, floats: int) -> tuple[Tensor | None, bytes, bytes, LateWork | None]:
-    """Error feedback (F,), inner state, claim and late work of this vertex; nothing if they are of another."""
+def write_private(store: Store, private: Private) -> None:
+    """Tensors go to disk from where they lie."""
+    assert private.vertex is not None
+    late = late_bytes(private.late) if private.late is not None else b""
+    kept = kept_bytes(private.kept) if private.kept is not None else b""
+    beside = zip(BYTES, (private.inner, private.claim, late, kept), strict=True)
+    tensors = {name: tensor_over(data, torch.uint8) for name, data in beside if data}
+    if private.memory_F is not None:
+        tensors["memory"] = private.memory_F
+    store.write_private(*pieces_of(tensors, {"format": PRIVATE, "vertex": private.vertex.hex()}))
+
+
+def read_private(store: Store, floats: int) -> Private:
+    """What was written last, of a model of so many values; nothing if it is damaged, which costs what is this
+    peer's own and nothing that was agreed."""
     data = store.read_private()
     if data is None:
-        return None, b"", b"", None
+        return NOTHING
     try:
-        private = msgspec.msgpack.decode(data, type=Private)
-        if private.vertex != vertex:
-            return None, b"", b"", None
-        memory_F = memory_from_bytes(private.memory, floats) if private.memory else None
-        late = late_from_bytes(private.late, floats) if private.late else None
-        return memory_F, private.inner, private.claim, late
-    except (msgspec.DecodeError, ValueError):
-        return None, b"", b"", None  # damaged: it costs what is this peer's own, nothing that was agreed
+        tensors, told = load(data)
+        memory_F, vertex = tensors.pop("memory", None), bytes.fromhex(told.get("vertex", ""))
+        if told.get("format") != PRIVATE or len(vertex) != DIGEST_BYTES or not _fits(memory_F, floats):
+            return NOTHING
+        inner, claim, late, kept = (tensors.pop(n).numpy().tobytes() if n in tensors else b"" for n in BYTES)
+        return Private(
+            Digest(vertex),
+            memory_F.clone() if memory_F is not None else None,
+            inner,
+            claim,
+            late_from_bytes(late, floats) if late else None,
+            kept_from_bytes(kept, floats) if kept else None,
+        )
+    except (PeerFault, ValueError):
+        return NOTHING
+
+
+def _fits(memory_F: Tensor | None, floats: int) -> bool:
+    return memory_F is None or (memory_F.shape == (floats,) and memory_F.dtype == torch.float32)

@@ -28,13 +28,14 @@ log = logging.getLogger(__name__)
 BACKLOG = 256  # connections the kernel holds for us; a mesh that starts at once dials all at once
 UNHEARD_S = 60.0  # bytes that nobody acknowledges for so long are lost; the kernel alone tries for a quarter hour
 CONNECT_S = 3.0  # a TCP connection takes one round trip and at most one lost SYN (1 s)
+UNPACED = "reno"  # between processes of one computer, where nothing is lost: BBR's timers cost a sixth of the CPU
 
 
 async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:
     """A connected, non-blocking socket. Raises OSError, ConnectionRefusedError only if every address refused."""
     troubles: list[OSError] = []
     for family, address in await _resolved(endpoint):
-        sock = _socket(family, congestion)
+        sock = _socket(family, address[0], congestion)
         try:
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.get_running_loop().sock_connect(sock, address)
@@ -55,7 +56,7 @@ async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:
 async def listening(endpoint: Endpoint, congestion: str) -> socket.socket:
     """A bound, non-blocking socket; accepted connections inherit its congestion control (Linux)."""
     family, address = (await _resolved(endpoint))[0]
-    sock = _socket(family, congestion)
+    sock = _socket(family, address[0], congestion)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -75,7 +76,13 @@ async def _resolved(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, tupl
     return [(socket.AddressFamily(family), address[:2]) for family, _, _, _, address in found]
 
 
-def _socket(family: socket.AddressFamily, congestion: str) -> socket.socket:
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):  # gone before we could ask
+        return ip_address(host).is_loopback
+    return False
+
+
+def _socket(family: socket.AddressFamily, host: str, congestion: str) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -83,7 +90,8 @@ def _socket(family: socket.AddressFamily, congestion: str) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_S * 1000))
     # before connect: BBR measures from the first round trip on. Not every kernel has it or lets us choose it
     with contextlib.suppress(OSError, AttributeError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+        chosen = UNPACED if _is_loopback(host) else congestion
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, chosen.encode())
     return sock
 
 
@@ -117,6 +125,7 @@ class Wire(asyncio.BufferedProtocol):
         self._count = count  # is told of every byte given to the socket
         self.received_bytes = 0
         self.paused = False  # some written bytes are not with the kernel yet
+        self.local = False  # both ends are on this computer: processors set the pace, not a network
         self.closed = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._written_bytes = 0
@@ -220,6 +229,7 @@ class Wire(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         # what waits here can no longer be dropped or overtaken: let it wait in the channel's own queue instead
         transport.set_write_buffer_limits(high=0)
+        self.local = _is_loopback(self.source)
         self.guarded(lambda: self.channel.began(self))
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -37,11 +37,12 @@ class Tended:
         self.looking = asyncio.Lock()  # of those who look at losses, batch by batch: one at a time
         self._threads = threads
         self._data = ""  # a path or name for the trainer, once the data set is here
+        self._base = ""  # a path, where the run's model has a base
         self._equipped = asyncio.Event()
         self._retry_at: Seconds = 0.0
 
-    def equip(self, data: str) -> None:
-        self._data = data
+    def equip(self, data: str, base: str = "") -> None:
+        self._data, self._base = data, base
         self._equipped.set()
 
     async def equipped(self) -> None:
@@ -77,6 +78,7 @@ class Tended:
             recipe.inner,
             self._threads,
             horizon=horizon_of(recipe),
+            base=self._base,
         )
         self.lives += 1
         check_same(learning.layout, await self.trainer.start(spec))

@@ -83,13 +83,14 @@ class _Visitor(Driver):
 
     async def take(self, until: Seconds) -> Taken:
         """`until` is this process's monotonic clock."""
+        patience_s = max(0.0, min(ANSWER_S, until - time.monotonic()))
         try:
-            async with asyncio.timeout(max(0.0, min(ANSWER_S, until - time.monotonic()))):
+            async with asyncio.timeout(patience_s):
                 await self.shelf.asked.wait()
         except TimeoutError:
             raise NetworkError(
                 "E-NET-01",
-                f"nobody of this run answered within {ANSWER_S:.0f} s",
+                f"nobody of this run answered within {patience_s:.0f} s",
                 cause="the run is over, or its members cannot be dialled from here",
                 fix="name a member that you can reach: --via ADDRESS",
             ) from None
@@ -119,7 +120,7 @@ class _Visitor(Driver):
             return
         self.state, self.refused = blob, False
         self.ended.clear()
-        self._carry_out_all(self.machine.want(blob, self.clock.now()))
+        self._do(lambda: self.machine.want(blob, self.clock.now()))
         with suppress(TimeoutError):
             await asyncio.wait_for(self.ended.wait(), TOKENIZER_S)
 
@@ -135,7 +136,7 @@ class _Visitor(Driver):
         self.state = state = await asyncio.to_thread(self._agreed, round)
         while not self.store.has_blob(state):
             self.ended.clear()
-            self._carry_out_all(self.machine.seek(state, self.clock.now()))
+            self._do(lambda: self.machine.seek(state, self.clock.now()))
             await self.ended.wait()
             if self.refused:
                 raise RunFailedError(

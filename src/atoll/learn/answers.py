@@ -143,7 +143,7 @@ def remembers(recipe: Recipe) -> bool:
 def answering(recipe: Recipe, common: Common, bounds: Bounds, part: int) -> Answering:
     """Of this part in this round. `bounds` are places of the whole vector."""
     coding, sizes = recipe.coding, tensor_sizes(common.layout, *bounds[part])
-    down = None if coding.answer == "gathered" else codec_named(coding.down)
+    down = None if coding.answer == "gathered" else part_codec(coding.down, common, bounds, part)
     up = part_codec(coding.up, common, bounds, part)
     return Answering(up, down, recipe.reducer.statistic, isinstance(recipe.outer, Agreeing), sizes)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
-from atoll.learn.codec import Codec
+from atoll.learn.codec import Codec, pack_spans
 from atoll.learn.codec.blocks import SPAN, Room, new_wire, spans_of
 from atoll.learn.statistic import MEAN, Statistic, order_statistics
 
@@ -100,19 +100,8 @@ def combine_remembering(
     kept = opened_rows(rows, n, codec)
     if kept.total == 0:
         return Combined(None, kept.counted, kept.faults), memory_N
-    left_N, value_S = torch.empty(n), torch.empty(min(n, SPAN))
-
-    def wanted() -> Iterator[Tensor]:
-        for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n), strict=True):
-            e_S = left_N[lo:hi].copy_(mean_S)
-            if memory_N is not None:
-                e_S.add_(memory_N[lo:hi] * beta)
-            yield e_S
-
-    wire = reply.encode_spans(n, wanted())
-    answer = reply.open_wire(wire, n)
-    for lo, hi in spans_of(n):
-        left_N[lo:hi].sub_(reply.read_span(answer, lo, value_S[: hi - lo]))
+    left_N = torch.empty(n)
+    wire = pack_spans(reply, _means(kept, n), memory_N, beta, left_N)
     return Combined(wire, kept.counted, kept.faults), left_N
 
 

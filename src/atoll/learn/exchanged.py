@@ -73,7 +73,7 @@ def check_optimizer(model: nn.Module, going: set[str], held: Iterable[Tensor]) -
     if going and not any(name in going for name, _ in mine):
         raise ValueError(
             f"the optimizer holds none of the parameters that this run exchanges ({_some(sorted(going))}); "
-            "make the optimizer after adapters are put into the model, from those that require a gradient"
+            "make the optimizer from the parameters of this very model, once adapters are in it"
         )
 
 

@@ -5,8 +5,10 @@
     README.md           the model card: who gave what, rounds, bytes, loss
     tokenizer.json      the run's tokenizer, where it has one, and tokenizer_config.json for `transformers`
 
-Where a run exchanged adapters only, these are all there is: `adapters.safetensors`, and `base.json`, which names
-every tensor of the base that they belong to by its digest. Nothing then claims to be a model.
+Where a run exchanged a part of a built-in model (`model.only`, adapters), the rest is its base, a blob of the run:
+both are put together, adapters into the weights that they stand beside, so what comes out is the plain model.
+Where the base is not at hand (loops of members' own, observers) there are `adapters.safetensors`, and `base.json`,
+which names every tensor of the base that they belong to by its digest. Nothing then claims to be a model.
 
 Tied tensors stand there once. Says nothing that the history does not say; never needs `transformers`.
 """
@@ -14,13 +16,16 @@ Tied tensors stand there once. Says nothing that the history does not say; never
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from atoll.base.units import bytes_text, count_text
+from atoll.learn.base import base_tensors
 from atoll.learn.data.tokens import End, end_of
-from atoll.learn.layout import Layout, base_digest
-from atoll.learn.models import spec_of
+from atoll.learn.layout import Layout, base_digest, flatten, layout_of, named
+from atoll.learn.models import build_model, spec_of, with_adapters
 from atoll.learn.models.llama import NORM_EPS
+from atoll.learn.models.lora import merged
 from atoll.learn.models.names import BYTES, Spec, llama_size
 from atoll.learn.state import SharedState, export_model
 
@@ -51,6 +56,7 @@ class Story(NamedTuple):
     sent_bytes: int | None = None  # by the peer in whose folder this was read
     data_parallel_bytes: int | None = None  # what it would have sent
     tokenizer: str = ""  # hex of the blob that genesis names; empty where tokens are bytes
+    beside: str = ""  # what was trained of it, where not all of it was
 
 
 def tensor_file(layout: Layout) -> str:
@@ -59,9 +65,11 @@ def tensor_file(layout: Layout) -> str:
 
 
 def hugging_face_files(
-    state: SharedState, layout: Layout, story: Story, tokenizer: bytes = b""
+    state: SharedState, layout: Layout, story: Story, tokenizer: bytes = b"", base: bytes = b""
 ) -> dict[str, bytes]:
-    """File name -> bytes. `tokenizer` are the bytes that `story.tokenizer` names, if they are at hand."""
+    """File name -> bytes. `tokenizer` and `base` are the bytes that story and layout name, if they are at hand."""
+    if base:
+        return _whole_files(state, layout, story, tokenizer, base)
     spec = spec_of(story.model) if story.model != "attached" else None
     end = end_of(tokenizer)
     told = {"config.json": _config(spec, story.model, end)} if not layout.held else {"base.json": _base(layout)}
@@ -71,6 +79,24 @@ def hugging_face_files(
     texts["README.md"] = _card(spec, layout, story, bool(tokenizer))
     files = {tensor_file(layout): export_model(state, layout)} | {name: t.encode() for name, t in texts.items()}
     return files | ({"tokenizer.json": tokenizer} if tokenizer else {})
+
+
+def _whole_files(
+    state: SharedState, layout: Layout, story: Story, tokenizer: bytes, base: bytes
+) -> dict[str, bytes]:
+    """The same of what was exchanged and its base together, as if all of it had been exchanged."""
+    tensors = merged({**base_tensors(base), **named(state.anchor_F, state.counters_K, layout)})
+    model = build_model(with_adapters(story.model, 0), 0)
+    model.load_state_dict(tensors, strict=False)  # a tied table stands there once
+    whole = layout_of(model)
+    about = story._replace(
+        model=with_adapters(story.model, 0),
+        beside=f"Trained were {count_text(layout.parameters)} parameters of `{story.model}`, beside a base of "
+        f"{count_text(layout.base_values)} values that stayed as it was, `{base_digest(layout).hex()}`. Here they "
+        "are one model.",
+    )
+    flat_F, counters_K = flatten(model, whole)
+    return hugging_face_files(replace(state, anchor_F=flat_F, counters_K=counters_K), whole, about, tokenizer)
 
 
 def _tokenizer_config(spec: Spec | None, end: End | None) -> dict[str, Any]:
@@ -170,6 +196,7 @@ def _card(spec: Spec | None, layout: Layout, story: Story, tokenizer_here: bool)
         "",
         *(_use_adapters(layout) if layout.held else _use(spec, story, tokenizer_here)),
     ]
+    lines += ["", story.beside] if story.beside else []
     lines += [
         *("", "## Provenance", ""),
         f"Round {story.round} of the run with genesis `{story.genesis}`: vertex `{story.vertex}`, state "

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from atoll.base.errors import PeerFault
+from atoll.keys.digest import Buffer
 from atoll.learn.layout import Layout, Slot
-from atoll.learn.tensorfile import dump, load
+from atoll.learn.tensorfile import load, pieces_of
 
 FORMAT = "atoll/inner/adamw/1"
+SPAN = 2**17  # values that a processor takes at a time, all of a step while they are in its cache: twice as fast
 
 
 class AdamW(msgspec.Struct, frozen=True, tag="adamw"):
@@ -151,13 +153,16 @@ def _clip(gradient_P: Tensor, norm_max: float) -> None:
 
 
 def _adamw(spec: AdamW, state: InnerState, x_P: Tensor, gradient_P: Tensor, global_step: int) -> None:
-    state.first_P.lerp_(gradient_P, 1 - spec.beta1)
-    state.second_P.mul_(spec.beta2).addcmul_(gradient_P, gradient_P, value=1 - spec.beta2)
     rate = rate_at(spec, global_step)
-    x_P.mul_(1 - rate * spec.weight_decay)
     correction1, correction2 = 1 - spec.beta1**state.steps, 1 - spec.beta2**state.steps
-    spread_P = state.second_P.sqrt().mul_(correction2**-0.5).add_(spec.eps)
-    x_P.addcdiv_(state.first_P, spread_P, value=-rate / correction1)
+    length = SPAN if x_P.device.type == "cpu" else max(1, len(x_P))
+    vectors = (x_P, gradient_P, state.first_P, state.second_P)
+    for x_S, gradient_S, first_S, second_S in zip(*(vector.split(length) for vector in vectors), strict=True):
+        first_S.lerp_(gradient_S, 1 - spec.beta1)
+        second_S.mul_(spec.beta2).addcmul_(gradient_S, gradient_S, value=1 - spec.beta2)
+        x_S.mul_(1 - rate * spec.weight_decay)
+        spread_S = second_S.sqrt().mul_(correction2**-0.5).add_(spec.eps)
+        x_S.addcdiv_(first_S, spread_S, value=-rate / correction1)
 
 
 # names under which models keep what goes in and comes out: Muon leaves those to AdamW (MuLoCo, section 3)
@@ -197,11 +202,13 @@ def orthogonalised(matrix_RC: Tensor) -> Tensor:
     return x.T.contiguous() if tall else x
 
 
-def inner_bytes(state: InnerState) -> bytes:
-    return dump({"first": state.first_P, "second": state.second_P}, {"format": FORMAT, "steps": str(state.steps)})
+def inner_pieces(state: InnerState) -> list[Buffer]:
+    """The bytes of it, one piece after the other, most of which are its own memory."""
+    tensors = {"first": state.first_P, "second": state.second_P}
+    return pieces_of(tensors, {"format": FORMAT, "steps": str(state.steps)})
 
 
-def inner_from_bytes(data: bytes, parameters: int, device: str = "cpu") -> InnerState:
+def inner_from_bytes(data: Buffer, parameters: int, device: str = "cpu") -> InnerState:
     """ValueError if these are not the bytes of an AdamW state for so many parameters."""
     try:
         tensors, metadata = load(data)

@@ -2,8 +2,9 @@
 
 `replace` starts the next round from the anchor. `delta` keeps the steps taken while the message was under way
 (LOSCAR-SGD 2605.20866, the delay-corrected merge) and is the one to use when a round overlaps training. `Mix`
-keeps a share of the worker's own parameters (Streaming DiLoCo 2501.18512, equation 3). `swap` takes what everybody
-said in the place of what I said, and leaves the rest alone: for recipes that send a few values at a time.
+keeps a share of the worker's own parameters (Streaming DiLoCo 2501.18512, equation 3). `swap` is `delta` where the
+anchor moved (`where_moved`) and leaves the rest alone: for recipes that agree on a few values at a time, whose
+members keep their own of all others (`kept.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+import torch
 from torch import Tensor
 
 
@@ -21,18 +23,21 @@ class Mix(msgspec.Struct, frozen=True, tag="mix"):
 Merge = Literal["replace", "delta", "swap"] | Mix
 
 
-def merge(how: Merge, x_F: Tensor, sent_F: Tensor, anchor_F: Tensor, swapped_F: Tensor | None = None) -> Tensor:
-    """x' (F,) from the live x, the x that was encoded, and the new anchor.
+def where_moved(before_F: Tensor, after_F: Tensor) -> Tensor:
+    """The new anchor (F,) as `swap` wants it: NaN, which no anchor holds, where it is the old one."""
+    return torch.where(after_F == before_F, torch.nan, after_F)
 
-    `swapped_F`, for `swap` alone: what others make of this worker's message, its own minus the combined one.
-    """
+
+def merge(how: Merge, x_F: Tensor, sent_F: Tensor, anchor_F: Tensor) -> None:
+    """The live x (F,) takes in the new anchor, in place; `sent_F` is the x that was encoded. For `swap` the anchor
+    is that `where_moved`."""
+
     match how:
         case "replace":
-            return anchor_F.clone()
+            x_F.copy_(anchor_F)
         case "delta":
-            return anchor_F + (x_F - sent_F)
+            x_F.sub_(sent_F).add_(anchor_F)
         case "swap":
-            assert swapped_F is not None
-            return x_F + swapped_F
+            x_F.copy_(torch.where(anchor_F.isnan(), x_F, anchor_F + (x_F - sent_F)))
         case Mix(own):
-            return x_F * own + anchor_F * (1 - own)
+            x_F.mul_(own).add_(anchor_F * (1 - own))

@@ -15,8 +15,8 @@ from msgspec import UNSET
 
 from atoll.learn.inner import SGD, Accumulate, AdamW, Muon, Pipelined
 from atoll.learn.merge import Mix
-from atoll.learn.outer import Agreeing, Delayed, Gossip, Nesterov, Regional, Sign
-from atoll.learn.recipes import Coding, Recipe, diloco, nesterov_for, recipe_for
+from atoll.learn.outer import AVERAGE, Agreeing, Delayed, Gossip, Nesterov, Regional, Sign
+from atoll.learn.recipes import Coding, Recipe, diloco, drawn_share, nesterov_for, recipe_for
 from atoll.learn.reducer import Reducer
 from atoll.learn.schedule import Schedule
 
@@ -30,7 +30,6 @@ class Setting(TypedDict, total=False):
 
 
 EXACT = Coding("fp32", "fp32", beta=0.0)  # nothing is lost on the way, so nothing is remembered
-AVERAGE = Nesterov(lr=1.0, momentum=0.0)  # the anchor becomes the mean of the members
 
 
 def data_parallel(
@@ -324,13 +323,16 @@ def sparta(
     share: float = 0.005,
     **setting: Unpack[Setting],
 ) -> Recipe:
-    """SPARTA (openreview stFPf3gzq1): after every step a random 0.5 % of the parameters is averaged, in fp16."""
-    codec = f"randk:{share:g}+fp16"
+    """SPARTA (openreview stFPf3gzq1): after every step a random 0.5 % of the parameters is averaged, in fp16.
+
+    Members keep their own of all others, so each value of the agreed state is as old as its last turn; the last
+    round averages all of them, which makes it the mean of what members hold.
+    """
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps=1, rounds=rounds),
-        coding=Coding(codec, codec, beta=0.0),
+        schedule=Schedule(inner_steps=1, rounds=rounds, closing="fp16"),
+        coding=drawn_share(share),
         outer=AVERAGE,
         merge="swap",
         **setting,

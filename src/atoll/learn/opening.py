@@ -21,6 +21,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import Buffer, MerkleTree, digest, merkle_holds, merkle_top
 from atoll.learn.codec import Codec, codec_named
 from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.recipes import Recipe
 from atoll.learn.statistic import Statistic
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Answered, Commit, Signed
@@ -42,6 +43,13 @@ def opening_problem(up: str, down: str) -> str | None:
         if codec is None or not codec.sections:
             return f"sync.{way} = {name!r} has no wire that can be cut into blocks of values"
     return None
+
+
+def unopened(recipe: Recipe) -> str | None:
+    """The same of a run with this recipe."""
+    if recipe.schedule.closing:
+        return "its last round is a closing average, in codecs of its own"
+    return opening_problem(recipe.coding.up, recipe.coding.down)
 
 
 @dataclass(frozen=True)

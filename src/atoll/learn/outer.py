@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from atoll.learn.codec.blocks import spans_of
 from atoll.learn.inner import AdamW, InnerState, fresh_inner
 from atoll.learn.outer_adamw import adamw_step
 
@@ -86,6 +87,7 @@ class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
 
 
 Outer = Nesterov | Sign | Delayed | Regional | Gossip | Agreeing | AdamW
+AVERAGE = Nesterov(lr=1.0, momentum=0.0)  # the anchor becomes the mean of the members
 PLAIN = Nesterov | Sign | Agreeing  # they remember one momentum
 SHARED = PLAIN | AdamW  # every peer computes the same bits
 
@@ -120,21 +122,26 @@ def outer_step(
     combined_P: Tensor,
     step: int = 0,
     agreement_P: Tensor | float = 1.0,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(anchor', momentum'), each (P,), bit-identical everywhere. The arguments are left alone.
+    """(anchor', momentum'), each (P,), bit-identical everywhere; written `into` these, if given. The other
+    arguments are left alone.
 
     `agreement_P`: how much the updates agree, 0 … 1, where the outer step asks.
     """
+    new_anchor_P, new_momentum_P = into or (torch.empty_like(anchor_P), torch.empty_like(momentum_P))
+    rate = rate_of(outer, step)
     if isinstance(outer, Sign):
-        return anchor_P - combined_P.sign().mul_(rate_of(outer, step)), momentum_P
-    agreeing = isinstance(outer, Agreeing)
-    momentum = agreement_P * outer.momentum if agreeing else momentum_at(outer, step)
-    momentum_P = momentum_P * momentum
-    momentum_P.add_(combined_P)
-    ahead_P = momentum_P * momentum
-    ahead_P.add_(combined_P)
-    ahead_P.mul_(rate_of(outer, step))
-    return anchor_P - ahead_P, momentum_P
+        torch.sub(anchor_P, combined_P.sign().mul_(rate), out=new_anchor_P)
+        return new_anchor_P, new_momentum_P.copy_(momentum_P)
+    agreeing = agreement_P if isinstance(outer, Agreeing) else 1.0
+    momentum = outer.momentum if isinstance(outer, Agreeing) else momentum_at(outer, step)
+    for here in (slice(lo, hi) for lo, hi in spans_of(len(anchor_P))):  # everything while a span is in the cache
+        share = (agreeing if isinstance(agreeing, float) else agreeing[here]) * momentum
+        momentum_S = torch.mul(momentum_P[here], share, out=new_momentum_P[here]).add_(combined_P[here])
+        ahead_S = (momentum_S * share).add_(combined_P[here]).mul_(rate)
+        torch.sub(anchor_P[here], ahead_S, out=new_anchor_P[here])
+    return new_anchor_P, new_momentum_P
 
 
 # ---- every kind, for experiments ----------------------------------------------------------------------------

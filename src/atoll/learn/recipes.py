@@ -18,7 +18,7 @@ from atoll.learn.inner import Accumulate, AdamW, Inner, Pipelined
 from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
 from atoll.learn.models import spec_of
-from atoll.learn.outer import SHARED, Agreeing, Delayed, Gossip, Nesterov, Outer, Regional, Sign
+from atoll.learn.outer import AVERAGE, SHARED, Agreeing, Delayed, Gossip, Nesterov, Outer, Regional, Sign
 from atoll.learn.reducer import SCALED, Reducer
 from atoll.learn.schedule import Schedule, check_schedule
 
@@ -73,6 +73,7 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError("rounds, inner_steps, batch and seq_len must all be at least 1")
     codings = [(recipe.coding.up, recipe.coding.down)]
     codings += [(p.up or recipe.coding.up, p.down or recipe.coding.down) for p in recipe.schedule.phases]
+    codings += [(recipe.schedule.closing, recipe.schedule.closing)] if recipe.schedule.closing else []
     for up, down in codings:
         _check_codecs(up, down)
     if recipe.schedule.closing and recipe.reducer.statistic != "mean":
@@ -91,6 +92,10 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError("this reducer or outer step starts every round from its anchor: merge='replace'")
     if isinstance(recipe.inner, Accumulate) and (recipe.merge != "replace" or recipe.schedule.overlap):
         raise ValueError("accumulated gradients leave x where it is: merge='replace', overlap=0")
+    if isinstance(recipe.inner, Accumulate) and recipe.schedule.closing:
+        raise ValueError("accumulated gradients leave no live parameters to average: closing=''")
+    if _swaps_more(recipe):
+        raise ValueError("merge='swap' replaces what moved, so only what was sent may move: plain averages, beta=0")
 
 
 def swarm_problem(recipe: Recipe) -> str:
@@ -108,14 +113,13 @@ def swarm_problem(recipe: Recipe) -> str:
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
-        "a change of rhythm, a closing average or averages of moments": (
-            bool(schedule.phases or schedule.closing) or schedule.moments != plain.moments
-        ),
+        "a change of rhythm or averages of moments": bool(schedule.phases) or schedule.moments != plain.moments,
         "owners that remember what answers of more than a mean left out": (
             coding.answer == "remembered"
             and (reducer.statistic != "mean" or recipe.own_anchors or isinstance(recipe.outer, Agreeing))
         ),
-        f"answers in {coding.down}": coding.answer != "gathered" and not _stands_alone(coding.down),
+        f"answers in {coding.down}": coding.answer != "gathered" and not _needs_a_seed_at_most(coding.down),
+        f"a closing average in {schedule.closing}": bool(schedule.closing) and not _stands_alone(schedule.closing),
         "a reducer other than a mean of all members' rows": (
             reducer.statistic not in SCALED or reducer not in (ours, fresh, paired)
         ),
@@ -129,10 +133,21 @@ def swarm_problem(recipe: Recipe) -> str:
         f"updates in {coding.up} between members that share no state": (
             recipe.paired and not _stands_alone(coding.up)
         ),
+        "the merge swap but for plain averages without error feedback": _swaps_more(recipe),
         "gradients that are accumulated, in pairs": recipe.paired and isinstance(recipe.inner, Accumulate),
-        "the merge swap": recipe.merge == "swap",
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
+
+
+def closing(recipe: Recipe) -> Recipe:
+    """What the last round is made of where the schedule has it average all live parameters once."""
+    coding = Coding(recipe.schedule.closing, recipe.schedule.closing, beta=0.0)
+    return msgspec.structs.replace(recipe, coding=coding, outer=AVERAGE)
+
+
+def _swaps_more(recipe: Recipe) -> bool:
+    """Values would move that nobody drew, or be sent again though they were replaced."""
+    return recipe.merge == "swap" and (recipe.outer != AVERAGE or recipe.coding.beta != 0.0)
 
 
 def sample_problem(recipe: Recipe) -> str:
@@ -141,6 +156,8 @@ def sample_problem(recipe: Recipe) -> str:
         return "rounds carry fragments in turn, and who is drawn for one has steps in all of them"
     if recipe.schedule.overlap:
         return "trainers go on ahead of a round that they may not be drawn for"
+    if recipe.reducer.quorum:
+        return "rounds that do not wait for the slow take up their steps later, when they may not be drawn"
     if recipe.own_anchors:
         return "members have anchors of their own, which go on by themselves"
     if recipe.merge != "replace":
@@ -180,8 +197,16 @@ def _steps(outer: AdamW) -> bool:
 
 def _stands_alone(codec: str) -> bool:
     """It needs to know nothing beside its name."""
+    return _is_made_of(codec, Known())
+
+
+def _needs_a_seed_at_most(codec: str) -> bool:
+    return _is_made_of(codec, Known(seed=b"any"))
+
+
+def _is_made_of(codec: str, known: Known) -> bool:
     try:
-        codec_named(codec)
+        codec_named(codec, known)
     except ValueError:
         return False
     return True
@@ -246,7 +271,7 @@ def diloco(
 
     The outer momentum follows the number of rounds unless it is given.
     """
-    codec_named(down)  # owners of real rounds know nothing beside its name
+    codec_named(down)  # it stands alone: answers that leave values out are nothing for whole updates
     return recipe_for(
         model,
         batch=batch,
@@ -303,11 +328,20 @@ def own_loop(
     fragments: int = 1,
     overlap: int = 0,
     epochs: int = 0,
+    share: float = 0.0,
 ) -> Recipe:
-    """DiLoCo rounds around somebody's own training loop, which brings model, data and inner optimizer."""
-    _check_codecs(up, down)
-    codec_named(down)
-    schedule = Schedule(inner_steps, rounds, fragments, overlap, epochs=epochs or UNSET)
+    """DiLoCo rounds around somebody's own training loop, which brings model, data and inner optimizer.
+
+    With a `share` SPARTA's: so large a part of the values is averaged, drawn anew in every round, and nothing else.
+    """
+    outer, coding = Nesterov(lr=outer_lr, momentum=outer_momentum), Coding(up=up, down=down)
+    if share:
+        outer, coding = AVERAGE, drawn_share(share)
+    else:
+        codec_named(down)
+    _check_codecs(coding.up, coding.down)
+    passes, last = epochs or UNSET, "fp16" if share else ""
+    schedule = Schedule(inner_steps, rounds, fragments, overlap, closing=last, epochs=passes)
     check_schedule(msgspec.structs.replace(schedule, rounds=max(1, rounds)))  # 0: without end
     return Recipe(
         model="attached",
@@ -316,10 +350,16 @@ def own_loop(
         seq_len=1,
         inner=AdamW(lr=1.0, warmup_steps=0, total_steps=1),  # never used: the loop has its own
         schedule=schedule,
-        coding=Coding(up=up, down=down),
-        outer=Nesterov(lr=outer_lr, momentum=outer_momentum),
-        merge="delta" if overlap else "replace",
+        coding=coding,
+        outer=outer,
+        merge="swap" if share else "delta" if overlap else "replace",
     )
+
+
+def drawn_share(share: float) -> Coding:
+    """A random share of the values, the same at all, both ways: what replaces leaves nothing to make good."""
+    codec = f"randk:{share:g}+fp16"
+    return Coding(codec, codec, beta=0.0)
 
 
 def _check_codecs(up: str, down: str) -> None:

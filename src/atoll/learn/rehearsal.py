@@ -26,9 +26,9 @@ from atoll.learn.combine import gather
 from atoll.learn.data import Data, epoch_samples, validation
 from atoll.learn.inner import Pipelined
 from atoll.learn.layout import flatten, layout_of
-from atoll.learn.merge import merge
-from atoll.learn.outer import Agreeing, Moment, Regional, fresh_outer, momentum_of, move
-from atoll.learn.recipes import Coding, Recipe, swarm_problem
+from atoll.learn.merge import merge, where_moved
+from atoll.learn.outer import Agreeing, Moment, Outer, Regional, fresh_outer, momentum_of, move
+from atoll.learn.recipes import Coding, Recipe, closing, swarm_problem
 from atoll.learn.reducer import (
     agreement,
     answered,
@@ -139,6 +139,7 @@ class Experiment:
         self.traffic = Traffic(peers)
         self.history: list[Round] = []
         self.launched = 0
+        self.first_round = 0  # number of its first round, before which a real run has some without training
         self.train_loss = float("nan")
         self.now = 0  # steps done
         self.live_F = first_F  # mean of live parameters before the last round
@@ -248,24 +249,19 @@ class Experiment:
             for flight in list(self.flights):
                 self._apply(flight)
         self.live_F = torch.stack([self.workers[peer].x_F for peer in self._training() or [0]]).mean(0)
-        if not schedule.closing and len(self.fragments) > 1:
-            self._close_whole()
-            return
-        if not schedule.closing:
+        if schedule.closing:
+            last = closing(self.recipe)
+            self._close_whole(last.coding, last.outer)
+        elif len(self.fragments) > 1:
+            self._close_whole(self._coding(self.steps), self.recipe.outer)
+        else:
             self._synchronise(self.steps)
             for flight in list(self.flights):  # eager: the last round's mean is still to come
                 self._exchange(None, flight)
-            return
-        coding = Coding(up=schedule.closing, down=schedule.closing, beta=0.0)
-        for fragment in range(len(self.fragments)):
-            flight = self._launch(fragment, self.steps, coding)
-            if flight is not None:
-                for anchor_F in self.anchors:
-                    anchor_F[flight.lo : flight.hi] -= flight.combined[0]
 
-    def _close_whole(self) -> None:
-        """Where fragments took turns the last round carries them all at once, as in real rounds."""
-        whole = self._launch(0, self.steps, self._coding(self.steps), (0, self.layout.floats))
+    def _close_whole(self, coding: Coding, outer: Outer) -> None:
+        """A last round that carries all fragments at once, as in real rounds."""
+        whole = self._launch(0, self.steps, coding, (0, self.layout.floats))
         for fragment, (lo, hi) in enumerate(self.fragments if whole is not None else ()):
             cut = slice(lo, hi)
             agreed = whole.agreement if isinstance(whole.agreement, float) else whole.agreement[cut]
@@ -273,10 +269,9 @@ class Experiment:
                 *(fragment, lo, hi, whole.begun, whole.lands_at),
                 sent={peer: sent_F[cut] for peer, sent_F in whole.sent.items()},
                 combined={anchor: combined_F[cut] for anchor, combined_F in whole.combined.items()},
-                own={peer: own_F[cut] for peer, own_F in whole.own.items()},
                 agreement=agreed,
             )
-            self._apply(piece)
+            self._apply(piece, outer)
 
     # ---- one fragment --------------------------------------------------------------------------------------
 
@@ -316,7 +311,7 @@ class Experiment:
             if coding.beta:
                 kept = settle(updates[peer], [peer in counted] * len(bounds), ups)
                 self.workers[peer].memory_F[lo:hi] = kept
-            if reducer.own == "fresh" or self.recipe.merge == "swap":
+            if reducer.own == "fresh":
                 flight.own[peer] = decoded(updates[peer], bounds, ups)
         if in_pairs:
             self._pair(flight, members, counted, updates, ups)
@@ -464,8 +459,8 @@ class Experiment:
         for flight in [f for f in self.flights if f.lands_at <= step and self.recipe.reducer.own == "sent"]:
             self._apply(flight)
 
-    def _apply(self, flight: Flight) -> None:
-        """The outer step at every anchor, then everybody's merge."""
+    def _apply(self, flight: Flight, outer: Outer | None = None) -> None:
+        """The outer step at every anchor, the recipe's or another one, then everybody's merge."""
         lo, hi = flight.lo, flight.hi
         inside = self._inside(lo, hi)
         before = [anchor_F[lo:hi].clone() for anchor_F in self.anchors]
@@ -473,7 +468,8 @@ class Experiment:
             anchor_F, state = self.anchors[index], self.outers[index][flight.fragment]
             mean_anchor = flight.mean_anchor.get(index)
             moment = Moment(flight.begun, flight.agreement, None if mean_anchor is None else mean_anchor[:inside])
-            after_P, after = move(self.recipe.outer, state, anchor_F[lo : lo + inside], combined[:inside], moment)
+            inside_P = anchor_F[lo : lo + inside]
+            after_P, after = move(outer or self.recipe.outer, state, inside_P, combined[:inside], moment)
             self._check_finite(after_P, flight.lands_at)
             anchor_F[lo : lo + inside] = after_P
             anchor_F[lo + inside : hi] -= combined[inside:]  # buffers are averaged
@@ -488,8 +484,9 @@ class Experiment:
             if peer not in flight.sent:  # it came while this was under way: it keeps its own steps
                 x_F.add_(anchor_F - before[self._anchor_index(peer)])
                 continue
-            swapped = flight.own[peer] - flight.combined[0] if self.recipe.merge == "swap" else None
-            x_F.copy_(merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F, swapped))
+            if self.recipe.merge == "swap":
+                anchor_F = where_moved(before[self._anchor_index(peer)], anchor_F)
+            merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F)
         self.flights = [f for f in self.flights if f is not flight]
 
     def _average_moments(self, step: int) -> None:
@@ -536,8 +533,10 @@ class Experiment:
 
     def _codecs(self, name: str, bounds: Bounds, lo: int) -> tuple[Codec, ...]:
         state = SharedState(self.anchors[0], self.momentum_P, torch.zeros(0, dtype=torch.int64))
-        seed, momentum = digest(self._seed()), momentum_of(self.recipe.outer)
-        common = Common(self.launched, state, seed, self.layout, momentum)
+        head, round = digest(self._seed()), self.first_round + self.launched - 1
+        if "randk" in name:  # it draws by the name of the state, as in real rounds
+            head = state_hash(state_bytes(self.shared(), self.layout))
+        common = Common(round, state, head, self.layout, momentum_of(self.recipe.outer))
         return part_codecs(name, common, moved(bounds, lo))
 
     def _sizes(self, lo: int, hi: int) -> tuple[int, ...]:
@@ -575,9 +574,6 @@ class Experiment:
 
     def agreed(self) -> Tensor:
         """The model that a run of this recipe would hand out."""
-        if self.recipe.merge == "swap":
-            live = [self.workers[peer].x_F for peer in self.present]
-            return torch.stack(live).mean(0)  # each value of the anchor is as old as its last turn
         return torch.stack(self.anchors).mean(0) if self.regions is None else self.regions.anchor_F
 
     def shared(self) -> SharedState:

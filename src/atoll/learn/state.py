@@ -18,11 +18,12 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.keys.digest import Buffer, blob_id, manifest_of
 from atoll.learn.codec import Codec
+from atoll.learn.codec.blocks import Room, new_wire, tensor_over
 from atoll.learn.inner import AdamW
 from atoll.learn.layout import Layout, base_digest, flatten, layout_digest, layout_of, named
 from atoll.learn.outer import SHARED, outer_step
 from atoll.learn.outer_adamw import adamw_step
-from atoll.learn.tensorfile import dump, load
+from atoll.learn.tensorfile import dump, load, pieces_of
 
 FORMAT = "atoll/state/1"
 COUNTS = ("round", "steps", "samples", "tokens")
@@ -41,9 +42,12 @@ class SharedState:
     second_P: Tensor | None = None  # AdamW's mean of squares, from its first step on; momentum is its other one
 
 
-def initial_state(model: nn.Module) -> SharedState:
-    """The state a run begins with. It becomes a blob in genesis: a seed gives other bits on other machines."""
-    layout = layout_of(model)
+def initial_state(model: nn.Module, layout: Layout | None = None) -> SharedState:
+    """The state a run begins with. It becomes a blob in genesis: a seed gives other bits on other machines.
+
+    `layout`: of what is exchanged; None: what requires a gradient.
+    """
+    layout = layout or layout_of(model)
     anchor_F, counters_K = flatten(model, layout)
     return SharedState(anchor_F, torch.zeros(layout.parameters), counters_K)
 
@@ -67,7 +71,7 @@ def advance(
     combined update is zero. `bounds` count from where `turn` begins. PeerFault if an answer does not decode.
     """
     lo, hi = turn or (0, len(state.anchor_F))
-    combined_N = decode_parts(parts, bounds, codec, hi - lo)
+    combined_N = decode_parts(parts, bounds, [codec] * len(bounds), hi - lo)
     return moved_by(
         combined_N, state, outer, steps=steps, samples=samples, tokens=tokens, counters=counters, turn=turn
     )
@@ -85,34 +89,36 @@ def moved_by(
     turn: tuple[int, int] | None = None,
     agreement_N: Tensor | float = 1.0,
     step: int | None = None,
+    room: Room = new_wire,
 ) -> SharedState:
     """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
 
     Only the stretch `turn` moves (None: everything), by `combined_N`; the momentum outside rests, too. `counters`
     are the contributors' integer buffers. `steps`, `samples` and `tokens` are what the round adds.
-    `step`: of the run, whose outer rate holds; None: as many as the state has.
+    `step`: of the run, whose outer rate holds; None: as many as the state has. Anchor and momentum lie in `room`.
     """
     lo, hi = turn or (0, len(state.anchor_F))
     step = state.steps if step is None else step
     end = max(lo, min(hi, len(state.momentum_P)))  # of the parameters in it; buffers follow
-    before_N, momentum_N = state.anchor_F[lo:end], state.momentum_P[lo:end]
     agreed_N = agreement_N if isinstance(agreement_N, float) else agreement_N[: end - lo]
     second_P, given_N = state.second_P, combined_N[: end - lo]
+    anchor_F, momentum_P = (_but_for(old, lo, end, room) for old in (state.anchor_F, state.momentum_P))
+    before_N, into_N = (state.anchor_F[lo:end], state.momentum_P[lo:end]), (anchor_F[lo:end], momentum_P[lo:end])
     if isinstance(outer, AdamW):
         assert turn is None, "it works on whole models"
-        squares_P = torch.zeros_like(momentum_N) if second_P is None else second_P
-        anchor_N, momentum_N, second_P = adamw_step(
-            outer, before_N, momentum_N, squares_P, given_N, step, state.round
-        )
+        squares_P = torch.zeros_like(momentum_P) if second_P is None else second_P
+        *moved, second_P = adamw_step(outer, *before_N, squares_P, given_N, step, state.round)
+        for into, value in zip(into_N, moved, strict=True):
+            into.copy_(value)
     else:
-        anchor_N, momentum_N = outer_step(outer, before_N, momentum_N, given_N, step, agreed_N)
-    buffers = state.anchor_F[end:hi] - combined_N[end - lo :]
+        outer_step(outer, *before_N, given_N, step, agreed_N, into_N)
+    torch.sub(state.anchor_F[end:hi], combined_N[end - lo :], out=anchor_F[end:hi])
     counters_K = state.counters_K
     for row in counters:
         counters_K = torch.maximum(counters_K, torch.tensor(row, dtype=torch.int64))
     return SharedState(
-        torch.cat([state.anchor_F[:lo], anchor_N, buffers, state.anchor_F[hi:]]),
-        momentum_N if turn is None else torch.cat([state.momentum_P[:lo], momentum_N, state.momentum_P[end:]]),
+        anchor_F,
+        momentum_P,
         counters_K,
         state.round + 1,
         state.steps + steps,
@@ -120,6 +126,14 @@ def moved_by(
         state.tokens + tokens,
         second_P,
     )
+
+
+def _but_for(old: Tensor, lo: int, hi: int, room: Room) -> Tensor:
+    """A copy of it, whose values lo … hi are still to be written."""
+    new = tensor_over(room(old.nbytes), torch.float32)
+    for rest in (slice(0, lo), slice(hi, None)):
+        new[rest] = old[rest]
+    return new
 
 
 def gone_back(earlier: SharedState, before: SharedState, samples: int) -> SharedState:
@@ -132,24 +146,36 @@ def gone_back(earlier: SharedState, before: SharedState, samples: int) -> Shared
 
 
 def decode_parts(
-    parts: Sequence[Buffer | None], bounds: Sequence[tuple[int, int]], codec: Codec, floats: int
+    parts: Sequence[Buffer | None],
+    bounds: Sequence[tuple[int, int]],
+    codecs: Sequence[Codec],
+    floats: int,
+    room: Room = new_wire,
 ) -> Tensor:
-    """The combined update (F,); zero where nobody answered. PeerFault if an answer does not decode."""
+    """The combined update (F,), each part in its codec; zero where nobody answered. PeerFault if an answer does not
+    decode."""
     assert len(parts) == len(bounds) and (not bounds or bounds[-1][1] == floats)
-    combined_F = torch.zeros(floats)
-    for part, (lo, hi) in zip(parts, bounds, strict=True):
+    combined_F = tensor_over(room(4 * floats), torch.float32)
+    for part, codec, (lo, hi) in zip(parts, codecs, bounds, strict=True):
         if part is not None:
-            combined_F[lo:hi] = codec.decode(part, hi - lo)
+            codec.decode_into(part, combined_F[lo:hi])
+        else:
+            combined_F[lo:hi] = 0
     return combined_F
 
 
 def state_bytes(state: SharedState, layout: Layout) -> bytes:
     """Canonical: equal states give equal bytes. Any safetensors reader opens them."""
+    return b"".join(state_pieces(state, layout))
+
+
+def state_pieces(state: SharedState, layout: Layout) -> list[Buffer]:
+    """The same bytes in pieces, most of which are the state's own memory."""
     counts = {name: str(getattr(state, name)) for name in COUNTS}
     tensors = {"anchor": state.anchor_F, "momentum": state.momentum_P, "counters": state.counters_K}
     if state.second_P is not None:
         tensors["second"] = state.second_P
-    return dump(
+    return pieces_of(
         tensors,
         {"format": FORMAT, "layout": layout_digest(layout).hex(), **counts},
     )

@@ -39,6 +39,11 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 def dump(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Canonical safetensors bytes. Any safetensors reader opens them."""
+    return b"".join(pieces_of(tensors, metadata))
+
+
+def pieces_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Buffer]:
+    """The same bytes in pieces, where they lie: whoever writes a large model to disk need not copy it first."""
     header, at, pieces = {"__metadata__": dict(sorted(metadata.items()))}, 0, []
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
@@ -47,7 +52,7 @@ def dump(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
         pieces.append(value.reshape(-1).view(torch.uint8).numpy().data if size_bytes else b"")
         at += size_bytes
     text = _header_bytes(header)
-    return b"".join([len(text).to_bytes(8, "little"), text, *pieces])
+    return [len(text).to_bytes(8, "little") + text, *pieces]
 
 
 def load(data: Buffer) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -18,14 +18,12 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.codec import Codec, Known, codec_named, pack
-from atoll.learn.codec.blocks import BLOCK
+from atoll.learn.codec import Codec, Known, codec_named, pack_spans
+from atoll.learn.codec.blocks import BLOCK, Room, new_wire, spans_of, tensor_over
 from atoll.learn.layout import Layout, Slot
 from atoll.learn.state import SharedState
-from atoll.learn.tensorfile import dump, load
 
 Bounds = tuple[tuple[int, int], ...]
 
@@ -66,8 +64,8 @@ def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_
     known = Known(
         seed=digest(b"atoll/codec/seed/1" + common.name + place),
         reference_N=_expected(common, lo, hi) if words & {"delta", "lowrank"} else None,
-        sizes=tensor_sizes(common.layout, lo, hi),
-        shapes=_matrices(common.layout, lo, hi),
+        sizes=tensor_sizes(common.layout, lo, hi) if "changed" in words else None,
+        shapes=_matrices(common.layout, lo, hi) if "lowrank" in words else None,
         link_bytes_s=link_bytes_s,
     )
     return codec_named(name, known)
@@ -135,18 +133,19 @@ def encode_update(
     bounds: Bounds,
     codec: Codec | Sequence[Codec],
     beta: float,
+    room: Room = new_wire,
 ) -> Update:
     """Wires of anchor − x under error feedback; `codec` is one for all parts or one for each.
 
-    ValueError if a value is not finite.
+    The memory is written into `room`. ValueError if a value is not finite.
     """
     assert anchor_F.shape == x_F.shape and bounds[-1][1] == len(x_F)
-    delta_F = anchor_F - x_F
-    wires, left = [], torch.empty_like(delta_F)
+    left_F, wires = tensor_over(room(4 * len(x_F)), torch.float32), []
     for one, (lo, hi) in zip(_each(codec, bounds), bounds, strict=True):
-        wire, left[lo:hi] = pack(one, delta_F[lo:hi], None if memory_F is None else memory_F[lo:hi], beta)
-        wires.append(wire)
-    return Update(tuple(wires), left, bounds)
+        deltas = (anchor_F[lo + a : lo + b] - x_F[lo + a : lo + b] for a, b in spans_of(hi - lo))
+        owed_N = None if memory_F is None else memory_F[lo:hi]
+        wires.append(pack_spans(one, deltas, owed_N, beta, left_F[lo:hi]))
+    return Update(tuple(wires), left_F, bounds)
 
 
 def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
@@ -163,8 +162,10 @@ def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tupl
 def settle(update: Update, counted: Sequence[bool], codec: Codec | Sequence[Codec]) -> Tensor:
     """The error-feedback memory (F,) after an agreed round: parts not counted for this peer are added back.
 
-    `codec` is what the update was encoded with.
+    `codec` is what the update was encoded with. Where all are counted it is the update's own.
     """
+    if all(counted):
+        return update.memory_F
     memory_F = update.memory_F.clone()
     codecs = _each(codec, update.bounds)
     for one, wire, (lo, hi), was_counted in zip(codecs, update.wires, update.bounds, counted, strict=True):
@@ -175,21 +176,3 @@ def settle(update: Update, counted: Sequence[bool], codec: Codec | Sequence[Code
 
 def _each(codec: Codec | Sequence[Codec], bounds: Bounds) -> Sequence[Codec]:
     return [codec] * len(bounds) if isinstance(codec, Codec) else codec
-
-
-def memory_bytes(memory_F: Tensor) -> bytes:
-    """For the peer's private file."""
-    return dump({"memory": memory_F}, {"format": "atoll/memory/1"})
-
-
-def memory_from_bytes(data: bytes, floats: int) -> Tensor:
-    """ValueError if the file is not the memory of a model of this size."""
-    try:
-        tensors, metadata = load(data)
-    except PeerFault as fault:
-        raise ValueError(f"the private file is damaged: {fault.what}") from fault
-    memory_F = tensors.get("memory")
-    fits = memory_F is not None and memory_F.shape == (floats,) and memory_F.dtype == torch.float32
-    if metadata.get("format") != "atoll/memory/1" or not fits:
-        raise ValueError(f"the private file is not the error feedback of a model of {floats} values")
-    return memory_F.clone()

@@ -18,7 +18,7 @@ from statistics import fmean
 import msgspec
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import PeerId
+from atoll.base.ids import PeerId, names_of
 from atoll.base.limits import VALIDATION_ROUNDS
 from atoll.node.amend import amend_of
 from atoll.wire.codec import decode_statement
@@ -101,16 +101,18 @@ def blame_by_loss(bodies: Iterable[Body]) -> tuple[list[Suspicion], list[Jump]]:
     rounds: list[int] = []
     for body in bodies:
         for m in body.members:
-            peers.setdefault(m.peer, _Peer()).name = m.name or m.peer
+            peers.setdefault(m.peer, _Peer()).name = m.name
         commits = _commits(body)
         for peer, commit in commits.items():
-            peers.setdefault(peer, _Peer(peer)).losses[body.round] = commit.loss
+            peers.setdefault(peer, _Peer()).losses[body.round] = commit.loss
         if commits:
             rounds.append(body.round)
     swarm = {r: {p: of.losses[r] for p, of in peers.items() if r in of.losses} for r in rounds}
+    names = names_of((p, of.name) for p, of in peers.items())
+    for peer, name in names.items():
+        peers[peer].name = name
     found = [_suspicion(peer, of, rounds, swarm) for peer, of in peers.items() if of.losses]
     found.sort(key=lambda s: -(s.excess or 0.0))
-    names = {p: of.name for p, of in peers.items()}
     jumps = [
         Jump(after, fmean(swarm[after].values()) - fmean(swarm[before].values()), _named(swarm[before], names))
         for before, after in pairwise(rounds)

@@ -7,6 +7,7 @@ combined parts. Whose turn it is to propose is the agreement's business. Never t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
@@ -340,16 +341,26 @@ def _window(
         return settings.owner_s  # nobody had the time to train
     took_s = time_s - plan.begin
     said = [a for a in answers if a is not None]
-    named = [set(a.contributors) for a in said]
     awaited = [m.peer for m in plan.trainers if m.standing == "member" and (whom is None or m.peer in whom)]
-    # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
-    here = sum(2 * sum(peer in names for names in named) > ground.taking(peer) for peer in awaited)
+    here = len(_in_time(ground, said).intersection(awaited))
     whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))
     # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
     excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
     training_s = median(c.steps_now * c.step_s for c in commits)
     shown = Shown(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
+
+
+def _in_time(ground: Ground, answers: Sequence[Answered]) -> set[PeerId]:
+    """Whose rows came in time, as far as answers show it."""
+    named = Counter(peer for answered in answers for peer in answered.contributors)
+    if not ground.paired:
+        # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
+        return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
+    # in pairs a silent partner takes its half along, whatever it is that keeps it
+    own = {ground.owners[answered.part][0] for answered in answers}
+    taking = Counter(peer for answered in answers for peer in ground.takes(answered.part) or ())
+    return {peer for peer in own if named[peer] == taking[peer]}
 
 
 def _effort(ground: Ground, commits: Mapping[PeerId, Commit], reports: Sequence[Signed]) -> Reached | UnsetType:

@@ -1,18 +1,43 @@
-"""What the vertex of a round says to those who were not there: who counted, and who tells it to whom.
+"""What the vertex of a round says: to my island that adopts it, to people, and who tells it to whom.
 
-Pure functions of the vertex and the plan. Never sends anything.
+Pure functions of the vertex, the plan and my own update. Never sends anything.
 """
 
 from __future__ import annotations
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import Digest, PeerId
+from atoll.node.apart import late_of
 from atoll.node.facts import RoundClosed
 from atoll.node.ground import Ground
-from atoll.node.trial import opened
+from atoll.node.jobs import Adopt
+from atoll.node.my_update import MyUpdate
+from atoll.node.trial import Trial, opened
 from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import resting_in
-from atoll.wire.codec import vertex_id
+from atoll.wire.codec import decode_statement, vertex_id
+from atoll.wire.messages.statements import Commit
 from atoll.wire.messages.vertex import Body, Vertex
+
+
+def adopted(vertex: Digest, trial: Trial, ground: Ground, update: MyUpdate) -> Adopt:
+    """The state that it agreed on, and what became of my own update."""
+    me, body, plan = update.me, trial.body, ground.plan
+    counted: tuple[bool, ...] | None = None
+    if update.encoded is not None and body.parts:
+        counted = tuple(a is not None and me in a.contributors for a in trial.answers)
+        if plan.quorum_of_updates is not None and not update.told and not any(counted):
+            counted = None  # the others began while it was encoded: its steps stay where they are
+    afresh = trial.back is not None
+    late = ground.apart is not None and me in late_of(body)
+    led = tuple(opened(s).digest for s in body.parts if s is not None and s.signer == me)
+    mine = None if afresh else counted
+    return Adopt(plan.round, vertex, body.state, mine, _claim_of(me, body), afresh, late, led)
+
+
+def _claim_of(me: PeerId, body: Body) -> Digest | None:
+    """What the vertex holds me to; also where I said it in a life before."""
+    mine = (decode_statement(s.body, s.signer) for s in body.commits if s.signer == me)
+    return next((commit.claimed for commit in mine if isinstance(commit, Commit)), None)
 
 
 def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> RoundClosed:

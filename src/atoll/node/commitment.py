@@ -42,13 +42,15 @@ def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
     """What a trainer's update counts in a mean: the samples it learned from, and a newcomer's nothing.
 
     Where records are kept these decide, and how many of the steps assigned it took: what it says of its samples
-    then moves nothing.
+    then moves nothing. Where time ends rounds nobody is assigned a number of steps, and one that it made up would
+    be worth as much as it is large: records alone decide.
     """
     if peer in ground.weightless:
         return 0
     if not ground.reputed or ground.statistic != "mean":
         return samples
-    return ground.influence[peer] * max(0, min(steps, ground.plan.steps))
+    assigned = ground.plan.steps if ground.plan.limit_s is None else 1
+    return ground.influence[peer] * max(0, min(steps, assigned))
 
 
 def late_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:

@@ -20,7 +20,7 @@ from atoll.node.trial import Commits
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Commit, Signed
 
-SHOWN_BY = 16  # where a third lies and half of the rest heard the other word, one of so many shows it: 99.8 %
+SHOWN_BY = 4  # of a large committee, to each owner: one of dozens that can prove it is enough, 82 % of them can
 AHEAD = 2  # attempts: their commitments come from peers whose clock is faster
 
 

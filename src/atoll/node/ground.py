@@ -15,6 +15,7 @@ from msgspec import UNSET
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
+    COMMITTEE_MAX,
     PAIRED_MAX,
     PARTS_MAX,
     PEERS_MAX,
@@ -29,7 +30,7 @@ from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, influence_of
 from atoll.policy.room import WEIGHT_BYTES, name_bytes
 from atoll.policy.scoring import Score
-from atoll.policy.trust import DISTANCES, StatisticName, liars_among, rows_needed, witnesses
+from atoll.policy.trust import DISTANCES, StatisticName, jury_of, liars_among, rows_needed, verdict_of, witnesses
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement, encode
@@ -143,6 +144,15 @@ class Ground:
         owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
         return witnesses(owners, liars_among(len(self.plan.voters), self.tolerance)) if self.witnessed else 0
 
+    @cached_property
+    def juries(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Of each part, in a large committee: if every voter opened all rows of a doubted part, that would be the
+        whole updates of all to all. Where rows are weighed, comparisons are made again by everybody."""
+        committee = self.plan.committee
+        if not self.witnesses or self.weighs or len(committee) <= COMMITTEE_MAX:
+            return ()
+        return tuple(jury_of(self.plan.head, part, committee, owners) for part, owners in enumerate(self.owners))
+
     def reduce_plan(self, attempt: int, timing: RoundPlan | None = None) -> ReducePlan:
         """`timing`: the plan with the windows that I go by, if they are others."""
         assert self.topology is not None
@@ -158,6 +168,8 @@ class Ground:
             self.liars,
             rows_needed(self.statistic, self.liars),
             self.witnesses,
+            self.juries,
+            verdict_of(liars_among(len(plan.committee), self.tolerance)),
             self.weighs,
             self.weightless,
             frozenset(m.peer for m in plan.members if m.present and m.peer not in plan.givers),

@@ -6,7 +6,7 @@
     Round       the story of the round in progress      OldParts  of rounds that are over, for laggards
     Regain      the agreed state, on its way here       Serve     blobs for others
     Eras        long-lived signatures under the history
-    Earlier     states that the run may go back to      Validators  is what was agreed any good?
+    Earlier     states that the run may go back to      Inspectors  is what others did any good?
     Pieces      older states in coded pieces            Branches, Sides  where the run goes on twice
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
@@ -16,23 +16,22 @@ I/O, never decides without a vertex, and lets no stranger's message change anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CODEC_EXTRA,
+    COMMITTEE_MAX,
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
     PART_BYTES_MAX,
     ROUNDS_KEPT,
 )
 from atoll.base.machine import (
-    Ask,
     Carried,
     Done,
     Effect,
@@ -55,23 +54,20 @@ from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.admission import Admission, Wish, refusal_of
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in
 from atoll.node.apart import left_open
-from atoll.node.audits import Audits
 from atoll.node.body import write_recovery
 from atoll.node.branches import Branches
 from atoll.node.earlier import EarlierStates
 from atoll.node.early import EarlyWords
 from atoll.node.facts import (
     Accused,
-    AuditEnded,
+    AttemptFailed,
     CaughtUp,
     Fault,
     FetchBegan,
     GenesisKnown,
-    Looked,
     Refused,
     RoundClosed,
     RunOver,
-    ScoreTaken,
     ShareBegan,
     StateLacked,
     StateLost,
@@ -79,6 +75,8 @@ from atoll.node.facts import (
     StateRebuilt,
 )
 from atoll.node.ground import ground_after
+from atoll.node.inspectors import JOBS as INSPECTED
+from atoll.node.inspectors import Inspectors
 from atoll.node.jobs import OthersStates
 from atoll.node.news import News
 from atoll.node.old_parts import OldParts
@@ -88,23 +86,20 @@ from atoll.node.reports import ReportPool
 from atoll.node.resting import WHY, Resting
 from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.round import Round
-from atoll.node.scoring import Scoring
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.node.sides import TIMER as POLL
 from atoll.node.sides import Sides
 from atoll.node.trial import Measured
-from atoll.node.validators import Validators
 from atoll.policy.links import Rates, report
-from atoll.policy.members import suspicions_needed
-from atoll.policy.plan import plan_round
+from atoll.policy.members import only_counts, suspicions_needed
+from atoll.policy.plan import Turnout, plan_round, quorum
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import open_door
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest, recovery_bytes
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
-from atoll.protocol.transfer.work import DropBlob
-from atoll.wire.codec import decode_body, decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
@@ -122,17 +117,18 @@ from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
 from atoll.wire.messages.statements import (
     Amend,
-    Audited,
     Caught,
+    Complaint,
     Invite,
+    Join,
     Leave,
-    Scored,
     Signed,
     Suspect,
     Validated,
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
+WRITERS_TOLD = 8  # of a large swarm's voters, in turn: where a third lies all of them do so in 1 of 10,000 rounds
 BACK_AGAIN_S = 3.0  # so are words to go back, to members that were a vertex behind when they heard them
 
 
@@ -140,6 +136,11 @@ def part_bytes_most(update_bytes: int) -> int:
     """Of one payload, where an update is so large without a codec; 0: nobody knows. Bodies fit in always."""
     part = min(PART_BYTES_MAX, update_bytes or PART_BYTES_MAX)
     return part + part // CODEC_EXTRA + CONTROL_FRAME_MAX
+
+
+def _signed_by(message: object) -> PeerId | None:
+    signed = getattr(message, "statement", None)
+    return signed.signer if isinstance(signed, Signed) else None
 
 
 class Peer:
@@ -178,15 +179,14 @@ class Peer:
         self.early = EarlyWords()
         self.admission = Admission(self.me, signer)
         self.linked: set[PeerId] = set()
+        self.unknown_key = False  # I sign with another key than the one that the membership holds
         self.rates = Rates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
         self.resting = Resting()
         self.earlier = EarlierStates(self.notary)
         self.said_back: Seconds = 0.0  # when words to go back were last repeated
-        self.audits: Audits | None = None  # where the run has them
-        self.validators: Validators | None = None  # the same
-        self.scoring: Scoring | None = None  # the same
+        self.inspectors = Inspectors(self.me)
         self.pieces: Pieces | None = None  # where older states lie in them
         self.over = self.leaving = False
 
@@ -233,12 +233,8 @@ class Peer:
                 return self._earlier_answered(job, result, now)
             case Failed(job) if job.startswith("earlier/"):
                 return self._earlier_answered(job, None, now)
-            case Done(job) | Failed(job) if job.startswith("validate/") and self.validators is not None:
-                return self._from_validators(self.validators.done(event), now)
-            case Done(job) | Failed(job) if job.startswith("audit/"):
-                return self._from_audits(self.audits.done(event), now) if self.audits is not None else []
-            case Done(job) | Failed(job) if job.startswith("score/") and self.scoring is not None:
-                return self._from_scoring(self.scoring.done(event, now), now)
+            case Done(job) | Failed(job) if job.startswith(INSPECTED):
+                return self._from_inspectors(self.inspectors.done(event, now), now)
             case Done(job) | Failed(job) if job.startswith("pieces/"):
                 done = self.pieces.done(event, self._within_reach(), now) if self.pieces is not None else []
                 return self._from_pieces(done, now)
@@ -281,10 +277,8 @@ class Peer:
                 return self.eras.give(sender, message) if self.eras is not None else []
             case ManifestIs() | Chunk():
                 return self._to_fetch(event, now)
-            case WantExhibit(update=True):
-                return self.scoring.give(sender, message) if self.scoring is not None else []
             case WantExhibit():
-                return self.audits.give(sender, message) if self.audits is not None else []
+                return self.inspectors.give(sender, message)
             case ExhibitIs():
                 return self._fetch_exhibit(sender, message, now)
             case WantPreference() | PreferenceIs():
@@ -312,9 +306,7 @@ class Peer:
             self.branches.restore(kept)
         effects += self.eras.restore(kept) if self.eras is not None else []
         effects += self._restore_pieces(kept)
-        effects += self._from_audits(self.audits.resume(now), now) if self.audits is not None else []
-        effects += self._from_validators(self.validators.resume(), now) if self.validators is not None else []
-        effects += self._from_scoring(self.scoring.resume(now), now) if self.scoring is not None else []
+        effects += self._from_inspectors(self.inspectors.resume(now), now) + self._seek_demanded()
         return effects + self._follow_members(now) + self.regain.begin(self.history)
 
     def _ask_genesis(self) -> list[Effect]:
@@ -334,12 +326,7 @@ class Peer:
             demands = self.wish.role != "visitor"  # it looks at what there is, and says what is wrong with it
             rounds, verifier = self.settings.rounds, self.notary.verifier
             self.eras = self.news.eras = Eras(self.history, every, rounds, verifier, self.vouch, demands)
-        if self.pool.docket.looks:
-            self.audits = Audits(self.me, self.settings, self.history, self.pool)
-        if self.settings.validated is not None:
-            self.validators = Validators(self.me, self.history, self.pool)
-        if self.settings.scored_share:
-            self.scoring = Scoring(self.me, self.settings, self.history, self.pool)
+        self.inspectors.appoint(self.settings, self.history, self.pool)
         if coded := self.settings.kept_coded:
             self.pieces = Pieces(self.me, coded, self.history, self.pool.ledger, self._unheard)
         s = self.settings.round
@@ -391,6 +378,8 @@ class Peer:
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self._fact(fact)]
+        mine = next((m for m in parent.members if m.peer == self.me and m.present), None)
+        self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
         plan = plan_round(head, parent, self.settings.round)
         ground = ground_after(self.settings, plan, parent, pool.recent(), self.run)
         kept = self.said.get(f"said/{plan.round}/agreement")
@@ -413,12 +402,12 @@ class Peer:
         )
         if self.round.trains and self.resting.covers(plan.round):
             self.round.update.passes = WHY
-        looks = self._from_validators(self.validators.holds(self.at), now) if self.validators is not None else []
+        looks = self._from_inspectors(self.inspectors.holds(self.at), now) + self._seek_demanded()
         effects = looks + self._say_resting(now) + self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
-        return effects + self._replay_early(now) + self._ask_unheard()
+        return effects + self._say_voices(self._voices()) + self._replay_early(now) + self._ask_unheard()
 
     def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
         current = self.round  # a round may close inside its own first event
@@ -440,6 +429,8 @@ class Peer:
     def _from_round(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         out: list[Effect] = []
         for effect in effects:
+            if self.unknown_key and isinstance(effect, Send) and _signed_by(effect.message) == self.me:
+                continue  # others would take it for a forgery
             out.append(effect)
             if isinstance(effect, Keep) and effect.name.startswith("said/") and effect.blob is not None:
                 self.said[effect.name] = effect.blob
@@ -449,9 +440,11 @@ class Peer:
                 case RoundClosed():
                     out += self._round_closed(effect.fact, now)
                 case Accused():
-                    out += self._tell_members(self.notary.sign(effect.fact.statement), now)
+                    out += self._accuse(effect.fact.statement, now)
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
+                case AttemptFailed() if self.round is not None:
+                    out += self.heartbeat.call(self.round.plan.committee, now, self._head())
                 case StateLacked(state=state):
                     out += self.earlier.find(state, anew=True)
                 case StateMissing():
@@ -465,8 +458,8 @@ class Peer:
 
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._learn_vertex(closed.vertex, self.me, now)
-        if self.audits is not None and self.round is not None:
-            effects += self.audits.lay_open(closed.body, self.round.combined)
+        if self.round is not None:
+            effects += self.inspectors.closed(closed.body, self.round.combined)
         self.at, self.round = closed.body.round, None
         # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
         old = [name for name in self.said if int(name.split("/")[1]) < self.at]
@@ -496,9 +489,7 @@ class Peer:
         effects += self.pieces.grew() if self.pieces is not None else []
         effects += self._learn_identities(body)
         effects += self._end_era(body, handed)
-        effects += self._from_audits(self.audits.grew(body, now), now) if self.audits is not None else []
-        effects += self._from_validators(self.validators.grew(body), now) if self.validators is not None else []
-        effects += self._from_scoring(self.scoring.grew(body, now), now) if self.scoring is not None else []
+        effects += self._from_inspectors(self.inspectors.grew(body, now), now) + self._seek_demanded()
         return effects + ([self._fact(changed), *self._follow_members(now)] if changed else [])
 
     def _end_era(self, body: Body, handed: bool) -> list[Effect]:
@@ -661,18 +652,12 @@ class Peer:
             out += got
             if fetch.over:
                 del self.wanted[fetch.blob]
-                self.earlier.fetching.discard(fetch.blob)
-                if any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in got):
-                    out += self._earlier_came(fetch.blob, now)
-                elif self._wants_back():
-                    out += self.earlier.again(fetch.blob, now)
+                here = any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in got)
+                out += self._earlier_ended(fetch.blob, here, now)
         if self.pieces is not None:
             out += self._serve_pieces(event, now)
         ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
-        if self.audits is not None:
-            out += self._from_audits([e for fact in ended for e in self.audits.fetched(fact)], now)
-        if self.scoring is not None:
-            out += self._from_scoring([e for fact in ended for e in self.scoring.fetched(fact)], now)
+        out += self._from_inspectors([e for fact in ended for e in self.inspectors.fetched(fact)], now)
         return out + self.regain.handle(event, self.history, now)
 
     # ---- pieces of older states ----------------------------------------------------------------------------
@@ -709,81 +694,45 @@ class Peer:
             out.append(effect)
             match effect:
                 case Report(StateRebuilt(state=state)):
-                    self.earlier.fetching.discard(state)
-                    out += self._earlier_came(state, now)
+                    out += self._earlier_ended(state, True, now)
                 case Report(StateLost(state=state)) if state in self.earlier.fetching:
-                    self.earlier.fetching.discard(state)
-                    out += self.earlier.again(state, now) if self._wants_back() else []
+                    out += self._earlier_ended(state, False, now)
                 case _:
                     pass
         return out
 
-    # ---- audits --------------------------------------------------------------------------------------------
+    # ---- looking at what others did ------------------------------------------------------------------------
 
-    def _from_audits(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """What I found is told to the members; a vertex will hold it, and only that has consequences."""
+    def _from_inspectors(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """What they found is told to the members; a vertex will hold it, and only that has consequences."""
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
-            if not isinstance(effect, Report) or self.leaving:
-                continue
-            match effect.fact:
-                case Accused(statement=statement):
-                    out += self._tell_members(self.notary.sign(statement), now)
-                case AuditEnded(of=of, peer=peer, finding=finding, opening=None):
-                    out += self._tell_members(self.notary.sign(Audited(of, peer, finding)), now)
-                case AuditEnded(of=of, peer=peer, finding=finding, opening=number):
-                    said = Audited(of, peer, finding, UNSET if number is None else number)
-                    if self.audits is not None and self.audits.docket.why_not(self.me, said) is None:
-                        out += self._tell_members(self.notary.sign(said), now)
-                case _:
-                    pass
-        return out + self._drop(self.audits.given_up() if self.audits is not None else (), "audit")
-
-    def _drop(self, blobs: Iterable[Digest], why: str) -> list[Effect]:
-        """Nobody waits for these downloads any more."""
-        effects: list[Effect] = []
-        for blob in blobs:
+            word = self.inspectors.word_of(effect) if not self.leaving else None
+            if isinstance(word, Caught | Complaint):
+                out += self._accuse(word, now)
+            elif word is not None:
+                out += self._tell_members(self.notary.sign(word), now)
+        for blob, drop in self.inspectors.given_up().items():
             if self.wanted.pop(blob, None) is not None:
-                effects.append(SetTimer(f"fetch/{blob.hex()}/stall", None))
-                effects.append(Ask(f"{why}/drop/{blob.hex()}", DropBlob(blob)))
-        return effects
-
-    def _from_scoring(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """What I measured is told to the members; a vertex will hold it, and only that has consequences."""
-        out: list[Effect] = []
-        for effect in effects:
-            out.append(effect)
-            if isinstance(effect, Report) and isinstance(effect.fact, ScoreTaken) and not self.leaving:
-                found = effect.fact
-                out += self._tell_members(self.notary.sign(Scored(found.of, found.peer, found.falls)), now)
-        return out + self._drop(self.scoring.given_up() if self.scoring is not None else (), "score")
-
-    def _from_validators(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """What I saw is told to the members; where they demand to go back, the state is looked for at once."""
-        assert self.pool is not None
-        out: list[Effect] = []
-        for effect in effects:
-            out.append(effect)
-            if isinstance(effect, Report) and isinstance(effect.fact, Looked) and not self.leaving:
-                saw = effect.fact
-                out += self._tell_members(self.notary.sign(Validated(saw.of, saw.state, saw.losses)), now)
-        demanded = self.pool.recent().validations.demanded()
-        if demanded is None or self.wish.role == "visitor":  # who only reads along goes nowhere
-            return out
-        return out + self.earlier.find(demanded.state)
+                out += [SetTimer(f"fetch/{blob.hex()}/stall", None), drop]
+        return out
 
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
-        room = self.audits if told.update is UNSET else self.scoring
-        if room is None:
-            return []
         state = self.regain.fetch
         if state is not None and state.blob == told.blob:
             return []
-        fetch, effects = room.point(sender, told, self.wanted, now)
+        fetch, effects = self.inspectors.point(sender, told, self.wanted, now)
         if fetch is not None:
             self.wanted[fetch.blob] = fetch
         return effects
+
+    def _seek_demanded(self) -> list[Effect]:
+        """Where validators demand to go back, the state is looked for at once."""
+        demanded = self.pool.recent().validations.demanded() if self.pool is not None else None
+        if demanded is None or self.wish.role == "visitor":  # who only reads along goes nowhere
+            return []
+        return self.earlier.find(demanded.state)
 
     # ---- joining, leaving, reports -------------------------------------------------------------------------
 
@@ -814,6 +763,26 @@ class Peer:
         words = self.resting.words(self.at + 1)
         return [effect for word in words for effect in self._tell_members(self.notary.sign(word), now)]
 
+    def turnout(self, now: Seconds) -> Turnout:
+        """Whether those who decide on the next vertex are here, as far as I can know."""
+        if self.history is None:
+            return Turnout((), (), (), 0)
+        if self.round is not None:
+            voters, needed = self.round.plan.committee, self.round.plan.quorum
+        else:
+            voters = tuple(m.peer for m in self.history.head_body.members if m.votes)
+            needed = quorum(len(voters), self.settings.round.quorum)
+        absent = tuple(p for p in voters if p != self.me and not self.heartbeat.here(p, now))
+        return Turnout(voters, absent, tuple(p for p in voters if p in self._rekeyed() and p not in absent), needed)
+
+    def _rekeyed(self) -> set[PeerId]:
+        """Members that ask for another key than the one that the membership holds."""
+        if self.pool is None or self.roster is None:
+            return set()
+        held = {m.peer: m.vote_key for m in self.roster.members}
+        asked = ((s.signer, decode_statement(s.body, s.signer)) for s in self.pool.of_kind(Join.__name__))
+        return {p for p, join in asked if isinstance(join, Join) and held.get(p, join.vote_key) != join.vote_key}
+
     def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
         """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
 
@@ -827,17 +796,18 @@ class Peer:
             return [self._to_local(e) for e in (*self._sign_for_eras(sign), *more)]
         if history is None or self.at != history.head or self.round is None:
             raise ValueError("this peer does not hold the last agreed state; let it catch up first")
-        body = history.head_body
-        here = [m for m in body.members if m.votes and (m.peer == self.me or not self.heartbeat.gone(m.peer))]
-        quorum = self.round.plan.quorum
-        if len(here) >= quorum:
+        body, turnout = history.head_body, self.turnout(now)
+        if turnout.here >= turnout.needed:
             if unsigned := self._sign_for_eras(sign):
                 return [self._to_local(e) for e in unsigned]
-            raise ValueError(f"{len(here)} of {quorum} needed voters are here: the run can go on by itself")
-        if not any(m.peer == self.me for m in here):
+            raise ValueError(
+                f"{turnout.here} voters are here, {turnout.needed} needed: the run can go on by itself"
+            )
+        if not any(m.peer == self.me and m.votes for m in body.members):
             raise ValueError("this peer has no vote in the last agreed membership")
-        # in a large swarm I watch a few: who is out of my sight shall not be counted on in the next quorum
-        linked = {m.peer for m in here if m.peer == self.me or m.peer in self.linked}
+        # in a large swarm I watch a few: who is out of sight shall not be counted on in the next quorum
+        out_of_sight = {*turnout.absent, *turnout.anew}
+        linked = {p for p in self.linked - out_of_sight if self.heartbeat.here(p, now)} | {self.me}
         after = write_recovery(body, history.head_id, self.run, self.me, linked, self._run_time(now))
         raw = encode(after)
         vertex = Vertex(raw, None, sign(recovery_bytes(self.run, raw)))
@@ -883,6 +853,13 @@ class Peer:
             return self._earlier_came(state, now)
         return self.seek(state, now) if self.earlier.fetches(state) else []
 
+    def _earlier_ended(self, state: Digest, here: bool, now: Seconds) -> list[Effect]:
+        """What the members could give of an earlier state is here, or nobody gave it."""
+        self.earlier.fetching.discard(state)
+        if here:
+            return self._earlier_came(state, now)
+        return self.earlier.again(state, now) if self._wants_back() else []
+
     def _earlier_came(self, state: Digest, now: Seconds) -> list[Effect]:
         return self._from_round(self.round.found_state(state, self._run_time(now)), now) if self.round else []
 
@@ -891,6 +868,30 @@ class Peer:
         message = MemberReport(signed)
         sends: list[Effect] = [Send(p, message) for p in self._within_reach()]
         return sends + self._pool_report(self.me, signed, now)
+
+    def _accuse(self, statement: Caught | Complaint, now: Seconds) -> list[Effect]:
+        """A proof is told to everybody, unless there is one already. So is a voice that only counts, but in a large
+        swarm, where it goes to those who write the vertex that it may stand in."""
+        assert self.roster is not None and self.pool is not None
+        signed = self.notary.sign(statement)
+        if isinstance(statement, Caught) and self.pool.proves(statement):
+            return self._pool_report(self.me, signed, now)
+        if self.roster.voters > COMMITTEE_MAX and only_counts(statement):
+            return self._pool_report(self.me, signed, now) + self._say_voices([signed])
+        return self._tell_members(signed, now)
+
+    def _say_voices(self, voices: Sequence[Signed]) -> list[Effect]:
+        """To those who write this round's vertex: to the first ones, since some are gone and some are liars."""
+        writers = self.round.writers(WRITERS_TOLD) if self.round is not None else []
+        return [Send(peer, MemberReport(signed)) for signed in voices for peer in writers]
+
+    def _voices(self) -> list[Signed]:
+        """Mine that wait for a vertex, where not everybody was told."""
+        assert self.roster is not None and self.pool is not None
+        if self.roster.voters <= COMMITTEE_MAX:
+            return []
+        mine = [*self.pool.said_by(self.me, Caught.__name__), *self.pool.said_by(self.me, Complaint.__name__)]
+        return [signed for signed in mine if only_counts(decode_statement(signed.body, self.me))]
 
     def _hear_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         if self.history is None:
@@ -918,8 +919,7 @@ class Peer:
             self.heartbeat.refused.add(by)
         if isinstance(statement, Amend):
             effects += self.earlier.find(statement.state)
-        told_by_all = isinstance(statement, Suspect)  # each accuser says it to everybody itself
-        if sender == signed.signer and sender != self.me and pooled.fresh and not told_by_all:
+        if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):
             effects += [Send(p, MemberReport(signed)) for p in self.roster.passes_on_to(signed)]
         if self.round is not None:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
@@ -935,8 +935,7 @@ class Peer:
         if not self.regain.busy and self.round is None and not self.over:
             effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(self.history, "trying again")
         effects += self.eras.ask(self._within_reach(), now) if self.eras is not None else []
-        effects += self.audits.ask_again() if self.audits is not None else []
-        effects += self.scoring.ask_again() if self.scoring is not None else []
+        effects += self.inspectors.ask_again()
         effects += self._tend_pieces(now)
         effects += self._say_again(now)
         if self.sides is not None and self.branches is not None and self.wish.role != "visitor":

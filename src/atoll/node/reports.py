@@ -1,14 +1,16 @@
 """Member reports on their way into a vertex: joins, readiness, farewells, suspicions, invitations.
 
 The pool remembers one report per kind, signer and target, only while it may stand in the next vertex, and never
-more than a vertex can carry; when it is full, whoever says most gives way. Judging is `policy/members.py`'s;
-whether a report was carried is the vertex's.
+more than a vertex can carry; when it is full, whoever says most gives way, then who only rests. Judging is
+`policy/members.py`'s; whether a report was carried is the vertex's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -29,7 +31,7 @@ from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Audited, Invite, Placed, Rests, Signed
+from atoll.wire.messages.statements import Amend, Audited, Caught, Invite, Placed, Rests, Signed
 from atoll.wire.messages.vertex import Body
 
 AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
@@ -74,17 +76,22 @@ class ReportPool:
         wrong = self.judge(reported, head, self.recent(), run_time)
         if wrong is not None:
             return Pooled(reported, fresh=False, wrong=wrong)
+        if isinstance(statement, Caught) and reported.by != self.notary.me and self.proves(statement):
+            return Pooled(reported, fresh=False)  # heard, and that is all
         key = _key(reported)
         fresh = key not in self.pool
         if not fresh and self.pool[key].body == signed.body:
             return None
-        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX and not self._make_room(reported.by):
+        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX and not self._make_room(key):
             return None
         self.pool[key] = signed
         return Pooled(reported, fresh)
 
-    def _make_room(self, by: PeerId) -> bool:
-        """A flood displaces only its own words. Strangers are one voice together: new identities are free."""
+    def _make_room(self, wanted: Key) -> bool:
+        """A flood displaces only its own words, those with least company first: what many say is said by enough
+        soon, and a few words of each never. Strangers are one voice together: new identities are free. Where nobody
+        floods, who rests gives way to all other news: that may be everybody, in every round.
+        """
         members = _names(self.history.head_body)
 
         def voice(peer: PeerId) -> PeerId | None:
@@ -92,10 +99,21 @@ class ReportPool:
 
         words = Counter(voice(signer) for _, signer, _ in self.pool)
         loudest = max(words, key=lambda who: words[who])
-        if words[voice(by)] + 1 >= words[loudest]:
-            return False
-        del self.pool[next(key for key in reversed(self.pool) if voice(key[1]) == loudest)]
-        return True
+        end: Key | None = None
+        if words[voice(wanted[1])] + 1 < words[loudest]:
+            company = Counter((kind, target) for kind, _, target in self.pool)
+            its = (key for key in reversed(self.pool) if voice(key[1]) == loudest)
+            end = min(its, key=lambda key: company[key[0], key[2]])
+        elif wanted[0] != Rests.__name__:
+            end = next((key for key in reversed(self.pool) if key[0] == Rests.__name__), None)
+        if end is not None:
+            del self.pool[end]
+        return end is not None
+
+    def proves(self, caught: Caught) -> bool:
+        """Somebody's proof against this liar is here already: one is enough, and says more than any voice."""
+        pair = target_of(replace(caught, other=caught.answer))
+        return any(kind == Caught.__name__ and target == pair for kind, _, target in self.pool)
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
         """The accused was heard again."""
@@ -103,7 +121,10 @@ class ReportPool:
 
     def said_by(self, peer: PeerId, kind: str) -> list[Signed]:
         """Its reports of this kind that wait for their vertex."""
-        return [signed for key, signed in self.pool.items() if key[:2] == (kind, peer)]
+        return [signed for signed in self.of_kind(kind) if signed.signer == peer]
+
+    def of_kind(self, kind: str) -> list[Signed]:
+        return [signed for key, signed in self.pool.items() if key[0] == kind]
 
     def chosen(self) -> list[Signed]:
         """What a proposer may put into a vertex: words to go back, then as many reports as fit, the shortest first.

@@ -38,12 +38,9 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.node.advances import Advances
-from atoll.node.amend import amends_in
-from atoll.node.apart import Apart, late_of, left_open
-from atoll.node.back import Back
-from atoll.node.body import amend_among, check_body, write_body
-from atoll.node.closing import closed_by, told_by
+from atoll.node.apart import Apart, left_open
+from atoll.node.body import check_body
+from atoll.node.closing import adopted, closed_by, told_by
 from atoll.node.commitments import Commitments, Twice
 from atoll.node.facts import (
     Accused,
@@ -60,11 +57,13 @@ from atoll.node.facts import (
 )
 from atoll.node.grace import Grace
 from atoll.node.ground import Ground, size_flaw
-from atoll.node.jobs import Adopt, Advanced, Encoded, HandOver, Left, Train, Trained
+from atoll.node.jobs import Advanced, Encoded, HandOver, Left, Train, Trained
+from atoll.node.my_body import MyBody
 from atoll.node.my_update import MyUpdate
+from atoll.node.next_state import NextState
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
-from atoll.node.trial import Commits, Measured, Step, Trial, named_in, opened, step_of, trial_of
+from atoll.node.trial import Commits, Measured, Trial, opened, trial_of
 from atoll.policy.plan import HAND_OVER_S
 from atoll.policy.trust import Strikes
 from atoll.policy.windows import patience_shown
@@ -107,7 +106,6 @@ from atoll.wire.messages.statements import (
     Compared,
     Complaint,
     Signed,
-    Weighing,
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
@@ -134,7 +132,7 @@ class Round:
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.timing = ground.plan  # the same plan, with the windows that I go by
-        self.agreement, self.gone, self.unheard, self.reports = agreement, gone, unheard, reports
+        self.agreement, self.gone, self.unheard = agreement, gone, unheard
         self.patience, self.grace = Patience(), Grace()
         self.parts = Parts(self.plan, self.patience, held)
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
@@ -145,20 +143,18 @@ class Round:
         self.attempt = 0
         self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
+        self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
         self.update = MyUpdate(ground, self.me, measured)
         self.apart = Apart(ground, self.me, gone)
         self.reduce: Reduce | None = None
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
-        self.view: tuple[Signed | None, ...] | None = None  # how my own reduce of this attempt ended
-        self.stepped: tuple[tuple[Signed | None, ...], Step] | None = None  # what a view makes of the state
-        self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
         self.free: int | None = None  # the view in which I may propose what I like
         self.bound: int | None = None  # the view in which I must re-propose a certified body
         self.wanted_body: Digest | None = None  # a body that a certificate names and that I lack
         self.asked_for_body = 0
         self.trials: dict[Digest, Trial] = {}
-        self.advances = Advances(ground, self.parts.held)
-        self.back = Back(self.plan, ground.parent.state)
+        self.next_state = NextState(ground, self.parts.held)
+        self.my_body = MyBody(ground, notary, self.committed, self.next_state, reports)
         self.final: Vertex | None = None  # decided; what is left is to hold its state
         self.adopting = self.closed = False
 
@@ -180,11 +176,9 @@ class Round:
                 return self._trained(result, now)
             case Done(job, Encoded() as result) if job == f"{name}/encode":
                 return self._encoded(result, now)
-            case Done(job, Advanced() as result) if self.advances.done(job, result.state) or self.back.done(
-                job, result.state
-            ):
+            case Done(job, Advanced() as result) if self.next_state.done(job, result.state):
                 return self._try_all(now) + self._propose_if_ready(now)
-            case Failed(job) if (state := self.back.failed(job)) is not None:
+            case Failed(job) if (state := self.next_state.failed(job)) is not None:
                 return [self._report(StateLacked(state=state)), *self._go_on_without(now)]
             case Done(job, Trained() as result) if job == self.apart.job:
                 return [self._report(self.apart.took(result)), *self._train_apart()]
@@ -307,8 +301,8 @@ class Round:
 
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
         times = self.timing.times(self.attempt)
-        self.view = None
-        self.repeated_to = set()
+        self.my_body.attempt_begins(self.attempt)
+        self.repeated_to, self.shown = set(), set()
         self.patience.attempt_begins()
         self.grace.attempt_begins()
         self.parts.attempt_begins(now)
@@ -429,6 +423,8 @@ class Round:
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""
         said = self.committed.shown_to(to, names)
+        said = [signed for signed in said if (to, signed.signer) not in self.shown]
+        self.shown.update((to, signed.signer) for signed in said)
         return [Send(to, Committed(self.plan.round, self.attempt, self.plan.trace, signed)) for signed in said]
 
     def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
@@ -486,87 +482,33 @@ class Round:
         assert self.reduce is not None
         # a part given up before may have been settled in the same breath: its own fact comes behind this one
         self.parts.held.update({held.payload.digest: held.payload for held in self.reduce.answers.values()})
-        answers, self.weighing = self.reduce.for_body()
+        answers, weighing = self.reduce.for_body()
         self.parts.held.update({held.payload.digest: held.payload for held in answers.values()})
-        self.view = tuple(answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
+        mine = (answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
+        self.my_body.reduced(tuple(mine), weighing)
         self.patience.sharing_ended(now)
-        step = self._my_step()
-        effects = self.advances.ask(step) if step is not None else []  # early: every voter needs this state
-        if step is not None and (back := self._wanted_back(step)) is not None:
-            effects += self.back.ask(step, back[1])  # or this one
+        effects: list[Effect] = []
+        if (step := self.my_body.step) is not None:
+            effects += self.next_state.ask(step, None)  # early: every voter needs this state
+            if (back := self.my_body.back(step)) is not None:
+                effects += self.next_state.ask(step, back[1])  # or this one
         return effects + self._propose_if_ready(now) + self._pass_view(now)
-
-    def _my_step(self) -> Step | None:
-        """What my own view of the reduce makes of the state; None while a counted commitment is unknown to me."""
-        commits = self.committed.now.of
-        if self.view is None:
-            return None
-        if self.stepped is not None and self.stepped[0] is self.view:
-            return self.stepped[1]  # the first commitments count, so it is still the same
-        if not (named := named_in(self.view)) <= commits.keys():
-            return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
-        step = step_of(self.view, [commits[p][0] for p in sorted(named)], self.plan)
-        self.stepped = self.view, step
-        return step
 
     # ---- agree ---------------------------------------------------------------------------------------------
 
     def _propose_if_ready(self, now: Seconds) -> list[Effect]:
         if self.free is None or self.free != self.agreement.view or self.final is not None:
             return []
-        if self.agreement.has_proposed(self.free):
+        step = self.my_body.step
+        if self.agreement.has_proposed(self.free) or step is None:
             return []
-        if self.assembling:
-            return self._propose_members(self.free, now)
-        step = self._my_step()
-        if self.view is None or step is None:
-            return []
-        back = self._wanted_back(step)
-        state = self.advances.state(step) if back is None else self.back.state(step, back[1])
+        back = self.my_body.back(step)
+        amend = back[1] if back is not None else None
+        state = self.next_state.of(step, amend)
         if state is None:
-            return self.advances.ask(step) if back is None else self.back.ask(step, back[1])
-        body = self._body(self.view, self.committed.now.of, state, now, back)
-        return self.agreement.propose(self.free, encode(body))
-
-    def _propose_members(self, view: int, now: Seconds) -> list[Effect]:
-        """In a round that only assembles them there may be news, or none."""
-        parent, step = self.ground.parent, step_of((), (), self.plan)
-        back = self._wanted_back(step)
-        state = parent.state if back is None else self.back.state(step, back[1])
-        if state is None:
-            assert back is not None
-            return self.back.ask(step, back[1])
-        body = self._body((), {}, state, now, back)
-        news = body.members != parent.members or body.tickets != parent.tickets or back is not None
-        return self.agreement.propose(view, encode(body)) if news else []
-
-    def _wanted_back(self, step: Step) -> tuple[Signed, Amend] | None:
-        """The word to go back that my body shall carry. In every other attempt only, and only if I hold the state.
-
-        So a round in which too few others hold it ends like any other, in its second attempt, without it; and one
-        that waits for members, attempt after attempt, can still go back.
-        """
-        if self.attempt % 2:
-            return None
-        found = amend_among(self.ground, self.notary, self.reports())
-        return found if found is not None and not self.back.lacks(step, found[1]) else None
-
-    def _body(
-        self,
-        parts: tuple[Signed | None, ...],
-        commits: dict[PeerId, tuple[Commit, Signed]],
-        state: Digest,
-        now: Seconds,
-        back: tuple[Signed, Amend] | None,
-    ) -> Body:
-        reports = self.reports()
-        if others := amends_in(reports):
-            unwanted = {id(signed) for signed, _ in others}
-            reports = [signed for signed in reports if id(signed) not in unwanted]
-        if back is not None:
-            reports = [back[0], *reports]
-        weighing = self.weighing if any(part is not None for part in parts) else None
-        return write_body(self.ground, self.notary, self.attempt, parts, commits, reports, state, now, weighing)
+            return self.next_state.ask(step, amend)
+        body = self.my_body.write(state, back, now)
+        return self.agreement.propose(self.free, encode(body)) if self.my_body.is_news(body) else []
 
     def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
         raw = proposal.body
@@ -600,17 +542,13 @@ class Round:
         """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
         if not trial.final and not self._vouched(trial):
             return []
-        if trial.state is None and trial.back is not None:
-            trial.state = self.back.state(trial.step, trial.back)
-            if trial.state is None:
-                return self._find_back(trial, trial.back)
-        if trial.state is None and not trial.body.parts:
-            trial.state = self.ground.parent.state  # nothing was averaged: the state stays
         if trial.state is None:
-            trial.state = self.advances.state(trial.step)
-            if trial.state is None:
-                missing = [a for a in trial.answers if a is not None and a.digest not in self.parts.held]
-                return self._want(trial, missing, now) if missing else self.advances.ask(trial.step)
+            trial.state = self.next_state.of(trial.step, trial.back)
+        if trial.state is None and trial.back is not None:
+            return self._find_back(trial, trial.back)
+        if trial.state is None:
+            missing = [a for a in trial.answers if a is not None and a.digest not in self.parts.held]
+            return self._want(trial, missing, now) if missing else self.next_state.ask(trial.step, None)
         if trial.state != trial.body.state:
             if trial.final:
                 return self._cannot("my state differs from the agreed one")
@@ -623,8 +561,8 @@ class Round:
 
     def _find_back(self, trial: Trial, back: Amend) -> list[Effect]:
         """The state that a body goes back to, made here or, once it is final, fetched whole from who made it."""
-        if not self.back.lacks(trial.step, back):
-            return self.back.ask(trial.step, back)
+        if not self.next_state.lacks(trial.step, back):
+            return self.next_state.ask(trial.step, back)
         return self._cannot("the state that the run went back to is not here") if trial.final else []
 
     def _go_on_without(self, now: Seconds) -> list[Effect]:
@@ -635,7 +573,7 @@ class Round:
 
     def found_state(self, state: Digest, now: Seconds) -> list[Effect]:
         """An earlier state that was lacked is here now."""
-        if self.closed or not self.back.found(state):
+        if self.closed or not self.next_state.found(state):
             return []
         return self._spread(self._try_all(now) + self._propose_if_ready(now), now)
 
@@ -731,7 +669,7 @@ class Round:
         self.parts.keep_only(needed)
         self.combined = {name: made for name, made in self.combined.items() if name in needed}
         self.combined |= self.reduce.made if self.reduce is not None else {}  # its body may be on its way
-        self.advances.keep_only(needed)
+        self.next_state.keep_only(needed)
 
     def _last_view(self, attempt: int) -> int:
         """Each attempt has one view per voter; the clock ends them all at once."""
@@ -744,22 +682,20 @@ class Round:
             return []  # the clock ends it: the views of the next attempt begin with its share phase
         if not self.plan.has_clock and self._attempt_due(now) > self.attempt:
             return self._next_attempt(now)
-        ready = self.assembling or self.view is not None
-        if who is not None and who != self.me and ready and self.gone(who):
+        if who is not None and who != self.me and self.my_body.ready and self.gone(who):
             return self.agreement.close_view(view)
         if gave_up := self.agreement.gave_up:
             no_votes = gave_up.union(p for p in self.plan.committee if p != self.me and self.gone(p))
             if len(no_votes) > self.plan.tolerated:
                 return self.agreement.close_view(view)  # the rest are too few, and should meet in a later one
-        busy = self.advances.busy or bool(self.back.asked)
-        begun = self.agreement.is_open or self.advances.begun(self._my_step())
+        busy, begun = self.next_state.busy, self.agreement.is_open or self.next_state.begun(self.my_body.step)
         return self.agreement.close_view(view) if self.patience.view_is_over(view, now, busy, begun) else []
 
     def _nudge(self, now: Seconds) -> list[Effect]:
         """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S)]
         if self.final is not None:
-            if not self.adopting and not self.back.asked and self.patience.gives_up(now):
+            if not self.adopting and not self.next_state.goes_back and self.patience.gives_up(now):
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
             for key, trial in list(self.trials.items()):
                 if trial.final and not self.adopting:
@@ -769,7 +705,7 @@ class Round:
         if not self.assembling and mine is not None:
             message = Committed(self.plan.round, self.attempt, self.plan.trace, mine[1], asks=True)
             effects += [Send(p, message) for p in self.committed.silent()]
-        if self.assembling or self.view is not None:
+        if self.my_body.ready:
             effects += self.agreement.remind()
         if self.wanted_body is not None:
             effects += self._want_body(self.wanted_body)
@@ -858,6 +794,14 @@ class Round:
             check_answer(self.reduce.plan, caught.answer.signer, said)
         return self._spread(self.reduce.examine(caught.answer, said, now), now)
 
+    def writers(self, most: int) -> list[PeerId]:
+        """Who is next to write this round's vertex, in turn; nobody once it is decided."""
+        if self.final is not None:
+            return []
+        view = self.agreement.view
+        turns = dict.fromkeys(self.agreement.proposer(view + k) for k in range(most))
+        return [peer for peer in turns if peer != self.me]
+
     def _accuse(self, peer: PeerId, statement: Caught | Complaint) -> list[Effect]:
         return [self._report(Accused(peer=peer, statement=statement))] if self.agreement.votes else []
 
@@ -878,24 +822,9 @@ class Round:
         if self.adopting:
             return []
         self.adopting = True
-        counted: tuple[bool, ...] | None = None
-        if self.update.encoded is not None and trial.body.parts:
-            counted = tuple(a is not None and self.me in a.contributors for a in trial.answers)
-            if self.plan.quorum_of_updates is not None and not self.update.told and not any(counted):
-                counted = None  # the others began while it was encoded: its steps stay where they are
         assert self.final is not None
-        afresh = trial.back is not None
-        claim, mine = self._my_claim(trial.body), None if afresh else counted
-        late = self.ground.apart is not None and self.me in late_of(trial.body)
-        led = tuple(opened(s).digest for s in trial.body.parts if s is not None and s.signer == self.me)
-        work = Adopt(self.plan.round, digest, trial.body.state, mine, claim, afresh, late, led)
+        work = adopted(digest, trial, self.ground, self.update)
         return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
-
-    def _my_claim(self, body: Body) -> Digest | None:
-        """What the vertex holds me to; also where I said it in a life before."""
-        mine = (decode_statement(s.body, s.signer) for s in body.commits if s.signer == self.me)
-        claims = [c.claimed for c in mine if isinstance(c, Commit)]
-        return claims[0] if claims else None
 
     def _close(self) -> list[Effect]:
         assert self.final is not None

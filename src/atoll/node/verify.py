@@ -23,7 +23,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, short
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, short
 from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
 from atoll.node.amend import agrees, amend_of, goal_of, may_follow
@@ -463,8 +463,9 @@ class _Walk:
         voters = sum(m.votes for m in new.values())
         if old.keys() == new.keys() and voters == sum(m.votes for m in old.values()):
             return
-        joined = tuple(new[p].name or p for p in new if p not in old)
-        left = tuple(old[p].name or p for p in old if p not in new)
+        names = names_of((m.peer, m.name) for m in (*(before.members if before is not None else ()), *body.members))
+        joined = tuple(names[p] for p in new if p not in old)
+        left = tuple(names[p] for p in old if p not in new)
         self.audit.members.append(Change(body.round, voters, len(new), joined, left))
 
 

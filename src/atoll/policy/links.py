@@ -83,16 +83,15 @@ def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> Links | 
 
 @lru_cache(maxsize=32)  # reports seldom change between rounds; those of 64 peers take 10 ms to read
 def _read(peers: tuple[PeerId, ...], places: tuple[int, ...], said: tuple[bytes, ...]) -> Links | None:
-    def latency_s(i: int, j: int) -> Seconds | None:
-        both = (_value(LATENCIES_S, said[a], 1 + 2 * places[b]) for a, b in ((i, j), (j, i)))
-        return max((s for s in both if s is not None), default=None)
-
+    told = [[_step(LATENCIES_S, data, 1 + 2 * place) for place in places] for data in said]
     rows: list[list[Seconds]] = []
-    for i in range(len(peers)):
-        row = [0.0 if i == j else latency_s(i, j) for j in range(len(peers))]
-        if None in row:
+    for i, (there, back) in enumerate(zip(told, zip(*told, strict=True), strict=True)):
+        steps = list(map(max, there, back))  # a later step is a longer latency, and 0 is not known
+        steps[i] = 1
+        if not all(steps):
             return None
-        rows.append([s for s in row if s is not None])
+        rows.append([LATENCIES_S[step - 1] for step in steps])
+        rows[i][i] = 0.0
     rates = [_value(RATES_BYTES_S, data, 0) for data in said]
     up_bytes_s = [RATES_BYTES_S[-1] if rate is None else rate for rate in rates]
     links = Links(peers, rows, up_bytes_s, up_bytes_s)
@@ -130,5 +129,11 @@ def _byte(scale: Sequence[float], value: float | None) -> int:
     return min(bisect_left(scale, value), len(scale) - 1) + 1
 
 
+def _step(scale: Sequence[float], said: bytes, at: int) -> int:
+    """The byte there; 0 if there is none, or none of the scale."""
+    return said[at] if at < len(said) and said[at] <= len(scale) else 0
+
+
 def _value(scale: Sequence[float], said: bytes, at: int) -> float | None:
-    return scale[said[at] - 1] if at < len(said) and 0 < said[at] <= len(scale) else None
+    step = _step(scale, said, at)
+    return scale[step - 1] if step else None

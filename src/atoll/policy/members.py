@@ -51,6 +51,7 @@ from atoll.wire.messages.statements import (
     Ready,
     Rests,
     Scored,
+    Statement,
     Suspect,
     Validated,
 )
@@ -100,6 +101,11 @@ def suspicions_needed(voters: int, rule: QuorumRule) -> int:
     if rule == "two-thirds":
         return (voters - 1) // 3 + 1
     return 2 if voters > 3 else 1
+
+
+def only_counts(statement: Statement) -> bool:
+    """It takes more such voices than may lie, so each accuser says it itself and nobody passes it on."""
+    return isinstance(statement, Suspect | Complaint) or (isinstance(statement, Caught) and statement.other is None)
 
 
 def admissible(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -294,6 +294,19 @@ class RoundPlan:
     @property
     def _windows(self) -> int:
         return min(OWNER_WINDOWS, self.owners_per_part)
+
+
+class Turnout(NamedTuple):
+    """Who decides on the next vertex, and how many of them it takes."""
+
+    voters: tuple[PeerId, ...]
+    absent: tuple[PeerId, ...]  # are not here
+    anew: tuple[PeerId, ...]  # are here with a key that no vertex holds yet: they lost the disk of the old one
+    needed: int
+
+    @property
+    def here(self) -> int:
+        return len(self.voters) - len(self.absent) - len(self.anew)
 
 
 def quorum(voters: int, rule: QuorumRule) -> int:

@@ -310,6 +310,8 @@ def clusters_by_latency(links: Links, gap: float = GAP, near_s: Seconds = NEAR_S
     whose inside is `gap` times as near as the merge: that one stays a group. Ties go to the peer listed first.
     """
     n = len(links.peers)
+    if max(map(max, links.latency_s), default=0.0) <= near_s:
+        return links.peers
     far = [[max(links.latency_s[i][j], links.latency_s[j][i], near_s) for j in range(n)] for i in range(n)]
     found = {i: _Near(near_s, (links.peers[i],)) for i in range(n)}
     chain: list[int] = []

@@ -10,10 +10,12 @@ rounds is complained of. Complaints by more members than may lie make it step ba
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from math import comb
 from typing import Literal, TypeAlias, get_args
 
-from atoll.base.ids import PeerId
+from atoll.base.draw import shuffled
+from atoll.base.ids import Digest, PeerId
 
 STRIKES = 2  # failures seen by one member before it complains: one may be the network's
 STRIKE_ROUNDS = 8  # within so many rounds
@@ -60,6 +62,20 @@ def witnesses(owners: int, liars: int) -> int:
     can lie if the draw gives the part to villains alone.
     """
     return min(owners - 1, max(1, liars))
+
+
+JURY = 26  # who make a doubted part again beside its six owners: 32 together, as many as a small run's voters
+VERDICT = 18  # of these 32: of 100 voters 33 liars have so many in 9 of 10,000 draws, as often as all six owners
+
+
+def jury_of(head: Digest, part: int, committee: Sequence[PeerId], owners: Collection[PeerId]) -> tuple[PeerId, ...]:
+    """Voters of a large committee who make the answers to this part again if they are doubted, for all others."""
+    return tuple(shuffled(head, f"jury/{part}", [p for p in committee if p not in owners])[:JURY])
+
+
+def verdict_of(liars: int) -> int:
+    """So many who say the same are believed: more than may lie, or than hardly any draw gives to liars."""
+    return min(liars + 1, VERDICT)
 
 
 def captured_share(voters: int, liars: int, drawn: int) -> float:

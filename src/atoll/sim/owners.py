@@ -64,6 +64,8 @@ def _other_bytes(villain: Villain, answered: Answered, names: tuple[PeerId, ...]
 def _fewer(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
     round = villain.peer.round
     assert round is not None and round.reduce is not None
+    if answered.part not in round.reduce.gathers:  # on its jury, which leaves nobody out
+        return _other_bytes(villain, answered, names)
     rows = round.reduce.gathers[answered.part].rows
     out = [p for p in answered.contributors if p != villain.peer.me][:CENSORED]
     left = tuple(p for p in answered.contributors if p not in out)

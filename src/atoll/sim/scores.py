@@ -35,8 +35,8 @@ HONEST_ERRORS = 5  # own samples gain up to so many standard errors more, and at
 
 def squat(villain: Villain, send: Send) -> list[Effect]:
     match send.message:
-        case ExhibitIs(update=True) as told if villain.peer.scoring is not None:
-            seen = [turn.blob for turn in villain.peer.scoring.turns.values() if turn.blob is not None]
+        case ExhibitIs(update=True) as told if villain.peer.inspectors.scoring is not None:
+            seen = [turn.blob for turn in villain.peer.inspectors.scoring.turns.values() if turn.blob is not None]
             return [replace(send, message=replace(told, blob=seen[-1] if seen else None))]
         case ManifestIs() | Chunk():
             return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -94,6 +95,7 @@ class World:
         self.queue: list[tuple[Seconds, int, Callable[[], None]]] = []
         self.watchers: list[Callable[[Seconds, Node, Fact], None]] = []
         self.events = 0
+        self.kinds: Counter[str] = Counter()  # of messages that peers wanted to send
         self.weighs = False  # measure control messages too; costs an encoding per broadcast
         self.control_bytes = 0
         self._weighed: tuple[Message, int] | None = None
@@ -234,6 +236,7 @@ class World:
         other = self.nodes.get(send.to)
         if other is None or other.machine is None:
             return
+        self.kinds[type(send.message).__name__] += 1
         if self.weighs:
             self.control_bytes += self._weight(send.message)
         leave = self._durable_at(node)  # a Keep is durable before any later Send leaves

@@ -69,7 +69,8 @@ class Mutant:
 CRASH = {"voters": 3, "liars": 0, "rule": "majority"}
 
 MUTANTS = [
-    # voting
+    # voting "It stops accepting messages (other than checkpoint, view-change, and new-view messages)" (Castro &
+    # Liskov 1999, 4.4, of a backup whose timer expired)
     Mutant(
         "who closed a view says nothing in it",
         AGREEMENT,

@@ -1,8 +1,10 @@
 """Twins: every way to split four voters, one of which runs twice with one key, in every one of the first views.
 
-A twin is an honest machine run twice: it equivocates, forgets and votes twice without anybody having to invent how
-(Bano et al. 2020, arXiv 2004.10617). A scenario is the twin and, for both halves of each view (until the prepare
-votes, and the commit votes), which of the five machines hear each other; all of them are enumerated. After these
+"Running twin instances of a node that use correct, unmodified code and share the same network identity and
+credentials allows to emulate most interesting Byzantine behaviors" (Bano et al. 2020, arXiv 2004.10617): a twin
+equivocates, forgets and votes twice without anybody having to invent how. A scenario is the twin and, for both
+halves of each view (until the prepare votes, and the commit votes), which of the five machines hear each other;
+all of them are enumerated, but of those that differ in names alone only the first, as the paper does. After these
 views everybody hears everybody, and somebody must decide.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 from watch import Watch
@@ -32,10 +34,30 @@ Scenario = tuple[int, tuple[int, ...]]  # the twin; for each half of each view, 
 
 
 def scenarios(views: int) -> Iterator[Scenario]:
-    """All splits of five machines in two sides or none, in all halves of all views: 4 x 256^views."""
+    """All splits of five machines in two sides or none, in all halves of all views, once up to names."""
     for twin in range(4):
         for sides in product(range(16), repeat=2 * views):
-            yield twin, sides
+            if (twin, sides) == min(namesakes((twin, sides), views)):
+                yield twin, sides
+
+
+def namesakes(scenario: Scenario, views: int) -> set[Scenario]:
+    """The same story, had the twin's copies changed places, and voters that lead no view of the storm."""
+    twin, sides = scenario
+    found: set[Scenario] = set()
+    for idle in permutations(range(views, 4)):
+        name = [*range(views), *idle]
+        for copies in ((name[twin], 4), (4, name[twin])):
+            place = [*name, 4]
+            place[twin], place[4] = copies
+            found.add((name[twin], tuple(_moved(side << 1, place) for side in sides)))
+    return found
+
+
+def _moved(bits: int, place: list[int]) -> int:
+    """The split with every machine in its new place; sides have no names, so the first machine's is 0."""
+    after = sum((bits >> at & 1) << place[at] for at in range(5))
+    return (after ^ 31 if after & 1 else after) >> 1
 
 
 class Twins:

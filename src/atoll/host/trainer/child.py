@@ -23,7 +23,7 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.host.shared import Mailbox
 from atoll.host.trainer.auditing import Auditing
-from atoll.host.trainer.validating import VALIDATION_BATCH, Validating
+from atoll.host.trainer.validating import VALIDATION_BATCH, Validating, model_of
 from atoll.host.trainer.words import (
     LENGTH,
     Answer,
@@ -60,14 +60,14 @@ from atoll.learn.inner import (
     Accumulate,
     InnerState,
     fresh_inner,
-    inner_bytes,
     inner_from_bytes,
+    inner_pieces,
     inner_step,
     matrices_of,
 )
-from atoll.learn.layout import bind, flatten, layout_of
+from atoll.learn.layout import bind, flatten
 from atoll.learn.merge import merge
-from atoll.learn.models import build_model, generate_text, loss_of
+from atoll.learn.models import generate_text, loss_of
 
 BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
 
@@ -124,13 +124,12 @@ class Child:
         self.data = load_data(spec.data)
         self.auditing = Auditing(self.data)
         self.validating = Validating(spec, self.data)
-        self.model = build_model(spec.model, spec.seed)
-        self.layout = layout_of(self.model)
+        self.model, self.layout = model_of(spec)
         self.x_F, self.gradient_P = bind(self.model, self.layout, spec.device)
         self.x_P = self.x_F[: self.layout.parameters]
         self.matrices = matrices_of(self.layout)
         self.inner = fresh_inner(self.layout.parameters, spec.device)
-        room_bytes = len(inner_bytes(self.inner)) + 64  # the count of steps may gain digits
+        room_bytes = sum(map(len, inner_pieces(self.inner))) + 64  # the count of steps may gain digits
         room_bytes = max(room_bytes, 4 * self.layout.floats)  # or a model to look at
         self.mailbox = Mailbox(self.fd, self.layout.floats, room_bytes)
         self.mailbox.x_F.copy_(self.x_F)
@@ -151,7 +150,7 @@ class Child:
                 with self._looking_at(given):
                     return Sampled(generate_text(self.model, prompt, n, seed))
             case SaveInner():
-                return Saved(self.mailbox.put(inner_bytes(self.inner)))
+                return Saved(self.mailbox.put(*inner_pieces(self.inner)))
             case LoadInner(size_bytes):
                 return self.load_inner(size_bytes)
             case ShowSegment() | JudgeSegment():
@@ -182,7 +181,7 @@ class Child:
                 self.auditing.record.note(self._live(), self.span.steps)
             step_s = time.monotonic() - stepped
             self._beat(self.span.steps, self.span.last_loss, step_s)
-        if not bool(self.x_F.isfinite().all()):
+        if not all(bool(end.isfinite()) for end in self.x_F.aminmax()):  # isfinite of all makes four vectors more
             raise _Diverged(f"parameters are not finite after {self.span.steps} steps")
         return self._hand_over(job)
 
@@ -277,7 +276,7 @@ class Child:
             x_N.add_(new_N)
         else:
             sent_N = self.sent_F[here] if self.under_way and self.sent_F is not None else x_N
-            x_N.copy_(merge(job.how, x_N, sent_N, new_N))
+            merge(job.how, x_N, sent_N, new_N)
         self.under_way = False
         if self.onward is not None:  # nothing is under way any more: it may take all the steps of the next round
             self.onward = msgspec.structs.replace(self.onward, steps=self.full)

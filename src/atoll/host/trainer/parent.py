@@ -50,7 +50,9 @@ from atoll.host.trainer.words import (
     Validate,
     WriteX,
 )
+from atoll.keys.digest import Buffer
 from atoll.learn.audit import Assignment
+from atoll.learn.codec.blocks import Room, new_wire
 from atoll.learn.layout import Layout
 from atoll.learn.merge import Merge as How
 
@@ -179,10 +181,11 @@ class Trainer:
         """Begin to look at these parameters (F,), or go on with it, for one batch: no round waits for the rest."""
         return await self._ask(work, Looked, before=lambda: self._mailbox.show(of_F))
 
-    async def inner_state(self) -> bytes:
-        return await self._ask(SaveInner(), Saved, after=lambda saved: self._mailbox.take(saved.size_bytes))
+    async def inner_state(self, room: Room = new_wire) -> Buffer:
+        """A copy of it, in `room`."""
+        return await self._ask(SaveInner(), Saved, after=lambda saved: self._mailbox.take(saved.size_bytes, room))
 
-    async def set_inner_state(self, data: bytes) -> None:
+    async def set_inner_state(self, data: Buffer) -> None:
         """Empty bytes begin afresh, as after a divergence."""
         await self._ask(LoadInner(len(data)), Carried, before=lambda: self._mailbox.put(data))
 

@@ -15,19 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from atoll.host.trainer.words import LookAlong, Looked, TrainerSpec, Validate
+from atoll.learn.base import built
 from atoll.learn.data import Data, all_held_out, data_from_blob, epoch_samples, samples_at, validation
-from atoll.learn.layout import layout_of, unflatten
-from atoll.learn.models import build_model
+from atoll.learn.layout import Layout, unflatten
 from atoll.learn.scoring import LOOKED_AT_ONCE, dealt, losses_of, undealt
 
 VALIDATION_BATCH = 64  # samples; small enough for any device that can train
+
+
+def model_of(spec: TrainerSpec) -> tuple[nn.Module, Layout]:
+    """The model that this trainer is about, with its base, and the layout of what is exchanged."""
+    return built(spec.model, spec.seed, Path(spec.base).read_bytes() if spec.base else b"")
 
 
 class Validating:
     def __init__(self, spec: TrainerSpec, data: Data) -> None:
         self.spec, self.data = spec, data
         self._canary: tuple[str, Data] | None = None  # read once
-        self._model: nn.Module | None = None  # made when it is first needed
+        self._model: tuple[nn.Module, Layout] | None = None  # made when it is first needed
         self.chore: Generator[None, None, tuple[float, ...]] | None = None
 
     def start(self, wish: Validate | LookAlong, x_F: Tensor) -> Looked:
@@ -86,10 +91,11 @@ class Validating:
 
     def _model_with(self, x_F: Tensor) -> nn.Module:
         if self._model is None:
-            self._model = build_model(self.spec.model, self.spec.seed).to(self.spec.device).eval()
-        layout = layout_of(self._model)
-        unflatten(x_F, torch.zeros(layout.counters, dtype=torch.int64), self._model, layout)
-        return self._model
+            model, layout = model_of(self.spec)
+            self._model = model.to(self.spec.device).eval(), layout
+        model, layout = self._model
+        unflatten(x_F, torch.zeros(layout.counters, dtype=torch.int64), model, layout)
+        return model
 
     def _batches(self, data: Data, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, targets in validation(data, samples, VALIDATION_BATCH, self.spec.seq_len):

@@ -37,6 +37,7 @@ class TrainerSpec(msgspec.Struct, frozen=True):
     patience_s: float = 30.0  # silence during training that counts as hung; rises with the step time
     first_patience_s: float = 300.0  # the same before the first sign of life: loading, compiling, one huge step
     horizon: Horizon | None = None  # of its rates; None: they go by steps
+    base: str = ""  # path of a blob (learn/base.py): what of the model stays as it is; empty: all of it trains
 
 
 # ---- What the parent says ----------------------------------------------------------------------------------

@@ -69,7 +69,9 @@ def why_unauditable(
     if assignment.data == ZERO_DIGEST:
         return "its data never leaves its peer"
     if recipe.own_anchors or recipe.merge != "replace" or recipe.schedule.fragments > 1 or recipe.schedule.overlap:
-        return "with overlap, fragments or anchors of its own, a round does not start from one agreed anchor"
+        return "with overlap, fragments, parameters or anchors of its own, no round starts from one agreed anchor"
+    if recipe.schedule.closing:
+        return "its last round is a closing average, in a codec of its own"
     if profile.precision != "fp32":
         return f"{profile.precision}: AdamW makes of its rounding what a skipped step makes; audits are for fp32"
     if profile.device != "cpu":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -54,6 +55,15 @@ def load_data(source: str, tokenizer: bytes = b"", column: str = COLUMN) -> Data
 
     With the bytes of a `tokenizer.json` text becomes its tokens, else bytes. ValueError if it cannot be read.
     """
+    try:
+        return _loaded(source, tokenizer, column)
+    except PeerFault as why:
+        raise ValueError(f"{source} cannot be read: {why.what}") from why
+    except (OSError, EOFError, BadZipFile) as why:
+        raise ValueError(f"{source} cannot be read: {why}") from why
+
+
+def _loaded(source: str, tokenizer: bytes, column: str) -> Data:
     if source == STDLIB and not tokenizer:
         return standard_library()
     path = Path(source).expanduser()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ class Images(NamedTuple):
 def load_images(path: Path) -> Images:
     """An npz file with x_train, y_train, x_test, y_test, or a folder with the four idx files (.gz too)."""
     if path.suffix == ".npz":
+        if not is_zipfile(path):
+            raise ValueError(f"{path} is no npz file")
         with np.load(path, allow_pickle=False) as arrays:
             missing = set(NPZ_NAMES.values()) - set(arrays.files)
             if missing:

@@ -8,6 +8,7 @@ The standard library's text differs between Python versions: its blob, not its v
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from atoll.learn.data.order import mix, places
@@ -37,10 +39,13 @@ def standard_library() -> Text:
 
 
 def library_files() -> dict[str, Path]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    found = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
-    names = [name for name in sorted(found) if NOT_LIBRARY.isdisjoint(name.split("/"))]
-    return {name: found[name] for name in names}
+    """Name below the library's folder -> file, in the order of names."""
+    root, found = Path(sysconfig.get_paths()["stdlib"]), dict[str, Path]()
+    for folder, below, files in os.walk(root):
+        below[:] = [name for name in below if name not in NOT_LIBRARY]  # packages are often more than the library
+        paths = [Path(folder, file) for file in files if file.endswith(".py")]
+        found |= {path.relative_to(root).as_posix(): path for path in paths}
+    return dict(sorted(found.items()))
 
 
 def load_text(path: Path) -> Text:
@@ -124,7 +129,10 @@ def split_by_block(tokens: np.ndarray) -> Text:
 
 def _mapped(path: Path) -> Text:
     """Token numbers stay in the file; the last part, at least one in a hundred, is for validation."""
-    tokens = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, np.uint16, "r")
+    try:
+        tokens = open_memmap(path, mode="r") if path.suffix == ".npy" else np.memmap(path, np.uint16, "r")
+    except ValueError as why:
+        raise ValueError(f"{path} holds no token numbers: {why}") from why
     if problem := text_problem(Text(tokens, tokens)):
         raise ValueError(f"{path}: {problem}")
     cut = len(tokens) - max(len(tokens) // 100, min(len(tokens) // 10, 65536))

@@ -14,7 +14,7 @@ from atoll.learn.data.text import Text
 from atoll.learn.layout import Layout, layout_of
 from atoll.learn.models.gpt import GPT
 from atoll.learn.models.llama import Llama
-from atoll.learn.models.names import BYTES, FAMILIES, MODELS, Task, spec_of
+from atoll.learn.models.names import BYTES, FAMILIES, MODELS, Task, spec_of, with_adapters
 
 LOOKED_AT = 2**20  # tokens of a file that may be larger than memory
 
@@ -111,4 +111,5 @@ __all__ = [
     "spec_of",
     "task_of",
     "tokens_misfit",
+    "with_adapters",
 ]

@@ -18,6 +18,7 @@ from torch import nn
 from atoll.learn.models.cnn import SmallCNN
 from atoll.learn.models.gpt import GPT, GPTSize
 from atoll.learn.models.llama import Llama, LlamaSize
+from atoll.learn.models.lora import adapted
 from atoll.learn.models.vision import VGG11, ResNet18, VisionSize
 
 BYTES = 256
@@ -90,10 +91,11 @@ def _divides(n: Mapping[str, int], part: str, whole: str) -> None:
 
 WIDTH, LAYERS, HEADS = Key("width", 16_384), Key("layers", 256), Key("heads", 256)
 WINDOW, TOKENS = Key("tokens read at once", 2**17), Key("different tokens; 256 for bytes", 2**20, BYTES)
+ADAPTERS = Key("rank of adapters beside every linear layer; none unless said", 1024, 0)
 CLASSES, CHANNELS = Key("classes", 2**16, 10), Key("channels, 1 grey or 3", 3, 3)
 IMAGES = {"c": CLASSES, "i": CHANNELS, "w": Key("width of the first layer", 512, 64)}
 FAMILIES: dict[str, Family] = {
-    "gpt": Family("text", {"d": WIDTH, "l": LAYERS, "h": HEADS, "t": WINDOW, "v": TOKENS}, _gpt),
+    "gpt": Family("text", {"d": WIDTH, "l": LAYERS, "h": HEADS, "t": WINDOW, "v": TOKENS, "lora": ADAPTERS}, _gpt),
     "llama": Family(
         "text",
         {
@@ -103,6 +105,7 @@ FAMILIES: dict[str, Family] = {
             **{"t": WINDOW, "v": TOKENS},
             "theta": Key("base of the rotary wavelengths", 10**8, 10_000),
             "tie": Key("1: one table reads and writes, 0: two", 1, 1),
+            "lora": ADAPTERS,
         },
         _llama,
     ),
@@ -149,7 +152,21 @@ def spec_of(name: str) -> Spec:
             raise ValueError(f"{name[:80]!r} lacks {key}, {about.about}; write {_form(family)}")
         if value > about.most or (value == 0 and about.default != 0 and key not in ZERO_ALLOWED):
             raise ValueError(f"{name[:80]!r}: {key}={value}, {about.about}, must be 1 to {about.most}")
-    return Spec(family, given, FAMILIES[family].plan(given))
+    build, rank = FAMILIES[family].plan(given), given.get("lora")
+    if rank:
+        return Spec(family, given, lambda: adapted(build(), rank))
+    return Spec(family, {key: value for key, value in given.items() if key != "lora"}, build)
+
+
+def with_adapters(name: str, rank: int) -> str:
+    """The name of the same model with adapters of this rank; 0: without any. ValueError if it takes none."""
+    spec = spec_of(name)
+    if rank and "lora" not in FAMILIES[spec.family].keys:
+        having = " and ".join(family for family, known in FAMILIES.items() if "lora" in known.keys)
+        raise ValueError(f"{name} takes no adapters; models of {having} do")
+    family, _, rest = MODELS.get(name, name).partition(":")
+    words = [word for word in rest.split(",") if not word.startswith("lora=")] + [f"lora={rank}"] * bool(rank)
+    return name if rank == spec.numbers.get("lora", 0) else f"{family}:{','.join(words)}"
 
 
 EXAMPLE = MODELS["gpt-tiny"]

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from atoll.learn.models.llama import NORM_EPS
+from atoll.learn.models.lora import ADAPTER
 from atoll.learn.models.names import WINDOW, spec_of
 
 SHOWN = 4  # names in a message
@@ -43,12 +44,13 @@ def name_in(folder: Path) -> str:
 def load_weights(model: nn.Module, name: str, folder: Path) -> None:
     """Copy them into this model, which `name` stands for, in fp32. ValueError if they are another model's."""
     theirs, ours = spec_of(name_in(folder)), spec_of(name)
-    free = {"t"} if ours.family == "llama" else set[str]()  # rotary positions have no table
+    free = {"lora"} | ({"t"} if ours.family == "llama" else set[str]())  # rotary positions have no table
     if theirs.family != ours.family or any(theirs.numbers[k] != v for k, v in _full(ours.numbers) if k not in free):
         raise ValueError(f'{folder} holds {name_in(folder)}, not {name}: write model.name = "{name_in(folder)}"')
     found = {k: v for k, v in _tensors(folder).items() if not k.endswith(COMPUTED)}
     wanted = model.state_dict()
     twin = {"lm_head.weight": "model.embed_tokens.weight"} if ours.numbers.get("tie") else dict[str, str]()
+    wanted = {k: v for k, v in wanted.items() if not k.endswith(ADAPTER) or k in found}  # adapters may be new
     lacking = [k for k in wanted if k not in found and twin.get(k) not in found]
     wrong = [k for k, v in found.items() if k not in wanted or v.shape != wanted[k].shape]
     if lacking or wrong:

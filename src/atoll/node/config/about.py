@@ -113,6 +113,17 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "atoll checkpoint export --hf wrote. model.name may then be left out. Only the founder needs it. Empty: "
         "fresh weights."
     ),
+    "model.lora_rank": (
+        "Rank of low-rank adapters (LoRA) beside every linear layer of a gpt or llama model, but for what reads or "
+        "writes tokens. 0: none. With them they alone are trained, travel and are kept; the model itself, from "
+        "model.weights or fresh, is fetched once by every member and stays as it is. The same as lora= in "
+        "model.name."
+    ),
+    "model.only": (
+        'Shell patterns that name what is trained and travels: ["blocks.2.*"], ["*.lora_*", "model.norm.*"]. The '
+        "rest is the base: it stays as it is, and every member fetches it once. Empty: adapters if the model has "
+        "some, else everything. A pattern that matches nothing is refused, with names that would."
+    ),
     "data.source": (
         '"stdlib": the sources of Python itself, 12 MB, no download. Or a path: a text file, a folder of '
         "text, records with a text each (.jsonl, .parquet, a folder of them, a data set that Hugging Face's "
@@ -153,6 +164,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "parameters. These four agree on every single step: for fast links; their train.lr is that of the agreed "
         'step. "noloco": no all-reduce, each exchanges with one other per round and keeps a model of its own; '
         "at most 6 million values (arXiv 2506.10911, specs/pairs.md). "
+        '"sparta": after every step 0.5 % of the values are averaged, others in each round, and members keep their '
+        "own of the rest until the last one, which averages all; before it the agreed model is behind what members "
+        "hold. "
         '"sparseloco", "cooperative", "decoupled", "demo_", "powersgd" and "noloco" need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Any, cast, get_args, get_type_hints
 
 import msgspec
@@ -36,6 +37,11 @@ def decode_config(tree: Mapping[str, Any]) -> Config:
             text = text.replace(f"`{theirs}`", ours).replace(f"`{theirs} | null`", ours)
         told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}"
         raise UsageError("E-CFG-02", told, fix=_mend(key)) from None
+    for key in keys():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name)
+        if isinstance(value, float) and not isfinite(value):
+            raise UsageError("E-CFG-02", f"{key}: expected a finite number", fix=_mend(key))
     demand_sense(config)
     return config
 

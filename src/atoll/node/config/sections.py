@@ -69,6 +69,8 @@ class Model(Section, frozen=True):
 
     name: str = ""
     weights: str = ""
+    lora_rank: Annotated[int, Meta(ge=0, le=1024)] = 0
+    only: tuple[str, ...] = ()
 
 
 class Data(Section, frozen=True):
@@ -171,6 +173,11 @@ class Config(Section, frozen=True):
     network: Network = Network()
     keep: Keep = Keep()
     node: Node = Node()
+
+
+def of_the_run(config: Config) -> Config:
+    """The same without what belongs to one computer and may differ at every start."""
+    return msgspec.structs.replace(config, network=Network(), keep=Keep(coded=config.keep.coded), node=Node())
 
 
 def sections() -> list[tuple[str, type[Section]]]:

@@ -250,7 +250,8 @@ class Raft:
         self.heard[sender] = now
         if not message.fits:
             self.next[sender] = max(self.match[sender] + 1, min(message.upto, self.next[sender] - 1))
-            return self._send_log(sender)
+            # below what it acknowledged it skips a term, or its disk lost that: the next beat is soon enough
+            return self._send_log(sender) if message.upto > self.match[sender] else []
         self.match[sender] = max(self.match[sender], message.upto)
         self.next[sender] = max(self.next[sender], self.match[sender] + 1)
         effects = self._advance()

@@ -6,11 +6,14 @@ agreed vertex removes a member. Run time is the median of the watched peers' clo
 from the exchange with the smallest round trip (Cristian 1989), so one wrong clock moves nobody; one that is far
 from mine is believed only where most of those I watch have answered. Every beat one more member is asked, in turn,
 so that in time the latency to all of them is known.
+When it matters who of all members is here, those whom I do not watch are *called*: asked at every beat until they
+answer. Whoever does not, for as long as silence takes, is not here; that alone accuses nobody.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_high, median_low
 from typing import Literal
@@ -68,6 +71,7 @@ class Heartbeat:
         self.trips: dict[PeerId, deque[Seconds]] = {}  # recent round trips to any member
         self.refused: set[PeerId] = set()
         self.silent: set[PeerId] = set()
+        self.called: dict[PeerId, Seconds] = {}  # since when each owes the answer, by the local clock
         self.accused: dict[PeerId, set[PeerId]] = {}  # gone according to other members' signed suspicions
         self.accusers_needed = 1
         self.offset_s: Seconds = 0.0
@@ -80,6 +84,16 @@ class Heartbeat:
     def unheard(self, peer: PeerId) -> bool:
         """Gone, but only for its silence: it may be the link between us that is broken."""
         return peer in self.silent and peer not in self.refused
+
+    def here(self, peer: PeerId, now: Seconds) -> bool:
+        """As far as anybody can know: not gone, and not called in vain."""
+        return not self.gone(peer) and now - self.called.get(peer, now) < self.suspect_s
+
+    def call(self, members: Sequence[PeerId], now: Seconds, head: int) -> list[Effect]:
+        """Are these there, too? Asked until they answer."""
+        fresh = [p for p in members if p != self.me and p not in self.watched and p not in self.called]
+        self.called |= dict.fromkeys(fresh, now)
+        return [Send(peer, Beat(now, head)) for peer in fresh]
 
     def watch(self, members: tuple[PeerId, ...], now: Seconds) -> None:
         """Follow the agreed membership: watch the next ones on a ring that everybody draws alike."""
@@ -96,14 +110,15 @@ class Heartbeat:
         self.trips = {p: trips for p, trips in self.trips.items() if p in members}
         self.silent &= self.watched.keys()
         self.refused &= set(members)
+        self.called = {p: since for p, since in self.called.items() if p in self.others}
         self.accused = {p: who & set(members) for p, who in self.accused.items() if p in members}
 
     def tick(self, now: Seconds, head: int) -> list[Effect]:
         """Ask everybody I watch whether they are there, and one other. Called every `beat_s`."""
-        asked = list(self.watched)
+        asked = list(self.watched | self.called)
         if self.others:
             self.beats += 1
-            asked += {self.others[self.beats % len(self.others)]} - self.watched.keys()
+            asked += {self.others[self.beats % len(self.others)]} - set(asked)
         asks: list[Effect] = [Send(peer, Beat(now, head)) for peer in asked]
         return asks + self.look(now)
 
@@ -130,6 +145,7 @@ class Heartbeat:
         record = self.watched.get(peer)
         if record is not None:
             record.heard_s = now
+        self.called.pop(peer, None)
         if peer in self.silent or peer in self.refused or peer in self.accused:
             was_gone = self.gone(peer)
             self.silent.discard(peer)
@@ -177,6 +193,7 @@ class Heartbeat:
         for record in self.watched.values():
             record.heard_s = now
             record.samples.clear()
+        self.called = dict.fromkeys(self.called, now)
         self.trips.clear()
 
     def _learn_clock(self, peer: PeerId, sent_s: Seconds, clock_s: Seconds, now: Seconds) -> list[Effect]:

@@ -54,9 +54,9 @@ def check_handed(
 def check_answer(plan: ReducePlan, owner: PeerId, answered: Answered) -> None:
     """Raise PeerFault unless this owner may say this about this part."""
     part, index = answered.part, answered.owner_index
-    if not (0 <= part < plan.parts and 0 <= index < len(plan.owners(part))):
+    if not (0 <= part < plan.parts and 0 <= index < len(plan.signers(part))):
         raise PeerFault(owner, f"answered for part {part} as owner {index}, which the plan does not have")
-    if plan.owners(part)[index] != owner:
+    if plan.signers(part)[index] != owner:
         raise PeerFault(owner, f"answered for part {part}, which it does not own")
     names = answered.contributors
     rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting what is sorted is quick

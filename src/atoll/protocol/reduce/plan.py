@@ -25,6 +25,8 @@ class ReducePlan:
     liars: int = 0  # that the statistic withstands
     rows_least: int = 0  # of members whose rows count: with fewer a part has no answer
     witnesses: int = 0  # owners after the first who combine every part too, and sign what they got
+    juries: tuple[tuple[PeerId, ...], ...] = ()  # of each part: who makes doubted answers again, for everybody
+    verdict: int = 0  # so many of its first owners and its jury who say the same are believed
     weighs: bool = False  # by distances between whole updates: owners compare rows before they combine them
     weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are named and move nothing
     rowless: frozenset[PeerId] = frozenset()  # listeners that only listen: no row is theirs
@@ -67,6 +69,14 @@ class ReducePlan:
 
     def owners(self, part: int) -> tuple[PeerId, ...]:
         return self.topology.parts[part].owners
+
+    def signers(self, part: int) -> tuple[PeerId, ...]:
+        """Who may say what its rows make, by their owner index: its owners, and behind them its jury."""
+        return self.owners(part) + self.juries[part] if self.juries else self.owners(part)
+
+    def opens(self, part: int, peer: PeerId) -> bool:
+        """Does this voter make doubted answers again itself? Without a jury everybody does."""
+        return not self.juries or peer in self.signers(part)
 
     def begun(self, now: Seconds, update_bytes: int = 0) -> ReducePlan:
         """Where there is no clock, windows are counted from when the sharing began here, and are longer.

@@ -10,20 +10,27 @@ Never passes answers on: who believes nobody needs no messenger.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
+from atoll.base.draw import shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Done, Effect, Event, Failed, Payload, Send
+from atoll.base.machine import Done, Effect, Event, Failed, Keep, Payload, Received, Send
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.protocol.reduce.work import Combined
+from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Repeat
+from atoll.wire.messages.round import Repeat, WantPart, WantWords
 from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
+
+WORDS_ASKED_MAX = 3  # of one signer about one part, in a large committee: each may be lost
 
 
 class WatchedReduce(Reduce):
@@ -35,9 +42,15 @@ class WatchedReduce(Reduce):
         self.watch = Witnesses(plan, self.me, self._row_held, self.commit_of, self.gone, *judged)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody
+        self.said = around.said
+        self.words_asked: Counter[tuple[int, PeerId]] = Counter()  # (part, whose about it): how often
+        self.words_told: Counter[tuple[int, PeerId]] = Counter()  # (part, to whom mine were said again): how often
+        self.fetched: Counter[int] = Counter()  # parts whose bytes I asked for: how often
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
+            case Received(sender, WantWords(part=part)):
+                return self._tell_words(sender, part)
             case Done(job, Combined() as result) if job.startswith(self._job("judge/")):
                 return self._recomputed(job, result, now)
             case Failed(job) if job.startswith(self._job("judge/")):
@@ -64,6 +77,8 @@ class WatchedReduce(Reduce):
         effects = [e for part in range(self.plan.parts) for e in self._watch_part(part, now, again=True)]
         if now < self.plan.gather_until(0, 1):
             return effects
+        if self.plan.juries:
+            return [*effects, *self._ask_words(), *self._want_bytes()]
         silent = {owner for part in range(self.plan.parts) for owner in self._unheard(part, -1)} - {self.me}
         for owner in sorted(silent - {who for _, who in self.asked}):
             self.asked.update((part, owner) for part in range(self.plan.parts))
@@ -80,6 +95,30 @@ class WatchedReduce(Reduce):
                 seen = self.watch.lapses(part, held.answered if held is not None else None, late)
                 found |= {peer: why for peer, why in seen.items() if peer not in declined}
         return found
+
+    def _want_bytes(self) -> list[Effect]:
+        """Of answers that I believe and never saw: asked of one who signed them, and then of another."""
+        plan, effects = self.plan, list[Effect]()
+        for part in range(plan.parts):
+            word = self.watch.unseen(part) if part not in self.answers else None
+            if word is None:
+                continue
+            alike = {w.statement.signer for w in self.watch.cases[part].words if w.answered.digest == word.digest}
+            holders = [p for p in sorted(alike) if p != self.me and not self.gone(p)]
+            if holders:
+                self.fetched[part] += 1
+                holder = shuffled(word.digest, f"{self.me}/{self.fetched[part]}", holders)[0]
+                effects.append(Send(holder, WantPart(plan.round, plan.attempt, plan.trace, word.digest)))
+        return effects
+
+    def take_bytes(self, payload: Payload) -> list[Effect]:
+        effects: list[Effect] = []
+        for part, case in enumerate(self.watch.cases):
+            if part not in self.answers and any(w.answered.digest == payload.digest for w in case.words):
+                case.bytes_of[payload.digest] = payload
+                held = self.watch.settled(part, patient=False)
+                effects += self._hold(held) if held is not None else []
+        return effects
 
     # ---- what is otherwise than in a plain reduce ----------------------------------------------------------
 
@@ -149,6 +188,7 @@ class WatchedReduce(Reduce):
         if self.watch.in_doubt(part):
             waiting = not late and bool(self._unheard(part, -1))
             effects += self.watch.look(part, waiting, again)
+        effects += self._speak_for_jury(part, patient=not late)
         if part not in self.answers and (held := self.watch.settled(part, patient=not late)) is not None:
             effects += self._hold(held)
         return effects
@@ -189,3 +229,38 @@ class WatchedReduce(Reduce):
     def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])
         return self.watch.recomputed(part, check, result) + self._watch_part(part, now)
+
+    # ---- a jury, where not everybody opens rows ------------------------------------------------------------
+
+    def _speak_for_jury(self, part: int, patient: bool) -> list[Effect]:
+        """I made a doubted answer again: all go by how many of us say so."""
+        plan, name = self.plan, self._said_name(part)
+        if not plan.juries or self.me not in plan.juries[part] or part in self.mine or name in self.said:
+            return []
+        if (answered := self.watch.found(part, patient)) is None:
+            return []
+        mine = replace(answered, owner_index=plan.signers(part).index(self.me))
+        held = self.mine[part] = AnswerHeld(self.notary.sign(mine), mine, self.watch.bytes_of(mine))
+        told = [Send(peer, self._message_of(held)) for peer in plan.listeners if peer != self.me]
+        return [Keep(name, encode(mine)), *told, *self.watch.hear(held.statement, mine, None)]
+
+    def _ask_words(self) -> list[Effect]:
+        """Of owners, and of the jury where little is lacking: words may have been lost."""
+        plan, effects = self.plan, list[Effect]()
+        for part in range(plan.parts):
+            if part in self.answers:
+                continue
+            spoken = self.watch.spoken(part)
+            asked = plan.signers(part) if self.watch.nearly(part) else plan.watchers(part)
+            for peer in asked:
+                lost = peer not in spoken and peer != self.me and not self.gone(peer)
+                if lost and self.words_asked[part, peer] < WORDS_ASKED_MAX:
+                    self.words_asked[part, peer] += 1
+                    effects.append(Send(peer, WantWords(plan.round, plan.attempt, plan.trace, part)))
+        return effects
+
+    def _tell_words(self, to: PeerId, part: int) -> list[Effect]:
+        if part not in self.mine or to not in self.plan.hearers or self.words_told[part, to] >= WORDS_ASKED_MAX:
+            return []
+        self.words_told[part, to] += 1
+        return [self._word_to(to, self.mine[part])]

@@ -44,7 +44,7 @@ from atoll.protocol.reduce.witness import Lied, Question, Witnesses, Word
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Comparison, Declined, WantPart, WantRow, WantWords
+from atoll.wire.messages.round import Answer, Comparison, Declined, WantRow, WantWords
 from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
 
 Choice = tuple[Digest | None, ...]  # of each part, what its rows were compared to; None: it goes without
@@ -82,7 +82,6 @@ class WatchedWeighedReduce(WatchedReduce):
         self.wished: Counter[tuple[int, PeerId]] = Counter()  # (part, whose row I asked for): how often
         # (part, whose words I asked for, after weights were known): how often
         self.wondered: Counter[tuple[int, PeerId, bool]] = Counter()
-        self.fetched: Counter[int] = Counter()  # parts whose bytes I asked for: how often
         self.told: Counter[tuple[int, PeerId]] = Counter()  # (part, whom I told mine): how often
         self.again = False  # in the midst of looking I declined a part, or learned what rows weigh
 
@@ -164,30 +163,6 @@ class WatchedWeighedReduce(WatchedReduce):
                 self.wondered[part, owner, weighed] += 1
                 effects.append(Send(owner, WantWords(self.plan.round, self.plan.attempt, self.plan.trace, part)))
         return effects + self._want_bytes() + self.look_again(now)
-
-    def _want_bytes(self) -> list[Effect]:
-        """Of answers that I believe and never saw: asked of one who signed them after the other."""
-        plan, effects = self.plan, list[Effect]()
-        for part in range(plan.parts):
-            word = self.watch.unseen(part) if part not in self.answers else None
-            if word is None:
-                continue
-            alike = {w.statement.signer for w in self.watch.cases[part].words if w.answered.digest == word.digest}
-            holders = [p for p in sorted(alike) if p != self.me and not self.gone(p)]
-            if holders:
-                self.fetched[part] += 1
-                holder = holders[self.fetched[part] % len(holders)]
-                effects.append(Send(holder, WantPart(plan.round, plan.attempt, plan.trace, word.digest)))
-        return effects
-
-    def take_bytes(self, payload: Payload) -> list[Effect]:
-        effects: list[Effect] = []
-        for part, case in enumerate(self.watch.cases):
-            if part not in self.answers and any(w.answered.digest == payload.digest for w in case.words):
-                case.bytes_of[payload.digest] = payload
-                held = self.watch.settled(part, patient=False)
-                effects += self._hold(held) if held is not None else []
-        return effects
 
     def _unanswered(self) -> Iterator[tuple[int, PeerId]]:
         """(part, owner) whose words I wait for, or who stands on comparisons that I never heard."""

@@ -8,6 +8,8 @@ was signed for it. Of what proves true the answer with most contributors stands.
 An owner is called a liar only for what it signed: bytes that its contributors' rows do not make, or two answers in
 one slot. It is judged by the rows that it names: an author may have committed to one row before it and to another
 before me. What is asked about the rows, a sum or their products, is a `Question`: all else is the same.
+In a large committee a jury, drawn for each part, opens the rows for all, and an answer is believed for what owners
+and jury sign alone: the same at everybody. Whoever is not on it asks for no row, and calls nobody a liar.
 Never believes an answer for who gave it, never asks for a row without end.
 """
 
@@ -35,6 +37,7 @@ Rows = tuple[tuple[PeerId, ...], Digest]  # contributors, and what they committe
 Kind = tuple[Rows, Digest]  # of answer: all that say the same of the same rows are of one kind
 
 WORDS_PER_OWNER = 2  # signed answers of one owner for one part: a second one is evidence, a third no news
+ROWS_PATIENCE = 3  # looks, a second each, until rows for a jury are asked for again: a hundred may be on their way
 ASKS_MAX = 6  # for one row, of one holder after the other; then its answer stays unproven
 
 
@@ -109,6 +112,8 @@ class Case:
     compared: set[PeerId] = field(default_factory=set[PeerId])  # owners whose rows are not those that I know of
     same: dict[Rows, bool] = field(default_factory=dict[Rows, bool])  # are they what their authors committed to?
     doubted: bool = False
+    rows_come: bool = False  # since the last look
+    silent_for: int = 0  # looks without a row, since they were asked for
     # what follows from words and recomputed answers: asked with every row and at every look, hardly ever new
     belief: dict[Digest, bool | None] = field(default_factory=dict[Digest, bool | None])  # by what words say
     standing: tuple[int, bool] | None = None  # kinds of answers, and whether of any nobody knows if it is true
@@ -175,6 +180,11 @@ class Witnesses:
     def spoken(self, part: int) -> set[PeerId]:
         return {w.statement.signer for w in self.cases[part].words}
 
+    def nearly(self, part: int) -> bool:
+        """A few words more would be enough: they may have been lost."""
+        plan = self.plan
+        return 4 * max(map(len, self.cases[part].said_by.values()), default=0) > 3 * plan.verdict
+
     def words_of(self, signer: PeerId) -> list[Word]:
         return [w for case in self.cases for w in case.words if w.statement.signer == signer]
 
@@ -202,9 +212,15 @@ class Witnesses:
 
     def _believes(self, case: Case, kind: Kind) -> bool | None:
         rows, digest = kind
-        if case.makes and rows in case.makes:
-            return case.makes[rows] == digest
-        return True if len(case.said_by.get(kind, ())) > self.plan.witnesses else None
+        plan, made = self.plan, case.makes.get(rows, digest) if case.makes else digest
+        if made != digest:
+            return False
+        said = case.said_by.get(kind, ())
+        if not plan.juries:
+            return True if rows in case.makes or len(said) > plan.witnesses else None
+        # my own look counts as one word: where each believed its own, no body would be believed by most
+        alike = len(said) >= plan.verdict or sum(index <= plan.witnesses for index in said) > plan.witnesses
+        return True if alike else None
 
     def settled(self, part: int, patient: bool, of: Digest | None = None) -> AnswerHeld | None:
         """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true.
@@ -212,7 +228,7 @@ class Witnesses:
         `of`: among those made of this alone.
         """
         case = self.cases[part]
-        for word in self._largest_first(case) if case.bytes_of else ():
+        for word in self._largest_first(part) if case.bytes_of else ():
             if of is not None and word.answered.rows != of:
                 continue
             believed = self._believes_word(word) if self.judges else True
@@ -244,7 +260,8 @@ class Witnesses:
         if not case.doubted:
             case.doubted = True
             effects.append(self._report(Doubted(part=part, answers=differ)))
-        return effects + self._compare_rows(part) + self._ask_rows(part, again) + self._recompute(part)
+        effects += self._compare_rows(part)
+        return effects + self._ask_rows(part, again) + self._recompute(part) if self._opens(part) else effects
 
     def _standing(self, part: int) -> tuple[int, bool]:
         """How many kinds of answers I can judge, and whether of any of them I do not know if it is true."""
@@ -258,13 +275,28 @@ class Witnesses:
         return standing
 
     def wants(self, part: int, peer: PeerId) -> bool:
-        if not self.cases[part].doubted or self._row(part, peer) is not None:
+        if not self.cases[part].doubted or not self._opens(part) or self._row(part, peer) is not None:
             return False
         return any(peer in w.names and self._believes_word(w) is None for w in self._judged(part))
 
     def take(self, part: int, peer: PeerId, row: Held) -> list[Effect]:
-        self.cases[part].rows[peer] = row
+        case = self.cases[part]
+        case.rows[peer], case.rows_come = row, True
         return self._recompute(part)
+
+    def bytes_of(self, answered: Answered) -> Payload:
+        """Of an answer that I made again."""
+        return self.cases[answered.part].bytes_of[answered.digest]
+
+    def found(self, part: int, patient: bool) -> Answered | None:
+        """What I made again and can speak for: the largest answer that its rows make."""
+        makes = self.cases[part].makes
+        for word in self._largest_first(part) if makes else ():
+            if self._made_again(word):
+                return word.answered
+            if patient and _rows(word.answered) not in makes:
+                return None
+        return None
 
     def recomputed(self, part: int, check: int, result: Combined) -> list[Effect]:
         case = self.cases[part]
@@ -280,8 +312,11 @@ class Witnesses:
 
     def _compare_rows(self, part: int) -> list[Effect]:
         case, effects = self.cases[part], list[Effect]()
+        owners = len(self.plan.owners(part))
         for word in self._judged(part):
             owner, names = word.statement.signer, word.answered.contributors
+            if word.answered.owner_index >= owners:
+                continue  # on the jury: it shows owners what it heard itself
             if owner not in case.compared and self.question.same_rows(word.answered) is False:
                 case.compared.add(owner)
                 effects.append(self._report(OtherRows(owner=owner, contributors=names)))
@@ -345,18 +380,31 @@ class Witnesses:
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
         if case.asked_all and not again:
             return []
+        if again and self._rows_on_their_way(case):
+            return []
         case.asked_all = self.question.grounds is None  # else more may be needed without a word
         for name in sorted(self._named(part)):
             times = case.asked[name]
             if times >= ASKS_MAX or (times and not again) or self._row(part, name) is not None:
                 continue
-            counters = [w.statement.signer for w in case.words if name in w.answered.contributors]
+            counters = [w.statement.signer for w in self._by_owners(part) if name in w.answered.contributors]
             holders = [p for p in dict.fromkeys([name, *counters]) if p != self.me and not self.gone(p)]
             case.asked[name] += 1
             if holders:
                 wish = WantRow(plan.round, plan.attempt, plan.trace, part, name)
                 effects.append(Send(holders[times % len(holders)], wish))
         return effects
+
+    def _rows_on_their_way(self, case: Case) -> bool:
+        """Rows are large: while some of a part come, so may the rest, and many take a while before the first."""
+        if case.rows_come:
+            case.rows_come, case.silent_for = False, ROWS_PATIENCE
+            return True
+        case.silent_for += 1
+        if self.plan.juries and case.silent_for < ROWS_PATIENCE:
+            return True
+        case.silent_for = 0
+        return False
 
     def _named(self, part: int) -> set[PeerId]:
         """Whose rows it takes to know what is not known yet."""
@@ -393,9 +441,10 @@ class Witnesses:
         for owner in self.plan.watchers(part):
             if late and spoken and owner not in spoken and owner != self.me and not self.gone(owner):
                 found[owner] = "withheld"
-        for word in self.cases[part].words:
+        for word in self._by_owners(part):
             known, names = self._believes_word(word), word.names
-            if late and known is None and not any(name in self.two_faced for name in names):
+            doubtful = late and known is None and self._opens(part) and not self._made_again(word)
+            if doubtful and not any(name in self.two_faced for name in names):
                 found[word.statement.signer] = "unopened"
             elif known and stands is not None and names < set(stands.contributors):
                 found[word.statement.signer] = "censored"
@@ -404,14 +453,25 @@ class Witnesses:
 
     # ---- small words ---------------------------------------------------------------------------------------
 
-    def _largest_first(self, case: Case) -> list[Word]:
+    def _made_again(self, word: Word) -> bool:
+        return self.cases[word.answered.part].makes.get(_rows(word.answered)) == word.answered.digest
+
+    def _opens(self, part: int) -> bool:
+        return self.plan.opens(part, self.me)
+
+    def _by_owners(self, part: int) -> list[Word]:
+        """Without the jury's, which stand in no body."""
+        owners, words = len(self.plan.owners(part)), self.cases[part].words
+        return [w for w in words if w.answered.owner_index < owners] if self.plan.juries else words
+
+    def _largest_first(self, part: int) -> list[Word]:
         """Of equally large ones those that I can judge, so that nobody waits for what adds nothing."""
 
         def place(word: Word) -> tuple[int, bool, int]:
-            unknown = self.judges and self._believes_word(word) is None
+            unknown = self.judges and self._believes_word(word) is None and not self._made_again(word)
             return -len(word.answered.contributors), unknown, word.answered.owner_index
 
-        return sorted(case.words, key=place)
+        return sorted(self._by_owners(part), key=place)
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))

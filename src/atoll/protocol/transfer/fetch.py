@@ -45,6 +45,7 @@ PATIENCE_S = (0.25, 5.0)  # never less, never more; the latter also while nobody
 TICK_S = 0.25  # how often it is looked for what is late
 STALLS_MAX = 5  # late in a row, each time twice as long: this source is left, if there is another one
 SERVED_AT_ONCE = 64  # chunk reads in progress for others; more requests are dropped and asked again
+SERVED_TO_ONE = WINDOW_MAX  # of these, for one asker: whoever floods leaves the other half to the others
 
 
 class Fetched(Fact, frozen=True, kw_only=True):
@@ -392,7 +393,8 @@ class Serve:
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
             case Received(sender, (WantManifest() | WantChunk()) as wish):
-                if len(self.jobs) >= SERVED_AT_ONCE:
+                theirs = sum(asker == sender for asker, _ in self.jobs.values())
+                if len(self.jobs) >= SERVED_AT_ONCE or theirs >= SERVED_TO_ONE:
                     return []  # the asker's patience ends, it asks somebody else
                 self.count += 1
                 job = f"serve/{self.count}"

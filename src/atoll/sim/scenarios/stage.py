@@ -53,6 +53,7 @@ class ScenarioReport(msgspec.Struct, kw_only=True):
     peak_mib: float
     events: int
     messages: int
+    kinds: dict[str, int]  # what of each kind peers said, most first
     payload_mb: float
     complete_share: float  # of closings of training rounds, those that counted every voter in every part
     attempts_failed: int
@@ -248,6 +249,7 @@ def play(
         peak_mib=peak / (2**20 if sys.platform == "darwin" else 2**10),
         events=world.events,
         messages=world.network.sent,
+        kinds=dict(world.kinds.most_common()),
         payload_mb=world.network.bytes / 1e6,
         complete_share=checkers.full / max(1, checkers.training),
         attempts_failed=stage.attempts_failed,

@@ -1,0 +1,129 @@
+"""Those of a peer that look at what others did: audits and openings, scores of updates, agreed states.
+
+Genesis says which there are; where it names none this room is empty and silent. Each has turns and jobs of its own.
+Promises: whatever one of them finds becomes a word for the members here and nowhere else (`word_of`); only a vertex
+that holds such words has consequences. Never judges, never signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Ask, Done, Effect, Failed, Report
+from atoll.node.audits import Audits
+from atoll.node.facts import Accused, AuditEnded, Looked, ScoreTaken
+from atoll.node.reports import ReportPool
+from atoll.node.scoring import Scoring
+from atoll.node.settings import RunSettings
+from atoll.node.validators import Validators
+from atoll.protocol.dag.history import History
+from atoll.protocol.reduce.rows import Made
+from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
+from atoll.protocol.transfer.work import DropBlob
+from atoll.wire.messages.audits import ExhibitIs, WantExhibit
+from atoll.wire.messages.statements import Audited, Scored, Statement, Validated
+from atoll.wire.messages.vertex import Body
+
+JOBS = ("audit/", "score/", "validate/")  # what the names of their jobs begin with
+
+
+class Inspectors:
+    def __init__(self, me: PeerId) -> None:
+        self.me = me
+        self.audits: Audits | None = None
+        self.scoring: Scoring | None = None
+        self.validators: Validators | None = None
+
+    def appoint(self, settings: RunSettings, history: History, pool: ReportPool) -> None:
+        """Genesis is known."""
+        if pool.docket.looks:
+            self.audits = Audits(self.me, settings, history, pool)
+        if settings.scored_share:
+            self.scoring = Scoring(self.me, settings, history, pool)
+        if settings.validated is not None:
+            self.validators = Validators(self.me, history, pool)
+
+    # ---- what they are told --------------------------------------------------------------------------------
+
+    def resume(self, now: Seconds) -> list[Effect]:
+        """After a restart."""
+        effects = self.audits.resume(now) if self.audits is not None else []
+        effects += self.validators.resume() if self.validators is not None else []
+        return effects + (self.scoring.resume(now) if self.scoring is not None else [])
+
+    def grew(self, body: Body, now: Seconds) -> list[Effect]:
+        """The history has one vertex more."""
+        effects = self.audits.grew(body, now) if self.audits is not None else []
+        effects += self.validators.grew(body) if self.validators is not None else []
+        return effects + (self.scoring.grew(body, now) if self.scoring is not None else [])
+
+    def holds(self, round: int) -> list[Effect]:
+        """The agreed state of this round is here."""
+        return self.validators.holds(round) if self.validators is not None else []
+
+    def closed(self, body: Body, made: Mapping[Digest, Made]) -> list[Effect]:
+        """My round is closed: these answers of mine, with their rows, may be asked for."""
+        return self.audits.lay_open(body, made) if self.audits is not None else []
+
+    def ask_again(self) -> list[Effect]:
+        """With every heartbeat: words may be lost."""
+        effects = self.audits.ask_again() if self.audits is not None else []
+        return effects + (self.scoring.ask_again() if self.scoring is not None else [])
+
+    def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+        """One of their jobs."""
+        if event.job.startswith("audit/") and self.audits is not None:
+            return self.audits.done(event)
+        if event.job.startswith("score/") and self.scoring is not None:
+            return self.scoring.done(event, now)
+        return self.validators.done(event) if self.validators is not None else []
+
+    # ---- what is laid out for them -------------------------------------------------------------------------
+
+    def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
+        """What others were drawn to look at lies with me."""
+        room = self._room_of(wish)
+        return room.give(sender, wish) if room is not None else []
+
+    def point(
+        self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
+    ) -> tuple[Fetch | None, list[Effect]]:
+        """What I was drawn to look at lies with the sender: a download that begins, if it is not under way."""
+        room = self._room_of(told)
+        return room.point(sender, told, under_way, now) if room is not None else (None, [])
+
+    def _room_of(self, word: WantExhibit | ExhibitIs) -> Audits | Scoring | None:
+        return self.scoring if word.update is True else self.audits
+
+    def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
+        effects = self.audits.fetched(fact) if self.audits is not None else []
+        return effects + (self.scoring.fetched(fact) if self.scoring is not None else [])
+
+    def given_up(self) -> dict[Digest, Ask]:
+        """Downloads that they do not wait for any more, each with the job that drops what has come of it."""
+        over = {blob: "audit" for blob in self.audits.given_up()} if self.audits is not None else {}
+        over |= {blob: "score" for blob in self.scoring.given_up()} if self.scoring is not None else {}
+        return {blob: Ask(f"{room}/drop/{blob.hex()}", DropBlob(blob)) for blob, room in over.items()}
+
+    # ---- what they say -------------------------------------------------------------------------------------
+
+    def word_of(self, effect: Effect) -> Statement | None:
+        """What the members are to be told, if this effect of theirs is something that they found."""
+        if not isinstance(effect, Report):
+            return None
+        match effect.fact:
+            case Accused(statement=statement):
+                return statement
+            case AuditEnded(of=of, peer=peer, finding=finding, opening=None):
+                return Audited(of, peer, finding)
+            case AuditEnded(of=of, peer=peer, finding=finding, opening=int(number)):
+                said = Audited(of, peer, finding, number)
+                known = self.audits is not None and self.audits.docket.why_not(self.me, said) is None
+                return said if known else None
+            case ScoreTaken(of=of, peer=peer, falls=falls):
+                return Scored(of, peer, falls)
+            case Looked(of=of, state=state, losses=losses):
+                return Validated(of, state, losses)
+            case _:
+                return None

@@ -1,0 +1,101 @@
+"""The body that I would propose: how my own reduce of this attempt ended, what that makes of the state, and what
+members report beside it.
+
+Promises: no commitment is counted on that I have not heard. Never proposes, and never computes a state: the round
+does, when the agreement lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atoll.base.ids import Digest, Seconds
+from atoll.node.amend import amend_of, amends_in
+from atoll.node.body import amend_among, write_body
+from atoll.node.commitments import Commitments
+from atoll.node.ground import Ground
+from atoll.node.next_state import NextState
+from atoll.node.trial import Step, named_in, step_of
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Amend, Signed, Weighing
+from atoll.wire.messages.vertex import Body
+
+Parts = tuple[Signed | None, ...]
+
+
+class MyBody:
+    def __init__(
+        self,
+        ground: Ground,
+        notary: Notary,
+        committed: Commitments,
+        next_state: NextState,
+        reports: Callable[[], Sequence[Signed]],
+    ) -> None:
+        self.ground, self.notary = ground, notary
+        self.committed, self.next_state, self.reports = committed, next_state, reports
+        self.assembling = ground.topology is None
+        self.attempt = 0
+        self.parts: Parts | None = None  # None: my reduce is under way
+        self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
+        self._step: Step | None = None
+
+    def attempt_begins(self, attempt: int) -> None:
+        self.attempt, self._step = attempt, None
+        self.parts = () if self.assembling else None
+
+    def reduced(self, parts: Parts, weighing: Weighing | None) -> None:
+        """My own reduce of this attempt ended like this."""
+        self.parts, self.weighing, self._step = parts, weighing, None
+
+    @property
+    def ready(self) -> bool:
+        """There is nothing left to share."""
+        return self.parts is not None
+
+    @property
+    def step(self) -> Step | None:
+        """What my parts make of the state; None while a counted commitment is unknown to me."""
+        if self.parts is None or self._step is not None:
+            return self._step  # the first commitments count, so it is still the same
+        commits, named = self.committed.now.of, named_in(self.parts)
+        if not named <= commits.keys():
+            return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
+        self._step = step_of(self.parts, [commits[p][0] for p in sorted(named)], self.ground.plan)
+        return self._step
+
+    def back(self, step: Step) -> tuple[Signed, Amend] | None:
+        """The word to go back that my body shall carry. In every other attempt only, and only if I hold the state.
+
+        So a round in which too few others hold it ends like any other, in its second attempt, without it; and one
+        that waits for members, attempt after attempt, can still go back.
+        """
+        if self.attempt % 2:
+            return None
+        found = amend_among(self.ground, self.notary, self.reports())
+        return found if found is not None and not self.next_state.lacks(step, found[1]) else None
+
+    def write(self, state: Digest, back: tuple[Signed, Amend] | None, now: Seconds) -> Body:
+        """Once `step` is known, and the `state` that it, or the way back, leaves behind."""
+        assert self.parts is not None
+        reports = self.reports()
+        if others := amends_in(reports):
+            unwanted = {id(signed) for signed, _ in others}
+            reports = [signed for signed in reports if id(signed) not in unwanted]
+        if back is not None:
+            reports = [back[0], *reports]
+        commits = {} if self.assembling else self.committed.now.of
+        weighing = self.weighing if any(part is not None for part in self.parts) else None
+        return write_body(
+            self.ground, self.notary, self.attempt, self.parts, commits, reports, state, now, weighing
+        )
+
+    def is_news(self, body: Body) -> bool:
+        """In a round that only assembles the members there may be none."""
+        parent = self.ground.parent
+        return (
+            not self.assembling
+            or body.members != parent.members
+            or body.tickets != parent.tickets
+            or amend_of(body) is not None
+        )
