@@ -2,12 +2,14 @@
 
     python bench/allreduce.py --setup                      once: hivemind and torchft in an environment of the bench
     python bench/allreduce.py [--peers 4] [--megabytes 100] [--codec fp32,int8] [--topology butterfly]
-                              [--against gloo,hivemind,torchft] [--repeat 7] [--quick] [--json]
+                              [--against gloo,hivemind,torchft] [--beside FOLDER]
+                              [--repeat 7] [--quick] [--json]
 
 One process per peer, one thread each. Every repetition fills fresh N(0, 1) vectors and runs every system once, in
 turn, because boxes are busy; the first repetition is not counted. A time is that of the slowest peer, from the
 moment at which all may start until it holds the mean. Bytes are those of `lo` in a network namespace of our own,
-headers and encryption included. Several `--peers` and `--megabytes` (comma between them) make a matrix.
+headers and encryption included. Several `--peers` and `--megabytes` (comma between them) make a matrix. `--beside`
+takes the `src` of another version: the peers of both run in turn, so that what the box does befalls both alike.
 
     ratio_to_gloo_fp32   this median over gloo's, same peers and megabytes, same run
     ratio_to_bound       this median over that of plain TCP moving the 2(n−1)/n × bytes × n of fp32 (systems/tcp.py)
@@ -29,6 +31,8 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from form import asking, congestion, report, versions
@@ -38,14 +42,17 @@ from systems.crew import Crew, CrewError
 MB = 10**6
 REPEAT, QUICK_REPEAT = 7, 3  # after one to warm up
 MEGABYTES, QUICK_MEGABYTES = "100", "20"
+BESIDE = "beside"  # what rows of another version say behind the system's name
 LEAD_S = 0.02  # from saying when to start until then: every process has read it and sleeps
 
 
 class Row:
     """One system in one setting, and what was measured of it so far."""
 
-    def __init__(self, system: str, codec: str, topology: str, peers: int, megabytes: float) -> None:
-        self.system, self.codec, self.topology = system, codec, topology
+    def __init__(
+        self, system: str, codec: str, topology: str, peers: int, megabytes: float, source: str = ""
+    ) -> None:
+        self.system, self.codec, self.topology, self.source = system, codec, topology, source
         self.peers, self.megabytes = peers, megabytes
         self.values = round(megabytes * MB / 4)
         self.seconds: list[float] = []
@@ -58,10 +65,14 @@ class Row:
 
     @property
     def name(self) -> str:
-        return f"{self.system} {self.codec} {self.topology}".strip()
+        return f"{self.version} {self.codec} {self.topology}".strip()
+
+    @property
+    def version(self) -> str:
+        return f"{self.system} {BESIDE}" if self.source else self.system
 
     def open(self) -> None:
-        self.crew = Crew(self.system, self.peers, self.values, self.codec, self.topology)
+        self.crew = Crew(self.system, self.peers, self.values, self.codec, self.topology, self.source)
 
     def gather(self) -> None:
         assert self.crew is not None
@@ -113,7 +124,7 @@ class Row:
 
     def figures(self, gloo_s: float | None, bound_s: float | None) -> dict[str, Any]:
         row: dict[str, Any] = {
-            "system": self.system,
+            "system": self.version,
             "codec": self.codec,
             "topology": self.topology,
             "peers": self.peers,
@@ -174,14 +185,16 @@ def measure(rows: list[Row], repeat: int, watch: probe.Watch) -> None:
 
 
 def planned(
-    systems: list[str], codecs: list[str], topologies: list[str], peers: int, megabytes: float
+    systems: list[str], codecs: list[str], topologies: list[str], sources: list[str], peers: int, megabytes: float
 ) -> list[Row]:
     """One row per setting that the system knows; another's missing codec costs a row, not an error."""
     rows = []
     for system in systems:
-        for codec in codecs if system == "atoll" else [c for c in CODECS[system] if c in {"fp32", *codecs}]:
-            for topology in topologies if system == "atoll" else [""]:
-                rows.append(Row(system, codec, topology, peers, megabytes))
+        if system == "atoll":
+            ways = product(codecs, topologies, sources)
+        else:
+            ways = product([c for c in CODECS[system] if c in {"fp32", *codecs}], [""], [""])
+        rows += [Row(system, codec, topology, peers, megabytes, source) for codec, topology, source in ways]
     return rows
 
 
@@ -276,6 +289,7 @@ def main() -> None:
     asked.add_argument("--codec", default="fp32", help="atoll's, and those of them that others have")
     asked.add_argument("--topology", default="butterfly", help="atoll's")
     asked.add_argument("--against", default="gloo,hivemind,torchft")
+    asked.add_argument("--beside", help="the `src` of another version of atoll, to run in turn with this one")
     asked.add_argument("--repeat", type=int, help=f"{REPEAT}, with --quick {QUICK_REPEAT}")
     asked.add_argument("--setup", action="store_true", help=f"install {', '.join(PINS)} for this bench only")
     options = asked.parse_args()
@@ -288,13 +302,14 @@ def main() -> None:
     megabytes = options.megabytes or (QUICK_MEGABYTES if options.quick else MEGABYTES)
     systems = available(options.against.split(","))
     codecs, topologies = options.codec.split(","), options.topology.split(",")
+    sources = ["", str(Path(options.beside).resolve())] if options.beside else [""]
     found, watch = [], probe.Watch()
     for peers in map(int, options.peers.split(",")):
         for size in map(float, megabytes.split(",")):
-            rows = planned(systems, codecs, topologies, peers, size)
+            rows = planned(systems, codecs, topologies, sources, peers, size)
             measure(rows, repeat, watch)
             median = {
-                row.system: statistics.median(row.seconds) for row in rows if row.seconds and row.codec == "fp32"
+                row.version: statistics.median(row.seconds) for row in rows if row.seconds and row.codec == "fp32"
             }
             found += [row.figures(median.get("gloo"), median.get("tcp")) for row in rows]
     if options.json:

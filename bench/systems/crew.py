@@ -37,9 +37,9 @@ class Silence(CrewError):
 
 
 class Process:
-    """One process with a line in each direction."""
+    """One process with a line in each direction. `source`: a folder from which it takes what it imports first."""
 
-    def __init__(self, command: list[str], name: str) -> None:
+    def __init__(self, command: list[str], name: str, source: str = "") -> None:
         self.name = name
         self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self.scratch = tempfile.TemporaryDirectory(
@@ -52,7 +52,9 @@ class Process:
             stderr=self.printed,
             text=True,
             cwd=BENCH,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": self.scratch.name},
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "TMPDIR": self.scratch.name}
+            | ({"PYTHONPATH": source} if source else {}),
             start_new_session=True,  # so that its whole family can be ended by one signal
         )
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -128,21 +130,21 @@ def end(processes: list[Process]) -> None:
         process.bury()
 
 
-def start(task: Task) -> Process:
+def start(task: Task, source: str = "") -> Process:
     python = str(OWN_PYTHON) if task.system in OPTIONAL else sys.executable
     command = [python, "-m", "systems.peer", json.dumps(asdict(task))]
-    return Process(command, f"{task.system} {task.codec} peer {task.rank}")
+    return Process(command, f"{task.system} {task.codec} peer {task.rank}", source)
 
 
 class Crew:
     """All the peers of one group."""
 
-    def __init__(self, system: str, peers: int, values: int, codec: str, topology: str) -> None:
+    def __init__(self, system: str, peers: int, values: int, codec: str, topology: str, source: str = "") -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.processes: list[Process] = []
         for rank in range(peers):
             task = Task(system, rank, peers, values, codec, topology, str(Path(self.folder.name)))
-            self.processes.append(start(task))
+            self.processes.append(start(task, source))
 
     def gather(self) -> None:
         """Wait until every process is up, and bring them together."""

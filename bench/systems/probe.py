@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+CPU_CLOCK = 2  # Linux makes the number of the clock of another process of its id and this: clock_getcpuclockid(3)
 TICK_S, STOP_S = 0.1, 1.0  # a thread that only sleeps is never kept waiting for a second by a busy box
 
 
@@ -48,12 +49,11 @@ def family(pid: int) -> Iterator[psutil.Process]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and its living children so far, in ticks of 10 ms."""
+    """CPU seconds of a process and its living children so far, to the nanosecond."""
     used = 0.0
     for process in family(pid):
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            used += times.user + times.system
+        with suppress(OSError):
+            used += time.clock_gettime(~process.pid << 3 | CPU_CLOCK)
     return used
 
 
