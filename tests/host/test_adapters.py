@@ -104,6 +104,10 @@ def test_another_base_is_refused(book):
     assert built(ADAPTED, 0, mine.base)[1] == mine.layout != built(ADAPTED, 0, bytes(changed))[1]
     learning = decode_learning(found(mine, RunSettings()).settings)
     assert learning.beside == [learning.base]
+    told = Story("run", 1, "aa", "bb", "cc", ADAPTED, "x", 4, ("int8", "int8"), 1)
+    state = initial_state(built(ADAPTED, 0, mine.base)[0])
+    with pytest.raises(PeerFault, match="another model's"):
+        hugging_face_files(state, mine.layout, told, base=bytes(changed))
 
 
 def test_founding_says_what_can_be_named(book):

@@ -15,10 +15,8 @@ from atoll.base.errors import PeerFault
 from atoll.host.learning import built_in, decode_learning, found
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
-from atoll.learn.kept import kept_from_bytes
 from atoll.learn.methods import cooperative, sparta
 from atoll.learn.models import build_model, loss_of
-from atoll.learn.tensorfile import dump
 from atoll.node.jobs import Restore
 from atoll.node.settings import RunSettings
 
@@ -178,9 +176,3 @@ def test_a_swap_with_error_feedback_or_another_outer_step_is_refused_in_genesis(
         genesis = replace(founded, learning=msgspec.msgpack.encode(replace(learning, recipe=bad)))
         with pytest.raises(PeerFault, match="the merge swap"):
             decode_learning(genesis)
-
-
-def test_parameters_of_another_model_are_not_taken_from_a_private_file():
-    for data in (b"", b"x" * 40, dump({"memory": torch.zeros(5)}, {"format": "other"})):
-        with pytest.raises(ValueError):
-            kept_from_bytes(data, 5)

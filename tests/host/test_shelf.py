@@ -60,11 +60,15 @@ def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Pat
         assert read_private(store, 10) == NOTHING
     write_private(store, Private(vertex))
     assert read_private(store, 10) == Private(vertex)
+    for odd_F in (torch.full((10,), torch.nan), torch.zeros(10, dtype=torch.int32)):
+        for odd in (Private(vertex, odd_F), Private(vertex, kept=Kept(odd_F, vertex))):
+            write_private(store, odd)
+            assert read_private(store, 10) == NOTHING
     store.close()
 
 
 def test_the_file_of_a_state_that_went_is_written_over_unless_somebody_reads_it(tmp_path: Path):
-    """A new file costs the kernel ten times as much. Whoever has the old one open reads on what it opened."""
+    """A new file costs the kernel ten times as much. Whoever has the old one, open or linked, keeps what it has."""
     store, data = Store(tmp_path), [bytes([k]) * 2 * MIB for k in range(4)]
     first = store.put_blob(data[0])
     file = store.blob_path(first).stat().st_ino
@@ -77,8 +81,16 @@ def test_the_file_of_a_state_that_went_is_written_over_unless_somebody_reads_it(
         third = store.put_blob(data[2])
         assert store.blob_path(third).stat().st_ino != file and store.read_blob(third) == data[2]
         assert reader.read() == data[1][:MIB] + b"and less"
+    backup = tmp_path / "backup"
+    backup.hardlink_to(store.blob_path(third))
+    store.drop_blobs(set())
+    fourth = store.put_blob(data[3])
+    assert backup.read_bytes() == data[2]
+    store.put_blob(data[0])
+    store.drop_blobs({fourth})
     store.close()
     assert (tmp_path / "blobs" / "spare.new").exists()
+    (tmp_path / "blobs" / "half.tmp").touch()  # written by a process that was killed
     again = Store(tmp_path)
     assert sorted(path.suffix for path in (tmp_path / "blobs").iterdir()) == ["", ".manifest"]
     again.close()

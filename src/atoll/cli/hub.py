@@ -33,6 +33,9 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
         settings = decode_settings(read_vertex(kept, folder, -1)[1].settings)
         learning = decode_learning(settings)
         agreed = state_from_bytes(state, learning.layout)
+        story = _story(kept, folder, round, settings.name, learning)
+        beside = (_blob(folder, name) for name in (learning.tokenizer, learning.base))
+        files = hugging_face_files(agreed, learning.layout, story, *beside)
     except PeerFault as fault:
         raise RunFailedError(
             "E-CHK-06",
@@ -40,9 +43,6 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
             cause="a group that only reduces, or a run of another version",
             fix="leave out --hf to have the state as it is",
         ) from None
-    story = _story(kept, folder, round, settings.name, learning)
-    beside = (_blob(folder, name) for name in (learning.tokenizer, learning.base))
-    files = hugging_face_files(agreed, learning.layout, story, *beside)
     aside = to.with_name(to.name + ".partial")
     aside.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():

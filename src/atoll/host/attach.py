@@ -429,7 +429,7 @@ def found(
     """
     if share and (outer_lr, outer_momentum, up, down) != (1.0, 0.6, "int8", "int8"):
         raise UsageError(
-            "E-ATT-06",
+            "E-ATT-12",
             f"share={share:g} averages drawn values in fp16, and nothing else is done to them",
             fix="leave out outer_lr, outer_momentum, up and down; or leave out share",
         )

@@ -23,7 +23,7 @@ from atoll.host.retention import Retention
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import tensor_over
-from atoll.learn.kept import Kept, kept_bytes, kept_from_bytes
+from atoll.learn.kept import Kept
 from atoll.learn.late import LateWork, late_bytes, late_from_bytes
 from atoll.learn.layout import Layout
 from atoll.learn.state import SharedState, state_from_bytes, state_pieces
@@ -126,7 +126,7 @@ class Shelf:
 
 
 PRIVATE = "atoll/private/2"
-BYTES = ("inner", "claim", "late", "kept")  # what is in the private file beside error feedback
+BYTES = ("inner", "claim", "late")  # what stands in the private file as bytes, beside vectors
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,14 @@ def write_private(store: Store, private: Private) -> None:
     """Tensors go to disk from where they lie."""
     assert private.vertex is not None
     late = late_bytes(private.late) if private.late is not None else b""
-    kept = kept_bytes(private.kept) if private.kept is not None else b""
-    beside = zip(BYTES, (private.inner, private.claim, late, kept), strict=True)
+    beside = zip(BYTES, (private.inner, private.claim, late), strict=True)
     tensors = {name: tensor_over(data, torch.uint8) for name, data in beside if data}
+    told = {"format": PRIVATE, "vertex": private.vertex.hex()}
     if private.memory_F is not None:
         tensors["memory"] = private.memory_F
-    store.write_private(*pieces_of(tensors, {"format": PRIVATE, "vertex": private.vertex.hex()}))
+    if private.kept is not None:
+        tensors["kept"], told["kept"] = private.kept.x_F, private.kept.state.hex()
+    store.write_private(*pieces_of(tensors, told))
 
 
 def read_private(store: Store, floats: int) -> Private:
@@ -164,21 +166,29 @@ def read_private(store: Store, floats: int) -> Private:
         return NOTHING
     try:
         tensors, told = load(data)
-        memory_F, vertex = tensors.pop("memory", None), bytes.fromhex(told.get("vertex", ""))
-        if told.get("format") != PRIVATE or len(vertex) != DIGEST_BYTES or not _fits(memory_F, floats):
+        vectors = {name: tensors.pop(name).clone() for name in ("memory", "kept") if name in tensors}
+        if told.get("format") != PRIVATE or not all(_fits(vector, floats) for vector in vectors.values()):
             return NOTHING
-        inner, claim, late, kept = (tensors.pop(n).numpy().tobytes() if n in tensors else b"" for n in BYTES)
+        inner, claim, late = (tensors.pop(name).numpy().tobytes() if name in tensors else b"" for name in BYTES)
+        kept_F = vectors.get("kept")
         return Private(
-            Digest(vertex),
-            memory_F.clone() if memory_F is not None else None,
+            _digest(told.get("vertex", "")),
+            vectors.get("memory"),
             inner,
             claim,
             late_from_bytes(late, floats) if late else None,
-            kept_from_bytes(kept, floats) if kept else None,
+            Kept(kept_F, _digest(told.get("kept", ""))) if kept_F is not None else None,
         )
     except (PeerFault, ValueError):
         return NOTHING
 
 
-def _fits(memory_F: Tensor | None, floats: int) -> bool:
-    return memory_F is None or (memory_F.shape == (floats,) and memory_F.dtype == torch.float32)
+def _fits(vector: Tensor, floats: int) -> bool:
+    """Of this model. A power cut may leave it half of one round and half of another, but nothing else."""
+    return vector.shape == (floats,) and vector.dtype == torch.float32 and bool(vector.isfinite().all())
+
+
+def _digest(text: str) -> Digest:
+    if len(data := bytes.fromhex(text)) != DIGEST_BYTES:
+        raise ValueError(f"{len(data)} bytes are no digest")
+    return Digest(data)

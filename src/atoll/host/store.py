@@ -101,7 +101,7 @@ class Store:
             raise refused("open this folder", why.strerror, folder) from why
         self._blobs = os.fspath(folder / "blobs")
         self._spare = folder / "blobs" / "spare.new"  # the file of a blob that went, for the next one to write over
-        for left in (folder / "blobs").glob("*.new"):
+        for left in [*(folder / "blobs").glob("*.new"), *(folder / "blobs").glob("*.tmp")]:
             left.unlink(missing_ok=True)  # of a process that ended while it wrote
         try:
             self._database = self._open_database()
@@ -414,7 +414,8 @@ class Store:
             if path.suffix == "" and Digest(bytes.fromhex(path.name)) not in keep:
                 path.with_suffix(".manifest").unlink(missing_ok=True)
                 with suppress(FileNotFoundError):
-                    if path.stat().st_size >= SPARE_FROM_BYTES:
+                    found = path.stat()
+                    if found.st_size >= SPARE_FROM_BYTES and found.st_nlink == 1:  # not in somebody's backup, too
                         path.rename(self._spare)
                     else:
                         path.unlink()

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 256  # connections the kernel holds for us; a mesh that starts at once dials all at once
 UNHEARD_S = 60.0  # bytes that nobody acknowledges for so long are lost; the kernel alone tries for a quarter hour
 CONNECT_S = 3.0  # a TCP connection takes one round trip and at most one lost SYN (1 s)
-UNPACED = "reno"  # between processes of one computer, where nothing is lost: BBR's timers cost a sixth of the CPU
+UNPACED = "reno"  # between processes of one computer, where nothing is lost: BBR's timers cost a tenth of the CPU
 
 
 async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:

@@ -19,10 +19,11 @@ import json
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from atoll.base.errors import PeerFault
 from atoll.base.units import bytes_text, count_text
-from atoll.learn.base import base_tensors
+from atoll.learn.base import built
 from atoll.learn.data.tokens import End, end_of
-from atoll.learn.layout import Layout, base_digest, flatten, layout_of, named
+from atoll.learn.layout import Layout, base_digest, difference, flatten, layout_of, unflatten
 from atoll.learn.models import build_model, spec_of, with_adapters
 from atoll.learn.models.llama import NORM_EPS
 from atoll.learn.models.lora import merged
@@ -67,7 +68,10 @@ def tensor_file(layout: Layout) -> str:
 def hugging_face_files(
     state: SharedState, layout: Layout, story: Story, tokenizer: bytes = b"", base: bytes = b""
 ) -> dict[str, bytes]:
-    """File name -> bytes. `tokenizer` and `base` are the bytes that story and layout name, if they are at hand."""
+    """File name -> bytes. `tokenizer` and `base` are the bytes that story and layout name, if they are at hand.
+
+    PeerFault if the base is another model's.
+    """
     if base:
         return _whole_files(state, layout, story, tokenizer, base)
     spec = spec_of(story.model) if story.model != "attached" else None
@@ -85,9 +89,12 @@ def _whole_files(
     state: SharedState, layout: Layout, story: Story, tokenizer: bytes, base: bytes
 ) -> dict[str, bytes]:
     """The same of what was exchanged and its base together, as if all of it had been exchanged."""
-    tensors = merged({**base_tensors(base), **named(state.anchor_F, state.counters_K, layout)})
+    trained, theirs = built(story.model, 0, base)
+    if difference(layout, theirs):
+        raise PeerFault("", "the base of this run is another model's")
+    unflatten(state.anchor_F, state.counters_K, trained, layout)
     model = build_model(with_adapters(story.model, 0), 0)
-    model.load_state_dict(tensors, strict=False)  # a tied table stands there once
+    model.load_state_dict(merged(trained.state_dict()))
     whole = layout_of(model)
     about = story._replace(
         model=with_adapters(story.model, 0),

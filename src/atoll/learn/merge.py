@@ -31,7 +31,6 @@ def where_moved(before_F: Tensor, after_F: Tensor) -> Tensor:
 def merge(how: Merge, x_F: Tensor, sent_F: Tensor, anchor_F: Tensor) -> None:
     """The live x (F,) takes in the new anchor, in place; `sent_F` is the x that was encoded. For `swap` the anchor
     is that `where_moved`."""
-
     match how:
         case "replace":
             x_F.copy_(anchor_F)

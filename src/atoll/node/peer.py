@@ -773,7 +773,8 @@ class Peer:
             voters = tuple(m.peer for m in self.history.head_body.members if m.votes)
             needed = quorum(len(voters), self.settings.round.quorum)
         absent = tuple(p for p in voters if p != self.me and not self.heartbeat.here(p, now))
-        return Turnout(voters, absent, tuple(p for p in voters if p in self._rekeyed() and p not in absent), needed)
+        anew = self._rekeyed().difference(absent)
+        return Turnout(voters, absent, tuple(p for p in voters if p in anew), needed)
 
     def _rekeyed(self) -> set[PeerId]:
         """Members that ask for another key than the one that the membership holds."""
