@@ -443,6 +443,25 @@ def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
         decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
 
 
+def test_a_genesis_that_no_version_could_have_made_is_a_fault_and_not_our_end():
+    """Words that are no UTF-8, lists in lists in lists, rounds of no steps or no fragments."""
+    good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
+    learning = decode_learning(good)
+    nested = b"\xa1z" + b"\x91" * 5000 + b"\x90"
+    for data in (good.learning.replace(b"gpt-nano", b"gpt-\xff\xffno"), b"\x81" + nested):
+        with pytest.raises(PeerFault, match="learns nothing"):
+            decode_learning(replace(good, learning=data))
+    for none in ({"fragments": 0}, {"inner_steps": 0}, {"overlap": -1}):
+        recipe = replace(learning.recipe, schedule=replace(learning.recipe.schedule, **none))
+        forged = replace(good, learning=msgspec.msgpack.encode(replace(learning, recipe=recipe)))
+        with pytest.raises(PeerFault, match="at least"):
+            decode_learning(forged)
+    settings = encode_settings(replace(good, name="a run of ours"))
+    for data in (settings.replace(b"of ours", b"of \xff\xffrs"), b"\x82\xa5rules" + bytes([RULES]) + nested):
+        with pytest.raises(PeerFault, match="not valid"):
+            decode_settings(data)
+
+
 PAIRED = ("train.recipe=noloco", "model.name=gpt-nano", "train.inner_steps=4", "run.rounds=3")
 
 

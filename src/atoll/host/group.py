@@ -29,7 +29,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 from torch import Tensor, strided
 
-from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.errors import UNREADABLE, AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX, MIB, PEERS_MAX, PIECES_MAX
 from atoll.base.machine import Event, Fact, Received
@@ -443,7 +443,7 @@ class GroupHost(driver.Driver):
     def _learn_terms(self, settings: RunSettings) -> None:
         try:
             self.island.terms = msgspec.msgpack.decode(settings.learning, type=GroupTerms)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             self._refused = UsageError(
                 "E-RED-12",
                 "this ticket is not of a group",

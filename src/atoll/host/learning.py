@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from atoll.base.effort import Effort
-from atoll.base.errors import PeerFault, UsageError
+from atoll.base.errors import UNREADABLE, PeerFault, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PART_BYTES_MAX, PARTS_MAX
 from atoll.learn.answers import remembers, says_more
@@ -28,7 +28,7 @@ from atoll.learn.models import build_model, misfit, spec_of, tokens_misfit
 from atoll.learn.models.weights import load_weights
 from atoll.learn.opening import Cut, unopened
 from atoll.learn.outer import momentum_of
-from atoll.learn.recipes import Recipe, closing, sample_problem, swarm_problem
+from atoll.learn.recipes import Recipe, check_recipe, closing, sample_problem, swarm_problem
 from atoll.learn.schedule import fragments_of, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
@@ -72,8 +72,11 @@ class Learning(msgspec.Struct, frozen=True):
 def decode_learning(settings: RunSettings) -> Learning:
     try:
         learning = msgspec.msgpack.decode(settings.learning, type=Learning)
-    except msgspec.DecodeError as why:
+        check_recipe(_ending(learning.recipe))
+    except UNREADABLE as why:
         raise PeerFault("", f"this run learns nothing that this version can read: {why}") from None
+    except ValueError as why:
+        raise PeerFault("", f"this run's recipe is none: {why}") from None
     if problem := swarm_problem(learning.recipe):
         raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
     if learning.recipe.schedule.epochs is not UNSET and learning.data != ATTACHED:
@@ -106,6 +109,14 @@ def decode_learning(settings: RunSettings) -> Learning:
         if terms.leaf_bytes != Cut(codec_named(learning.recipe.coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
+
+
+def _ending(recipe: Recipe) -> Recipe:
+    """The same, where a loop of somebody's own goes on without end."""
+    schedule = recipe.schedule
+    if recipe.model != ATTACHED or schedule.rounds:
+        return recipe
+    return msgspec.structs.replace(recipe, schedule=msgspec.structs.replace(schedule, rounds=1))
 
 
 UNMEASURED = "adapters train beside a base, and how far honest machines differ in them was never measured"

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 
-from atoll.base.errors import AtollError, UsageError
+from atoll.base.errors import UNREADABLE, AtollError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import PEERS_MAX
 from atoll.keys.signer import VoteKind
@@ -181,7 +181,7 @@ def canonical(data: bytes, kind: type[T], bytes_max: int) -> T | None:
         return None
     try:
         value = msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     return value if _ENCODER.encode(value) == data else None
 
