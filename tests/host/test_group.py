@@ -278,6 +278,9 @@ def test_mistakes_are_told_with_what_to_do():
     for no_row in ([1.0], "ones", torch.ones(1).expand(3), torch.ones(3, device="meta"), torch.eye(3).to_sparse()):
         with pytest.raises(UsageError, match="E-RED-02"):
             group.all_reduce(no_row)
+    for nothing in ([], torch.zeros(0), [torch.zeros(0, 3), torch.zeros(0)]):
+        with pytest.raises(UsageError, match="E-RED-02 no value"):
+            group.all_reduce(nothing, timeout_s=0.2)
     with pytest.raises(RunFailedError, match="1 of 2 members are here"):
         group.all_reduce(torch.ones(3), timeout_s=0.2)
     for wrong in ({"topology": "moebius"}, {"codec": "int3"}, {"codec": "randk:0.1"}, {"way_back": "delta+int8"}):

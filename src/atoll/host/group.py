@@ -141,9 +141,12 @@ class Group:
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         for tensor in given:
             _check_tensor(tensor)
+        if not any(tensor.numel() for tensor in given):  # there is no part that anybody could own or wait for
+            fix = "give at least one value; whoever has nothing to add gives zeros, as many as the others"
+            raise UsageError("E-RED-02", "no value that a mean could be taken of", fix=fix)
         flat_N = fused(given)
         step = SLICE_BYTES // flat_N.element_size()
-        slices = [flat_N[at : at + step] for at in range(0, max(1, len(flat_N)), step)]
+        slices = [flat_N[at : at + step] for at in range(0, len(flat_N), step)]
         calls = [Call(piece, weight, codec_name) for piece in slices]
         self._loop.call_soon_threadsafe(self._host.call, calls)
         return Work(self, given, flat_N, calls)
