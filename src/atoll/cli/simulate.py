@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, say, say_json
@@ -13,15 +15,17 @@ from atoll.cli.say import AsJson, say, say_json
 if TYPE_CHECKING:
     from atoll.sim.scenarios.stage import Scenario
 
+SOME = Number(gte=1)
+
 
 def simulate(
     name: Annotated[str, Parameter(help="A scenario, or `all`. Without one: list them.")] = "",
     /,
     *,
     seed: Annotated[int, Parameter(help="The first seed. The same seed gives the same story.")] = 1,
-    seeds: Annotated[int, Parameter(help="How many seeds to play, one after the other.")] = 1,
-    peers: Annotated[int | None, Parameter(help="Virtual peers. Default: the scenario's.")] = None,
-    rounds: Annotated[int | None, Parameter(help="Rounds. Default: the scenario's.")] = None,
+    seeds: Annotated[int, Parameter(validator=SOME, help="How many seeds to play, one after the other.")] = 1,
+    peers: Annotated[int | None, Parameter(validator=SOME, help="Virtual peers. Default: the scenario's.")] = None,
+    rounds: Annotated[int | None, Parameter(validator=SOME, help="Rounds. Default: the scenario's.")] = None,
     quorum: Annotated[
         Literal["", "majority", "two-thirds"],
         Parameter(help="Whose votes make a certificate. Default: the scenario's."),
@@ -34,7 +38,7 @@ def simulate(
         bool,
         Parameter(negative="", help="Play drawn scenarios at drawn sizes, from this seed on, until time is up."),
     ] = False,
-    minutes: Annotated[float, Parameter(help="How long --swarm goes on.")] = 10.0,
+    minutes: Annotated[float, Parameter(validator=Number(gte=0, lt=inf), help="How long --swarm goes on.")] = 10.0,
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
