@@ -69,6 +69,14 @@ def test_trouble_has_a_code_an_exit_status_and_a_next_command(
     assert (told["error"], told["exit"]) == (code, status) and told["fix"]
 
 
+@pytest.mark.parametrize(("story", "wanted"), [("branches", "12 peers"), ("clients", "7 peers and 40 rounds")])
+def test_a_story_that_fails_for_its_smallness_is_no_alarm(story: str, wanted: str):
+    """It has failed, and says that this may be no more than too few peers or rounds."""
+    done = atoll("simulate", story, "--peers", "1", "--rounds", "1")
+    assert done.returncode == 5 and done.stderr.startswith("E-SIM-01")
+    assert f"{story} wants {wanted}, and may ask" in done.stderr
+
+
 def test_the_version_is_the_packages():
     assert atoll("--version").stdout.strip() == __version__
 

@@ -55,6 +55,7 @@ def simulate(
         say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
         return
     failures: list[str] = []
+    small: dict[str, str] = {}
     for story in SCENARIOS if name == "all" else [name]:
         for number in range(seed, seed + seeds):
             try:
@@ -65,12 +66,24 @@ def simulate(
                 continue
             except ScenarioFailed as failure:
                 failures.append(str(failure))
+                small |= _small(story, SCENARIOS[story], peers, rounds)
                 continue
             if json:
                 say_json(report)
             else:
                 say(report.line)
-    _end(failures)
+    _end(failures, "".join(small.values()))
+
+
+def _small(story: str, told: Scenario, peers: int | None, rounds: int | None) -> dict[str, str]:
+    """What to say of a failure that may be no more than a story told with too few; nothing if it has enough."""
+    from atoll.sim.scenarios.night import least
+
+    peers_least, rounds_least = least(story, told)
+    if (peers or told.peers) >= peers_least and (rounds or told.rounds) >= rounds_least:
+        return {}
+    wanted = f"{peers_least} peers" + (f" and {rounds_least} rounds" if rounds_least else "")
+    return {story: f"; {story} wants {wanted}, and may ask of fewer what cannot be"}
 
 
 def _swarm(stories: dict[str, Scenario], seed: int, minutes: float, json: bool) -> None:
@@ -93,12 +106,12 @@ def _swarm(stories: dict[str, Scenario], seed: int, minutes: float, json: bool) 
     _end(failures)
 
 
-def _end(failures: list[str]) -> None:
+def _end(failures: list[str], small: str = "") -> None:
     if failures:
         *told, replay = failures[0].strip().splitlines()
         raise RunFailedError(
             "E-SIM-01",
             "\n".join(told) or "a scenario failed",
-            cause=f"{len(failures)} of the runs failed",
+            cause=f"{len(failures)} of the runs failed{small}",
             fix=replay,
         )
