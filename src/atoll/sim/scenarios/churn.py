@@ -79,8 +79,8 @@ def paired_churn(stage: Stage) -> None:
     stage.until_round(settled + PAIRED_CALM_ROUNDS, stage.healed() * PAIRED_CALM_ROUNDS)
     for node in stage.swarm.honest:
         island, machine = node.island, node.machine
-        assert isinstance(island, PairedIsland) and machine is not None and machine.roster is not None
-        member = machine.roster.mine
+        assert isinstance(island, PairedIsland) and machine is not None
+        member = machine.known.roster.mine
         if member is None or not member.votes or island.head is None:
             continue
         roll = island.roll(island.head)
