@@ -40,12 +40,13 @@ class Commitments:
         self.heard: dict[int, Commits] = {}  # by attempt
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
+        self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
 
     # ---- what happens --------------------------------------------------------------------------------------
 
     def attempt_begins(self, attempt: int, trains: bool) -> None:
         """`trains`: my own commitment is waited for, too."""
-        self.attempt = attempt
+        self.attempt, self.shown = attempt, set()
         self.heard = {a: c for a, c in self.heard.items() if a >= attempt}
         # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
         mine = {self.me} if trains else set[PeerId]()
@@ -131,10 +132,13 @@ class Commitments:
         return known[0] if known is not None else None
 
     def shown_to(self, owner: PeerId, names: Iterable[PeerId]) -> list[Signed]:
-        """The words of these others, for an owner that heard another word of one of them."""
+        """The words of these others, once each, for an owner that heard another word of one of them."""
+        if self.me not in shown_by(owner, self.plan.committee, self.plan.head, self.attempt):
+            return []
         known = self.now.of
-        mine = self.me in shown_by(owner, self.plan.committee, self.plan.head, self.attempt)
-        return [known[p][1] for p in names if p in known and p != self.me] if mine else []
+        others = [p for p in names if p in known and p != self.me and (owner, p) not in self.shown]
+        self.shown.update((owner, p) for p in others)
+        return [known[p][1] for p in others]
 
     def silent(self) -> list[PeerId]:
         """Whom I could hear, and did not."""
