@@ -310,7 +310,7 @@ def test_a_state_that_is_gone_everywhere_stops_nobody_and_the_word_expires():
         swarm.world.nodes[name].island.blobs.pop(old.state)
     reach(swarm, history_of(swarm).head + 20)
     assert returns(swarm) == []
-    assert not any(amends_in(n.machine.pool.chosen()) or n.machine.wanted for n in swarm.honest)
+    assert not any(amends_in(n.machine.pool.chosen()) or n.machine.downloads.wanted for n in swarm.honest)
 
 
 def test_a_state_that_one_member_holds_and_gives_nobody_costs_some_views_and_no_round():
@@ -329,7 +329,7 @@ def test_a_state_that_one_member_holds_and_gives_nobody_costs_some_views_and_no_
     reach(swarm, history_of(swarm).head + 20)
     assert lacked and returns(swarm) == [] and swarm.checkers.repairs == 0
     assert swarm.world.now - began < 20 * 10  # a round without it takes 1.3 s
-    assert not any(amends_in(n.machine.pool.chosen()) or n.machine.wanted for n in swarm.honest)
+    assert not any(amends_in(n.machine.pool.chosen()) or n.machine.downloads.wanted for n in swarm.honest)
 
 
 def test_however_many_hold_what_the_others_cannot_get_a_round_fails_once_at_most():

@@ -4,7 +4,7 @@
     Round       the story of the round in progress      News        vertices asked for, shown and read
     Regain      the agreed state, on its way here       Admission   what I say to become a member
     Serve       blobs for others                        OldParts    of rounds that are over, for laggards
-    Earlier     states that the run may go back to      EarlyWords  of rounds that I have not reached
+    Downloads   other blobs, and states to go back to   EarlyWords  of rounds that I have not reached
     Inspectors  is what others did any good?            requests    what people ask of it
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
@@ -51,7 +51,7 @@ from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.admission import Admission, Wish, refusal_of
 from atoll.node.amend import Goal, amend_of, amends_in
 from atoll.node.apart import left_open
-from atoll.node.earlier import EarlierStates
+from atoll.node.downloads import Downloads
 from atoll.node.early import EarlyWords
 from atoll.node.facts import (
     Accused,
@@ -65,12 +65,9 @@ from atoll.node.facts import (
     RunOver,
     ShareBegan,
     StateLacked,
-    StateLost,
     StateMissing,
-    StateRebuilt,
 )
 from atoll.node.ground import ground_after
-from atoll.node.inspectors import JOBS as INSPECTED
 from atoll.node.inspectors import Inspectors
 from atoll.node.jobs import OthersStates
 from atoll.node.known import Grown, Known
@@ -83,7 +80,6 @@ from atoll.node.requests import new_epoch, turnout_of, way_back
 from atoll.node.resting import WHY, Resting
 from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
-from atoll.node.sides import TIMER as POLL
 from atoll.node.trial import Measured
 from atoll.policy.links import Rates, report
 from atoll.policy.members import only_counts, suspicions_needed
@@ -93,7 +89,7 @@ from atoll.protocol.consensus.door import open_door
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
-from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed, Serve
+from atoll.protocol.transfer.fetch import Fetched, FetchFailed, Serve
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
@@ -160,7 +156,7 @@ class Peer:
         self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
         self.round: Round | None = None
         self.regain = Regain(run)
-        self.wanted: dict[Digest, Fetch] = {}  # other blobs that the driver asked for, such as the data set
+        self.downloads = Downloads(self.notary, lambda: self.known, self._found_state)
         self.serve = Serve()
         self.news = News()
         self.said: dict[str, bytes] = {}
@@ -173,7 +169,6 @@ class Peer:
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
         self.resting = Resting()
-        self.earlier = EarlierStates(self.notary)
         self.said_back: Seconds = 0.0  # when words to go back were last repeated
         self.inspectors = Inspectors(self.me)
         self.over = self.leaving = False
@@ -191,10 +186,6 @@ class Peer:
             case Received(sender, message):
                 alive = self.heartbeat_facts(self.heartbeat.heard(sender, now), now)
                 return alive + self._judged(sender, lambda: self._hear(event, message, now))
-            case TimerFired("beat"):
-                return self._tick(now)
-            case TimerFired("silence"):
-                return self.heartbeat_facts(self.heartbeat.look(now), now) + self._look_for_silence(now)
             case LinkUp(peer):
                 return self._link_up(event, peer, now)
             case LinkDown(peer):
@@ -205,39 +196,55 @@ class Peer:
             case Carried(bytes_s, to):
                 self.rates = Rates(bytes_s, dict(to))
                 return []
-            case Done(job, result) if job == "restore":
-                return self._restored(result if isinstance(result, OthersStates) else bool(result), now)
-            case Failed(job) if job == "restore":
-                return self._restored(False, now)
-            case Done(job, result) if job.startswith("history/"):
-                return self.news.read(job, result)
-            case Failed(job) if job.startswith("history/"):
-                return self.news.read(job, ())
-            case Done(job, result) if job.startswith("era/"):
-                return self.known.eras.read(job, result) if self.known.eras is not None else []
-            case Failed(job) if job.startswith("era/"):
-                return self.known.eras.read(job, None) if self.known.eras is not None else []
-            case Done(job, result) if job.startswith("earlier/"):
-                return self._earlier_answered(job, result, now)
-            case Failed(job) if job.startswith("earlier/"):
-                return self._earlier_answered(job, None, now)
-            case Done(job) | Failed(job) if job.startswith(INSPECTED):
-                return self._from_inspectors(self.inspectors.done(event, now), now)
-            case Done(job) | Failed(job) if job.startswith("pieces/"):
-                pieces = self.known.pieces
-                done = pieces.done(event, self._within_reach(), now) if pieces is not None else []
-                return self._from_pieces(done, now)
-            case TimerFired(name) if name.startswith(POLL):
-                return self.known.sides.fired(event, now)
-            case Done() | Failed() | TimerFired():
-                return self._to_rooms(event, now)
+            case Done() | Failed():
+                return self._answered(event, now)
+            case TimerFired():
+                return self._fired(event, now)
 
-    def _judged(self, sender: PeerId, hear: Callable[[], list[Effect]]) -> list[Effect]:
-        """Rooms raise PeerFault before they change anything, so dropping the message is all there is to do."""
-        try:
-            return hear()
-        except PeerFault as fault:
-            return [self._fact(Fault(peer=PeerId(fault.who) or sender, what=fault.what))]
+    def _answered(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+        """A job's name begins with the room that asked for it."""
+        job, result = event.job, event.result if isinstance(event, Done) else None
+        match job.partition("/")[0]:
+            case "restore":
+                return self._restored(result if isinstance(result, OthersStates) else bool(result), now)
+            case "history":
+                return self.news.read(job, result or ())
+            case "era":
+                return self.known.eras.read(job, result) if self.known.eras is not None else []
+            case "earlier":
+                return self._earlier_answered(job, result, now)
+            case "audit" | "score" | "validate":
+                return self._from_inspectors(self.inspectors.done(event, now), now)
+            case "pieces":
+                return self.downloads.made(event, now)
+            case "gather":
+                return self.downloads.gather(event, self._is_quiet, now)
+            case "serve":
+                return self.serve.handle(event, now)
+            case "fetch":
+                return self._to_fetch(event, now)
+            case _:
+                return self._to_round(event, now)
+
+    def _fired(self, event: TimerFired, now: Seconds) -> list[Effect]:
+        """So does a timer's."""
+        match event.name.partition("/")[0]:
+            case "beat":
+                return self._tick(now)
+            case "silence":
+                return self.heartbeat_facts(self.heartbeat.look(now), now) + self._look_for_silence(now)
+            case "fetch-again":
+                return [] if self.regain.busy else self.regain.begin(self.known.history, "the last source failed")
+            case "earlier":
+                return self.downloads.again(Digest(bytes.fromhex(event.name.rpartition("/")[2])))
+            case "gather":
+                return self.downloads.gather(event, self._is_quiet, now)
+            case "fetch":
+                return self._to_fetch(event, now)
+            case "snow":
+                return self.known.sides.fired(event, now)
+            case _:
+                return self._to_round(event, now)
 
     def _hear(self, event: Received, message: object, now: Seconds) -> list[Effect]:
         sender = event.sender
@@ -277,7 +284,14 @@ class Peer:
             case _:
                 return []
 
-    # ---- beginning -----------------------------------------------------------------------------------------
+    def _judged(self, sender: PeerId, hear: Callable[[], list[Effect]]) -> list[Effect]:
+        """Rooms raise PeerFault before they change anything, so dropping the message is all there is to do."""
+        try:
+            return hear()
+        except PeerFault as fault:
+            return [self._fact(Fault(peer=PeerId(fault.who) or sender, what=fault.what))]
+
+    # ---- lost, and found -----------------------------------------------------------------------------------
 
     def _start(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
         effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
@@ -310,23 +324,15 @@ class Peer:
             self._fact(GenesisKnown(settings=self.settings, vertex=vertex)),
         ]
 
-    def _leave_round(self, vertex: Vertex | None) -> None:
-        """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
-        current, self.round = self.round, None
-        self.regain.left = left = current.left(vertex) if current is not None else None
-        if current is None or left is None:
-            return
-        bodies = [body for round, body in self.known.history.bodies.items() if round >= current.plan.round]
-        bodies += [decode_body(vertex.body)] if vertex is not None else []  # the history may not have it yet
-        self.regain.left = replace(left, afresh=any(amend_of(body) is not None for body in bodies))
+    @property
+    def is_lost(self) -> bool:
+        return self._known is None
 
-    def _restored(self, found: bool | OthersStates, now: Seconds) -> list[Effect]:
-        how = self.regain.restored(found)
-        if how is None:
-            return self._fetch_state(self.regain.lack, now)
-        # the history may have grown while the state was on its way: go on from the state's own vertex
-        self.at = self.regain.round
-        return [self._fact(CaughtUp(round=self.at, by=how)), *self._begin_round(now)]
+    @property
+    def known(self) -> Known:
+        """Nothing that needs it happens while I am lost."""
+        assert self._known is not None
+        return self._known
 
     # ---- rounds --------------------------------------------------------------------------------------------
 
@@ -379,12 +385,6 @@ class Peer:
             return []
         return current.learn(vertex, self._run_time(now))
 
-    def _drop_adopted_parts(self, share: ShareBegan) -> None:
-        """Everybody works on this round, so everybody holds what came before it: nobody will ask for its parts."""
-        assert self.round is not None
-        if {m.peer for m in self.round.plan.members if m.present} <= set(share.committed):
-            self.old_parts.keep_only(share.round)
-
     def _to_round(self, event: Event, now: Seconds) -> list[Effect]:
         if self.round is None:
             return []
@@ -410,7 +410,7 @@ class Peer:
                 case AttemptFailed() if self.round is not None:
                     out += self.heartbeat.call(self.round.plan.committee, now, self._head())
                 case StateLacked(state=state):
-                    out += self.earlier.find(state, anew=True)
+                    out += self.downloads.earlier.find(state, anew=True)
                 case StateMissing():
                     self._leave_round(effect.fact.vertex)
                     out += self._learn_vertex(effect.fact.vertex, self.me, now)
@@ -418,6 +418,12 @@ class Peer:
                 case _:
                     pass
         return out
+
+    def _drop_adopted_parts(self, share: ShareBegan) -> None:
+        """Everybody works on this round, so everybody holds what came before it: nobody will ask for its parts."""
+        assert self.round is not None
+        if {m.peer for m in self.round.plan.members if m.present} <= set(share.committed):
+            self.old_parts.keep_only(share.round)
 
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._learn_vertex(closed.vertex, self.me, now)
@@ -431,26 +437,15 @@ class Peer:
             effects.append(Keep(name, None))
         return effects + self._begin_round(now) + self._seek_admission(now)
 
-    def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds, handed: bool = False) -> list[Effect]:
-        """The history grows by one, if this vertex is the next and its certificate holds."""
-        grown = self.known.learn(vertex, who, handed)
-        if not isinstance(grown, Grown):
-            return grown
-        for unwanted in self.earlier.settle(self.known.pool):
-            self.wanted.pop(unwanted, None)
-        looks = self._from_inspectors(self.inspectors.grew(grown.body, now), now) + self._seek_demanded()
-        changed = grown.change
-        return [*grown.effects, *looks, *([self._fact(changed), *self._follow_members(now)] if changed else [])]
-
-    def _follow_members(self, now: Seconds) -> list[Effect]:
-        """Connections and heartbeats follow the agreed membership."""
-        roster = self.known.roster
-        self.heartbeat.accusers_needed = suspicions_needed(roster.voters, self.settings.round.quorum)
-        self.heartbeat.watch(roster.present(), now)
-        return roster.contacts()
-
-    def _within_reach(self) -> list[PeerId]:
-        return self.known.roster.within_reach()
+    def _leave_round(self, vertex: Vertex | None) -> None:
+        """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
+        current, self.round = self.round, None
+        self.regain.left = left = current.left(vertex) if current is not None else None
+        if current is None or left is None:
+            return
+        bodies = [body for round, body in self.known.history.bodies.items() if round >= current.plan.round]
+        bodies += [decode_body(vertex.body)] if vertex is not None else []  # the history may not have it yet
+        self.regain.left = replace(left, afresh=any(amend_of(body) is not None for body in bodies))
 
     # ---- messages of rounds --------------------------------------------------------------------------------
 
@@ -499,10 +494,7 @@ class Peer:
     def _ask_unheard(self) -> list[Effect]:
         return self.round.ask_again(self.early.unheard(self.round.plan.round)) if self.round is not None else []
 
-    # ---- catching up ---------------------------------------------------------------------------------------
-
-    def _head(self) -> int:
-        return -2 if self._known is None else self._known.history.head
+    # ---- the history grows ---------------------------------------------------------------------------------
 
     def _hear_vertices(self, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
@@ -530,6 +522,31 @@ class Peer:
             return effects + self._follow_members(now) + self.regain.begin(history)
         return effects + self._catch_up(now)
 
+    def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds, handed: bool = False) -> list[Effect]:
+        """The history grows by one, if this vertex is the next and its certificate holds."""
+        grown = self.known.learn(vertex, who, handed)
+        if not isinstance(grown, Grown):
+            return grown
+        self.downloads.settle()
+        looks = self._from_inspectors(self.inspectors.grew(grown.body, now), now) + self._seek_demanded()
+        changed = grown.change
+        return [*grown.effects, *looks, *([self._fact(changed), *self._follow_members(now)] if changed else [])]
+
+    def _follow_members(self, now: Seconds) -> list[Effect]:
+        """Connections and heartbeats follow the agreed membership."""
+        roster = self.known.roster
+        self.heartbeat.accusers_needed = suspicions_needed(roster.voters, self.settings.round.quorum)
+        self.heartbeat.watch(roster.present(), now)
+        return roster.contacts()
+
+    def _within_reach(self) -> list[PeerId]:
+        return self.known.roster.within_reach()
+
+    def _head(self) -> int:
+        return -2 if self._known is None else self._known.history.head
+
+    # ---- the agreed state, and other blobs -----------------------------------------------------------------
+
     def _catch_up(self, now: Seconds) -> list[Effect]:
         """My history is ahead of my state: by a few rounds, replay their parts; by many, fetch the state."""
         history = self.known.history
@@ -553,194 +570,52 @@ class Peer:
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
-    def seek(self, state: Digest, now: Seconds) -> list[Effect]:
-        """An earlier agreed state, out of pieces if it lies in some. `Fetched`, `StateRebuilt` or a failure
-        says how that ended."""
-        pieces = self.known.pieces
-        made = pieces.seek(state, now) if pieces is not None else None
-        return self._from_pieces(made, now) if made is not None else self.want(state, now)
-
-    def want(self, blob: Digest, now: Seconds) -> list[Effect]:
-        """Fetch a blob from the members; `Fetched` says when it is here."""
-        fetch = self.wanted[blob] = Fetch(blob, self._within_reach())
-        return fetch.handle(Start({}), now)
+    def _restored(self, found: bool | OthersStates, now: Seconds) -> list[Effect]:
+        how = self.regain.restored(found)
+        if how is None:
+            return self._fetch_state(self.regain.lack, now)
+        # the history may have grown while the state was on its way: go on from the state's own vertex
+        self.at = self.regain.round
+        return [self._fact(CaughtUp(round=self.at, by=how)), *self._begin_round(now)]
 
     def _to_fetch(self, event: Event, now: Seconds) -> list[Effect]:
-        out: list[Effect] = []
-        for fetch in list(self.wanted.values()):
-            got = fetch.handle(event, now)
-            out += got
-            if fetch.over:
-                del self.wanted[fetch.blob]
-                here = any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in got)
-                out += self._earlier_ended(fetch.blob, here, now)
-        out += self._serve_pieces(event, now)
+        out = self.downloads.handle(event, self._is_quiet, now)
         ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
         out += self._from_inspectors([e for fact in ended for e in self.inspectors.fetched(fact)], now)
         return out + self.regain.handle(event, self.known.history, now)
-
-    # ---- pieces of older states ----------------------------------------------------------------------------
-
-    def _tend_pieces(self, now: Seconds) -> list[Effect]:
-        """Every beat: make what is lacking while no round needs the line, say what is here."""
-        pieces = self.known.pieces
-        if pieces is None or self.leaving:
-            return []
-        effects = pieces.work(self.at, now)
-        for word in pieces.words(now):
-            effects += self._tell_members(self.notary.sign(word), now)
-        return effects
-
-    def _serve_pieces(self, event: Event, now: Seconds) -> list[Effect]:
-        pieces, quiet = self.known.pieces, self.round is None or not self.round.patience.sharing
-        return self._from_pieces(pieces.serves(event, quiet, now), now) if pieces is not None else []
-
-    def _from_pieces(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """A state that came, or did not, may be waited for by those who want to go back to it."""
-        out: list[Effect] = []
-        for effect in effects:
-            out.append(effect)
-            match effect:
-                case Report(StateRebuilt(state=state)):
-                    out += self._earlier_ended(state, True, now)
-                case Report(StateLost(state=state)) if state in self.earlier.fetching:
-                    out += self._earlier_ended(state, False, now)
-                case _:
-                    pass
-        return out
-
-    # ---- looking at what others did ------------------------------------------------------------------------
-
-    def _from_inspectors(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """What they found is told to the members; a vertex will hold it, and only that has consequences."""
-        out: list[Effect] = []
-        for effect in effects:
-            out.append(effect)
-            word = self.inspectors.word_of(effect) if not self.leaving else None
-            if isinstance(word, Caught | Complaint):
-                out += self._accuse(word, now)
-            elif word is not None:
-                out += self._tell_members(self.notary.sign(word), now)
-        for blob, drop in self.inspectors.given_up().items():
-            if self.wanted.pop(blob, None) is not None:
-                out += [SetTimer(f"fetch/{blob.hex()}/stall", None), drop]
-        return out
 
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
         state = self.regain.fetch
         if state is not None and state.blob == told.blob:
             return []
-        fetch, effects = self.inspectors.point(sender, told, self.wanted, now)
+        wanted = self.downloads.wanted
+        fetch, effects = self.inspectors.point(sender, told, wanted, now)
         if fetch is not None:
-            self.wanted[fetch.blob] = fetch
+            wanted[fetch.blob] = fetch
         return effects
 
     def _seek_demanded(self) -> list[Effect]:
-        """Where validators demand to go back, the state is looked for at once."""
-        demanded = self.known.pool.recent().validations.demanded()
-        if demanded is None or self.wish.role == "visitor":  # who only reads along goes nowhere
-            return []
-        return self.earlier.find(demanded.state)
-
-    # ---- joining, leaving, reports -------------------------------------------------------------------------
-
-    def _seek_admission(self, now: Seconds) -> list[Effect]:
-        """Ask to be what I wish to be, until the agreed membership says so."""
-        if self.leaving:
-            return []
-        word = self.admission.word(self.wish, self.known.history, self.at, now)
-        return self._tell_members(self.notary.sign(word), now) if word is not None else []
-
-    def farewell(self, why: str, now: Seconds) -> list[Effect]:
-        """I am leaving on purpose: say so to everybody, so that nobody waits."""
-        self.leaving = True
-        if self.is_lost:
-            return []
-        effects = self._tell_members(self.notary.sign(Leave(self.at + 1, why[:200])), now)
-        return [self._to_local(e) for e in effects]
-
-    def rest(self, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
-        """Train in none of the next so many rounds; 0: in all again. `at_once`: nor in the one under way, in which
-        my trainer is to give nothing any more."""
-        self.resting.begins(self.at + (1 if at_once else 2), rounds)
-        return [self._to_local(e) for e in self._say_resting(now)]
-
-    def _say_resting(self, now: Seconds) -> list[Effect]:
-        if self.is_lost:
-            return []
-        words = self.resting.words(self.at + 1)
-        return [effect for word in words for effect in self._tell_members(self.notary.sign(word), now)]
-
-    def turnout(self, now: Seconds) -> Turnout:
-        """Whether those who decide on the next vertex are here."""
-        if self._known is None:
-            return Turnout((), (), (), 0)
-        plan = self.round.plan if self.round is not None else None
-        return turnout_of(self._known, plan, lambda peer: self.heartbeat.here(peer, now))
-
-    def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
-        """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
-
-        Where a quorum is here, but not of those who had to sign eras, or the lack of these keeps me from the rest
-        of the history, sign them instead, and no more. `sign` is the recovery identity's. Raises ValueError with
-        the reason where that would be wrong.
-        """
-        known = self._known
-        if known is not None and known.awaits_signatures:
-            effects = known.vouch_for_eras(sign)
-            effects += [Send(p, WantVertices(self._head() + 1)) for p in self._within_reach()]
-        elif known is None or self.at != known.history.head or self.round is None:
-            raise ValueError("this peer does not hold the last agreed state; let it catch up first")
-        else:
-            turnout = self.turnout(now)
-            enough = turnout.here >= turnout.needed
-            effects = (known.vouch_for_eras(sign) if enough else []) or self._begin_epoch(turnout, sign, now)
-        return [self._to_local(e) for e in effects]
-
-    def _begin_epoch(self, turnout: Turnout, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
-        linked = {p for p in self.linked if self.heartbeat.here(p, now)}
-        vertex = new_epoch(self.known, turnout, linked, self._run_time(now), sign)
-        effects = self._learn_vertex(vertex, self.me, now)
-        after = self.known.history.head_body
-        news = Vertices((vertex,), after.round)
-        effects += [Send(m.peer, news) for m in after.members if m.present and m.peer != self.me]
-        effects += self.known.vouch_for_eras(sign)
-        return effects + self._from_round(self._learned(after.round, vertex, now), now)
-
-    def invite(self, invite: Invite, now: Seconds) -> list[Effect]:
-        """Put an invitation (or its revocation) before the members."""
-        effects = self._tell_members(self.notary.sign(invite), now)
-        return [self._to_local(e) for e in effects]
-
-    def go_back(self, goal: Goal, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
-        """Ask the members to go on from what this earlier vertex of our chain left behind.
-
-        `sign` is the recovery identity's. Raises ValueError with the reason where that is no use.
-        """
-        amend = way_back(self._known, self.over, goal, sign)
-        self.known.pool.goals[goal.id] = goal
-        return [self._to_local(e) for e in self._tell_members(self.notary.sign(amend), now)]
+        """Who only reads along goes nowhere."""
+        return self.downloads.find_demanded() if self.wish.role != "visitor" else []
 
     def _earlier_answered(self, job: str, result: object, now: Seconds) -> list[Effect]:
         """The disk says whether an earlier state is here, or which vertex an old round closed with."""
         kind, _, name = job.removeprefix("earlier/").partition("/")
-        if kind == "vertex":
-            heard = self.earlier.heard(name, result, self.known.pool)
-            return self._judged(heard.signer, partial(self._pool_report, heard.signer, heard, now)) if heard else []
-        state = Digest(bytes.fromhex(name))
-        if result:
-            return self._earlier_came(state, now)
-        return self.seek(state, now) if self.earlier.fetches(state) else []
+        if kind == "state":
+            return self.downloads.looked_up(Digest(bytes.fromhex(name)), bool(result), now)
+        word = self.downloads.read(name, result)
+        return self._judged(word.signer, partial(self._pool_report, word.signer, word, now)) if word else []
 
-    def _earlier_ended(self, state: Digest, here: bool, now: Seconds) -> list[Effect]:
-        """What the members could give of an earlier state is here, or nobody gave it."""
-        self.earlier.fetching.discard(state)
-        if here:
-            return self._earlier_came(state, now)
-        return self.earlier.again(state, now) if self._wants_back() else []
-
-    def _earlier_came(self, state: Digest, now: Seconds) -> list[Effect]:
+    def _found_state(self, state: Digest, now: Seconds) -> list[Effect]:
+        """An earlier one is here, and the round may have waited for it."""
         return self._from_round(self.round.found_state(state, self._run_time(now)), now) if self.round else []
+
+    @property
+    def _is_quiet(self) -> bool:
+        """No round needs the line."""
+        return self.round is None or not self.round.patience.sharing
+
+    # ---- words for the members -----------------------------------------------------------------------------
 
     def _tell_members(self, signed: Signed, now: Seconds) -> list[Effect]:
         message = MemberReport(signed)
@@ -773,7 +648,7 @@ class Peer:
     def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
         pool = self.known.pool
-        if look := self.earlier.read(signed, pool, self.settings.recovery):
+        if look := self.downloads.earlier.read(signed, pool, self.settings.recovery):
             return look  # it names an old vertex: on disk, and then heard again
         pooled = pool.add(signed, self._run_time(now))
         if pooled is None:
@@ -790,11 +665,60 @@ class Peer:
         if isinstance(statement, Leave):
             self.heartbeat.refused.add(by)
         if isinstance(statement, Amend):
-            effects += self.earlier.find(statement.state)
+            effects += self.downloads.earlier.find(statement.state)
         if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):
             effects += [Send(p, MemberReport(signed)) for p in self.known.roster.passes_on_to(signed)]
         if self.round is not None:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
+        return effects
+
+    def _say_again(self, now: Seconds) -> list[Effect]:
+        """My words to go back and about states, while they wait for their vertex: who was a vertex behind could not
+        believe them yet, and a leader that stays would never hear what was lost on its way to it."""
+        if now < self.said_back + BACK_AGAIN_S:
+            return []
+        pool = self.known.pool
+        mine = [signed for signed, _ in amends_in(pool.pool.values()) if signed.signer == self.me]
+        mine += pool.said_by(self.me, Validated.__name__)
+        self.said_back = now
+        return [Send(p, MemberReport(signed)) for signed in mine for p in self._within_reach()]
+
+    def _seek_admission(self, now: Seconds) -> list[Effect]:
+        """Ask to be what I wish to be, until the agreed membership says so."""
+        if self.leaving:
+            return []
+        word = self.admission.word(self.wish, self.known.history, self.at, now)
+        return self._tell_members(self.notary.sign(word), now) if word is not None else []
+
+    def _say_resting(self, now: Seconds) -> list[Effect]:
+        if self.is_lost:
+            return []
+        words = self.resting.words(self.at + 1)
+        return [effect for word in words for effect in self._tell_members(self.notary.sign(word), now)]
+
+    def _from_inspectors(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """What they found is told to the members; a vertex will hold it, and only that has consequences."""
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            word = self.inspectors.word_of(effect) if not self.leaving else None
+            if isinstance(word, Caught | Complaint):
+                out += self._accuse(word, now)
+            elif word is not None:
+                out += self._tell_members(self.notary.sign(word), now)
+        for blob, drop in self.inspectors.given_up().items():
+            if (given_up := self.downloads.give_up(blob)) is not None:
+                out += [*given_up, drop]
+        return out
+
+    def _tend_pieces(self, now: Seconds) -> list[Effect]:
+        """Every beat: make what is lacking while no round needs the line, say what is here."""
+        pieces = self.known.pieces
+        if pieces is None or self.leaving:
+            return []
+        effects = pieces.work(self.at, now)
+        for word in pieces.words(now):
+            effects += self._tell_members(self.notary.sign(word), now)
         return effects
 
     # ---- heartbeats, links, time ---------------------------------------------------------------------------
@@ -814,17 +738,6 @@ class Peer:
         if self.wish.role != "visitor":
             effects += known.sides.look(known.branches.known, now)
         return effects + self._seek_admission(now)
-
-    def _say_again(self, now: Seconds) -> list[Effect]:
-        """My words to go back and about states, while they wait for their vertex: who was a vertex behind could not
-        believe them yet, and a leader that stays would never hear what was lost on its way to it."""
-        if now < self.said_back + BACK_AGAIN_S:
-            return []
-        pool = self.known.pool
-        mine = [signed for signed, _ in amends_in(pool.pool.values()) if signed.signer == self.me]
-        mine += pool.said_by(self.me, Validated.__name__)
-        self.said_back = now
-        return [Send(p, MemberReport(signed)) for signed in mine for p in self._within_reach()]
 
     def _watch(self, now: Seconds) -> list[Effect]:
         """Ask everybody I watch, and look again the moment that somebody's silence gets too long."""
@@ -868,10 +781,9 @@ class Peer:
         effects += self.heartbeat_facts(self.heartbeat.link(event, now), now)
         if self._known is None:
             return [*effects, Send(peer, WantVertices(-1))]
-        known, state = self._known, self.regain.fetch
-        for fetch in (*self.wanted.values(), *((state,) if state is not None else ())):
-            effects += fetch.linked(peer, now)
-        effects += known.pieces.linked(peer, now) if known.pieces is not None else []
+        known = self._known
+        effects += self.downloads.linked(peer, now)
+        effects += self.regain.fetch.linked(peer, now) if self.regain.fetch is not None else []
         effects += known.eras.ask_of(peer, now) if known.eras is not None else []
         effects += known.branches.met(peer, known.roster.put_away())
         if self.round is not None:
@@ -886,25 +798,6 @@ class Peer:
         if not self.is_lost:
             effects += [Send(p, WantVertices(self._head() + 1)) for p in self._within_reach()[:4]]
         return effects
-
-    def _to_rooms(self, event: Done | Failed | TimerFired, now: Seconds) -> list[Effect]:
-        name = event.name if isinstance(event, TimerFired) else event.job
-        if name.startswith("earlier/"):
-            state = Digest(bytes.fromhex(name.rpartition("/")[2]))
-            return self.earlier.find(state, anew=True) if self._wants_back() else []
-        if name == "fetch-again":
-            return [] if self.regain.busy else self.regain.begin(self.known.history, "the last source failed")
-        if name.startswith("gather/"):
-            return self._serve_pieces(event, now)
-        if name.startswith("serve/"):
-            return self.serve.handle(event, now)
-        if name.startswith("fetch/"):
-            return self._to_fetch(event, now)
-        return self._to_round(event, now)
-
-    def _wants_back(self) -> bool:
-        """True while a word to go back waits for its vertex."""
-        return bool(self.known.pool.wanted_back())
 
     def _measured(self) -> Measured:
         members = [m.peer for m in self.known.roster.members if m.present]
@@ -924,19 +817,82 @@ class Peer:
         """Facts outside a round carry the round whose state I hold."""
         return Report(replace(fact, round=self.at) if fact.round == -1 else fact)
 
-    # ---- what I know ---------------------------------------------------------------------------------------
+    # ---- what people ask of it -----------------------------------------------------------------------------
 
-    @property
-    def is_lost(self) -> bool:
-        return self._known is None
+    def farewell(self, why: str, now: Seconds) -> list[Effect]:
+        """I am leaving on purpose: say so to everybody, so that nobody waits."""
+        self.leaving = True
+        if self.is_lost:
+            return []
+        effects = self._tell_members(self.notary.sign(Leave(self.at + 1, why[:200])), now)
+        return [self._to_local(e) for e in effects]
 
-    @property
-    def known(self) -> Known:
-        """Nothing that needs it happens while I am lost."""
-        assert self._known is not None
-        return self._known
+    def rest(self, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
+        """Train in none of the next so many rounds; 0: in all again. `at_once`: nor in the one under way, in which
+        my trainer is to give nothing any more."""
+        self.resting.begins(self.at + (1 if at_once else 2), rounds)
+        return [self._to_local(e) for e in self._say_resting(now)]
 
-    # what drivers and people look at; None while I am lost
+    def invite(self, invite: Invite, now: Seconds) -> list[Effect]:
+        """Put an invitation (or its revocation) before the members."""
+        effects = self._tell_members(self.notary.sign(invite), now)
+        return [self._to_local(e) for e in effects]
+
+    def turnout(self, now: Seconds) -> Turnout:
+        """Whether those who decide on the next vertex are here."""
+        if self._known is None:
+            return Turnout((), (), (), 0)
+        plan = self.round.plan if self.round is not None else None
+        return turnout_of(self._known, plan, lambda peer: self.heartbeat.here(peer, now))
+
+    def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
+        """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
+
+        Where a quorum is here, but not of those who had to sign eras, or the lack of these keeps me from the rest
+        of the history, sign them instead, and no more. `sign` is the recovery identity's. Raises ValueError with
+        the reason where that would be wrong.
+        """
+        known = self._known
+        if known is not None and known.awaits_signatures:
+            effects = known.vouch_for_eras(sign)
+            effects += [Send(p, WantVertices(self._head() + 1)) for p in self._within_reach()]
+        elif known is None or self.at != known.history.head or self.round is None:
+            raise ValueError("this peer does not hold the last agreed state; let it catch up first")
+        else:
+            turnout = self.turnout(now)
+            enough = turnout.here >= turnout.needed
+            effects = (known.vouch_for_eras(sign) if enough else []) or self._begin_epoch(turnout, sign, now)
+        return [self._to_local(e) for e in effects]
+
+    def _begin_epoch(self, turnout: Turnout, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
+        linked = {p for p in self.linked if self.heartbeat.here(p, now)}
+        vertex = new_epoch(self.known, turnout, linked, self._run_time(now), sign)
+        effects = self._learn_vertex(vertex, self.me, now)
+        after = self.known.history.head_body
+        news = Vertices((vertex,), after.round)
+        effects += [Send(m.peer, news) for m in after.members if m.present and m.peer != self.me]
+        effects += self.known.vouch_for_eras(sign)
+        return effects + self._from_round(self._learned(after.round, vertex, now), now)
+
+    def go_back(self, goal: Goal, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
+        """Ask the members to go on from what this earlier vertex of our chain left behind.
+
+        `sign` is the recovery identity's. Raises ValueError with the reason where that is no use.
+        """
+        amend = way_back(self._known, self.over, goal, sign)
+        self.known.pool.goals[goal.id] = goal
+        return [self._to_local(e) for e in self._tell_members(self.notary.sign(amend), now)]
+
+    def seek(self, state: Digest, now: Seconds) -> list[Effect]:
+        """An earlier agreed state, out of pieces if it lies in some. `Fetched`, `StateRebuilt` or a failure
+        says how that ended."""
+        return self.downloads.seek(state, now)
+
+    def want(self, blob: Digest, now: Seconds) -> list[Effect]:
+        """Fetch a blob from the members; `Fetched` says when it is here."""
+        return self.downloads.want(blob, now)
+
+    # ---- what they look at; None while it is lost ----------------------------------------------------------
 
     @property
     def history(self) -> History | None:
