@@ -561,7 +561,7 @@ class Round:
     def _take_part(self, digest: Digest, payload: Payload | None, now: Seconds) -> list[Effect]:
         if payload is None or payload.digest != digest:
             return []
-        if self.trials.is_wanted_body(payload):
+        if self.trials.takes_body(payload):
             effects = self.agreement.learn_body(bytes(payload.data))
             return effects + (self.agreement.repropose(self.bound) if self.bound is not None else [])
         effects = self.reduce.take_bytes(payload) if self.reduce is not None else []

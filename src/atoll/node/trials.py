@@ -1,8 +1,8 @@
 """The bodies that a round looks at: those proposed in it and the one that is final, and what each of them lacks.
 
     judge      does every entry follow from what is signed in it?
-    believes   and every answer from what I was told by others?
-    knows      its parts are here, and the state they make has a name; `ask` for what is missing until then
+    believes   do I take its answers for true?
+    knows      are its parts here, and what state do they make? `ask` for what is missing until then
 Promises: what is missing is asked of those who voted for it, and again with every nudge. Never votes for a body and
 never adopts one: the round does, once nothing is lacking.
 """
@@ -168,8 +168,8 @@ class Trials:
         payload = self.parts.held.get(wish.digest) if body is None else Payload(wish.digest, len(body), body)
         return self.parts.give(to, wish, payload, now)
 
-    def is_wanted_body(self, payload: Payload) -> bool:
-        """The one that I lacked; it is lacked no more."""
+    def takes_body(self, payload: Payload) -> bool:
+        """True if these are the bytes of the body that I lacked."""
         found = payload.digest == self.wanted
         self.wanted = None if found else self.wanted
         return found
