@@ -25,7 +25,6 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CODEC_EXTRA,
-    COMMITTEE_MAX,
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
     PART_BYTES_MAX,
@@ -877,9 +876,13 @@ class Peer:
         signed = self.notary.sign(statement)
         if isinstance(statement, Caught) and self.pool.proves(statement):
             return self._pool_report(self.me, signed, now)
-        if self.roster.voters > COMMITTEE_MAX and only_counts(statement):
-            return self._pool_report(self.me, signed, now) + self._say_voices([signed])
-        return self._tell_members(signed, now)
+        return self._say_voice(signed, now) if only_counts(statement) else self._tell_members(signed, now)
+
+    def _say_voice(self, signed: Signed, now: Seconds) -> list[Effect]:
+        assert self.pool is not None
+        if not self.pool.crowded:
+            return self._tell_members(signed, now)
+        return self._pool_report(self.me, signed, now) + self._say_voices([signed])
 
     def _say_voices(self, voices: Sequence[Signed]) -> list[Effect]:
         """To those who write this round's vertex: to the first ones, since some are gone and some are liars."""
@@ -888,11 +891,8 @@ class Peer:
 
     def _voices(self) -> list[Signed]:
         """Mine that wait for a vertex, where not everybody was told."""
-        assert self.roster is not None and self.pool is not None
-        if self.roster.voters <= COMMITTEE_MAX:
-            return []
-        mine = [*self.pool.said_by(self.me, Caught.__name__), *self.pool.said_by(self.me, Complaint.__name__)]
-        return [signed for signed in mine if only_counts(decode_statement(signed.body, self.me))]
+        assert self.pool is not None
+        return self.pool.voices_of(self.me) if self.pool.crowded else []
 
     def _hear_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         if self.history is None:
@@ -986,7 +986,10 @@ class Peer:
         if self.history is None or mine is None or not mine.votes:
             return []
         reason = "refused" if why == "refused" else "silent"
-        return self._tell_members(self.notary.sign(Suspect(self.history.head + 1, peer, reason)), now)
+        signed = self.notary.sign(Suspect(self.history.head + 1, peer, reason))
+        # everybody begins to watch by the words of those who always do: all others' words only count
+        watches = peer in self.heartbeat.chosen
+        return self._tell_members(signed, now) if watches else self._say_voice(signed, now)
 
     def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
         self.linked.add(peer)
