@@ -912,8 +912,11 @@ class Peer:
             refused = refusal_of(pooled.reported, pooled.wrong) if sender == by else None
             return [Send(sender, refused)] if refused is not None else []
         effects: list[Effect] = []
+        news = not (self.pool.crowded and only_counts(statement))  # else it alone changes nothing for a round
         if isinstance(statement, Suspect) and by != self.me:
+            was_gone = self.heartbeat.gone(statement.peer)
             self.heartbeat.accuse(statement.peer, by, now)
+            news = news or was_gone != self.heartbeat.gone(statement.peer)
         if isinstance(statement, Caught) and self.round is not None:
             effects += self._from_round(self.round.heed(statement, self._run_time(now)), now)
         if isinstance(statement, Leave):
@@ -922,7 +925,7 @@ class Peer:
             effects += self.earlier.find(statement.state)
         if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):
             effects += [Send(p, MemberReport(signed)) for p in self.roster.passes_on_to(signed)]
-        if self.round is not None:
+        if self.round is not None and news:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
         return effects
 

@@ -704,7 +704,7 @@ class Round:
         mine = self.committed.mine
         if not self.assembling and mine is not None:
             message = Committed(self.plan.round, self.attempt, self.plan.trace, mine[1], asks=True)
-            effects += [Send(p, message) for p in self.committed.silent()]
+            effects += [Send(p, message) for p in self.committed.to_ask()]
         if self.my_body.ready:
             effects += self.agreement.remind()
         if self.wanted_body is not None:
