@@ -20,7 +20,7 @@ from typing import Literal
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.limits import CLOCK_BOUND_S, CLOCK_FAR_S, CLOCK_MOST_S, COMMITTEE_MAX
+from atoll.base.limits import CLOCK_BOUND_S, CLOCK_FAR_S, CLOCK_MOST_S
 from atoll.base.machine import Effect, Fact, LinkDown, LinkUp, Received, Report, Send
 from atoll.wire.messages.membership import Beat, BeatBack
 
@@ -114,13 +114,8 @@ class Heartbeat:
         self.accused = {p: who & set(members) for p, who in self.accused.items() if p in members}
 
     def tick(self, now: Seconds, head: int) -> list[Effect]:
-        """Ask everybody I watch whether they are there, and one other. Called every `beat_s`.
-
-        In a large swarm not those that I only mind since they were accused, and that are gone: when they are back
-        they say so, and everybody would ask them.
-        """
-        large = len(self.others) > COMMITTEE_MAX
-        asked = [p for p in self.watched | self.called if p in self.chosen or not large or not self.gone(p)]
+        """Ask everybody I watch whether they are there, and one other. Called every `beat_s`."""
+        asked = list(self.watched | self.called)
         if self.others:
             self.beats += 1
             asked += {self.others[self.beats % len(self.others)]} - set(asked)
