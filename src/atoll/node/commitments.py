@@ -6,13 +6,14 @@ remembered; of attempts, this one and the next two are held. Never decides when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
+from atoll.base.turns import in_turn
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.facts import OtherSize
 from atoll.node.ground import Ground
@@ -36,7 +37,7 @@ class Commitments:
     def __init__(self, ground: Ground, notary: Notary, gone: Callable[[PeerId], bool]) -> None:
         self.ground, self.plan, self.notary, self.me, self.gone = ground, ground.plan, notary, notary.me, gone
         self.hearers, self.speakers = self._audience()
-        self.attempt = 0
+        self.attempt = self.asks = 0
         self.heard: dict[int, Commits] = {}  # by attempt
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
@@ -140,10 +141,11 @@ class Commitments:
         self.shown.update((owner, p) for p in others)
         return [known[p][1] for p in others]
 
-    def silent(self) -> list[PeerId]:
-        """Whom I could hear, and did not."""
-        known = self.now.of
-        return [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
+    def to_ask(self) -> Sequence[PeerId]:
+        """Whom I could hear, and did not; in a large swarm those whose turn it is to be asked."""
+        known, self.asks = self.now.of, self.asks + 1
+        silent = [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
+        return in_turn(silent, len(self.speakers), self.asks)
 
     def other_sizes(self, peers: Iterable[PeerId]) -> list[OtherSize]:
         """Whose update has another length than mine: where callers choose the length, that is a mistake."""

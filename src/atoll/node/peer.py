@@ -23,7 +23,6 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CODEC_EXTRA,
-    COMMITTEE_MAX,
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
     PART_BYTES_MAX,
@@ -90,7 +89,7 @@ from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import Fetched, FetchFailed, Serve
-from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
@@ -628,9 +627,12 @@ class Peer:
         signed = self.notary.sign(statement)
         if isinstance(statement, Caught) and self.known.pool.proves(statement):
             return self._pool_report(self.me, signed, now)
-        if self.known.roster.voters > COMMITTEE_MAX and only_counts(statement):
-            return self._pool_report(self.me, signed, now) + self._say_voices([signed])
-        return self._tell_members(signed, now)
+        return self._say_voice(signed, now) if only_counts(statement) else self._tell_members(signed, now)
+
+    def _say_voice(self, signed: Signed, now: Seconds) -> list[Effect]:
+        if not self.known.pool.crowded:
+            return self._tell_members(signed, now)
+        return self._pool_report(self.me, signed, now) + self._say_voices([signed])
 
     def _say_voices(self, voices: Sequence[Signed]) -> list[Effect]:
         """To those who write this round's vertex: to the first ones, since some are gone and some are liars."""
@@ -639,11 +641,8 @@ class Peer:
 
     def _voices(self) -> list[Signed]:
         """Mine that wait for a vertex, where not everybody was told."""
-        if self.known.roster.voters <= COMMITTEE_MAX:
-            return []
         pool = self.known.pool
-        mine = [*pool.said_by(self.me, Caught.__name__), *pool.said_by(self.me, Complaint.__name__)]
-        return [signed for signed in mine if only_counts(decode_statement(signed.body, self.me))]
+        return pool.voices_of(self.me) if pool.crowded else []
 
     def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
@@ -658,8 +657,11 @@ class Peer:
             refused = refusal_of(pooled.reported, pooled.wrong) if sender == by else None
             return [Send(sender, refused)] if refused is not None else []
         effects: list[Effect] = []
+        news = not (pool.crowded and only_counts(statement))  # else it alone changes nothing for a round
         if isinstance(statement, Suspect) and by != self.me:
+            was_gone = self.heartbeat.gone(statement.peer)
             self.heartbeat.accuse(statement.peer, by, now)
+            news = news or was_gone != self.heartbeat.gone(statement.peer)
         if isinstance(statement, Caught) and self.round is not None:
             effects += self._from_round(self.round.heed(statement, self._run_time(now)), now)
         if isinstance(statement, Leave):
@@ -668,7 +670,7 @@ class Peer:
             effects += self.downloads.earlier.find(statement.state)
         if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):
             effects += [Send(p, MemberReport(signed)) for p in self.known.roster.passes_on_to(signed)]
-        if self.round is not None:
+        if self.round is not None and news:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
         return effects
 
@@ -773,7 +775,10 @@ class Peer:
         if mine is None or not mine.votes:
             return []
         reason = "refused" if why == "refused" else "silent"
-        return self._tell_members(self.notary.sign(Suspect(self._head() + 1, peer, reason)), now)
+        signed = self.notary.sign(Suspect(self._head() + 1, peer, reason))
+        # everybody begins to watch by the words of those who always do: all others' words only count
+        watches = peer in self.heartbeat.chosen
+        return self._tell_members(signed, now) if watches else self._say_voice(signed, now)
 
     def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
         self.linked.add(peer)

@@ -635,7 +635,7 @@ class Round:
         mine = self.committed.mine
         if not self.assembling and mine is not None:
             message = replace(self._commitment(mine[1]), asks=True)
-            effects += [Send(p, message) for p in self.committed.silent()]
+            effects += [Send(p, message) for p in self.committed.to_ask()]
         if self.my_body.ready:
             effects += self.agreement.remind()
         effects += self.trials.ask_for_body()
