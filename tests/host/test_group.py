@@ -125,9 +125,6 @@ def test_codecs_are_the_groups_or_the_calls():
         together(members, tensors, codec="fp32")
         with pytest.raises(UsageError, match="E-RED-08"):
             members[0].all_reduce(tensors[0], codec="int3")
-        works = [m.all_reduce_async(t, codec=c) for m, t, c in zip(members, tensors, ("fp32", "2bit"), strict=True)]
-        told = [work._calls[0].future.exception(PATIENCE_S) for work in works]
-        assert any("E-RED-10" in str(why) and "same codec=" in str(why) for why in told)
 
 
 def test_a_long_call_goes_in_slices_that_are_told_as_one(monkeypatch: pytest.MonkeyPatch):
@@ -255,6 +252,33 @@ def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():
         again = [torch.zeros(7), torch.ones(7)]
         assert all(done.complete for done in together(members, again))
         assert torch.equal(again[0], torch.full((7,), 0.5))
+
+
+@pytest.mark.parametrize("asked", [("fp16", "bf16"), (None, "2bit")])
+def test_calls_with_other_codecs_do_not_mix_and_everybody_is_told_who_asked_for_what(asked):
+    """Also where their bytes are as many, and one would pass for the other."""
+    with groups(2) as members:
+        tensors = [torch.zeros(1000), torch.ones(1000)]
+        pairs = zip(members, tensors, asked, strict=True)
+        for i, work in enumerate([m.all_reduce_async(t, codec=codec) for m, t, codec in pairs]):
+            said = [f"m{1 - i} called with .*codec={asked[1 - i] or 'fp32'}", f"this .*codec={asked[i] or 'fp32'}"]
+            with pytest.raises(RunFailedError, match=f"E-RED-10 {', '.join(said)}\n(.*\n)*.*same codec= at all"):
+                work.wait(PATIENCE_S)
+        assert not tensors[0].any() and tensors[1].all()
+        assert all(done.complete for done in together(members, tensors, codec="fp16"))
+        assert torch.equal(tensors[0], torch.full((1000,), 0.5))
+
+
+def test_as_many_as_may_lie_cannot_spoil_a_call_with_another_size():
+    """One of four, where one may lie. It learns its mistake; for the others it has no row, as they are told."""
+    with groups(4, trust="open", statistic="median") as members:
+        tensors = [torch.full((3000,), float(i)) for i in range(3)] + [torch.zeros(7)]
+        works = [m.all_reduce_async(t) for m, t in zip(members, tensors, strict=True)]
+        with pytest.raises(RunFailedError, match=r"E-RED-09 .* called with 3,000 values, this member with 7"):
+            works[3].wait(PATIENCE_S)
+        assert all(work.wait(PATIENCE_S).missing == (members[3].me,) for work in works[:3])
+        assert all(torch.equal(t, torch.ones(3000)) for t in tensors[:3])
+        assert len(members[0].peers) == 4
 
 
 def test_a_part_that_is_not_finite_is_not_sent():

@@ -50,7 +50,7 @@ from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.store import in_use
 from atoll.learn.codec import codec_named
-from atoll.node.facts import MembershipChanged, OtherSize, RoundBegan, RoundClosed
+from atoll.node.facts import MembershipChanged, OtherCall, RoundBegan, RoundClosed
 from atoll.node.peer import CaughtUp, GenesisKnown, Refused
 from atoll.node.settings import RunSettings
 from atoll.node.topology import TOPOLOGIES
@@ -125,7 +125,7 @@ class Group:
     ) -> Reduced:
         """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time.
 
-        `codec` (default: the group's) must be the same at all members; see specs/codecs.md.
+        `codec` (default: the group's) must be the same at all members, or all are told; see specs/codecs.md.
         """
         return self.all_reduce_async(tensors, weight=weight, codec=codec).wait(timeout_s)
 
@@ -419,8 +419,8 @@ class GroupHost(driver.Driver):
                 self.island.missed(round, _left_behind())
             case MembershipChanged():
                 self._look_at_my_place()
-            case OtherSize():
-                self.island.fails(fact.round, self._other_size(fact))
+            case OtherCall():
+                self.island.fails(fact.round, self._other_call(fact))
             case Refused():
                 self._refused = RefusedError(fact.code, fact.what, fix=fact.fix)
             case _:
@@ -459,12 +459,21 @@ class GroupHost(driver.Driver):
                 driver.Driver.hash_on_loop_bytes
             )  # these names take longer than a thread's start
 
-    def _other_size(self, fact: OtherSize) -> AtollError:
+    def _other_call(self, fact: OtherCall) -> AtollError:
         assert self.machine.history is not None
         names = names_of((m.peer, m.name) for m in self.machine.history.head_body.members)
+        other = names.get(fact.peer, fact.peer)
+        if fact.asked != fact.my_asked:
+            own = f"the group's codec={self.island.terms.codec}"
+            return RunFailedError(
+                "E-RED-10",
+                f"{other} called with {fact.asked or own}, this member with {fact.my_asked or own}",
+                cause="members ask for one all-reduce in different ways",
+                fix="pass the same codec= at all members, or leave it out; this call changed nothing",
+            )
         return RunFailedError(
             "E-RED-09",
-            f"{names.get(fact.peer, fact.peer)} called with {fact.values:,} values, this member with {fact.mine:,}",
+            f"{other} called with {fact.values:,} values, this member with {fact.my_values:,}",
             cause="members do not make the same calls in the same order, or their tensors differ in size",
             fix="call all_reduce with tensors of the same sizes at all members; this call changed nothing",
         )

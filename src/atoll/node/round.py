@@ -368,7 +368,7 @@ class Round:
         signed = self.notary.sign(commit)
         self.committed.say(commit, signed)
         message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
-        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self.committed.now.giving)]
+        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_calls(self.committed.now.giving)]
         effects += [Send(p, message) for p in self.committed.hearers if p != self.me]
         mine = self.update.said()
         if mine is not None and self.reduce is not None:
@@ -392,7 +392,7 @@ class Round:
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         match self.committed.hear(signed):
             case Commit(attempt=attempt):
-                effects = self._compare_sizes([signed.signer])
+                effects = self._compare_calls([signed.signer])
                 return effects + self._awaits_less(now) if attempt == self.attempt else effects
             case Twice(first, second):
                 return self._compare_commits(first, second, now)
@@ -427,8 +427,8 @@ class Round:
         self.shown.update((to, signed.signer) for signed in said)
         return [Send(to, Committed(self.plan.round, self.attempt, self.plan.trace, signed)) for signed in said]
 
-    def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
-        return [self._report(fact) for fact in self.committed.other_sizes(peers)]
+    def _compare_calls(self, news: Iterable[PeerId]) -> list[Effect]:
+        return [self._report(fact) for fact in self.committed.other_calls(news)]
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
         """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
