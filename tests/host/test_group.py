@@ -23,7 +23,7 @@ from atoll.host import group_island
 from atoll.host.group_island import cuts, part_values
 from atoll.learn.codec import codec_named
 from atoll.node import patience
-from atoll.node.facts import AuditEnded, MembershipChanged
+from atoll.node.facts import AuditEnded, MembershipChanged, Passed
 from atoll.wire.messages.round import Answer, PartBytes
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
@@ -183,6 +183,46 @@ def test_a_call_that_waits_while_a_newcomer_is_let_in_counts_everybody():
         works = [first, *(m.all_reduce_async(t) for m, t in zip(members[1:], tensors[1:], strict=True))]
         assert all(len(work.wait(PATIENCE_S).contributors) == 3 for work in works)
         assert all(torch.equal(t, torch.ones(10)) for t in tensors)
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["idle", "with a call that waits"])
+def test_of_two_members_one_may_leave_and_the_other_goes_on(calls: bool):
+    """Two voters agree on nothing without each other, so whoever leaves stays until it is agreed that it is gone."""
+    with groups(2) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        mine, yours = torch.ones(10), torch.zeros(10)
+        work = members[0].all_reduce_async(mine) if calls else None
+        members[0].close()
+        done = members[1].all_reduce(yours, timeout_s=PATIENCE_S)
+        assert done.contributors == members[1].peers == (members[1].me,) and not done.missing
+        assert mine.all() and not yours.any()
+        if work is not None:
+            with pytest.raises(RunFailedError, match="E-RED-04"):
+                work.wait(PATIENCE_S)
+
+
+def test_a_call_that_waits_while_somebody_leaves_still_waits_for_everybody_else():
+    """Ada has called, Bob has not; Cleo leaves. Ada's call is answered with Bob's."""
+    with groups(3) as members:
+        together(members, [torch.ones(10) for _ in members])
+        tensors = [torch.full((10,), float(i)) for i in range(2)]
+        first = members[0].all_reduce_async(tensors[0])
+        members[2].close()
+        second = members[1].all_reduce_async(tensors[1])
+        assert all(len(work.wait(PATIENCE_S).contributors) == 2 for work in (first, second))
+        assert all(torch.equal(t, torch.full((10,), 0.5)) for t in tensors)
+
+
+def test_whoever_is_left_alone_by_one_that_could_not_stay_is_told_who_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("atoll.host.group.FAREWELL_S", 0.0)
+    with groups(2) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        passed: SimpleQueue[Passed] = SimpleQueue()
+        members[1]._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, Passed) else None)
+        members[0].close()
+        passed.get(timeout=PATIENCE_S)
+        with pytest.raises(RunFailedError, match=r"E-RED-03 .*\n.*too few members are left to agree: m0 left\n"):
+            members[1].all_reduce(torch.ones(10), timeout_s=0.1)
 
 
 def test_a_member_that_does_not_call_passes_and_is_named():

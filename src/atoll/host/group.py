@@ -60,7 +60,7 @@ from atoll.policy.trust import StatisticName
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed
-from atoll.wire.messages.statements import Answered, Join, Ready, Signed
+from atoll.wire.messages.statements import Answered, Join, Leave, Ready, Signed
 from atoll.wire.messages.vertex import Member, Standing
 
 T = TypeVar("T")
@@ -72,7 +72,8 @@ SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that n
 STATE = b"atoll/group/1"  # a group begins with nothing: its members bring their tensors with them
 FOLDERS = "atoll-group-"
 ABANDONED_S = 60.0  # a younger folder may be that of a member that has not taken its lock yet
-MAKES_ROOM = "it makes room for a newcomer"
+GIVES_WAY = "members come or go"  # why a member passes a round that nobody but they needs; all say it in one word
+FAREWELL_S = 10.0  # for the others to agree that this member is gone, where they need its vote for that
 VERTICES_KEPT = 64  # for members that were away
 MEET_S = 120.0  # for all founding peers to be there
 
@@ -149,7 +150,8 @@ class Group:
         return Work(self, given, flat_N, calls)
 
     def close(self) -> None:
-        """Say farewell and end. Harmless the second time; also done when Python exits."""
+        """Say farewell and end, once the others can agree without this member. Harmless the second time; also done
+        when Python exits."""
         if self._closed:
             return
         self._closed = True
@@ -314,7 +316,7 @@ class GroupHost(driver.Driver):
     def __init__(self, seat: driver.Seat) -> None:
         super().__init__(seat, GroupIsland(seat.store))
         self.follow, self.named = self.island.follow, self.island.named
-        self.listeners = [self._react_to_fact]  # no record: nobody plots a group
+        self.listeners = [self._wake, self._react_to_fact]  # no record: nobody plots a group
         self.on_broken, self.on_entry = self._broke, self._note
         self._unreachable = ""  # the last address of the ticket's that was dialled in vain
         self._refused: AtollError | None = None
@@ -337,12 +339,12 @@ class GroupHost(driver.Driver):
         match event:
             case Received(message=Committed()) if round is not None:
                 commits = [commit for commit, _ in round.commits.get(round.attempt, Commits()).of.values()]
-                if any(commit.why == MAKES_ROOM for commit in commits):
-                    self.island.passes(MAKES_ROOM)
+                if any(commit.why == GIVES_WAY for commit in commits):
+                    self.island.passes(GIVES_WAY)
                 elif commits:
                     self.island.others_wait()
             case Received(message=MemberReport()):
-                self._make_room()
+                self._give_way()
             case _:
                 pass
 
@@ -356,13 +358,18 @@ class GroupHost(driver.Driver):
         fix = "report it with the lines above; close this group and join again"
         self.island.ousted(RunFailedError("E-INT-01", text, cause="a defect", fix=fix))
 
-    def _make_room(self) -> None:
-        """An idle group lets newcomers in: whose user has not called passes, and calls that came are done again."""
+    def _give_way(self) -> None:
+        """An idle group lets members in and out: whose user has not called passes, and calls that came are done
+        again."""
         round, pool = self.machine.round, self.machine.pool
         if round is None or pool is None or not round.trains or self._closing:
             return
-        if _newcomers(round.plan.members) or _lets_in(pool.chosen()):
-            self.island.passes(MAKES_ROOM)
+        reports = pool.chosen()
+        if _newcomers(round.plan.members) or _lets_in(reports) or _leaving(reports):
+            self.island.passes(GIVES_WAY)
+
+    def _hurry(self) -> None:
+        self._give_way()
 
     async def members(self) -> tuple[PeerId, ...]:
         history = self.machine.history
@@ -382,11 +389,14 @@ class GroupHost(driver.Driver):
         if round is None:
             return "this member is still catching up with the group"
         names = names_of((m.peer, m.name) for m in round.plan.members)
-        silent = [names[p] for p in round.plan.voters if p != self.me and self.machine.heartbeat.gone(p)]
+        left = self._gone_for_good()
+        silent = [p for p in round.plan.voters if p != self.me and p not in left and self.machine.heartbeat.gone(p)]
         if round.assembling:
             return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
-        if len(silent) > round.plan.tolerated:
-            return f"too few members are left to agree: {', '.join(silent)} cannot be heard"
+        if len(silent) + len(left) > round.plan.tolerated:
+            told = [(silent, "cannot be heard"), (left, "left")]
+            who = "; ".join(f"{', '.join(names[p] for p in peers)} {what}" for peers, what in told if peers)
+            return f"too few members are left to agree: {who}"
         awaited = [names[p] for p in round.awaited if p != self.me and not self.machine.heartbeat.gone(p)]
         if awaited:
             return f"these members have not called yet: {', '.join(awaited)}"
@@ -398,7 +408,9 @@ class GroupHost(driver.Driver):
         return (topology.name, round.ground.why) if round is not None and topology is not None else ("", "")
 
     async def stop(self, why: str = "the group was closed", farewell: bool = True) -> None:
-        await super().stop(why, farewell)
+        if farewell and not self._closing:
+            await self.leave(why, FAREWELL_S)
+        await super().stop(why, farewell=False)
         _clear(self.folder)
 
     def _react_to_fact(self, fact: Fact) -> None:
@@ -406,14 +418,15 @@ class GroupHost(driver.Driver):
             case GenesisKnown():
                 self._learn_terms(fact.settings)
             case RoundBegan():
-                asyncio.get_running_loop().call_soon(self._make_room)
+                asyncio.get_running_loop().call_soon(self._give_way)
             case RoundClosed():
                 self.store.keep([(f"vertex/{fact.round - VERTICES_KEPT}", None)])
                 if fact.body.parts:
                     assert self.machine.history is not None
                     before = self.machine.history.bodies.get(fact.round - 1)
                     lets_in = _lets_in(fact.body.reports) or (before is not None and _newcomers(before.members))
-                    again = bool(fact.missing) and lets_in
+                    left = _leaving(fact.body.reports)
+                    again = bool(set(fact.missing) - left) and (lets_in or bool(left))
                     self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)), again)
             case CaughtUp(round=round):
                 self.island.missed(round, _left_behind())
@@ -498,6 +511,12 @@ class GroupHost(driver.Driver):
         history = self.machine.history
         members = history.head_body.members if history is not None else ()
         return self.machine.round is not None and any(m.peer == self.me and m.standing == "member" for m in members)
+
+    def _gone_for_good(self) -> list[PeerId]:
+        """Voters that said farewell, and whose vertex is not there yet."""
+        round, pool = self.machine.round, self.machine.pool
+        said = _leaving(pool.chosen()) if pool is not None else set[PeerId]()
+        return [p for p in round.plan.voters if p in said] if round is not None else []
 
     def _voters(self) -> int:
         history = self.machine.history
@@ -592,6 +611,11 @@ def _newcomers(members: Iterable[Member]) -> bool:
 def _lets_in(reports: Iterable[Signed]) -> bool:
     """True if one of them brings somebody in."""
     return any(isinstance(decode_statement(s.body, s.signer), Join | Ready) for s in reports)
+
+
+def _leaving(reports: Iterable[Signed]) -> set[PeerId]:
+    """Who says farewell in them."""
+    return {s.signer for s in reports if isinstance(decode_statement(s.body, s.signer), Leave)}
 
 
 def _reduced(fact: RoundClosed, cuts: Cuts) -> Reduced:
