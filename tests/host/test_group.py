@@ -187,7 +187,7 @@ def test_a_call_that_waits_while_a_newcomer_is_let_in_counts_everybody():
 
 @pytest.mark.parametrize("calls", [False, True], ids=["idle", "with a call that waits"])
 def test_of_two_members_one_may_leave_and_the_other_goes_on(calls: bool):
-    """Two voters agree on nothing without each other, so whoever leaves stays until it is agreed that it is gone."""
+    """Two voters agree on nothing without each other: whoever leaves stays until it is agreed that it is gone."""
     with groups(2) as members:
         together(members, [torch.ones(10), torch.ones(10)])
         mine, yours = torch.ones(10), torch.zeros(10)
