@@ -234,8 +234,9 @@ def found(
     the group's, since all members must have the same plan.
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone; one
-    that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`, or,
-    where members trust each other, after as long as three such calls take at 2 Mbit/s.
+    that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`, or
+    after as long as three such calls take at 2 Mbit/s; where members may lie, no longer than four times what all
+    but a third of them took.
     `trust` "community" or "open" is for members of whom up to a third may lie: rows are combined by `statistic`
     (docs/config.md), owners are spot-checked or watch each other (specs/trust.md, specs/openings.md).
     Raises UsageError for settings that cannot be.
