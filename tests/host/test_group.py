@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -225,6 +226,30 @@ def test_whoever_is_left_alone_by_one_that_could_not_stay_is_told_who_left(monke
             members[1].all_reduce(torch.ones(10), timeout_s=0.1)
 
 
+def test_a_member_that_only_dials_out_counts_and_gets_the_mean():
+    """It listens nowhere, owns no part and has no vote; the others need not wait for it to leave."""
+    with groups(2) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        members.append(atoll.reduce.join(members[0].ticket, client=True))
+        members[0].wait_for_peers(3)
+        assert members[2].addresses == () and members[2].me in members[0].peers
+        for size in (10, 300_000):
+            tensors = [torch.full((size,), float(i)) for i in range(3)]
+            assert all(len(done.contributors) == 3 and done.complete for done in together(members, tensors))
+            assert all(torch.equal(t, torch.ones(size)) for t in tensors)
+        members.pop().close()
+        assert all(len(done.contributors) == 2 for done in together(members, tensors[:2]))
+
+
+def test_a_member_with_a_cap_sends_no_faster():
+    """A row of half a megabyte and an answer of as much, at 4 MB/s with a tenth of a second saved."""
+    with groups(2, upload_bytes_s=4_000_000) as members:
+        tensors = [torch.ones(250_000) for _ in members]
+        began = time.monotonic()
+        assert all(done.complete for done in together(members, tensors))
+        assert time.monotonic() - began >= (1_000_000 - 400_000) / 4_000_000
+
+
 def test_a_member_that_does_not_call_passes_and_is_named():
     with groups(3, timeout_s=0.5) as members:
         tensors = [torch.full((10,), float(i)) for i in range(3)]
@@ -344,6 +369,8 @@ def test_mistakes_are_told_with_what_to_do():
             group.all_reduce(no_row)
     with pytest.raises(RunFailedError, match="1 of 2 members are here"):
         group.all_reduce(torch.ones(3), timeout_s=0.2)
+    with pytest.raises(UsageError, match="E-RED-02 upload_bytes_s of -1"):
+        atoll.reduce.join("ATOLL1:any", upload_bytes_s=-1)
     for wrong in ({"topology": "moebius"}, {"codec": "int3"}, {"codec": "randk:0.1"}, {"way_back": "delta+int8"}):
         with pytest.raises(UsageError, match="E-RED-08"):
             atoll.reduce.found(**wrong)

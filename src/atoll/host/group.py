@@ -66,6 +66,7 @@ from atoll.wire.messages.vertex import Member, Standing
 T = TypeVar("T")
 _mine: set[Path] = set()  # folders of this process: to look at its own locks would let go of them
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+RATE_MAX = 2**40  # bytes per second: no link is faster
 WEIGHT_MAX = 2**31 - 1  # samples behind one call; the sum over all members fits a signed 64-bit integer
 FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
 SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that nobody holds more than this twice
@@ -226,6 +227,7 @@ def found(
     name: str = "",
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
+    upload_bytes_s: int = 0,
 ) -> Group:
     """A new group with this process as its first member; the first all-reduce begins when `peers` are there.
 
@@ -239,6 +241,7 @@ def found(
     but a third of them took.
     `trust` "community" or "open" is for members of whom up to a third may lie: rows are combined by `statistic`
     (docs/config.md), owners are spot-checked or watch each other (specs/trust.md, specs/openings.md).
+    `upload_bytes_s` is the most that this member sends, 0: no cap.
     Raises UsageError for settings that cannot be.
     """
     for named in (codec, way_back or codec):
@@ -246,6 +249,7 @@ def found(
     if topology not in TOPOLOGIES:
         raise UsageError("E-RED-08", f"no topology {topology}", fix=f"choose one of {', '.join(TOPOLOGIES)}")
     peers = _whole("peers", peers, PEERS_MAX, "say how many members there are when the first all-reduce begins")
+    upload_bytes_s = _cap(upload_bytes_s)
     terms = GroupTerms(codec, way_back, timeout_s)
     rounds = RoundSettings(
         inner_steps=1,
@@ -268,7 +272,7 @@ def found(
     with_room(settings)
 
     async def opening() -> tuple[GroupHost, str]:
-        founded, where = Founded(settings, STATE), Listening(listen, announce)
+        founded, where = Founded(settings, STATE), Listening(listen, announce, upload_bytes_s)
         invitation = Invitation(uses=PEERS_MAX)  # members of a group come and go
         with _folder() as folder:
             host, ticket = await found_run(folder, founded, name, where, invitation, GroupHost, durable=False)
@@ -285,17 +289,22 @@ def join(
     via: tuple[str, ...] = (),
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
+    upload_bytes_s: int = 0,
+    client: bool = False,
 ) -> Group:
     """Take a seat in the ticket's group; returns when its members have let this one in.
 
     `via` are addresses of other members (`group.addresses`), for when whoever issued the ticket is gone.
+    `client`: nobody can dial this member, so it only dials out, counts in means, owns no part and has no vote.
+    `upload_bytes_s` is the most that it sends, 0: no cap.
     Raises the ticket's own error, or NetworkError if nobody lets it in for two minutes.
     """
+    upload_bytes_s = _cap(upload_bytes_s)
 
     async def opening() -> tuple[GroupHost, str]:
-        where = Listening(listen, announce)
+        where, role = Listening(listen, announce, upload_bytes_s), "client" if client else "trainer"
         with _folder() as folder:
-            host = await join_run(folder, ticket, "trainer", name, where, GroupHost, durable=False)
+            host = await join_run(folder, ticket, role, name, where, GroupHost, durable=False)
         host.bootstrap += tuple((address, None) for address in via)
         host.start()
         try:
@@ -373,11 +382,10 @@ class GroupHost(driver.Driver):
         self._give_way()
 
     async def members(self) -> tuple[PeerId, ...]:
-        history = self.machine.history
-        return tuple(m.peer for m in history.head_body.members if m.votes) if history is not None else ()
+        return self._members()
 
     async def meet(self, count: int, timeout_s: Seconds) -> None:
-        await self._until(lambda: self._voters() >= count, timeout_s, f"{count} members are here")
+        await self._until(lambda: len(self._members()) >= count, timeout_s, f"{count} members are here")
 
     async def seated(self, timeout_s: Seconds) -> None:
         """Until the others let me in and I hold what they agreed on."""
@@ -513,6 +521,10 @@ class GroupHost(driver.Driver):
         members = history.head_body.members if history is not None else ()
         return self.machine.round is not None and any(m.peer == self.me and m.standing == "member" for m in members)
 
+    def _members(self) -> tuple[PeerId, ...]:
+        history = self.machine.history
+        return tuple(m.peer for m in history.head_body.members if m.trains) if history is not None else ()
+
     def _gone_for_good(self) -> list[PeerId]:
         """Voters that said farewell, and whose vertex is not there yet."""
         round, pool = self.machine.round, self.machine.pool
@@ -554,6 +566,11 @@ def _whole(what: str, value: object, most: int, fix: str) -> int:
     if not 1 <= number <= most:
         raise UsageError("E-RED-02", f"{what} of {value!r}", fix=f"{fix}, at most {most:,}")
     return number
+
+
+def _cap(upload_bytes_s: object) -> int:
+    none = upload_bytes_s == 0
+    return 0 if none else _whole("upload_bytes_s", upload_bytes_s, RATE_MAX, "say how many bytes per second")
 
 
 def _check_tensor(tensor: Tensor) -> None:
