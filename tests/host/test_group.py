@@ -202,6 +202,20 @@ def test_of_two_members_one_may_leave_and_the_other_goes_on(calls: bool):
                 work.wait(PATIENCE_S)
 
 
+def test_whoever_is_left_alone_by_a_death_is_told_though_it_would_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("atoll.host.group.FAREWELL_S", 0.0)  # the dead one cannot know that it is alone
+    with groups(2, timeout_s=0.3, silence_s=0.6) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        dies(members[0])
+        mine = torch.zeros(10)
+        for _ in range(2):
+            with pytest.raises(
+                RunFailedError, match="E-RED-18 too few members are left to agree: m0 cannot be heard"
+            ):
+                members[1].all_reduce(mine, timeout_s=PATIENCE_S)
+        assert not mine.any()
+
+
 def test_a_call_that_waits_while_somebody_leaves_still_waits_for_everybody_else():
     """Ada has called, Bob has not; Cleo leaves. Ada's call is answered with Bob's."""
     with groups(3) as members:

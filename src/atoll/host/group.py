@@ -32,7 +32,7 @@ from torch import Tensor, strided
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX, MIB, PEERS_MAX, PIECES_MAX
-from atoll.base.machine import Event, Fact, Received
+from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.host import driver
 from atoll.host.group_island import (
     PART_VALUES,
@@ -125,7 +125,8 @@ class Group:
         codec: str | None = None,
         timeout_s: Seconds | None = None,
     ) -> Reduced:
-        """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time.
+        """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
+        too few members to agree on anything have been here for the group's `timeout_s`.
 
         `codec` (default: the group's) must be the same at all members, or all are told; see specs/codecs.md.
         """
@@ -331,6 +332,7 @@ class GroupHost(driver.Driver):
         self._unreachable = ""  # the last address of the ticket's that was dialled in vain
         self._refused: AtollError | None = None
         self._had_place = False
+        self._lost_since = self.clock.now()  # a quorum; or the last time that there was one
         self._news = asyncio.Event()
 
     async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
@@ -355,6 +357,8 @@ class GroupHost(driver.Driver):
                     self.island.others_wait()
             case Received(message=MemberReport()):
                 self._give_way()
+            case TimerFired("beat"):
+                self._tell_if_quorum_is_lost()
             case _:
                 pass
 
@@ -398,14 +402,10 @@ class GroupHost(driver.Driver):
         if round is None:
             return "this member is still catching up with the group"
         names = names_of((m.peer, m.name) for m in round.plan.members)
-        left = self._gone_for_good()
-        silent = [p for p in round.plan.voters if p != self.me and p not in left and self.machine.heartbeat.gone(p)]
         if round.assembling:
             return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
-        if len(silent) + len(left) > round.plan.tolerated:
-            told = [(silent, "cannot be heard"), (left, "left")]
-            who = "; ".join(f"{', '.join(names[p] for p in peers)} {what}" for peers, what in told if peers)
-            return f"too few members are left to agree: {who}"
+        if lost := self._quorum_lost():
+            return lost
         awaited = [names[p] for p in round.awaited if p != self.me and not self.machine.heartbeat.gone(p)]
         if awaited:
             return f"these members have not called yet: {', '.join(awaited)}"
@@ -525,6 +525,28 @@ class GroupHost(driver.Driver):
         history = self.machine.history
         return tuple(m.peer for m in history.head_body.members if m.trains) if history is not None else ()
 
+    def _quorum_lost(self) -> str:
+        """Who is not here, if nothing can be agreed on without them; else nothing."""
+        round = self.machine.round
+        if round is None:
+            return ""
+        left = self._gone_for_good()
+        silent = [p for p in round.plan.voters if p != self.me and p not in left and self.machine.heartbeat.gone(p)]
+        if len(silent) + len(left) <= round.plan.tolerated:
+            return ""
+        names = names_of((m.peer, m.name) for m in round.plan.members)
+        told = [(silent, "cannot be heard"), (left, "left")]
+        who = "; ".join(f"{', '.join(names[p] for p in peers)} {what}" for peers, what in told if peers)
+        return f"too few members are left to agree: {who}"
+
+    def _tell_if_quorum_is_lost(self) -> None:
+        """Those who would have to agree may never come back: calls wait for that as long as for a user."""
+        lost, now = self._quorum_lost(), self.clock.now()
+        if not lost:
+            self._lost_since = now
+        elif self.island.calls and now - self._lost_since >= self.island.terms.timeout_s:
+            self.island.ousted(_quorum_is_lost(lost))
+
     def _gone_for_good(self) -> list[PeerId]:
         """Voters that said farewell, and whose vertex is not there yet."""
         round, pool = self.machine.round, self.machine.pool
@@ -602,6 +624,15 @@ def _left_behind() -> AtollError:
         "the group agreed on this all-reduce, and its mean did not reach this member",
         cause="its links were too slow or broke for a while; its tensors are as they were",
         fix="go on with the next call; where tensors must be equal everywhere, take them from another member first",
+    )
+
+
+def _quorum_is_lost(who: str) -> AtollError:
+    return RunFailedError(
+        "E-RED-18",
+        who,
+        cause="their processes ended, or the network between is broken; this call changed nothing here",
+        fix="call again when they are back, or close this group and found a new one with those that are left",
     )
 
 
