@@ -245,7 +245,9 @@ class GroupIsland:
             await self._changed.wait()
         if not self.calls:
             raise RunFailedError("E-RED-06", self._passes)
-        return Trained(1, self.calls[0].weight, 0.0, 0.0, len(self.calls[0].flat_N))
+        call = self.calls[0]
+        asked = f"codec={call.codec}" if call.codec != self.terms.codec else ""
+        return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), asked)
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
@@ -286,6 +288,8 @@ class GroupIsland:
         call = self._mine(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
+        if call.future.done():
+            raise RunFailedError("E-RED-06", "its call cannot succeed")
         lo, hi = call.cuts[work.part]
         return hi - lo
 
@@ -312,10 +316,10 @@ class GroupIsland:
                     codec.decode_into(payload.data, call.flat_N[lo:hi])
         except PeerFault as fault:
             why = RunFailedError(
-                "E-RED-10",
+                "E-RED-17",
                 f"the agreed mean does not decode: {fault.what}",
-                cause="another member made this call with another codec",
-                fix="pass the same codec= at all members, or leave it out",
+                cause="the member that answered for a part of it is broken, or lies",
+                fix="see that all members have the same version; go on with the next call",
             )
             call.future.set_exception(why)
         else:

@@ -15,7 +15,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
 from atoll.base.turns import in_turn
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
-from atoll.node.facts import OtherSize
+from atoll.node.facts import OtherCall
 from atoll.node.ground import Ground
 from atoll.node.trial import Commits
 from atoll.wire.envelope import Notary
@@ -147,13 +147,25 @@ class Commitments:
         silent = [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
         return in_turn(silent, len(self.speakers), self.asks)
 
-    def other_sizes(self, peers: Iterable[PeerId]) -> list[OtherSize]:
-        """Whose update has another length than mine: where callers choose the length, that is a mistake."""
+    def other_calls(self, news: Iterable[PeerId]) -> list[OtherCall]:
+        """Whose update is of another length or form than mine: where callers choose these, that is a mistake.
+
+        As many as may lie could say so for ever. So few are left out of the sums, and nobody else is disturbed.
+        """
         commits, mine = self.now, self.commit_of(self.me)
         if mine is None or not mine.parts:
             return []
-        values = {p: commits.of[p][0].values for p in peers if p in commits.giving}
-        return [OtherSize(peer=p, values=n, mine=mine.values) for p, n in values.items() if n != mine.values]
+
+        def others(among: Iterable[PeerId]) -> list[tuple[PeerId, Commit]]:
+            given = ((p, commits.of[p][0]) for p in among if p in commits.giving)
+            return [(p, c) for p, c in given if (c.values, c.asked) != (mine.values, mine.asked)]
+
+        if not others(news) or len(others(commits.giving)) <= self.ground.liars:
+            return []
+        return [
+            OtherCall(peer=p, values=c.values, asked=c.asked, my_values=mine.values, my_asked=mine.asked)
+            for p, c in others(sorted(commits.giving))
+        ]
 
     def awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
         """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""

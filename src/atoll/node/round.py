@@ -363,7 +363,7 @@ class Round:
         commit = self.update.commit(self.attempt)
         signed = self.notary.sign(commit)
         self.committed.say(commit, signed)
-        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self.committed.now.giving)]
+        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_calls(self.committed.now.giving)]
         effects += self._tell_hearers(signed)
         mine = self.update.said()
         if mine is not None and self.reduce is not None:
@@ -392,7 +392,7 @@ class Round:
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         match self.committed.hear(signed):
             case Commit(attempt=attempt):
-                effects = self._compare_sizes([signed.signer])
+                effects = self._compare_calls([signed.signer])
                 return effects + self._awaits_less(now) if attempt == self.attempt else effects
             case Twice(first, second):
                 return self._compare_commits(first, second, now)
@@ -424,8 +424,8 @@ class Round:
         """One of these said to me what it did not say to that owner: together we can prove it."""
         return [Send(to, self._commitment(signed)) for signed in self.committed.shown_to(to, names)]
 
-    def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
-        return [self._report(fact) for fact in self.committed.other_sizes(peers)]
+    def _compare_calls(self, news: Iterable[PeerId]) -> list[Effect]:
+        return [self._report(fact) for fact in self.committed.other_calls(news)]
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
         """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
