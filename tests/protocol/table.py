@@ -44,8 +44,9 @@ class Table:
         for name in self.names:
             self.do(name, self.at[name].begin())
 
-    def start(self, name: PeerId) -> Door:
-        notary = Notary(RUN, VirtualSigner(name), VirtualVerifier())
+    def start(self, name: PeerId, session: int = 0) -> Door:
+        """With what it kept; another `session` than the first is one that is not agreed."""
+        notary = Notary(RUN, VirtualSigner(name, session), VirtualVerifier())
         quorum = self.voters // 2 + 1
         made = self.machine(notary, ROUND, "t", self.keys, quorum, self.names, self.kept.get(name))
         self.at[name] = made

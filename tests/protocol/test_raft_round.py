@@ -223,3 +223,28 @@ def test_ten_thousand_views_leave_nothing_behind():
     for view in range(3, 40_000, 4):
         machine.close_view(view)
     assert len(machine.tallies) <= 4 and len(machine.bodies) <= 2
+
+
+# In our words, of both: who forgot what it said is not believed to be who said it, until its new key is agreed.
+@pytest.mark.parametrize("machine", [RaftRound, Agreement])
+def test_a_voter_that_lost_its_disk_is_silent_until_its_new_key_is_agreed(machine: type[Any]):
+    """It has voted and forgets, and the same words come again: it listens, says nothing, and learns the end."""
+    table = Table(4, machine)
+    table.do(P0, table.at[P0].propose(0, b"body"))
+    words = [message for _, to, message in table.mail if to == P3]
+    table.deliver()
+    assert table.at[P3].has_voted
+    del table.kept[P3]
+    listener = table.start(P3, session=1)
+    before = len(table.mail)
+    for effects in (listener.begin(), *(listener.receive(P0, word) for word in words), listener.remind()):
+        table.do(P3, effects)
+    assert not table.start(P3, session=1).close_view(0)
+    assert len(table.mail) == before and P3 not in table.kept
+    table.at[P3] = listener
+    table.settle()
+    assert table.decided() == dict.fromkeys(table.names, b"body")
+    voter = table.start(P3, session=1)
+    voter.votes = True  # mutant: whoever has the name has the vote
+    table.do(P3, voter.receive(P0, words[0]))
+    assert any(sender == P3 and isinstance(message, Voted) for sender, _, message in table.mail)
