@@ -8,8 +8,9 @@ a certificate; voters that hold it send commit votes; a quorum of commit votes d
 because its time is or because its proposer is gone, voters sign Timeout(view, highest prepare certificate). A
 quorum of those lets the next proposer speak, and it must re-propose the body of the highest certificate among
 them (Castro & Liskov 1999, section 4.4, for one decision; Jolteon, arXiv 2106.10362, for the rule that only the
-timeouts' highest certificate binds). Each attempt of a round has as many views as there are voters, so that all
-voters meet in the same view again when the clock ends an attempt.
+timeouts' highest certificate binds). It shows them, so it need not wait as HotStuff-2's does (ePrint 2023/397),
+which shows one certificate and has to have heard of the highest. Each attempt of a round has as many views as there
+are voters, so that all voters meet in the same view again when the clock ends an attempt.
 
 Votes go from everybody to everybody, but voters need not all hear each other: a commit vote that is said again
 brings the certificate that it stands on, so one proposer that a quorum hears is enough for a decision.
