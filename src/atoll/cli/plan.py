@@ -199,10 +199,11 @@ def _owned_s(one: Exchange, links: Links, one_owner: bool) -> float:
 
 
 def _overlap(recipe: Recipe) -> int:
-    """Steps that hide an exchange; eager hides it behind a whole round."""
+    """Steps that hide an exchange. Eager and pipelined hide it behind a whole round and no more, since rounds are
+    agreed on one after the other."""
     if recipe.reducer.own == "fresh":
         return recipe.schedule.inner_steps
-    return recipe.hidden_steps
+    return min(recipe.hidden_steps, recipe.schedule.inner_steps)
 
 
 # ---- what was asked --------------------------------------------------------------------------------------------

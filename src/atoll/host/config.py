@@ -41,6 +41,7 @@ EVERY_STEP = (
     "parameter_server",
     "demo_",
     "powersgd",
+    "pipelined",
 )  # recipes that agree on the gradient of every step
 BUILT = (
     "diloco",

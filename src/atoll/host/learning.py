@@ -139,7 +139,7 @@ def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
         return "trainers run on for a whole round before they know what the next one asks for"
     if changing and schedule.overlap and effort.steps_min <= schedule.overlap:
         return f"an overlap of {schedule.overlap} steps needs rounds of more (train.inner_steps_min)"
-    if growing and schedule.overlap:
+    if growing and recipe.hidden_steps:
         return "steps that are taken ahead have the batch of the round before"
     if growing and recipe.reducer.quorum:
         return "steps that a round went on without have the batch of the round before"

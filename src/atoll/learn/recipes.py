@@ -14,7 +14,7 @@ from msgspec import UNSET
 from torch import empty
 
 from atoll.learn.codec import Known, check_name, codec_named
-from atoll.learn.inner import Accumulate, AdamW, Inner, Pipelined
+from atoll.learn.inner import QUEUE_MAX, Accumulate, AdamW, Inner, Pipelined
 from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
 from atoll.learn.models import spec_of
@@ -82,8 +82,10 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError("random pairs and the gossip outer step need each other")
     if isinstance(recipe.outer, Regional) and recipe.reducer.group != "one":
         raise ValueError("servers of regions take updates as they come: group='one'")
-    if isinstance(recipe.inner, Pipelined) and (recipe.inner.depth < 1 or recipe.reducer != Reducer()):
-        raise ValueError("a queue of gradients holds at least one mean of all members: depth >= 1, Reducer()")
+    if isinstance(recipe.inner, Pipelined) and not 1 <= recipe.inner.depth <= QUEUE_MAX:
+        raise ValueError(f"a queue of {recipe.inner.depth} gradients: it holds 1 to {QUEUE_MAX}")
+    if isinstance(recipe.inner, Pipelined) and recipe.reducer != Reducer():
+        raise ValueError("a queue of gradients is of means of all members: Reducer()")
     alone = recipe.reducer.group == "one"
     whole = recipe.own_anchors or alone or isinstance(recipe.outer, Delayed | AdamW)
     if whole and (recipe.schedule.fragments > 1 or recipe.schedule.overlap or recipe.schedule.closing):
@@ -109,7 +111,6 @@ def swarm_problem(recipe: Recipe) -> str:
         "gradients that are accumulated for one fragment after the other": (
             isinstance(recipe.inner, Accumulate) and schedule.fragments > 1
         ),
-        "gradients that wait in a queue": isinstance(recipe.inner, Pipelined),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
@@ -154,7 +155,7 @@ def sample_problem(recipe: Recipe) -> str:
     """Why rounds cannot be sampled under this recipe: who is not drawn has to stand at the anchor; empty if so."""
     if recipe.schedule.fragments > 1:
         return "rounds carry fragments in turn, and who is drawn for one has steps in all of them"
-    if recipe.schedule.overlap:
+    if recipe.hidden_steps:
         return "trainers go on ahead of a round that they may not be drawn for"
     if recipe.reducer.quorum:
         return "rounds that do not wait for the slow take up their steps later, when they may not be drawn"

@@ -577,8 +577,8 @@ class Experiment:
         return torch.stack(self.anchors).mean(0) if self.regions is None else self.regions.anchor_F
 
     def shared(self) -> SharedState:
-        """The state that real rounds would hold now; to be asked when nothing is under way."""
-        recipe, turns = self.recipe, len(self.history)
+        """The state that real rounds would hold now, without what is under way."""
+        recipe, turns = self.recipe, len(self.history) - len(self.flights)
         steps = turns * recipe.schedule.turn_steps
         samples = steps * recipe.batch * len(self.workers)
         if self.rhythm.effort is not None:
