@@ -24,7 +24,7 @@ from atoll.learn.data.records import COLUMN
 from atoll.learn.data.tokens import vocabulary_of
 from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
-from atoll.learn.models import build_model, misfit, spec_of, tokens_misfit
+from atoll.learn.models import build_model, misfit, tokens_misfit, travelling
 from atoll.learn.models.weights import load_weights
 from atoll.learn.opening import Cut, unopened
 from atoll.learn.outer import momentum_of
@@ -255,12 +255,9 @@ def built_in(
     model = build_model(recipe.model, recipe.seed)
     if weights:
         load_weights(model, recipe.model, Path(weights))
-    layout, base = _exchanged(model, only or ADAPTER_NAMES if spec_of(recipe.model).numbers.get("lora") else only)
+    layout, base = _exchanged(model, travelling(recipe.model, only))
     state = state_bytes(initial_state(model, layout), layout)
     return Beginning(recipe, layout, state, data, data_blob(loaded), watched, tokenizer, base)
-
-
-ADAPTER_NAMES = ("*.lora_*",)
 
 
 def _exchanged(model: nn.Module, only: Sequence[str]) -> tuple[Layout, bytes]:
