@@ -70,6 +70,7 @@ RECIPES = {
     "powersgd": STEPS,
     "pipelined": STEPS,
     "noloco": ROUNDS,
+    "des_loc": (*SMALL, "run.rounds=7", "train.inner_steps=4"),
     "sparta": (*STEPS, "sync.topology=butterfly"),
 }
 

@@ -29,7 +29,7 @@ from atoll.learn.models.weights import load_weights
 from atoll.learn.opening import Cut, unopened
 from atoll.learn.outer import momentum_of
 from atoll.learn.recipes import Recipe, closing, sample_problem, swarm_problem
-from atoll.learn.schedule import fragments_of, turn_of
+from atoll.learn.schedule import fragments_of, longest_turn, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
 from atoll.learn.update import Common
@@ -152,6 +152,8 @@ def apart_problem(recipe: Recipe) -> str:
         return "rounds carry fragments in turn, and late work is of the whole model"
     if recipe.own_anchors:
         return "members have anchors of their own, which go on by themselves"
+    if any(recipe.schedule.moments):
+        return "members' moments are averaged, and late work has none"
     if recipe.merge not in ("replace", "delta"):
         return "members keep a share of their own parameters, in which late work would be for a second time"
     if isinstance(recipe.inner, Accumulate):
@@ -431,7 +433,7 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
     base = state_hash(beginning.base) if beginning.base else UNSET
     blob = state_hash(beginning.blob)
     learning = Learning(beginning.recipe, beginning.data, blob, layout, canary, tokenizer, base)
-    largest = 4 * layout.floats  # fp32: no codec makes an update larger
+    largest = 4 * longest_turn(beginning.recipe.schedule, layout)  # fp32: no codec makes an update larger
     if settings.paired:
         largest = row_bytes_most(layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)

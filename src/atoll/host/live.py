@@ -32,8 +32,11 @@ from atoll.learn.codec.blocks import Room
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
 from atoll.learn.horizon import position_of
+from atoll.learn.inner import inner_from_bytes
 from atoll.learn.merge import where_moved
+from atoll.learn.moments import behind, taken_in
 from atoll.learn.recipes import Recipe
+from atoll.learn.schedule import moments_due
 from atoll.learn.state import SharedState
 from atoll.node.jobs import Train, TrainApart, Trained
 
@@ -43,6 +46,7 @@ class Live:
 
     def __init__(self, tended: Tended, away: Away, mine: Mine, agreed: Agreed, room: Room) -> None:
         self.inner: Buffer = b""  # moments, as they go into the private file
+        self._moments: Buffer = b""  # as they were handed over, where they are averaged
         self.members = 1  # whose updates make the mean of this round
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self._samples_since = 0  # that they learned from
@@ -103,6 +107,8 @@ class Live:
                 )
                 if auditing is not None:
                     auditing.taken = done
+                if moments_due(recipe.schedule, agreed.head.round):
+                    self._moments = await self._trainer.inner_state()
             except TrainerFailed as failed:
                 await self._tended.failed()
                 raise failed
@@ -116,6 +122,13 @@ class Live:
             self._samples_since += done.samples
             self._step_s = done.seconds / done.steps
         return Trained(self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s)
+
+    def handed(self, learning: Learning, head: SharedState) -> Tensor:
+        """What my steps of the round after this head came to, (N,): x, and behind it moments that are due."""
+        x_F, (_, hi) = self._trainer.read_x(), learning.turn(head)
+        if hi <= len(x_F):
+            return x_F
+        return behind(x_F, inner_from_bytes(self._moments, learning.layout.parameters), hi)
 
     async def train_apart(
         self, work: TrainApart, learning: Learning, keep: Callable[[Digest], Awaitable[None]]
@@ -164,8 +177,9 @@ class Live:
         others, head = self._wanders(recipe) or self._away.base_F is not None, self._agreed.head
         return head.anchor_F if others and head is not None else None
 
-    async def merge(self, recipe: Recipe, before: SharedState | None, after: SharedState, sent: bool) -> None:
+    async def merge(self, learning: Learning, before: SharedState | None, after: SharedState, sent: bool) -> None:
         """x becomes the new anchor; `sent` says whether an update of mine was encoded. The caller has the turn."""
+        recipe = learning.recipe
         if sent or gathers(recipe):  # a gradient that comes too late is one of another anchor
             self._count_anew()
         if not self._tended.ready or (before is not None and before.anchor_F is after.anchor_F):
@@ -178,6 +192,9 @@ class Live:
                 await self._trainer.write_x(after.anchor_F)
             if not gathers(recipe):  # else it remembers nothing
                 self.inner = await self._trainer.inner_state(self._room)
+            if before is not None and (due := moments_due(recipe.schedule, before.round)):
+                self.inner = taken_in(self.inner, after, due)
+                await self._trainer.set_inner_state(self.inner)
         except TrainerFailed:
             await self._tended.failed()
 

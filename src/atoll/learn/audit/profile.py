@@ -70,6 +70,8 @@ def why_unauditable(
         return "its data never leaves its peer"
     if recipe.own_anchors or recipe.merge != "replace" or recipe.schedule.fragments > 1 or recipe.hidden_steps:
         return "with overlap, fragments, parameters or anchors of its own, no round starts from one agreed anchor"
+    if any(recipe.schedule.moments):
+        return "members take in moments that others have a part in, which no chain holds"
     if recipe.schedule.closing:
         return "its last round is a closing average, in a codec of its own"
     if profile.precision != "fp32":

@@ -169,6 +169,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"sparta": after every step 0.5 % of the values are averaged, others in each round, and members keep their '
         "own of the rest until the last one, which averages all; before it the agreed model is behind what members "
         "hold. "
+        '"des_loc": plain means in fp32, of moments, too, in every third and sixth round (arXiv 2505.22549). '
         '"sparseloco", "cooperative", "decoupled", "demo_", "powersgd" and "noloco" need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
