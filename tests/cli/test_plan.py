@@ -51,6 +51,25 @@ def test_adapters_are_sent_and_the_whole_model_is_computed(capsys: pytest.Captur
     assert some["step_s"] / whole["step_s"] == pytest.approx(4 / 6, rel=0.01)
 
 
+LLAMA = "llama:d=512,l=4,h=8,f=1024,t=256,v=4096"
+
+
+def test_a_built_in_model_with_adapters_is_planned_as_its_run_would_be(capsys: pytest.CaptureFixture[str]):
+    """By rank, by its name, or by what is named: what genesis would exchange, and nothing is built for it."""
+    whole, by_rank = told(capsys, model=LLAMA), told(capsys, model=LLAMA, lora_rank=8)
+    assert by_rank == told(capsys, model=by_rank["model"]) and by_rank["model"].endswith("lora=8")
+    assert (
+        by_rank["parameters"] == 4 * 8 * (4 * (512 + 512) + 3 * (512 + 1024))
+        and by_rank["frozen"] == whole["parameters"]
+    )
+    ratio = by_rank["recipes"][0]["up_bytes"] / whole["recipes"][0]["up_bytes"]
+    assert ratio == pytest.approx(by_rank["parameters"] / whole["parameters"], rel=0.02)
+    assert by_rank["step_s"] / whole["step_s"] == pytest.approx(4 / 6, rel=0.05)
+    blocks = told(capsys, model=LLAMA, only=("*.mlp.*",))
+    assert blocks["parameters"] + blocks["frozen"] == whole["parameters"]
+    assert 0.3 < blocks["parameters"] / whole["parameters"] < 0.7
+
+
 def test_words_for_people(capsys: pytest.CaptureFixture[str]):
     plan(model="gpt:d=64,l=3,h=4,t=64", peers=4, uplink="20Mbit", step_seconds=0.013)
     text = capsys.readouterr().out
@@ -68,6 +87,9 @@ def test_a_recipe_that_does_not_fit_is_said_so(capsys: pytest.CaptureFixture[str
     [
         ({"model": "big"}, "E-PLAN-04"),
         ({"model": "gpt:d=64"}, "E-PLAN-04"),
+        ({"model": LLAMA, "only": ("nothing",)}, "E-PLAN-04"),
+        ({"model": "cnn", "lora_rank": 4}, "E-PLAN-04"),
+        ({"lora_rank": 4}, "E-PLAN-06"),
         ({"uplink": "fast"}, "E-PLAN-02"),
         ({"peers": 1}, "E-PLAN-01"),
         ({"step_seconds": 1.0, "tokens_per_s": 5.0}, "E-PLAN-05"),

@@ -434,12 +434,12 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
 
 def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
     """Neither from Python, nor by believing a genesis that a newer version made."""
-    beginning = built_in(METHODS["des_loc"]("gpt-nano"), "stdlib")
-    with pytest.raises(UsageError, match="averages of moments"):
+    beginning = built_in(METHODS["halos"]("gpt-nano"), "stdlib")
+    with pytest.raises(UsageError, match="this outer step"):
         found(beginning, RunSettings())
     good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
     learning = replace(decode_learning(good), recipe=beginning.recipe)
-    with pytest.raises(PeerFault, match="averages of moments"):
+    with pytest.raises(PeerFault, match="this outer step"):
         decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
 
 

@@ -58,6 +58,10 @@ def plan(
     adapters: Annotated[
         str, Parameter(help="How many parameters are exchanged, where the rest is frozen: 4M. Default: all.")
     ] = "",
+    lora_rank: Annotated[int, Parameter(help="Rank of a built-in model's adapters, which then travel alone.")] = 0,
+    only: Annotated[
+        tuple[str, ...], Parameter(help='Patterns of what travels of a built-in model: "head.*". Default: all.')
+    ] = (),
     latency: Annotated[str, Parameter(help="One way between two peers. Default: 50ms.")] = "50ms",
     step_seconds: Annotated[float | None, Parameter(help="One training step of one peer.")] = None,
     tokens_per_s: Annotated[float | None, Parameter(help="Or: what one peer trains on per second.")] = None,
@@ -69,11 +73,11 @@ def plan(
 ) -> None:
     """Estimate time and bytes per round of every recipe on your links, and recommend one."""
     links = _links(peers, uplink, downlink, latency)
-    layout, step_tokens = _model(model, tokens_per_step)
-    whole, layout = layout.parameters, _adapters(adapters, layout) if adapters else layout
+    model, whole, layout, step_tokens = _model(model, lora_rank, only, tokens_per_step)
+    layout = _adapters(adapters, layout) if adapters else layout
     step_s, assumed = _step(whole, layout.parameters, step_tokens, step_seconds, tokens_per_s)
     told = planned(layout, links, step_s, step_tokens)
-    frozen = {"frozen": whole - layout.parameters} if adapters else {}
+    frozen = {"frozen": whole - layout.parameters} if whole > layout.parameters else {}
     told = {"model": model, "parameters": layout.parameters, **frozen, **told, "step_assumed": assumed}
     if json:
         say_json(told)
@@ -199,10 +203,11 @@ def _owned_s(one: Exchange, links: Links, one_owner: bool) -> float:
 
 
 def _overlap(recipe: Recipe) -> int:
-    """Steps that hide an exchange; eager hides it behind a whole round."""
+    """Steps that hide an exchange. Eager and pipelined hide it behind a whole round and no more, since rounds are
+    agreed on one after the other."""
     if recipe.reducer.own == "fresh":
         return recipe.schedule.inner_steps
-    return recipe.hidden_steps
+    return min(recipe.hidden_steps, recipe.schedule.inner_steps)
 
 
 # ---- what was asked --------------------------------------------------------------------------------------------
@@ -218,20 +223,31 @@ def _links(peers: int, uplink: str, downlink: str, latency: str) -> Links:
         raise UsageError("E-PLAN-02", str(why), fix="--uplink 20Mbit --latency 50ms") from None
 
 
-def _model(name: str, step_tokens: int | None) -> tuple[Layout, int]:
+def _model(
+    name: str, lora_rank: int, only: tuple[str, ...], step_tokens: int | None
+) -> tuple[str, int, Layout, int]:
+    """Its name, how many parameters it has, the layout of those that a run exchanges, and tokens per step."""
     from atoll.learn.forecast import layout_of_size
     from atoll.learn.methods import METHODS
-    from atoll.learn.models import MODELS, shape_of
+    from atoll.learn.models import MODELS, shape_of, travelling, with_adapters
 
     if step_tokens is not None and step_tokens < 1:
         raise UsageError("E-PLAN-03", f"--tokens-per-step {step_tokens} is no step", fix="leave it out")
     try:
         if name in MODELS or ":" in name:
-            recipe = METHODS["diloco"](name)
-            return shape_of(name), step_tokens or recipe.batch * recipe.seq_len
-        return layout_of_size(parse_count(name)), step_tokens or STEP_TOKENS
+            name = with_adapters(name, lora_rank) if lora_rank else name
+            recipe, layout = METHODS["diloco"](name), shape_of(name, travelling(name, only))
+            return name, shape_of(name).parameters, layout, step_tokens or recipe.batch * recipe.seq_len
+        layout = layout_of_size(parse_count(name))
     except ValueError as why:
         raise UsageError("E-PLAN-04", f"--model {name}: {why}", fix="--model 1B, or --model gpt-small") from None
+    if lora_rank or only:
+        raise UsageError(
+            "E-PLAN-06",
+            f"--model {name} is a number of parameters: it has no names, nor a place for adapters",
+            fix=f"--model {name} --adapters 20M, or a built-in model",
+        )
+    return name, layout.parameters, layout, step_tokens or STEP_TOKENS
 
 
 def _adapters(count: str, model: Layout) -> Layout:

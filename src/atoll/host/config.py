@@ -41,6 +41,7 @@ EVERY_STEP = (
     "parameter_server",
     "demo_",
     "powersgd",
+    "pipelined",
 )  # recipes that agree on the gradient of every step
 BUILT = (
     "diloco",
@@ -50,6 +51,7 @@ BUILT = (
     "muloco",
     "decoupled",
     "noloco",
+    "des_loc",
     *EVERY_STEP,
 )  # made as the config says; others are only adjusted
 
@@ -101,6 +103,8 @@ def recipe_of(config: Config) -> Recipe:
                 _check_given(train.recipe, given)
             if train.recipe == "noloco":
                 _check_given("noloco", given, given.keys() - {"down"})  # nobody is answered with a mean
+            if train.recipe == "des_loc":  # plain means in fp32
+                _check_given("des_loc", given, given.keys() - {"up", "down", "outer_lr", "outer_momentum"})
             recipe = METHODS[train.recipe](_model(config), **given)
             recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
         else:

@@ -24,12 +24,12 @@ from atoll.learn.data.records import COLUMN
 from atoll.learn.data.tokens import vocabulary_of
 from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
-from atoll.learn.models import build_model, misfit, spec_of, tokens_misfit
+from atoll.learn.models import build_model, misfit, tokens_misfit, travelling
 from atoll.learn.models.weights import load_weights
 from atoll.learn.opening import Cut, unopened
 from atoll.learn.outer import momentum_of
 from atoll.learn.recipes import Recipe, closing, sample_problem, swarm_problem
-from atoll.learn.schedule import fragments_of, turn_of
+from atoll.learn.schedule import fragments_of, longest_turn, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
 from atoll.learn.update import Common
@@ -139,7 +139,7 @@ def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
         return "trainers run on for a whole round before they know what the next one asks for"
     if changing and schedule.overlap and effort.steps_min <= schedule.overlap:
         return f"an overlap of {schedule.overlap} steps needs rounds of more (train.inner_steps_min)"
-    if growing and schedule.overlap:
+    if growing and recipe.hidden_steps:
         return "steps that are taken ahead have the batch of the round before"
     if growing and recipe.reducer.quorum:
         return "steps that a round went on without have the batch of the round before"
@@ -152,6 +152,8 @@ def apart_problem(recipe: Recipe) -> str:
         return "rounds carry fragments in turn, and late work is of the whole model"
     if recipe.own_anchors:
         return "members have anchors of their own, which go on by themselves"
+    if any(recipe.schedule.moments):
+        return "members' moments are averaged, and late work has none"
     if recipe.merge not in ("replace", "delta"):
         return "members keep a share of their own parameters, in which late work would be for a second time"
     if isinstance(recipe.inner, Accumulate):
@@ -255,12 +257,9 @@ def built_in(
     model = build_model(recipe.model, recipe.seed)
     if weights:
         load_weights(model, recipe.model, Path(weights))
-    layout, base = _exchanged(model, only or ADAPTER_NAMES if spec_of(recipe.model).numbers.get("lora") else only)
+    layout, base = _exchanged(model, travelling(recipe.model, only))
     state = state_bytes(initial_state(model, layout), layout)
     return Beginning(recipe, layout, state, data, data_blob(loaded), watched, tokenizer, base)
-
-
-ADAPTER_NAMES = ("*.lora_*",)
 
 
 def _exchanged(model: nn.Module, only: Sequence[str]) -> tuple[Layout, bytes]:
@@ -434,7 +433,7 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
     base = state_hash(beginning.base) if beginning.base else UNSET
     blob = state_hash(beginning.blob)
     learning = Learning(beginning.recipe, beginning.data, blob, layout, canary, tokenizer, base)
-    largest = 4 * layout.floats  # fp32: no codec makes an update larger
+    largest = 4 * longest_turn(beginning.recipe.schedule, layout)  # fp32: no codec makes an update larger
     if settings.paired:
         largest = row_bytes_most(layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)

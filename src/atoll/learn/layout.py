@@ -73,11 +73,11 @@ class Layout(msgspec.Struct, frozen=True):
         return f"{self.parameters} parameters, {buffers} buffer floats, {self.counters} counters"
 
 
-def layout_of(model: nn.Module, only: Sequence[str] = ()) -> Layout:
+def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) -> Layout:
     """Of what travels: parameters in model order, then float buffers, then integer buffers.
 
-    `only` as in `exchanged`. Non-persistent buffers stay local. ValueError for a tensor that cannot travel, or a
-    base whose bytes cannot be named.
+    `only` as in `exchanged`. Not `bound`: without its base, for a model that has no values. Non-persistent buffers
+    stay local. ValueError for a tensor that cannot travel, or a base whose bytes cannot be named.
     """
     kept, going = model.state_dict(keep_vars=True).keys(), exchanged(model, only)
     tensors: list[tuple[str, Literal["parameter", "buffer", "counter"], Tensor]] = []
@@ -106,7 +106,7 @@ def layout_of(model: nn.Module, only: Sequence[str] = ()) -> Layout:
             f"{len(still)} tensors are not exchanged; genesis names them one by one and has room for "
             f"{BASE_TENSORS_MAX}: stack those of one kind into one tensor"
         )
-    base = tuple(_held(name, value) for name, value in still) or UNSET
+    base = tuple(_held(name, value) for name, value in still if bound) or UNSET
     return Layout(tuple(slots), parameters, floats, counters, base)
 
 

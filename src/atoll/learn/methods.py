@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from atoll.learn.inner import SGD, Accumulate, AdamW, Muon, Pipelined
 from atoll.learn.merge import Mix
-from atoll.learn.outer import AVERAGE, Agreeing, Delayed, Gossip, Nesterov, Regional, Sign
+from atoll.learn.outer import AVERAGE, Agreeing, Delayed, Gossip, Moments, Nesterov, Regional, Sign
 from atoll.learn.recipes import Coding, Recipe, diloco, drawn_share, nesterov_for, recipe_for
 from atoll.learn.reducer import Reducer
 from atoll.learn.schedule import Schedule
@@ -347,13 +347,15 @@ def des_loc(
     lr: float = 4e-3,
     **setting: Unpack[Setting],
 ) -> Recipe:
-    """DES-LOC (2505.22549): parameters are averaged every round, first moments every third, second every sixth."""
+    """DES-LOC (2505.22549): parameters are averaged every round, first moments every third, second every sixth.
+
+    The agreed state holds the last of these means, so newcomers train with moments that fit."""
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
         schedule=Schedule(inner_steps, rounds, moments=(3, 6)),
         coding=EXACT,
-        outer=AVERAGE,
+        outer=Moments(),
         **setting,
     )
 

@@ -151,6 +151,8 @@ def scoring_problem(recipe: Recipe) -> str:
         return "updates are sums of gradients, which say a direction and not how far to go"
     if recipe.own_anchors:
         return "members have anchors of their own, which nobody else holds"
+    if any(recipe.schedule.moments):
+        return "moments travel behind updates, and no loss can be looked at along them"
     if codec_leaves_out(recipe.coding.up):
         return (
             f"sync.up = {recipe.coding.up!r} leaves most of an update to later rounds, and what is scored with it"

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from atoll.learn.data import Data, batch
 from atoll.learn.exchanged import Base
-from atoll.learn.inner import Accumulate, Inner, fresh_inner, inner_step, matrices_of
+from atoll.learn.inner import Accumulate, Inner, InnerState, fresh_inner, inner_step, matrices_of
 from atoll.learn.layout import Layout, bind, layout_of
+from atoll.learn.moments import behind, padded
 from atoll.learn.recipes import Recipe
 
 Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
@@ -62,7 +63,7 @@ class Worker:
             self.samples[fragment] += recipe.batch
 
     def progress(self, inner: Inner, anchor_F: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """(from, to) whose difference is this worker's pseudo-gradient of lo … hi."""
+        """(from, to) whose difference is this worker's update of lo … hi; behind the model lie its moments."""
         if problem := self.still.problem():
             raise ValueError(problem)
         base_F = anchor_F if self.base_F is None else self.base_F
@@ -72,10 +73,12 @@ class Worker:
             buffers = slice(max(lo, self.layout.parameters), hi)  # they have no gradient: they moved by themselves
             from_F = torch.cat([gathered_P, base_F[buffers]])
             return from_F, torch.cat([torch.zeros_like(gathered_P), self.x_F[buffers]])
+        if hi > len(base_F):
+            return padded(base_F, hi), behind(self.x_F, self.inner, hi)
         return base_F[lo:hi], self.x_F[lo:hi]
 
-    def begin_again(self, anchor_F: Tensor) -> None:
+    def begin_again(self, anchor_F: Tensor, inner: InnerState | None = None) -> None:
         """Back from an absence: nothing is left of what it had but its error feedback."""
         self.x_F.copy_(anchor_F)
-        self.inner = fresh_inner(self.layout.parameters)
+        self.inner = fresh_inner(self.layout.parameters) if inner is None else inner
         self.steps, self.samples = [0] * len(self.steps), [0] * len(self.steps)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 from torch import Tensor
@@ -44,6 +44,7 @@ from atoll.host.trainer.words import (
     Saved,
     SaveInner,
     ShowSegment,
+    Taken,
     Train,
     Trained,
     TrainerSpec,
@@ -54,7 +55,6 @@ from atoll.keys.digest import Buffer
 from atoll.learn.audit import Assignment
 from atoll.learn.codec.blocks import Room, new_wire
 from atoll.learn.layout import Layout
-from atoll.learn.merge import Merge as How
 
 STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last ones counts as hung
 LOOK_EVERY_S = 1.0  # how often patience is checked, and its margin: the parent's own loop may have been busy
@@ -158,7 +158,7 @@ class Trainer:
         """Go on from these parameters and buffers (F,)."""
         await self._ask(WriteX(counters), Carried, before=lambda: self._mailbox.x_F.copy_(x_F))
 
-    async def merge(self, lo: int, value_N: Tensor, how: How | Literal["shift"]) -> None:
+    async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
         """x[lo : lo + N] takes in a new anchor (N,), between two steps; `shift` adds what is given."""
         into_N = self._mailbox.x_F[lo : lo + len(value_N)]
         await self._ask(Merge(lo, lo + len(value_N), how), Carried, before=lambda: into_N.copy_(value_N))

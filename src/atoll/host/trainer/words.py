@@ -22,6 +22,7 @@ from atoll.learn.merge import Merge as How
 FRAME_MAX = 2**20  # bytes of one command or answer; tensors never travel this way
 LENGTH = struct.Struct("<I")
 
+Taken = How | Literal["shift", "afresh"]
 Why = Literal["crashed", "hung", "memory", "diverged", "refused"]
 
 
@@ -68,11 +69,12 @@ class WriteX(msgspec.Struct, frozen=True, tag=True):
 
 
 class Merge(msgspec.Struct, frozen=True, tag=True):
-    """x[lo:hi] takes in the new anchor that lies in the mailbox there; `shift`: what lies there is added."""
+    """x[lo:hi] takes in the new anchor that lies in the mailbox there; `shift`: what lies there is added; `afresh`:
+    x becomes it, and nothing is left of any steps."""
 
     lo: int
     hi: int
-    how: How | Literal["shift"]
+    how: Taken
 
 
 class Evaluate(msgspec.Struct, frozen=True, tag=True):

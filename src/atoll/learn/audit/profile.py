@@ -68,8 +68,10 @@ def why_unauditable(
         return "an attached loop is its owner's own code: nobody else can take its steps"
     if assignment.data == ZERO_DIGEST:
         return "its data never leaves its peer"
-    if recipe.own_anchors or recipe.merge != "replace" or recipe.schedule.fragments > 1 or recipe.schedule.overlap:
+    if recipe.own_anchors or recipe.merge != "replace" or recipe.schedule.fragments > 1 or recipe.hidden_steps:
         return "with overlap, fragments, parameters or anchors of its own, no round starts from one agreed anchor"
+    if any(recipe.schedule.moments):
+        return "members take in moments that others have a part in, which no chain holds"
     if recipe.schedule.closing:
         return "its last round is a closing average, in a codec of its own"
     if profile.precision != "fp32":
