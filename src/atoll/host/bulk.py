@@ -20,12 +20,11 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Seconds
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.host.cap import Cap
+from atoll.host.memory import mapped
 from atoll.host.session import Opener, Sealer
 from atoll.host.tcp import Wire
 from atoll.keys.seal import TAG_BYTES
@@ -178,7 +177,7 @@ class Boxes:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        return self._free.pop() if self._free else memoryview(np.empty(BOX_BYTES, np.uint8))
+        return self._free.pop() if self._free else memoryview(mapped(BOX_BYTES))
 
     def give(self, box: memoryview) -> None:
         if len(self._free) < BOXES_KEPT:

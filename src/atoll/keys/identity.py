@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -464,9 +465,14 @@ def signature_bytes(signature: DualSignature) -> bytes:
 
 
 def _vote_holds(vote_key: bytes, data: bytes, signature: bytes) -> bool:
-    kind = MLDSA65PublicKey if kind_of_key(vote_key) == "ml-dsa-65" else Ed25519PublicKey
     try:
-        kind.from_public_bytes(vote_key).verify(signature, data)
+        _public_key(vote_key).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=PEERS_MAX)  # reading a key takes a fifth of what checking a signature does
+def _public_key(vote_key: bytes) -> Ed25519PublicKey | MLDSA65PublicKey:
+    kind = MLDSA65PublicKey if kind_of_key(vote_key) == "ml-dsa-65" else Ed25519PublicKey
+    return kind.from_public_bytes(vote_key)
