@@ -1,9 +1,9 @@
 """Run the conformance suite for as long as you like, or find the seeds of the mutants.
 
 python tests/protocol/conformance/run.py --minutes 10 [--engine agreement|raft|raft_log|snow] [--seed 100000]
+python tests/protocol/conformance/run.py --mutants [--seeds 2000] [--only raft]
 
 In one world of four clocks run apart and are set (`drift_of`).
-python tests/protocol/conformance/run.py --mutants [--seeds 2000] [--only raft]
 """
 
 from __future__ import annotations

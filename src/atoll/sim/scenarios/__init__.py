@@ -3,6 +3,7 @@
     calm         nothing goes wrong: everybody is counted in every round
     churn        loss, joins, leaves, kills, sleeps, partitions, lost writes, drifting clocks; then peace
     apart        a minority is cut off for many rounds, trains on, and its work is counted once
+    clocks       churn where clocks run apart much faster
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
     weighed      churn where distances weigh rows, and owners speak twice
@@ -60,6 +61,7 @@ from atoll.sim.scenarios.branches import branches
 from atoll.sim.scenarios.churn import (
     audited_churn,
     churn,
+    clocks,
     overlap,
     paced,
     paired_churn,
@@ -95,6 +97,7 @@ SCENARIOS: dict[str, Scenario] = {
     "churn": Scenario(churn, peers=24, rounds=50),
     "apart": Scenario(apart, peers=7, rounds=0),
     "branches": Scenario(branches, peers=20, rounds=0),
+    "clocks": Scenario(clocks, peers=7, rounds=12),
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),
