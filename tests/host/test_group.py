@@ -333,6 +333,15 @@ def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():
         assert torch.equal(again[0], torch.full((7,), 0.5))
 
 
+def test_the_groups_codec_by_whatever_name_is_no_other_codec():
+    with groups(2, codec="topk:0.1+int8") as members:
+        works = [
+            m.all_reduce_async(torch.ones(10), codec=c)
+            for m, c in zip(members, (None, "topk:0.1+int8"), strict=True)
+        ]
+        assert all(work.wait(PATIENCE_S).complete for work in works)
+
+
 @pytest.mark.parametrize("asked", [("fp16", "bf16"), (None, "2bit")])
 def test_calls_with_other_codecs_do_not_mix_and_everybody_is_told_who_asked_for_what(asked):
     """Also where their bytes are as many, and one would pass for the other."""

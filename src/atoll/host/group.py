@@ -245,8 +245,7 @@ def found(
     `upload_bytes_s` is the most that this member sends, 0: no cap.
     Raises UsageError for settings that cannot be.
     """
-    for named in (codec, way_back or codec):
-        _codec_name(named)
+    codec, way_back = _codec_name(codec), _codec_name(way_back) if way_back else ""
     if topology not in TOPOLOGIES:
         raise UsageError("E-RED-08", f"no topology {topology}", fix=f"choose one of {', '.join(TOPOLOGIES)}")
     peers = _whole("peers", peers, PEERS_MAX, "say how many members there are when the first all-reduce begins")
