@@ -30,6 +30,7 @@
     clients      who trains is drawn; some rest, decline or die: all groups of data come to their turns
     sampled_churn  churn where who trains is drawn
     straggler    one of four is four times slower: nobody waits for it, and its steps count
+    oceans       members on several continents train for 38 minutes a round; an exchange is hidden behind the next
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     validated    a third poison a mean and lie as validators; the run leaves every bad state
     wolves       a third of the validators find everything bad; nobody goes back
@@ -78,6 +79,7 @@ from atoll.sim.scenarios.churn import (
 )
 from atoll.sim.scenarios.clients import clients
 from atoll.sim.scenarios.liars import liars
+from atoll.sim.scenarios.oceans import oceans
 from atoll.sim.scenarios.openings import opened, openings, slanderers
 from atoll.sim.scenarios.owners import compared, comparers, framers, owners, watched
 from atoll.sim.scenarios.pieces import pieces
@@ -119,6 +121,7 @@ SCENARIOS: dict[str, Scenario] = {
     "audited": Scenario(audited, peers=5, rounds=20),
     "slow": Scenario(slow, peers=7, rounds=20),
     "straggler": Scenario(straggler, peers=4, rounds=20),
+    "oceans": Scenario(oceans, peers=8, rounds=4),
     "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
     "clients": Scenario(clients, peers=7, rounds=40),
     "sampled_churn": Scenario(sampled_churn, peers=8, rounds=15),
