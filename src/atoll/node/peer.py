@@ -406,7 +406,7 @@ class Peer:
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
-        return effects + self._say_voices(self._voices()) + self._replay_early(now) + self._ask_unheard()
+        return effects + self._say_voices(self._voices(now)) + self._replay_early(now) + self._ask_unheard()
 
     def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
         current = self.round  # a round may close inside its own first event
@@ -889,10 +889,20 @@ class Peer:
         writers = self.round.writers(WRITERS_TOLD) if self.round is not None else []
         return [Send(peer, MemberReport(signed)) for signed in voices for peer in writers]
 
-    def _voices(self) -> list[Signed]:
-        """Mine that wait for a vertex, where not everybody was told."""
+    def _voices(self, now: Seconds) -> list[Signed]:
+        """Mine that wait for a vertex, where not everybody was told. Suspicions anew, of those who are still gone:
+        others forget what is of rounds before."""
         assert self.pool is not None
-        return self.pool.voices_of(self.me) if self.pool.crowded else []
+        voices: list[Signed] = []
+        for signed in self.pool.voices_of(self.me) if self.pool.crowded else ():
+            said = decode_statement(signed.body, self.me)
+            if isinstance(said, Suspect):
+                if not self.heartbeat.gone(said.peer):
+                    continue
+                signed = self.notary.sign(replace(said, round=self._head() + 1))
+                self.pool.add(signed, self._run_time(now))
+            voices.append(signed)
+        return voices
 
     def _hear_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         if self.history is None:
