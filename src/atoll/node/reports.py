@@ -117,9 +117,10 @@ class ReportPool:
             return len(self.pool) < REPORTS_PER_VERTEX_MAX or self._make_room(wanted, list(self.pool))
         if counts and self.voices[wanted[0], wanted[2]] >= self._voices_needed():
             return False  # enough say so
-        rivals = [key for key in self.pool if self._counts(key) == counts]
-        most = VOICES_MAX if counts else REPORTS_PER_VERTEX_MAX
-        return len(rivals) < most or self._make_room(wanted, rivals)
+        voices = self.voices.total()
+        if voices < VOICES_MAX if counts else len(self.pool) - voices < REPORTS_PER_VERTEX_MAX:
+            return True
+        return self._make_room(wanted, [key for key in self.pool if self._counts(key) == counts])
 
     def _make_room(self, wanted: Key, rivals: list[Key]) -> bool:
         """A flood displaces only its own words, those with least company first: what many say is said by enough
