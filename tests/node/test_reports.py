@@ -163,12 +163,23 @@ def test_what_gives_way_first_is_what_fewest_say(stand: Stand, monkeypatch: pyte
     assert len(stand.pool) == 8 and len(kept) == 5 and shared in kept
 
 
-def test_voices_have_a_room_of_their_own(stand: Stand):
+def test_among_many_voices_have_a_room_of_their_own(stand: Stand):
     """Whoever fills the pool with invitations keeps no suspicion out, and the other way round."""
+    stand.crowd(40)
     for k in range(REPORTS_PER_VERTEX_MAX):
         assert stand.invite(k)
     assert stand.adds(Suspect(0, VILLAIN, "silent"), HONEST)
     assert len(stand.pool) == REPORTS_PER_VERTEX_MAX + 1
+
+
+def test_among_many_a_suspicion_is_of_its_round(stand: Stand):
+    """Silent for a moment now and for another one in twenty rounds: that is no reason to go."""
+    stand.crowd(40)
+    assert stand.adds(Suspect(0, VILLAIN, "silent"), HONEST)
+    stand.pool.settle(replace(stand.pool.history.head_body, round=0))
+    assert len(stand.pool) == 1
+    stand.pool.settle(replace(stand.pool.history.head_body, round=1))
+    assert len(stand.pool) == 0
 
 
 def test_among_many_a_vertex_carries_as_many_voices_as_count_or_none(stand: Stand):

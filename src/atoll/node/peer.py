@@ -89,7 +89,7 @@ from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import Fetched, FetchFailed, Serve
-from atoll.wire.codec import decode_body, decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
@@ -376,7 +376,7 @@ class Peer:
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
-        return effects + self._say_voices(self._voices()) + self._replay_early(now) + self._ask_unheard()
+        return effects + self._say_voices(self._voices(now)) + self._replay_early(now) + self._ask_unheard()
 
     def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
         current = self.round  # a round may close inside its own first event
@@ -639,10 +639,19 @@ class Peer:
         writers = self.round.writers(WRITERS_TOLD) if self.round is not None else []
         return [Send(peer, MemberReport(signed)) for signed in voices for peer in writers]
 
-    def _voices(self) -> list[Signed]:
-        """Mine that wait for a vertex, where not everybody was told."""
-        pool = self.known.pool
-        return pool.voices_of(self.me) if pool.crowded else []
+    def _voices(self, now: Seconds) -> list[Signed]:
+        """Mine that wait for a vertex, where not everybody was told. Suspicions anew, of those who are still gone:
+        others forget what is of rounds before."""
+        pool, voices = self.known.pool, list[Signed]()
+        for signed in pool.voices_of(self.me) if pool.crowded else ():
+            said = decode_statement(signed.body, self.me)
+            if isinstance(said, Suspect):
+                if not self.heartbeat.gone(said.peer):
+                    continue
+                signed = self.notary.sign(replace(said, round=self._head() + 1))
+                pool.add(signed, self._run_time(now))
+            voices.append(signed)
+        return voices
 
     def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""

@@ -113,14 +113,16 @@ class ReportPool:
         return (key[0], key[2]) in self.voices
 
     def _has_room(self, wanted: Key, counts: bool) -> bool:
-        said = self.voices[wanted[0], wanted[2]] if counts else 0
-        if counts and self.crowded and said >= self._voices_needed():
+        if not self.crowded:
+            return len(self.pool) < REPORTS_PER_VERTEX_MAX or self._make_room(wanted, list(self.pool))
+        if counts and self.voices[wanted[0], wanted[2]] >= self._voices_needed():
             return False  # enough say so
-        every = self.voices.total()
-        full = every >= VOICES_MAX if counts else len(self.pool) - every >= REPORTS_PER_VERTEX_MAX
-        return not full or self._make_room(wanted, counts)
+        voices = self.voices.total()
+        if voices < VOICES_MAX if counts else len(self.pool) - voices < REPORTS_PER_VERTEX_MAX:
+            return True
+        return self._make_room(wanted, [key for key in self.pool if self._counts(key) == counts])
 
-    def _make_room(self, wanted: Key, counts: bool) -> bool:
+    def _make_room(self, wanted: Key, rivals: list[Key]) -> bool:
         """A flood displaces only its own words, those with least company first: what many say is said by enough
         soon, and a few words of each never. Strangers are one voice together: new identities are free. Where nobody
         floods, who rests gives way to all other news: that may be everybody, in every round.
@@ -130,13 +132,13 @@ class ReportPool:
         def voice(peer: PeerId) -> PeerId | None:
             return peer if peer in members else None
 
-        rivals = [key for key in self.pool if self._counts(key) == counts]
         words = Counter(voice(signer) for _, signer, _ in rivals)
         loudest = max(words, key=lambda who: words[who])
         end: Key | None = None
         if words[voice(wanted[1])] + 1 < words[loudest]:
+            company = Counter((kind, target) for kind, _, target in rivals)
             its = (key for key in reversed(rivals) if voice(key[1]) == loudest)
-            end = min(its, key=lambda key: self.voices[key[0], key[2]])
+            end = min(its, key=lambda key: company[key[0], key[2]])
         elif wanted[0] != Rests.__name__:
             end = next((key for key in reversed(rivals) if key[0] == Rests.__name__), None)
         if end is not None:
@@ -216,6 +218,8 @@ class ReportPool:
             reported = open_report(self.notary, signed, keys, known)
             stale = reported is None or self.judge(reported, body, recent, None) is not None
             done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
+            # many were silent for a moment in some round: together they would be enough some day, for no reason
+            stale = stale or (self.crowded and _of_before(reported, body))
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
                 self._forget(key)
         for signed in body.reports if self.docket.looks else ():
@@ -224,7 +228,7 @@ class ReportPool:
     def _repeat(self, signed: Signed, body: Body, recent: Recent) -> None:
         """What an auditor holds against a trainer is said again until there are enough of them, by everybody."""
         said = decode_statement(signed.body, signed.signer)
-        news = len(self.pool) - self.voices.total()
+        news = len(self.pool) - (self.voices.total() if self.crowded else 0)
         if not isinstance(said, Audited) or said.finding not in AGAINST or news >= REPORTS_PER_VERTEX_MAX:
             return
         reported = open_report(self.notary, signed, _vote_keys(body))
@@ -288,6 +292,13 @@ def _names(body: Body) -> frozenset[PeerId]:
 @of_the_same  # asked with every report, and for every body
 def _voters(body: Body) -> int:
     return sum(m.votes for m in body.members)
+
+
+def _of_before(reported: Reported | None, body: Body) -> bool:
+    """A suspicion that is older than the round of this vertex."""
+    return (
+        reported is not None and isinstance(reported.statement, Suspect) and reported.statement.round < body.round
+    )
 
 
 def _size_bytes(signed: Signed) -> int:

@@ -127,12 +127,12 @@ class Docket:
         voters = sum(m.votes for m in body.members)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         needed, scores = voices_needed(voters, self.rule), scores_of(body)
-        said = [(statement_in(signed), signed.signer) for signed in body.commits]
-        claims = [
-            (commit, peer) for commit, peer in said if isinstance(commit, Commit) and commit.claimed is not None
-        ]
-        alike = Counter(commit.root for commit, _ in claims)
-        for commit, peer in claims:
+        said = ((signed.signer, statement_in(signed)) for signed in body.commits)
+        claims = {
+            peer: commit for peer, commit in said if isinstance(commit, Commit) and commit.claimed is not None
+        }
+        alike = Counter(commit.root for commit in claims.values())
+        for peer, commit in claims.items():
             copied = alike[commit.root] > 1  # by one of them, and only their chains tell by whom
             share = 1.0 if copied else self.share * audit_factor(scores, peer)  # from 1 on: always
             segment = drawn_segment(vertex, peer, commit.steps, share)
