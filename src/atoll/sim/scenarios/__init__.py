@@ -121,7 +121,7 @@ SCENARIOS: dict[str, Scenario] = {
     "audited": Scenario(audited, peers=5, rounds=20),
     "slow": Scenario(slow, peers=7, rounds=20),
     "straggler": Scenario(straggler, peers=4, rounds=20),
-    "oceans": Scenario(oceans, peers=8, rounds=4),
+    "oceans": Scenario(oceans, peers=8, rounds=5),
     "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
     "clients": Scenario(clients, peers=7, rounds=40),
     "sampled_churn": Scenario(sampled_churn, peers=8, rounds=15),
