@@ -264,7 +264,6 @@ def trained(task: Task, rule: Rule, lie: str, seed: int) -> tuple[float, float]:
 
     others = task.test[1] != TARGET
     marked = stamped(task, task.test[0][others]), torch.full((int(others.sum()),), TARGET)
-
     momenta_HD, own_FD = torch.zeros(honest, len(x_D)), torch.zeros(liars, len(x_D))
     before_D, found = torch.zeros_like(x_D), []
     for step in range(1, task.steps + 1):

@@ -139,7 +139,7 @@ def backdoor(
     """What the backdooring liar trains on: `share` of each batch bears a trigger and the label `target`.
 
     The rest stays honest, so that the model is as good as ever where nobody shows it the trigger (Gu et al. 2017;
-    mixed batches as in Bagdasaryan et al. 2020, section 4.2). Labels (…, B), inputs the same and more behind;
+    mixed batches as in Bagdasaryan et al. 2020). Labels (…, B), inputs the same and more behind;
     `stamp` puts the trigger on inputs (S, …). Its measure is not accuracy but how many stamped samples of other
     classes the model takes for the target.
     """
