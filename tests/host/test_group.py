@@ -128,6 +128,30 @@ def test_codecs_are_the_groups_or_the_calls():
             members[0].all_reduce(tensors[0], codec="int3")
 
 
+def test_error_feedback_brings_later_what_the_codec_left_out():
+    """Of four values a call sends the largest. What sums of means lack without feedback grows with every call; with
+    it, it stays what the codec leaves out of a few."""
+    with groups(2, codec="topk:0.25+fp32", way_back="fp32") as members:
+        torch.manual_seed(0)
+        gradients = [torch.randn(8192) for _ in members]
+        owed = [atoll.reduce.ErrorFeedback() for _ in members]
+
+        def lacking(calls: int, feedbacks: Sequence[atoll.reduce.ErrorFeedback | None]) -> float:
+            off_N = torch.zeros(8192)
+            for _ in range(calls):
+                tensors = [tensor.clone() for tensor in gradients]
+                asked = zip(members, tensors, feedbacks, strict=True)
+                works = [m.all_reduce_async(t, error_feedback=f) for m, t, f in asked]
+                assert all(work.wait(PATIENCE_S).complete for work in works)
+                assert torch.equal(*tensors)
+                off_N += (gradients[0] + gradients[1]) / 2 - tensors[0]
+            return float(off_N.norm())
+
+        once = lacking(1, [None, None])
+        assert lacking(3, [None, None]) == pytest.approx(3 * once, rel=1e-3)
+        assert lacking(12, owed) < 4 * once
+
+
 def test_a_long_call_goes_in_slices_that_are_told_as_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("atoll.host.group.SLICE_BYTES", 400_000)
     with groups(2) as members:
@@ -397,6 +421,10 @@ def test_mistakes_are_told_with_what_to_do():
     for wrong in ({"topology": "moebius"}, {"codec": "int3"}, {"codec": "randk:0.1"}, {"way_back": "delta+int8"}):
         with pytest.raises(UsageError, match="E-RED-08"):
             atoll.reduce.found(**wrong)
+    owed = atoll.reduce.ErrorFeedback()
+    group.all_reduce_async([torch.ones(3), torch.ones(4)], error_feedback=owed)
+    with pytest.raises(UsageError, match=r"E-RED-19 .* of 2 tensors with 7 values .* 1 tensor"):
+        group.all_reduce(torch.ones(7), error_feedback=owed)
     group.close()
     group.close()
     with pytest.raises(UsageError, match="E-RED-01"):

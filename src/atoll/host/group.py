@@ -34,6 +34,7 @@ from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX, MIB, PEERS_MAX, PIECES_MAX
 from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.host import driver
+from atoll.host.group_feedback import ErrorFeedback
 from atoll.host.group_island import (
     PART_VALUES,
     Call,
@@ -123,17 +124,26 @@ class Group:
         *,
         weight: int = 1,
         codec: str | None = None,
+        error_feedback: ErrorFeedback | None = None,
         timeout_s: Seconds | None = None,
     ) -> Reduced:
         """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
         too few members to agree on anything have been here for the group's `timeout_s`.
 
         `codec` (default: the group's) must be the same at all members, or all are told; see specs/codecs.md.
+        `error_feedback` keeps what the codec leaves out of these tensors and sends it with the next call that names
+        it. The way back is not in it: a lossy `way_back` loses of every mean again.
         """
-        return self.all_reduce_async(tensors, weight=weight, codec=codec).wait(timeout_s)
+        work = self.all_reduce_async(tensors, weight=weight, codec=codec, error_feedback=error_feedback)
+        return work.wait(timeout_s)
 
     def all_reduce_async(
-        self, tensors: Tensor | Sequence[Tensor], *, weight: int = 1, codec: str | None = None
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        *,
+        weight: int = 1,
+        codec: str | None = None,
+        error_feedback: ErrorFeedback | None = None,
     ) -> Work:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
         self._check_open()
@@ -144,10 +154,12 @@ class Group:
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         for tensor in given:
             _check_tensor(tensor)
+        owed_N = error_feedback.owed(given) if error_feedback is not None else None
         flat_N = fused(given)
         step = SLICE_BYTES // flat_N.element_size()
-        slices = [flat_N[at : at + step] for at in range(0, max(1, len(flat_N)), step)]
-        calls = [Call(piece, weight, codec_name) for piece in slices]
+        slices = [slice(at, at + step) for at in range(0, max(1, len(flat_N)), step)]
+        owed = [None if owed_N is None else owed_N[piece] for piece in slices]
+        calls = [Call(flat_N[s], weight, codec_name, o) for s, o in zip(slices, owed, strict=True)]
         self._loop.call_soon_threadsafe(self._host.call, calls)
         return Work(self, given, flat_N, calls)
 

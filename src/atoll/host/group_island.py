@@ -4,7 +4,7 @@ Stands where a trainer stands in a run that learns: a round "trains" when the us
 themselves, its state is the name of what was agreed. So an all-reduce is a round: agreed, elastic, encrypted.
 Promises: tensors of a call change only once its round is agreed, and then to the same bits at every member; a
 member whose user does not call for `timeout_s` while others wait passes, and says so.
-Never keeps tensors between calls, never writes them to disk.
+Never keeps tensors between calls (what error feedback owes is its caller's), never writes them to disk.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -30,7 +31,8 @@ from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.codec import Codec, codec_named, native
+from atoll.learn.codec import Codec, codec_named, native, pack_spans
+from atoll.learn.codec.blocks import spans_of
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine
@@ -59,6 +61,7 @@ QUICK = Contribution | RowBytes | Answer | PartBytes  # messages whose payloads 
 STATES_KEPT = 4  # names of agreed states, for members that join while the next ones are agreed
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
 Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
+Agreed = tuple[Payload | None, bool]  # a part's answer, and whether what I sent is in it
 
 
 class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,8 +96,26 @@ class Call:
     flat_N: Tensor  # (N,) fp32 on the CPU
     weight: int
     codec: str
+    owed_N: Tensor | None = None  # (N,) what earlier calls left out, where this one feeds errors back
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     cuts: Cuts = ()
+    left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
+
+    def encoded(self, codec: Codec, lo: int, hi: int) -> Buffer:
+        x_N = self.flat_N[lo:hi]
+        if self.owed_N is None or self.left_N is None:
+            return codec.encode(x_N)
+        spans = (x_N[a:b] for a, b in spans_of(hi - lo))
+        return pack_spans(codec, spans, self.owed_N[lo:hi], 1.0, self.left_N[lo:hi])
+
+    def settle(self, lo: int, hi: int, counted: bool) -> None:
+        """A mean of these values was agreed on, with mine or without, and is about to be written over them."""
+        if self.owed_N is None or self.left_N is None:
+            return
+        if counted:
+            self.owed_N[lo:hi] = self.left_N[lo:hi]
+        else:
+            self.owed_N[lo:hi] += self.flat_N[lo:hi]
 
 
 class GroupIsland:
@@ -105,7 +126,7 @@ class GroupIsland:
         self.calls: deque[Call] = deque()
         self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
-        self._parts: tuple[Payload | None, ...] = ()  # of the round that was agreed last, until they are delivered
+        self._parts: tuple[Agreed, ...] = ()  # of the round that was agreed last, until they are delivered
         self._deliveries: set[asyncio.Future[None]] = set()
         self._states: deque[Digest] = deque(maxlen=STATES_KEPT)
         self._changed = asyncio.Event()  # there is a call, or it is time to pass
@@ -253,9 +274,10 @@ class GroupIsland:
         call = self.calls[0]
         codec = self._codec(call.codec)
         call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, part_values(codec))
+        call.left_N = None if call.owed_N is None else torch.empty_like(call.owed_N)
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
-            payloads = tuple(self._encoded(codec, call.flat_N[lo:hi]) for lo, hi in call.cuts[:filled])
+            payloads = tuple(self._encoded(codec, call, lo, hi) for lo, hi in call.cuts[:filled])
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
@@ -302,17 +324,19 @@ class GroupIsland:
         return Advanced(state)
 
     def _adopt(self, work: Adopt) -> None:
-        self._parts, self._agreed = self._agreed.get(work.state, ()), {}
+        answers, self._agreed = self._agreed.get(work.state, ()), {}
+        self._parts = tuple(zip(answers, work.counted or repeat(False), strict=False))
         self.store.drop_blobs({*self._states, work.state, *self._needed})
 
-    def _deliver(self, delivery: tuple[Call, tuple[Payload | None, ...], Reduced]) -> None:
+    def _deliver(self, delivery: tuple[Call, tuple[Agreed, ...], Reduced]) -> None:
         call, parts, done = delivery
         if call.future.done():
             return  # its user was told that it cannot succeed
         try:
             codec = self._way_back(call)
-            for payload, (lo, hi) in zip(parts, call.cuts, strict=bool(parts)):
+            for (payload, counted), (lo, hi) in zip(parts, call.cuts, strict=bool(parts)):
                 if payload is not None:
+                    call.settle(lo, hi, counted)
                     codec.decode_into(payload.data, call.flat_N[lo:hi])
         except PeerFault as fault:
             why = RunFailedError(
@@ -334,14 +358,14 @@ class GroupIsland:
         """Where members trust each other nobody looks for numbers that are none."""
         return TRUSTED_FP32 if name == "fp32" and self.checked is None else codec_named(name)
 
-    def _encoded(self, codec: Codec, x: Tensor) -> Payload:
+    def _encoded(self, codec: Codec, call: Call, lo: int, hi: int) -> Payload:
         if self.checked is not None:
-            wire = codec.encode(x)
-            if np.may_share_memory(np.frombuffer(wire, np.uint8), x.numpy()):
-                wire = copied(wire, self.room)  # the mean is written over `x` before rows are shown
+            wire = call.encoded(codec, lo, hi)
+            if np.may_share_memory(np.frombuffer(wire, np.uint8), call.flat_N.numpy()):
+                wire = copied(wire, self.room)  # the mean is written over the tensor before rows are shown
             return self.checked.payload(wire, answer=False)
         name = xxhash.xxh3_128()
-        wire = codec.showing(name.update).encode(x)
+        wire = call.encoded(codec.showing(name.update), lo, hi)
         return _quickly_named(wire, name.digest())
 
     @property
