@@ -126,6 +126,14 @@ def test_codecs_are_the_groups_or_the_calls():
         together(members, tensors, codec="fp32")
         with pytest.raises(UsageError, match="E-RED-08"):
             members[0].all_reduce(tensors[0], codec="int3")
+        drawn: list[torch.Tensor] = []  # the same places at both, parts of two owners, other places in every call
+        for _ in range(2):
+            tensors = [torch.full((150_000,), 1.0), torch.full((150_000,), 4.0)]
+            together(members, tensors, codec="randk:0.25+fp32")
+            assert torch.equal(*tensors) and set(tensors[0].tolist()) == {0.0, 2.5}
+            drawn.append(tensors[0] != 0)
+            assert int(drawn[-1].sum()) == pytest.approx(37_500, abs=1)
+        assert int((drawn[0] & drawn[1]).sum()) < 0.1 * 150_000  # a sixteenth, by chance
 
 
 def test_error_feedback_brings_later_what_the_codec_left_out():
@@ -418,7 +426,7 @@ def test_mistakes_are_told_with_what_to_do():
         group.all_reduce(torch.ones(3), timeout_s=0.2)
     with pytest.raises(UsageError, match="E-RED-02 upload_bytes_s of -1"):
         atoll.reduce.join("ATOLL1:any", upload_bytes_s=-1)
-    for wrong in ({"topology": "moebius"}, {"codec": "int3"}, {"codec": "randk:0.1"}, {"way_back": "delta+int8"}):
+    for wrong in ({"topology": "moebius"}, {"codec": "int3"}, {"codec": "lowrank:4"}, {"way_back": "delta+int8"}):
         with pytest.raises(UsageError, match="E-RED-08"):
             atoll.reduce.found(**wrong)
     owed = atoll.reduce.ErrorFeedback()

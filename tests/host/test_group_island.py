@@ -17,7 +17,7 @@ from atoll.host.group_island import Call, GroupIsland, GroupTerms, Reduced
 from atoll.host.memory import Reused
 from atoll.host.store import Store
 from atoll.keys.digest import digest
-from atoll.learn.codec import codec_named
+from atoll.learn.codec import Known, codec_named
 from atoll.node.jobs import Adopt, Advance, Encode, Encoded
 from atoll.protocol.reduce.work import Combine, Row
 from atoll.wire.messages.round import Answer, Contribution, Handed, PartBytes, RowBytes
@@ -101,6 +101,23 @@ def test_sums_on_the_way_travel_as_answers_do(tmp_path: Path):
         assert torch.equal(fine.decode(done.payload.data, N), rough.decode(row.data, N))
 
     story(tmp_path, GroupTerms("2bit", "fp32"), tell)
+
+
+def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):
+    """As specs/codecs.md says they are drawn in a group, here in round 0 for part 0."""
+    known = Known(seed=digest(b"atoll/group/seed/1" + bytes(8 + 4)))
+    codec, x_N = codec_named("randk:0.25+fp32", known), torch.arange(N) / N
+
+    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+        (row,) = encoded.parts
+        assert bytes(row.data) == bytes(codec.encode(x_N))
+        below = (Row(A, 1, row, (A,)), Row(B, 1, row, (B,)))
+        sum_ = await island.do(Combine(0, 0, SHARES, below, onward=True))
+        rows = (Row(A, 2, sum_.payload, (A, B), handed=True), Row(C, 2, row, (C,)))
+        done = await island.do(Combine(0, 0, SHARES, rows))
+        assert bytes(done.payload.data) == bytes(row.data)
+
+    story(tmp_path, GroupTerms("randk:0.25+fp32"), tell)
 
 
 @pytest.mark.parametrize("ends", ["counted", "uncounted", "unanswered", "failed"])

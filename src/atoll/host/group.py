@@ -50,7 +50,7 @@ from atoll.host.group_trust import Checked, distrusting
 from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.store import in_use
-from atoll.learn.codec import codec_named
+from atoll.learn.codec import Known, codec_named
 from atoll.node.facts import MembershipChanged, OtherCall, RoundBegan, RoundClosed
 from atoll.node.peer import CaughtUp, GenesisKnown, Refused
 from atoll.node.settings import RunSettings
@@ -247,7 +247,8 @@ def found(
     `topology` "auto" is a hierarchy if names say that members are in several places: "eu/ada" is near "eu/bob" and
     far from "us/cleo"; else what is cheapest on the links that members have measured and agreed on so far. It is
     the group's, since all members must have the same plan.
-    `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. A member whose
+    `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. With `randk` both
+    ways a mean has other places in every call and is zero elsewhere, for `ErrorFeedback`. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone; one
     that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`, or
     after as long as three such calls take at 2 Mbit/s; where members may lie, no longer than four times what all
@@ -622,7 +623,7 @@ def _check_tensor(tensor: Tensor) -> None:
 def _codec_name(name: str) -> str:
     """The full name of a codec that a group can use. UsageError for others."""
     try:
-        return codec_named(name).name
+        return codec_named(name, Known(seed=b"any")).name
     except ValueError as why:
         raise UsageError(
             "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"

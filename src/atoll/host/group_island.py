@@ -31,7 +31,7 @@ from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.codec import Codec, codec_named, native, pack_spans
+from atoll.learn.codec import Codec, Known, codec_named, native, pack_spans
 from atoll.learn.codec.blocks import spans_of
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
@@ -272,12 +272,12 @@ class GroupIsland:
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
-        codec = self._codec(call.codec)
-        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, part_values(codec))
+        each = part_values(self._codec(call.codec, work.round, 0))
+        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
         call.left_N = None if call.owed_N is None else torch.empty_like(call.owed_N)
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
-            payloads = tuple(self._encoded(codec, call, lo, hi) for lo, hi in call.cuts[:filled])
+            payloads = tuple(self._encoded(call, work.round, part) for part in range(filled))
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
@@ -300,7 +300,8 @@ class GroupIsland:
         """Sums made on the way travel as answers do, which is the finer codec."""
         assert self.current is not None
         _, call = self.current
-        up, down, name = self._codec(call.codec), self._way_back(call), xxhash.xxh3_128()
+        up, down = self._codec(call.codec, work.round, work.part), self._way_back(call, work.round, work.part)
+        name = xxhash.xxh3_128()
         rows = [(row.weight, row.payload.data) for row in work.rows]
         codecs = [down if row.handed else up for row in work.rows]
         done = combine(rows, values, codecs, down.showing(name.update), room=self.room)
@@ -333,11 +334,10 @@ class GroupIsland:
         if call.future.done():
             return  # its user was told that it cannot succeed
         try:
-            codec = self._way_back(call)
-            for (payload, counted), (lo, hi) in zip(parts, call.cuts, strict=bool(parts)):
+            for part, ((payload, counted), (lo, hi)) in enumerate(zip(parts, call.cuts, strict=bool(parts))):
                 if payload is not None:
                     call.settle(lo, hi, counted)
-                    codec.decode_into(payload.data, call.flat_N[lo:hi])
+                    self._way_back(call, done.round, part).decode_into(payload.data, call.flat_N[lo:hi])
         except PeerFault as fault:
             why = RunFailedError(
                 "E-RED-17",
@@ -349,16 +349,19 @@ class GroupIsland:
         else:
             call.future.set_result(done)
 
-    def _way_back(self, call: Call) -> Codec:
-        return self._codec(self.terms.way_back or call.codec)
+    def _way_back(self, call: Call, round: int, part: int) -> Codec:
+        return self._codec(self.terms.way_back or call.codec, round, part)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
-    def _codec(self, name: str) -> Codec:
+    def _codec(self, name: str, round: int, part: int) -> Codec:
         """Where members trust each other nobody looks for numbers that are none."""
-        return TRUSTED_FP32 if name == "fp32" and self.checked is None else codec_named(name)
+        if name == "fp32" and self.checked is None:
+            return TRUSTED_FP32
+        return codec_named(name, Known(seed=seed_of(round, part)))
 
-    def _encoded(self, codec: Codec, call: Call, lo: int, hi: int) -> Payload:
+    def _encoded(self, call: Call, round: int, part: int) -> Payload:
+        codec, (lo, hi) = self._codec(call.codec, round, part), call.cuts[part]
         if self.checked is not None:
             wire = call.encoded(codec, lo, hi)
             if np.may_share_memory(np.frombuffer(wire, np.uint8), call.flat_N.numpy()):
@@ -396,6 +399,11 @@ def copied(wire: Buffer, room: Callable[[int], Buffer]) -> Buffer:
     copy = memoryview(room(len(data)))
     copy[:] = data
     return copy
+
+
+def seed_of(round: int, part: int) -> bytes:
+    """Of `randk`: what all members of a round know, however they came to it. Known beforehand, also to liars."""
+    return digest(b"atoll/group/seed/1" + round.to_bytes(8, "big") + part.to_bytes(4, "big"))
 
 
 def part_values(codec: Codec) -> int:
