@@ -36,6 +36,7 @@ from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.host import driver
 from atoll.host.group_feedback import ErrorFeedback
 from atoll.host.group_island import (
+    GATHERED,
     PART_VALUES,
     Call,
     Cuts,
@@ -132,7 +133,7 @@ class Group:
 
         `codec` (default: the group's) must be the same at all members, or all are told; see specs/codecs.md.
         `error_feedback` keeps what the codec leaves out of these tensors and sends it with the next call that names
-        it. The way back is not in it: a lossy `way_back` loses of every mean again.
+        it. The way back is not in it: a lossy `way_back` loses of every mean again, unless both ways are `randk`.
         """
         work = self.all_reduce_async(tensors, weight=weight, codec=codec, error_feedback=error_feedback)
         return work.wait(timeout_s)
@@ -248,7 +249,9 @@ def found(
     far from "us/cleo"; else what is cheapest on the links that members have measured and agreed on so far. It is
     the group's, since all members must have the same plan.
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. With `randk` both
-    ways a mean has other places in every call and is zero elsewhere, for `ErrorFeedback`. A member whose
+    ways a mean has other places in every call and is zero elsewhere, for `ErrorFeedback`. With
+    `way_back="gathered"` all get all rows, or their mean in fp32 where that is shorter, so that nothing is lost a
+    second time: as many bytes back as all members sent, and no topology that makes sums on the way. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone; one
     that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`, or
     after as long as three such calls take at 2 Mbit/s; where members may lie, no longer than four times what all
@@ -258,9 +261,13 @@ def found(
     `upload_bytes_s` is the most that this member sends, 0: no cap.
     Raises UsageError for settings that cannot be.
     """
-    codec, way_back = _codec_name(codec), _codec_name(way_back) if way_back else ""
     if topology not in TOPOLOGIES:
         raise UsageError("E-RED-08", f"no topology {topology}", fix=f"choose one of {', '.join(TOPOLOGIES)}")
+    codec = _codec_name(codec)
+    if way_back == GATHERED:
+        topology = _for_rows(topology, trust)
+    elif way_back:
+        way_back = _codec_name(way_back)
     peers = _whole("peers", peers, PEERS_MAX, "say how many members there are when the first all-reduce begins")
     upload_bytes_s = _cap(upload_bytes_s)
     terms = GroupTerms(codec, way_back, timeout_s)
@@ -628,6 +635,25 @@ def _codec_name(name: str) -> str:
         raise UsageError(
             "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"
         ) from None
+
+
+def _for_rows(topology: str, trust: str) -> str:
+    """The topology of a group whose members get each other's rows. UsageError where they would not."""
+    if trust != "private":
+        raise UsageError(
+            "E-RED-14",
+            f'way_back = "{GATHERED}" with trust = "{trust}"',
+            cause="owners that hand rows on could not be checked yet",
+            fix='say way_back = "fp32", or trust = "private"',
+        )
+    if topology not in ("auto", "butterfly", "star"):
+        raise UsageError(
+            "E-RED-08",
+            f'way_back = "{GATHERED}" with topology = "{topology}"',
+            cause="its owners get sums that were made on the way, and no rows",
+            fix='say topology = "butterfly", or way_back = "fp32"',
+        )
+    return "butterfly" if topology == "auto" else topology
 
 
 def _left_behind() -> AtollError:

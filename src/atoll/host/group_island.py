@@ -31,6 +31,7 @@ from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
+from atoll.learn.answers import Answering
 from atoll.learn.codec import Codec, Known, codec_named, native, pack_spans
 from atoll.learn.codec.blocks import spans_of
 from atoll.learn.codec.fp32 import TRUSTED_FP32
@@ -57,6 +58,7 @@ from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
 PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
 PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
+GATHERED = "gathered"  # a way back without a codec: answers are the rows themselves, and everybody combines them
 QUICK = Contribution | RowBytes | Answer | PartBytes  # messages whose payloads a private group names by XXH3
 STATES_KEPT = 4  # names of agreed states, for members that join while the next ones are agreed
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
@@ -68,7 +70,7 @@ class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What genesis of a group fixes for its members. Strict, or a training run could be read as a group."""
 
     codec: str = "fp32"
-    way_back: str = ""  # codec of the combined parts; empty: the same one
+    way_back: str = ""  # codec of the combined parts; empty: the same one; or GATHERED
     timeout_s: Seconds = 60.0
 
 
@@ -300,9 +302,12 @@ class GroupIsland:
         """Sums made on the way travel as answers do, which is the finer codec."""
         assert self.current is not None
         _, call = self.current
+        rows = [(row.weight, row.payload.data) for row in work.rows]
+        if self.terms.way_back == GATHERED:
+            done = self._gathering(call, work.round, work.part).answer(rows)
+            return done, _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire)) if done.wire else None
         up, down = self._codec(call.codec, work.round, work.part), self._way_back(call, work.round, work.part)
         name = xxhash.xxh3_128()
-        rows = [(row.weight, row.payload.data) for row in work.rows]
         codecs = [down if row.handed else up for row in work.rows]
         done = combine(rows, values, codecs, down.showing(name.update), room=self.room)
         return done, _quickly_named(done.wire, name.digest()) if done.wire is not None else None
@@ -337,7 +342,7 @@ class GroupIsland:
             for part, ((payload, counted), (lo, hi)) in enumerate(zip(parts, call.cuts, strict=bool(parts))):
                 if payload is not None:
                     call.settle(lo, hi, counted)
-                    self._way_back(call, done.round, part).decode_into(payload.data, call.flat_N[lo:hi])
+                    self._decode(call, done.round, part, payload)
         except PeerFault as fault:
             why = RunFailedError(
                 "E-RED-17",
@@ -348,6 +353,18 @@ class GroupIsland:
             call.future.set_exception(why)
         else:
             call.future.set_result(done)
+
+    def _decode(self, call: Call, round: int, part: int, answer: Payload) -> None:
+        lo, hi = call.cuts[part]
+        if self.terms.way_back == GATHERED:
+            call.flat_N[lo:hi] = self._gathering(call, round, part).read(answer.data).value_N
+        else:
+            self._way_back(call, round, part).decode_into(answer.data, call.flat_N[lo:hi])
+
+    def _gathering(self, call: Call, round: int, part: int) -> Answering:
+        """Of a part that is one tensor, and nobody asks how much the rows agree."""
+        lo, hi = call.cuts[part]
+        return Answering(self._codec(call.codec, round, part), None, "mean", False, (hi - lo,))
 
     def _way_back(self, call: Call, round: int, part: int) -> Codec:
         return self._codec(self.terms.way_back or call.codec, round, part)
