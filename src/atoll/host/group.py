@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from itertools import accumulate
 from operator import index
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 from torch import Tensor, strided
@@ -637,7 +637,7 @@ def _codec_name(name: str) -> str:
         ) from None
 
 
-def _for_rows(topology: str, trust: str) -> str:
+def _for_rows(topology: str, trust: str) -> Literal["butterfly", "star"]:
     """The topology of a group whose members get each other's rows. UsageError where they would not."""
     if trust != "private":
         raise UsageError(
@@ -653,7 +653,7 @@ def _for_rows(topology: str, trust: str) -> str:
             cause="its owners get sums that were made on the way, and no rows",
             fix='say topology = "butterfly", or way_back = "fp32"',
         )
-    return "butterfly" if topology == "auto" else topology
+    return "star" if topology == "star" else "butterfly"
 
 
 def _left_behind() -> AtollError:

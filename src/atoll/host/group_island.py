@@ -352,6 +352,7 @@ class GroupIsland:
             )
             call.future.set_exception(why)
         else:
+            call.left_N = None  # whoever keeps the result need not keep this
             call.future.set_result(done)
 
     def _decode(self, call: Call, round: int, part: int, answer: Payload) -> None:
