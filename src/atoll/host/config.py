@@ -76,6 +76,7 @@ def load_config(
 
 def recipe_of(config: Config) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
+    from atoll.learn.gradient import PLAIN, Computing
     from atoll.learn.inner import tuned
     from atoll.learn.methods import METHODS
     from atoll.learn.recipes import check_recipe, demo_recipe, in_swarm, over_tokens, overlapping
@@ -124,6 +125,8 @@ def recipe_of(config: Config) -> Recipe:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
     if train.total_tokens:
         recipe = over_tokens(recipe, train.total_tokens)
+    if (computing := Computing(train.precision, train.compile)) != PLAIN:
+        recipe = replace(recipe, computing=computing)
     return _accepting(recipe, sync)
 
 

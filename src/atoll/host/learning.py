@@ -397,7 +397,8 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             "E-RUN-16",
             f"rounds of this run cannot be audited: {problem}",
             cause="run.audit_rate asks for audits, and an audit takes steps again on another machine",
-            fix="write run.audit_rate = 0, or choose a gpt or llama model and the recipe diloco without overlap",
+            fix="write run.audit_rate = 0, or choose a gpt or llama model and the recipe diloco without overlap, "
+            'train.precision = "fp32" and train.compile = false',
         )
     if settings.scored_share and (problem := scoring_problem(beginning.recipe)):
         raise UsageError(

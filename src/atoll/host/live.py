@@ -11,6 +11,7 @@ a step is counted once. Never decides what the head is, nor what of a round was 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -39,6 +40,8 @@ from atoll.learn.recipes import Recipe
 from atoll.learn.schedule import moments_due
 from atoll.learn.state import SharedState
 from atoll.node.jobs import Train, TrainApart, Trained
+
+log = logging.getLogger(__name__)
 
 
 class Live:
@@ -105,6 +108,8 @@ class Live:
                     ahead=recipe.hidden_steps if self._mine.own is None else recipe.schedule.inner_steps,
                     **more,
                 )
+                if done.notice:
+                    log.warning("the trainer: %s", done.notice)
                 if auditing is not None:
                     auditing.taken = done
                 if moments_due(recipe.schedule, agreed.head.round):

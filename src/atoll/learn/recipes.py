@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from torch import empty
 
 from atoll.learn.codec import Known, check_name, codec_named
+from atoll.learn.gradient import Computing
 from atoll.learn.inner import QUEUE_MAX, Accumulate, AdamW, Inner, Pipelined
 from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
@@ -47,6 +48,7 @@ class Recipe(msgspec.Struct, frozen=True):
     outer: Outer
     merge: Merge
     reducer: Reducer = Reducer()
+    computing: Computing | UnsetType = UNSET  # of gradients; left out: in fp32, as the model is written
 
     @property
     def own_anchors(self) -> bool:
@@ -142,6 +144,9 @@ def swarm_problem(recipe: Recipe) -> str:
         ),
         "the merge swap but for plain averages without error feedback": _swaps_more(recipe),
         "gradients that are accumulated, in pairs": recipe.paired and isinstance(recipe.inner, Accumulate),
+        "a precision, or compiled steps, in loops of members' own": (
+            recipe.model == "attached" and recipe.computing is not UNSET
+        ),
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
 

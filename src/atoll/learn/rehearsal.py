@@ -24,6 +24,7 @@ from atoll.learn.clients import Clients
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
 from atoll.learn.data import Data, epoch_samples, validation
+from atoll.learn.gradient import PLAIN, Loss
 from atoll.learn.inner import Pipelined
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge, where_moved
@@ -56,7 +57,7 @@ from atoll.learn.traffic import Traffic
 from atoll.learn.trouble import Trouble
 from atoll.learn.update import Bounds, Common, Update, encode_update, moved, part_bounds, part_codecs, settle
 from atoll.learn.villains import decoded, lying, readable
-from atoll.learn.worker import Loss, Worker
+from atoll.learn.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ class Experiment:
         self.shares = [(data[w], 0, 1) if own else (data, w, peers) for w in range(peers)]
         self.layout = layout_of(model, only)
         self.fragments = fragments_of(self.layout, recipe.schedule.fragments)
-        self.workers = [Worker(model, len(self.fragments), self.layout) for _ in range(peers)]
+        how = recipe.computing or PLAIN, loss
+        self.workers = [Worker(model, len(self.fragments), self.layout, *how) for _ in range(peers)]
         self.viewer = Worker(model, 0, self.layout)  # its model is looked at, never trained
         self.present = list(range(peers))
         self.clients: Clients | None = None  # where not everybody trains in every round
@@ -198,7 +200,7 @@ class Experiment:
         for peer in self._training():
             if self.trouble.takes_step(peer, self.now) and not self._passed(peer):
                 rhythm, share = self.rhythm, self.shares[peer]
-                self.workers[peer].train(rhythm.recipe, share, rhythm.rate_step(self.now - 1), self.loss)
+                self.workers[peer].train(rhythm.recipe, share, rhythm.rate_step(self.now - 1))
                 rhythm.took(peer)
         if self.now == self.steps:
             self._close()

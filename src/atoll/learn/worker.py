@@ -6,7 +6,6 @@ The arithmetic is that of a real trainer and its peer, one after the other in on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 
 import torch
@@ -14,27 +13,36 @@ from torch import Tensor, nn
 
 from atoll.learn.data import Data, batch
 from atoll.learn.exchanged import Base
+from atoll.learn.gradient import PLAIN, Computing, Gradient, Loss
 from atoll.learn.inner import Accumulate, Inner, InnerState, fresh_inner, inner_step, matrices_of
 from atoll.learn.layout import Layout, bind, layout_of
+from atoll.learn.models import loss_of
 from atoll.learn.moments import behind, padded
 from atoll.learn.recipes import Recipe
-
-Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
+from atoll.learn.tensors import parameters_of
 
 
 class Worker:
-    def __init__(self, model: nn.Module, fragments: int, layout: Layout | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        fragments: int,
+        layout: Layout | None = None,
+        computing: Computing = PLAIN,
+        loss: Loss = loss_of,
+    ) -> None:
         layout = layout or layout_of(model)
         going = {slot.name for slot in layout.slots}
-        still = [p for n, p in model.named_parameters() if n not in going]
+        still = [p for n, p in parameters_of(model) if n not in going]
         # one frozen base serves all workers
         self.model = deepcopy(model, {id(p): p for p in still if not p.requires_grad})
-        for name, value in self.model.named_parameters():
+        for name, value in parameters_of(self.model):
             if name not in going:
                 value.requires_grad_(False)
         self.layout = layout
         self.still = Base(self.model, going, by_name=True)
         self.x_F, self.gradient_P = bind(self.model, self.layout)
+        self.gradient = Gradient(self.model, self.gradient_P, computing, loss)
         self.base_F: Tensor | None = None  # the anchor it started from, where that is not the common one
         self.memory_F = torch.zeros_like(self.x_F)  # error feedback
         self.inner = fresh_inner(self.layout.parameters)
@@ -44,15 +52,12 @@ class Worker:
         self.samples = [0] * fragments
         self.losses: list[float] = []  # since they were last looked at
 
-    def train(self, recipe: Recipe, share: tuple[Data, int, int], step: int, loss_of: Loss) -> None:
+    def train(self, recipe: Recipe, share: tuple[Data, int, int], step: int) -> None:
         """One inner step at the run's step, on the next samples of `share`: data, which of how many shares."""
         data, shard, shards = share
         found = batch(data, shard, shards, self.cursor, recipe.batch, recipe.seq_len, recipe.seed)
         self.cursor += recipe.batch
-        self.gradient_P.zero_()
-        loss = loss_of(self.model, found)
-        loss.backward()
-        self.losses.append(loss.item())
+        self.losses.append(self.gradient.of(found))
         x_P = self.x_F[: self.layout.parameters]
         if isinstance(recipe.inner, Accumulate):
             self.inner.first_P.add_(self.gradient_P)  # exact; the difference of two anchors would round it away

@@ -57,6 +57,7 @@ from atoll.host.trainer.words import (
 )
 from atoll.learn.audit import Live, profile_here
 from atoll.learn.data import batch, cursor_after, epoch_samples, load_data, validation
+from atoll.learn.gradient import Gradient
 from atoll.learn.horizon import later, step_at
 from atoll.learn.inner import (
     Accumulate,
@@ -68,9 +69,9 @@ from atoll.learn.inner import (
     inner_step,
     matrices_of,
 )
-from atoll.learn.layout import bind, flatten
+from atoll.learn.layout import bind, flatten, unflatten
 from atoll.learn.merge import merge
-from atoll.learn.models import generate_text, loss_of
+from atoll.learn.models import generate_text
 
 BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
 
@@ -144,7 +145,10 @@ class Child:
         self.auditing = Auditing(self.data)
         self.validating = Validating(spec, self.data)
         self.model, self.layout = model_of(spec)
-        self.x_F, self.gradient_P = bind(self.model, self.layout, spec.device)
+        self.x_F, gradient_P = bind(self.model, self.layout, spec.device)
+        self.gradient = Gradient(self.model, gradient_P, spec.computing)
+        if spec.computing.compiled:
+            self._compile()
         self.x_P = self.x_F[: self.layout.parameters]
         self.matrices = matrices_of(self.layout)
         self.inner = fresh_inner(self.layout.parameters, spec.device)
@@ -153,6 +157,12 @@ class Child:
         self.mailbox = Mailbox(self.fd, self.layout.floats, room_bytes)
         self.mailbox.x_F.copy_(self.x_F)
         return Ready(self.layout, room_bytes)
+
+    def _compile(self) -> None:
+        """Before anybody waits for a step, and without leaving a trace in the model."""
+        kept = flatten(self.model, self.layout)
+        self.gradient.of(self._batch(Train(0, 1, None, 0, 0, 1, 0), 0))
+        unflatten(*kept, self.model, self.layout)
 
     def carry_out(self, command: Command) -> Answer:
         match command:
@@ -245,7 +255,8 @@ class Child:
             cursor=job.cursor + span.samples,
             counters=self._counters(),
             links=tuple(record.links) if record is not None else (),
-            profile=profile_here() if record is not None else None,
+            profile=profile_here(self.spec.computing) if record is not None else None,
+            notice=self.gradient.told(),
         )
 
     def _end_span(self, into_F: Tensor) -> _Span:
@@ -276,16 +287,14 @@ class Child:
         return Live(x_F, counters_K, InnerState(inner.first_P.clone(), inner.second_P.clone(), inner.steps))
 
     def _step(self, inputs: Tensor, targets: Tensor, global_step: int) -> float:
-        self.gradient_P.zero_()
-        loss = loss_of(self.model, (inputs, targets))
-        value = loss.item()
+        value = self.gradient.of((inputs, targets))
         if not abs(value) < float("inf"):  # NaN compares false
             raise _Diverged(f"the loss is {value} at step {global_step}")
-        loss.backward()
+        gradient_P = self.gradient.gradient_P
         if isinstance(self.spec.inner, Accumulate):
-            self.inner.first_P.add_(self.gradient_P)
+            self.inner.first_P.add_(gradient_P)
         else:
-            inner_step(self.spec.inner, self.inner, self.x_P, self.gradient_P, global_step, self.matrices)
+            inner_step(self.spec.inner, self.inner, self.x_P, gradient_P, global_step, self.matrices)
         return value
 
     def _batch(self, job: Train, cursor: int) -> tuple[Tensor, Tensor]:

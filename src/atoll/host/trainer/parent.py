@@ -60,6 +60,8 @@ STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last on
 LOOK_EVERY_S = 1.0  # how often patience is checked, and its margin: the parent's own loop may have been busy
 STDERR_KEPT = 4096  # bytes of the child's last words that go into a failure
 
+ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a compiler's own workers would outlive a process that is killed
+
 T = TypeVar("T")
 
 
@@ -98,7 +100,7 @@ class Trainer:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(fd,),
-                env=os.environ | {"OMP_NUM_THREADS": str(spec.threads), "PYTHONPATH": _python_path()},
+                env=os.environ | {"OMP_NUM_THREADS": str(spec.threads), "PYTHONPATH": _python_path()} | ALONE,
             )
             self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._overhear())]
             ready = await self._ask(spec, Ready)

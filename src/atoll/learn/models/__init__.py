@@ -85,7 +85,8 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Mean cross-entropy in nats, over tokens or images: inputs (B, …), targets (B,) or (B, T)."""
     inputs, targets = batch
     scores = model(inputs)
-    return nn.functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1))
+    flat = scores.float().reshape(-1, scores.shape[-1])  # bf16 keeps 8 bits, too few for the sum over classes
+    return nn.functional.cross_entropy(flat, targets.reshape(-1))
 
 
 def generate_text(model: nn.Module, prompt: str, n: int, seed: int) -> str:

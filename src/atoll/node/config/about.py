@@ -193,6 +193,16 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Outer Nesterov momentum. With the recipe: 0.5 up to 50 rounds, 0.7 up to 100, then 0.8."
     ),
     "train.seed": "Of the first weights and of the order of the data.",
+    "train.precision": (
+        'Of forward and backward passes. "bf16": matrix products and convolutions under torch.autocast; '
+        "parameters, optimizer and updates stay fp32, so all else is as ever. For GPUs, and processors with bf16 units (amx, "
+        "avx512_bf16); others only emulate it. Not with run.audit_rate; run.score_rate can look instead."
+    ),
+    "train.compile": (
+        "Let torch.compile make the steps of a built-in model, at the start of every trainer: it takes up to a "
+        "minute, and a C++ compiler on a CPU. Where that fails steps run uncompiled, and atoll.log says why. Its "
+        "sums are added in another order on every kind of machine, so not with run.audit_rate."
+    ),
     "train.round_time": (
         "Rounds in minutes: a member trains for so long, or until it has taken train.inner_steps, whichever comes "
         'first; "38min" (INTELLECT-1, arXiv 2412.01152). The slow take fewer steps and weigh less. Counts from '
