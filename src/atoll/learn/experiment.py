@@ -82,8 +82,8 @@ def experiment(
     neither trained nor exchanged nor counted; `only` names what is (`learn/exchanged.py`). `sample`, a share of the
     peers (0.5) or how many of them (10), train in a round, drawn as real rounds draw them; `groups` says of each
     whose data it has. Where the recipe's schedule counts `epochs`, a peer's round is so many passes over its own
-    share. `precision="bf16"` and `compiled=True` (torch.compile) say how workers compute gradients, where the recipe
-    does not (`learn/gradient.py`); losses are looked at in fp32. ValueError if the recipe cannot be run.
+    share. `precision="bf16"` and `compiled=True` (torch.compile) say how workers compute gradients, in place of the
+    recipe (`learn/gradient.py`); losses are looked at in fp32. ValueError if the recipe cannot be run.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"a recipe is what a method of atoll.learn.methods returns: diloco(), …; not {recipe!r}")

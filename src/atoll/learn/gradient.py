@@ -80,5 +80,7 @@ def _in_bf16(loss: Loss, device: str) -> Loss:
 
 
 def _reason(why: BaseException) -> str:
-    lines = str(why).strip().splitlines()
-    return f"{type(why).__name__}: {lines[0][:300]}" if lines else type(why).__name__
+    said = " ".join(
+        str(why).strip().partition("\n\n")[0].split()
+    )  # behind it come hints for torch's own developers
+    return f"{type(why).__name__}: {said[:300]}"

@@ -1,7 +1,7 @@
 """A model's tensors under the names that its own code gives them, whether or not torch.compile has wrapped it.
 
-`torch.compile(model)` puts the model, or a block of it, into a module whose only child is called `_orig_mod`. Members
-of a run may compile or not as they like, so that word is in no name which leaves the process.
+`torch.compile(model)` puts the model, or a block of it, into a module whose only child is called `_orig_mod`.
+Members of a run may compile or not as they like, so that word is in no name which leaves the process.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def profile_here(computing: Computing = PLAIN) -> Profile:
-    """Of this process, which computes gradients so; the environment counts as it was when torch was loaded, so set it before Python starts."""
+    """Of this process, which computes gradients so; the environment counts as it was when torch was loaded, so set
+    it before Python starts."""
     return Profile(
         str(torch.__version__),
         torch.get_num_threads(),

@@ -195,8 +195,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "train.seed": "Of the first weights and of the order of the data.",
     "train.precision": (
         'Of forward and backward passes. "bf16": matrix products and convolutions under torch.autocast; '
-        "parameters, optimizer and updates stay fp32, so all else is as ever. For GPUs, and processors with bf16 units (amx, "
-        "avx512_bf16); others only emulate it. Not with run.audit_rate; run.score_rate can look instead."
+        "parameters, optimizer and updates stay fp32, so all else is as ever. For GPUs, and processors with bf16 "
+        "units (amx, avx512_bf16); others only emulate it. Not with run.audit_rate; run.score_rate looks instead."
     ),
     "train.compile": (
         "Let torch.compile make the steps of a built-in model, at the start of every trainer: it takes up to a "

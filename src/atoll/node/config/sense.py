@@ -130,7 +130,7 @@ def _check_sense(config: Config) -> None:
             raise UsageError(
                 "E-CFG-13",
                 f"train.{key} = {toml_text(value)} cannot work with run.audit_rate = {run.audit_rate:g}",
-                cause="an auditor takes steps again on another machine, and only plain fp32 is nearly the same there",
+                cause="an auditor takes steps again on another machine, and only plain fp32 comes close to them",
                 fix=f"write run.audit_rate = 0, or train.{key} = {toml_text(default_of(f'train.{key}'))}; "
                 "run.score_rate can look at such steps instead",
             )
