@@ -80,7 +80,5 @@ def _in_bf16(loss: Loss, device: str) -> Loss:
 
 
 def _reason(why: BaseException) -> str:
-    said = " ".join(
-        str(why).strip().partition("\n\n")[0].split()
-    )  # behind it come hints for torch's own developers
-    return f"{type(why).__name__}: {said[:300]}"
+    said, _, _ = str(why).strip().partition("\n\n")  # hints for torch's own developers follow
+    return f"{type(why).__name__}: {' '.join(said.split())[:300]}"
