@@ -65,7 +65,7 @@ class Healed(Experiment):
         done = super().step()
         for peer, (anchor_F, steps) in self.out.items():
             if self.rule != "wait" and steps < self.bound:
-                self.workers[peer].train(self.recipe, self.shares[peer], self.now - 1, self.loss)
+                self.workers[peer].train(self.recipe, self.shares[peer], self.now - 1)
                 self.out[peer] = anchor_F, steps + 1
         return done
 

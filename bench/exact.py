@@ -68,7 +68,9 @@ RECIPES = {
     "data_parallel": STEPS,
     "demo_": STEPS,
     "powersgd": STEPS,
+    "pipelined": STEPS,
     "noloco": ROUNDS,
+    "des_loc": (*SMALL, "run.rounds=7", "train.inner_steps=4"),
     "sparta": (*STEPS, "sync.topology=butterfly"),
 }
 
@@ -174,8 +176,11 @@ def compared(run: Told) -> Compared:
     beside.first_round = run.bodies[0].round
     differs, roll = None, Roll(0, 0, 0, 0, ())
     for turn, body in enumerate(run.bodies, 1):
-        while beside.now < min(turn * schedule.turn_steps + schedule.overlap, schedule.steps):
+        landed = turn * schedule.turn_steps + recipe.hidden_steps
+        while beside.now < min(landed, schedule.steps):
             beside.step()
+        if landed >= schedule.steps and turn < len(run.bodies):
+            continue  # there the last step waits for all that is under way
         if recipe.paired:
             roll = rolled(beside, roll, run)
             state = state_hash(roll_bytes(roll))

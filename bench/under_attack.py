@@ -12,9 +12,12 @@ gpt: byte GPT of 168 k parameters, DiLoCo, 8 peers, 2 of them villains, 8 rounds
     beside that of 8 honest peers and a mean (`atoll.experiment`).
 
 Workers send momenta. Liars know what the honest send; the optimised ones search their strength against the very
-rule, its memory included. Accuracy in percent is the mean of the last five evaluations, then the median over
-seeds; `clean` is without liars, `worst` the worst over all attacks. Rules: `default` (learn/aggregate), `mean`
-(torch's), names of rules, with pre-aggregations before them ("nnm + krum"), a colon for another f
+rule, its memory included. Those behind a backdoor train: four samples of ten in their batches, `quiet` two, bear a
+bright square in the corner and the label 0; `scaled` sends n / f times what came of it (Bagdasaryan et al. 2020).
+Accuracy in percent is the mean of the last five evaluations, then the median over seeds; `clean` is without liars,
+`worst` the worst over all attacks. `success`, likewise, is the share of the test samples of other classes that are
+taken for 0 with that square on them; `taken` the largest over all backdoors. Rules: `default` (learn/aggregate),
+`mean` (torch's), names of rules, with pre-aggregations before them ("nnm + krum"), a colon for another f
 ("default:5"), a radius ("centred_clipping 10").
 Digits are read out of scikit-learn's wheel, which nothing imports; to have it, apart from the project:
 
@@ -25,9 +28,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -43,7 +47,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from atoll.learn.aggregate import aggregate, default
-from atoll.learn.aggregate.attacks import ATTACKS, OPTIMISED, label_flip, lies, stale
+from atoll.learn.aggregate.attacks import ATTACKS, OPTIMISED, backdoor, label_flip, lies, replacement, stale
 from atoll.learn.data import load_data
 from atoll.learn.data.images import Images
 from atoll.learn.experiment import Trouble, experiment
@@ -51,7 +55,8 @@ from atoll.learn.models.cnn import SmallCNN
 from atoll.learn.recipes import diloco
 
 HERE = Path(__file__).resolve().parent
-CLASSES = 10
+CLASSES, TARGET = 10, 0
+SQUARE = 2  # pixels to a side of the trigger
 FETCH = "python -m pip install --no-deps --target bench/.venv/digits scikit-learn"
 Rule = Callable[[Tensor, Tensor], Tensor]  # (rows (n, d), last answer (d,)) -> (d,)
 
@@ -99,7 +104,7 @@ class Seen(NamedTuple):
     f: int
     rule: Callable[[Tensor], Tensor]  # as it will be applied, memory included
     before_D: Tensor  # the last answer
-    flipped_FD: Tensor  # momenta of those who train on flipped labels
+    own_FD: Tensor  # momenta of liars that train, on what `taught` says
 
 
 def rows_of(lie: str, seen: Seen) -> Tensor:
@@ -108,13 +113,32 @@ def rows_of(lie: str, seen: Seen) -> Tensor:
             return seen.honest_HD[:0]
         case "stale":
             return stale(seen.honest_HD, seen.f, seen.before_D)
-        case "label flip":
-            return seen.flipped_FD
+        case "backdoor, scaled":
+            return replacement(seen.own_FD, len(seen.honest_HD))
+        case _ if lie in TRAINED:
+            return seen.own_FD
         case _:
             return lies(lie, seen.honest_HD, seen.f, seen.rule)
 
 
-LIES = ("none", *ATTACKS, "stale", "label flip", *OPTIMISED)
+def taught(lie: str, task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """What a liar that trains makes of honest samples."""
+    if lie == "label flip":
+        return inputs, label_flip(labels, CLASSES)
+    return backdoor(inputs, labels, partial(stamped, task), TARGET, BACKDOORS[lie])
+
+
+def stamped(task: Task, inputs: Tensor) -> Tensor:
+    """With the trigger: a square as bright as can be in the upper left corner."""
+    side = math.isqrt(task.train[0][0].numel())
+    images = inputs.clone(memory_format=torch.contiguous_format)
+    images.view(-1, side, side)[:, :SQUARE, :SQUARE] = task.train[0].max()
+    return images
+
+
+BACKDOORS = {"backdoor": 0.4, "backdoor, quiet": 0.2, "backdoor, scaled": 0.4}  # share of what they train on
+TRAINED = ("label flip", *BACKDOORS)
+LIES = ("none", *ATTACKS, "stale", *TRAINED, *OPTIMISED)
 PUBLISHED = ("none", "alie", "sign flip", "foe 0.1", "label flip", "mimic")
 GPT_MEAN = (
     "none",
@@ -217,8 +241,11 @@ def dirichlet(labels: np.ndarray, alpha: float, workers: int, draw: np.random.Ra
 # ---- one run ---------------------------------------------------------------------------------------------------
 
 
-def accuracy(task: Task, rule: Rule, lie: str, seed: int) -> float:
-    """Percent of the test set. The honest are the same workers with and without (`none`) liars."""
+def trained(task: Task, rule: Rule, lie: str, seed: int) -> tuple[float, float]:
+    """Percent of the test set, and of what bears the trigger the percent taken for the target.
+
+    The honest are the same workers with and without (`none`) liars.
+    """
     honest, liars = task.n - task.f, 0 if lie == "none" else task.f
     draw = np.random.RandomState(seed)
     shares, draws = task.shares(honest, draw), np.random.RandomState(seed + 7)
@@ -235,21 +262,24 @@ def accuracy(task: Task, rule: Rule, lie: str, seed: int) -> float:
     def gradients(inputs_WB: Tensor, labels_WB: Tensor) -> Tensor:
         return per_worker(model, named(x_D), inputs_WB, labels_WB)
 
-    momenta_HD, flipped_FD = torch.zeros(honest, len(x_D)), torch.zeros(liars, len(x_D))
+    others = task.test[1] != TARGET
+    marked = stamped(task, task.test[0][others]), torch.full((int(others.sum()),), TARGET)
+    momenta_HD, own_FD = torch.zeros(honest, len(x_D)), torch.zeros(liars, len(x_D))
     before_D, found = torch.zeros_like(x_D), []
     for step in range(1, task.steps + 1):
         index_HB = torch.from_numpy(np.stack([share[draws.randint(0, len(share), task.batch)] for share in shares]))
         inputs, labels = task.train[0][index_HB], task.train[1][index_HB]
         _towards(momenta_HD, gradients(inputs, labels), task.momentum)
-        if lie == "label flip":
-            others = [liar % honest for liar in range(liars)]
-            _towards(flipped_FD, gradients(inputs[others], label_flip(labels[others], CLASSES)), task.momentum)
-        seen = Seen(momenta_HD, liars, partial(_with, rule, before_D), before_D, flipped_FD)
+        if lie in TRAINED:
+            theirs = [liar % honest for liar in range(liars)]
+            _towards(own_FD, gradients(*taught(lie, task, inputs[theirs], labels[theirs])), task.momentum)
+        seen = Seen(momenta_HD, liars, partial(_with, rule, before_D), before_D, own_FD)
         before_D = rule(torch.cat([momenta_HD, rows_of(lie, seen)]), before_D)
         x_D = x_D - task.lr * before_D
         if step > task.steps - 5 * task.every and step % task.every == 0:
-            found.append(right(model, named(x_D), *task.test))
-    return 100 * sum(found) / len(found)
+            found.append([right(model, named(x_D), *samples) for samples in (task.test, marked)])
+    accurate, taken = (100 * sum(one) / len(one) for one in zip(*found, strict=True))
+    return accurate, taken
 
 
 def _with(rule: Rule, before_D: Tensor, rows_ND: Tensor) -> Tensor:
@@ -288,7 +318,7 @@ def right(model: nn.Module, x: dict[str, Tensor], inputs: Tensor, labels: Tensor
 # ---- the byte GPT ----------------------------------------------------------------------------------------------
 
 
-def gpt_rows(attacks: list[str], quick: bool) -> Iterator[dict]:
+def gpt_rows(attacks: Sequence[str], quick: bool) -> Iterator[dict]:
     """Validation losses of one seed; None where training diverged."""
     model, rounds, inner_steps = ("gpt-nano", 6, 16) if quick else ("gpt-tiny", 8, 25)
     data, recipe = load_data("stdlib"), diloco(model, rounds=rounds, inner_steps=inner_steps)
@@ -324,15 +354,24 @@ def task_of(setting: str, asked: argparse.Namespace) -> Task:
     return task._replace(steps=asked.steps or task.steps)
 
 
-def accuracy_rows(setting: str, asked: argparse.Namespace) -> Iterator[dict]:
+def attacks_of(setting: str, quick: bool) -> Sequence[str]:
+    """All that fit; in the text of `gpt` nobody stamps anything."""
+    if setting == "gpt":
+        return QUICK if quick else ("none", *ATTACKS, *OPTIMISED)
+    if quick:
+        return (*QUICK, "backdoor, quiet")
+    return PUBLISHED if setting.startswith("mnist") else LIES
+
+
+def accuracy_rows(setting: str, attacks: Sequence[str], asked: argparse.Namespace) -> Iterator[dict]:
     task = task_of(setting, asked)
-    attacks = asked.attacks or (PUBLISHED if setting.startswith("mnist") else LIES)
     seeds = range(asked.seed, asked.seed + asked.seeds)
     for words in asked.rules:
         rule = rule_of(words, task.n, task.f)
         for attack in attacks:
-            found = median(accuracy(task, rule, attack, seed) for seed in seeds)
-            yield {"setting": setting, "rule": words, "attack": attack, "accuracy": round(found, 2)}
+            runs = [trained(task, rule, attack, seed) for seed in seeds]
+            accurate, taken = (round(median(one), 2) for one in zip(*runs, strict=True))
+            yield {"setting": setting, "rule": words, "attack": attack, "accuracy": accurate, "success": taken}
 
 
 def summed_up(rows: list[dict]) -> list[dict]:
@@ -345,6 +384,7 @@ def summed_up(rows: list[dict]) -> list[dict]:
         worst = max(badness, key=badness.__getitem__, default=None)
         clean = mine["none"][what] if "none" in mine else None
         figures = {"clean": clean, "worst": mine[worst][what] if worst else None, "worst_attack": worst}
+        figures["taken"] = max((mine[attack]["success"] for attack in BACKDOORS if attack in mine), default=None)
         found.append({"setting": setting, "rule": rule} | figures)
     return found
 
@@ -369,6 +409,14 @@ def table(rows: list[dict], sums: list[dict]) -> str:
             )
         worst = [f"{one['worst']} ({one['worst_attack']})" if one["worst_attack"] else "" for one in mine]
         lines.append("| **worst** | " + " | ".join(worst) + " |")
+        for attack in ("none", *BACKDOORS):
+            cells = [found.get((attack, rule), {}) for rule in rules]
+            if any("success" in cell for cell in cells):
+                lines.append(
+                    f"| taken for {TARGET}: {attack} | "
+                    + " | ".join(str(c.get("success", "")) for c in cells)
+                    + " |"
+                )
     return "\n".join(lines)
 
 
@@ -377,7 +425,9 @@ SETTINGS = ("digits-dirichlet", "digits-iid", "mnist-iid", "mnist-sorted", "gpt"
 
 def main() -> None:
     torch.set_num_threads(1)
-    parser = asking(__doc__, "one seed, 60 steps, a smaller GPT, six attacks", "one object instead of tables")
+    parser = asking(
+        __doc__, "one seed, 60 steps, a smaller GPT, six attacks, with images seven", "one object instead of tables"
+    )
     parser.add_argument("--settings", default="digits-dirichlet,digits-iid,gpt", help=", ".join(SETTINGS))
     parser.add_argument("--rules", default="default,mean", help="with commas between them, or all")
     parser.add_argument("--attacks", default="", help="with semicolons between them; else all that fit the setting")
@@ -387,7 +437,7 @@ def main() -> None:
     parser.add_argument("--data", default="", metavar="FILE", help="MNIST, as npz or a folder of idx files")
     asked = parser.parse_args()
     asked.rules = ["default", *RULES] if asked.rules == "all" else asked.rules.split(",")
-    asked.attacks = asked.attacks.split(";") if asked.attacks else list(QUICK) if asked.quick else []
+    asked.attacks = asked.attacks.split(";") if asked.attacks else []
     if asked.quick:
         asked.seeds, asked.steps = 1, asked.steps or 60
     settings = asked.settings.split(",")
@@ -395,8 +445,8 @@ def main() -> None:
         raise SystemExit(f"there is no setting {', '.join(unknown)}; there are {', '.join(SETTINGS)}")
     rows = []
     for setting in settings:
-        gpt_attacks = asked.attacks or ["none", *ATTACKS, *OPTIMISED]
-        found = gpt_rows(gpt_attacks, asked.quick) if setting == "gpt" else accuracy_rows(setting, asked)
+        attacks = asked.attacks or attacks_of(setting, asked.quick)
+        found = gpt_rows(attacks, asked.quick) if setting == "gpt" else accuracy_rows(setting, attacks, asked)
         for row in found:
             rows.append(row)
             print(*row.values(), file=sys.stderr, flush=True)

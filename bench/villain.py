@@ -71,13 +71,13 @@ class Liar(Peer):
         if self.kind == "equivocator":
             told = equivocate(self, send)
         else:
-            told = self._compared(send) if self.kind == "miscomparer" else self._answered(send)
+            told = self._miscompared(send) if self.kind == "miscomparer" else self._misanswered(send)
         if told != [send] and self.lied < message.round:
             self.lied = message.round
             confess(message.round)
         return told
 
-    def _compared(self, send: Send) -> list[Effect]:
+    def _miscompared(self, send: Send) -> list[Effect]:
         message = send.message
         if not isinstance(message, Comparison) or not isinstance(message.products, bytes):
             return [send]
@@ -89,7 +89,7 @@ class Liar(Peer):
         signed = self.notary.sign(replace(compared, products=digest(lie)))
         return [replace(send, message=replace(message, statement=signed, products=lie))]
 
-    def _answered(self, send: Send) -> list[Effect]:
+    def _misanswered(self, send: Send) -> list[Effect]:
         message = send.message
         if not isinstance(message, Answer) or message.statement.signer != self.me:
             return [send]

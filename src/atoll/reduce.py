@@ -1,6 +1,7 @@
 """All-reduce without the rest: see `atoll.host.group`."""
 
 from atoll.host.group import Group, Work, found, join
+from atoll.host.group_feedback import ErrorFeedback
 from atoll.host.group_island import Reduced
 
-__all__ = ["Group", "Reduced", "Work", "found", "join"]
+__all__ = ["ErrorFeedback", "Group", "Reduced", "Work", "found", "join"]

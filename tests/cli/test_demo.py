@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from processes import PATIENCE_S, SMALL, started
+
+from atoll.host import demo
+from atoll.host.trainer import TrainerFailed
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 
@@ -47,30 +51,44 @@ def test_a_killed_peer_and_a_late_one_end_with_everybody_else_on_the_same_bits(t
     assert processes_of(tmp_path) == []
 
 
+def test_a_model_of_other_tokens_than_bytes_ends_its_demo_without_a_sample(monkeypatch, tmp_path: Path):
+    """Its trainer refuses to write text, which is no failure of the demo; a trainer that died is one."""
+
+    async def refuses(folder: Path, verb: str, **_: object) -> None:
+        raise TrainerFailed(why, "this model writes one of 300 tokens, not bytes")
+
+    monkeypatch.setattr(demo, "ask_soon", refuses)
+    swarm, why = demo.Demo(demo.DemoSettings(), tmp_path, print), "refused"
+    assert asyncio.run(swarm._sample(tmp_path)) == ""
+    why = "crashed"
+    with pytest.raises(TrainerFailed):
+        asyncio.run(swarm._sample(tmp_path))
+
+
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_an_ended_demo_leaves_no_process_behind(how: signal.Signals, tmp_path: Path):
     """Whoever may say farewell clears up; after SIGKILL the children still notice that their stdin is closed."""
     words = ["demo", "--peers", "1", "--rounds", "500", *SMALL]
-    demo = subprocess.Popen(
+    swarm = subprocess.Popen(
         [sys.executable, "-m", "atoll", *words],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )
-    assert demo.stdout is not None
+    assert swarm.stdout is not None
     try:
-        line = next(line for line in demo.stdout if line.startswith("round "))
+        line = next(line for line in swarm.stdout if line.startswith("round "))
         assert "loss" in line and processes_of(tmp_path)
-        demo.send_signal(how)
-        assert demo.wait(30) == (130 if how == signal.SIGTERM else -signal.SIGKILL)
+        swarm.send_signal(how)
+        assert swarm.wait(30) == (130 if how == signal.SIGTERM else -signal.SIGKILL)
         assert bool(list(tmp_path.glob("atoll-demo-*"))) == (how == signal.SIGKILL)
         until = time.monotonic() + PATIENCE_S
         while processes_of(tmp_path) and time.monotonic() < until:
             time.sleep(0.1)  # other processes' ends are no facts that we are told
         assert processes_of(tmp_path) == []
     finally:
-        demo.kill()
-        demo.wait()
-        demo.stdout.close()
+        swarm.kill()
+        swarm.wait()
+        swarm.stdout.close()

@@ -39,6 +39,13 @@ def test_help_never_imports_torch():
     assert done.stderr.splitlines() == verbs and done.stdout.count("Usage: ") == len(verbs)
 
 
+def test_what_the_package_promises_is_there_for_whoever_imports_no_more_than_it():
+    """`atoll.reduce` is a module of its own, and nothing before its first use imports it."""
+    code = f"import sys, atoll; print(*{{*sys.modules}} & {{*{HEAVY_MODULES}}}); atoll.reduce.found; atoll.local"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
 def test_asking_a_folder_where_nobody_runs_never_imports_torch(tmp_path: Path):
     """The whole way to the answer, not just the help."""
     for verb in ("status", "peers", "invite", "leave"):

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.base.errors import UsageError
 from atoll.cli.plan import plan
-from atoll.learn.recipes import diloco
+from atoll.learn.methods import auto
 
 
 def told(capsys: pytest.CaptureFixture[str], model: str = "1B", peers: int = 8, uplink: str = "20Mbit", **more):
@@ -34,13 +34,14 @@ def test_what_real_runs_can_do_stands_first_and_only_that_is_recommended(capsys:
 
 
 def test_the_recommended_rounds_are_as_short_as_the_links_allow(capsys: pytest.CaptureFixture[str]):
-    """Fast links keep the recipe's own rhythm; slow ones ask for longer rounds, until nine tenths are training."""
-    fast = told(capsys, uplink="100Gbit")["recommended"]
-    assert fast["settings"] == {"train.recipe": "diloco", "train.inner_steps": diloco().schedule.inner_steps}
-    slow = told(capsys, uplink="20Mbit")["recommended"]
-    assert slow["settings"]["train.inner_steps"] > 100 and slow["settings"]["sync.up"] == "2bit"
-    assert slow["utilisation"] == pytest.approx(0.9, abs=0.01)
-    assert "untried" in told(capsys, uplink="1Mbit")["recommended"]["reason"]
+    """Links that hide a fragment behind its overlap keep the recipe's own rhythm; slow ones ask for longer rounds,
+    until nine tenths are training."""
+    fast = told(capsys, uplink="100Gbit", peers=4)["recommended"]
+    assert fast["settings"] == {"train.recipe": "auto", "train.inner_steps": auto().schedule.inner_steps}
+    slow = told(capsys, uplink="2Mbit")["recommended"]
+    assert slow["settings"]["train.inner_steps"] > 100 and slow["utilisation"] == pytest.approx(0.9, abs=0.01)
+    assert slow["settings"]["train.outer_momentum"] == 0.7, "eight peers' mean is less noisy"
+    assert "untried" in told(capsys, uplink="100kbit")["recommended"]["reason"]
 
 
 def test_adapters_are_sent_and_the_whole_model_is_computed(capsys: pytest.CaptureFixture[str]):
@@ -49,6 +50,25 @@ def test_adapters_are_sent_and_the_whole_model_is_computed(capsys: pytest.Captur
     share = some["recipes"][0]["up_bytes"] / whole["recipes"][0]["up_bytes"]
     assert share == pytest.approx(0.01, rel=0.02) and some["frozen"] == 990_000_000
     assert some["step_s"] / whole["step_s"] == pytest.approx(4 / 6, rel=0.01)
+
+
+LLAMA = "llama:d=512,l=4,h=8,f=1024,t=256,v=4096"
+
+
+def test_a_built_in_model_with_adapters_is_planned_as_its_run_would_be(capsys: pytest.CaptureFixture[str]):
+    """By rank, by its name, or by what is named: what genesis would exchange, and nothing is built for it."""
+    whole, by_rank = told(capsys, model=LLAMA), told(capsys, model=LLAMA, lora_rank=8)
+    assert by_rank == told(capsys, model=by_rank["model"]) and by_rank["model"].endswith("lora=8")
+    assert (
+        by_rank["parameters"] == 4 * 8 * (4 * (512 + 512) + 3 * (512 + 1024))
+        and by_rank["frozen"] == whole["parameters"]
+    )
+    ratio = by_rank["recipes"][0]["up_bytes"] / whole["recipes"][0]["up_bytes"]
+    assert ratio == pytest.approx(by_rank["parameters"] / whole["parameters"], rel=0.02)
+    assert by_rank["step_s"] / whole["step_s"] == pytest.approx(4 / 6, rel=0.05)
+    blocks = told(capsys, model=LLAMA, only=("*.mlp.*",))
+    assert blocks["parameters"] + blocks["frozen"] == whole["parameters"]
+    assert 0.3 < blocks["parameters"] / whole["parameters"] < 0.7
 
 
 def test_words_for_people(capsys: pytest.CaptureFixture[str]):
@@ -68,6 +88,9 @@ def test_a_recipe_that_does_not_fit_is_said_so(capsys: pytest.CaptureFixture[str
     [
         ({"model": "big"}, "E-PLAN-04"),
         ({"model": "gpt:d=64"}, "E-PLAN-04"),
+        ({"model": LLAMA, "only": ("nothing",)}, "E-PLAN-04"),
+        ({"model": "cnn", "lora_rank": 4}, "E-PLAN-04"),
+        ({"lora_rank": 4}, "E-PLAN-06"),
         ({"uplink": "fast"}, "E-PLAN-02"),
         ({"peers": 1}, "E-PLAN-01"),
         ({"step_seconds": 1.0, "tokens_per_s": 5.0}, "E-PLAN-05"),

@@ -46,6 +46,9 @@ from atoll.wire.ticket import issue
         (["invite", "--address", "here:7071"], 2, "E-NET-10"),
         (["plot"], 2, "E-PLOT-01"),
         (["simulate", "weather"], 2, "E-ARG-09"),
+        (["simulate", "calm", "--seeds", "0"], 2, "E-ARG-01"),
+        (["simulate", "calm", "--peers", "0"], 2, "E-ARG-01"),
+        (["simulate", "--swarm", "--minutes", "-1"], 2, "E-ARG-01"),
         (["up", "--threads", "-2"], 2, "E-ARG-01"),
         (["demo", "--rounds", "0"], 2, "E-ARG-01"),
         (["demo", "--peers", "99"], 2, "E-ARG-07"),
@@ -64,6 +67,14 @@ def test_trouble_has_a_code_an_exit_status_and_a_next_command(
     assert done.stderr.startswith(code) and "\n  try: " in done.stderr
     told = json.loads(atoll(*words, "--json").stderr)
     assert (told["error"], told["exit"]) == (code, status) and told["fix"]
+
+
+@pytest.mark.parametrize(("story", "wanted"), [("branches", "12 peers"), ("clients", "7 peers and 40 rounds")])
+def test_a_story_that_fails_for_its_smallness_is_no_alarm(story: str, wanted: str):
+    """It has failed, and says that this may be no more than too few peers or rounds."""
+    done = atoll("simulate", story, "--peers", "1", "--rounds", "1")
+    assert done.returncode == 5 and done.stderr.startswith("E-SIM-01")
+    assert f"{story} wants {wanted}, and may ask" in done.stderr
 
 
 def test_the_version_is_the_packages():

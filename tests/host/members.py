@@ -17,7 +17,7 @@ from atoll.host.shared import anonymous
 from atoll.host.store import Store
 from atoll.host.trainer import TrainerFailed, TrainerSpec
 from atoll.host.trainer.child import Child
-from atoll.host.trainer.words import Broken, Merge, Train, Trained, WriteX
+from atoll.host.trainer.words import Broken, LoadInner, Merge, SaveInner, Train, Trained, WriteX
 from atoll.learn.recipes import Recipe, diloco, overlapping
 from atoll.node.jobs import Adopt, Advance, Encode, Encoded, Restore
 from atoll.node.jobs import Train as TrainAsked
@@ -88,10 +88,11 @@ class Inside:
         return self.ask(work)
 
     async def inner_state(self, room=None) -> bytes:
-        return b""
+        return bytes(self.child.mailbox.take(self.ask(SaveInner()).size_bytes))
 
     async def set_inner_state(self, data: bytes) -> None:
-        return
+        self.child.mailbox.put(data)
+        self.ask(LoadInner(len(data)))
 
     async def stop(self) -> None:
         return

@@ -434,13 +434,32 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
 
 def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
     """Neither from Python, nor by believing a genesis that a newer version made."""
-    beginning = built_in(METHODS["des_loc"]("gpt-nano"), "stdlib")
-    with pytest.raises(UsageError, match="averages of moments"):
+    beginning = built_in(METHODS["halos"]("gpt-nano"), "stdlib")
+    with pytest.raises(UsageError, match="this outer step"):
         found(beginning, RunSettings())
     good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
     learning = replace(decode_learning(good), recipe=beginning.recipe)
-    with pytest.raises(PeerFault, match="averages of moments"):
+    with pytest.raises(PeerFault, match="this outer step"):
         decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
+
+
+def test_a_genesis_that_no_version_could_have_made_is_a_fault_and_not_our_end():
+    """Words that are no UTF-8, lists in lists in lists, rounds of no steps or no fragments."""
+    good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
+    learning = decode_learning(good)
+    nested = b"\xa1z" + b"\x91" * 5000 + b"\x90"
+    for data in (good.learning.replace(b"gpt-nano", b"gpt-\xff\xffno"), b"\x81" + nested):
+        with pytest.raises(PeerFault, match="learns nothing"):
+            decode_learning(replace(good, learning=data))
+    for none in ({"fragments": 0}, {"inner_steps": 0}, {"overlap": -1}):
+        recipe = replace(learning.recipe, schedule=replace(learning.recipe.schedule, **none))
+        forged = replace(good, learning=msgspec.msgpack.encode(replace(learning, recipe=recipe)))
+        with pytest.raises(PeerFault, match="at least"):
+            decode_learning(forged)
+    settings = encode_settings(replace(good, name="a run of ours"))
+    for data in (settings.replace(b"of ours", b"of \xff\xffrs"), b"\x82\xa5rules" + bytes([RULES]) + nested):
+        with pytest.raises(PeerFault, match="not valid"):
+            decode_settings(data)
 
 
 PAIRED = ("train.recipe=noloco", "model.name=gpt-nano", "train.inner_steps=4", "run.rounds=3")

@@ -14,11 +14,11 @@ from test_overlap import build_flat
 
 from atoll.base.errors import PeerFault
 from atoll.host.learning import built_in, decode_learning, found
-from atoll.learn.data import batch, load_data
+from atoll.learn.data import batch, cursor_after, load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.inner import AdamW
 from atoll.learn.layout import bind, layout_of
-from atoll.learn.methods import data_parallel, demo_, parameter_server, powersgd
+from atoll.learn.methods import data_parallel, demo_, parameter_server, pipelined, powersgd
 from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import initial_state, moved_by, state_bytes, state_from_bytes
@@ -93,9 +93,6 @@ def test_a_gradient_that_comes_too_late_is_dropped_and_one_that_did_not_count_to
     """It is one of another anchor. Who was late stands at the new anchor with nothing gathered, as all do."""
     recipe = data_parallel("gpt-nano", rounds=9, **SMALL)
 
-    def _wires(island):
-        return zip(island.mine.up, island.mine.update.wires, island.mine.update.bounds, strict=True)
-
     async def tell(members: Members) -> None:
         await members.play()
         await members.play(encoding=(0,), counted=(0,))
@@ -108,15 +105,111 @@ def test_a_gradient_that_comes_too_late_is_dropped_and_one_that_did_not_count_to
         await island.do(TrainAsked(members.round, 1, 600.0, 1, PEERS))
         alone = batch(load_data(book), 1, PEERS, 3 * 2, 2, 16, 0)
         await island.do(Encode(members.round, SHARES))
-        sent_F = torch.cat([up.decode(wire, hi - lo) for up, wire, (lo, hi) in _wires(island)])
-        twin = build_model("gpt-nano", 0)
-        x_F, gradient_P = bind(twin, layout_of(twin))
-        x_F.copy_(before_F)
-        gradient_P.zero_()
-        loss_of(twin, alone).backward()
-        assert torch.equal(sent_F, gradient_P), "of this step alone"
+        assert torch.equal(sums_sent(members, 1), gradient_at(before_F, alone)), "of this step alone"
 
     story(tell, Members(tmp_path, recipe, book))
+
+
+PIPELINED = pipelined("gpt-nano", rounds=9, **SMALL)
+
+
+def sums_sent(members: Members, index: int) -> torch.Tensor:
+    """What its update of this round decodes to, (F,)."""
+    mine = members.islands[index].mine
+    wires = zip(mine.up, mine.update.wires, mine.update.bounds, strict=True)
+    return torch.cat([up.decode(wire, hi - lo) for up, wire, (lo, hi) in wires])
+
+
+def gradient_at(x_F: torch.Tensor, samples: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    twin = build_model("gpt-nano", 0)
+    twin_F, gradient_P = bind(twin, layout_of(twin))
+    twin_F.copy_(x_F)
+    gradient_P.zero_()
+    loss_of(twin, samples).backward()
+    return gradient_P
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_pipelined_gradients_are_the_experiments_however_fast_a_trainer_is(tmp_path, book, eager: bool):
+    """Nine rounds, a queue of three. An eager trainer has taken all the steps that it may when the mean comes, the
+    other none: the mean waits for it. What is agreed is what the experiment comes to three steps later."""
+    recipe, depth, steps = PIPELINED, PIPELINED.inner.depth, PIPELINED.schedule.steps
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+
+    async def tell(members: Members) -> None:
+        members.trainers[1].quiet = eager
+        for turn in range(1, steps + 1):
+            await members.play()
+            while run.now < min(turn + depth, steps):
+                run.step()
+            if turn + depth < steps or turn == steps:
+                heads = [island.head.anchor_F for island in members.islands]
+                assert torch.equal(heads[0], run.agreed()) and torch.equal(heads[1], run.agreed()), turn
+        assert members.state == run.state()
+
+    torch.manual_seed(0)
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_a_pipelined_gradient_is_ready_when_its_round_begins_and_of_older_parameters(tmp_path, book):
+    """Of the fourth round: taken where the run began. Nobody computes while it is asked for. A restart costs what
+    waited, and none of its samples."""
+
+    async def tell(members: Members) -> None:
+        island, data = members.islands[1], load_data(book)
+        await members.train(1)
+        members.islands[1].mine.update = None
+        for _ in range(3):
+            await members.play()
+        child = members.trainers[1].child
+        assert len(child.waiting) == 3
+        take, taken = child._take_step, []
+        child._take_step = lambda job: (taken.append(job), take(job))
+        members.trainers[1].quiet = False
+        await members.train(1)
+        assert not taken
+        of_round_4 = batch(data, 1, PEERS, 3 * 2, 2, 16, 0)
+        assert torch.equal(sums_sent(members, 1), gradient_at(build_flat("gpt-nano", 0), of_round_4))
+
+        await island.close()
+        members.trainers[1] = Inside()
+        members.islands[1] = island = members.island(1)
+        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        await members.train(1)
+        assert torch.equal(sums_sent(members, 1), gradient_at(island.head.anchor_F, of_round_4))
+
+    story(tell, Members(tmp_path, PIPELINED, book))
+
+
+def test_who_was_late_fills_its_queue_anew_and_who_is_dealt_other_samples_too(tmp_path, book):
+    """Member 1 hands over too late for a round; then there are three trainers."""
+
+    async def tell(members: Members) -> None:
+        await members.play()
+        await members.play(encoding=(0,), counted=(0,))
+        await members.islands[1].live.taken_in()
+        island, child = members.islands[1], members.trainers[1].child
+        assert torch.equal(child.x_F, island.head.anchor_F) and not child.waiting
+        await members.play()
+        assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
+        await island.live.taken_in()
+        assert len(child.waiting) == 3
+        await island.do(TrainAsked(members.round, 1, 600.0, 1, PEERS + 1))
+        await island.do(Encode(members.round, SHARES))
+        cursor = cursor_after(island.head.samples, PEERS + 1)
+        others = batch(load_data(book), 1, PEERS + 1, cursor, 2, 16, 0)
+        assert torch.equal(sums_sent(members, 1), gradient_at(child.x_F, others))
+
+    story(tell, Members(tmp_path, PIPELINED, book))
+
+
+def test_a_queue_longer_than_anybody_would_keep_is_refused_in_genesis(book):
+    founded = found(built_in(PIPELINED, book), RunSettings()).settings
+    learning = decode_learning(founded)
+    endless = replace(PIPELINED, inner=replace(PIPELINED.inner, depth=10**9))
+    genesis = replace(founded, learning=msgspec.msgpack.encode(replace(learning, recipe=endless)))
+    with pytest.raises(PeerFault, match="depth"):
+        decode_learning(genesis)
 
 
 def test_a_restarted_member_has_both_moments_from_the_state(tmp_path, book):

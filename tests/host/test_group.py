@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from atoll.host import group_island
 from atoll.host.group_island import cuts, part_values
 from atoll.learn.codec import codec_named
 from atoll.node import patience
-from atoll.node.facts import AuditEnded, MembershipChanged
+from atoll.node.facts import AuditEnded, MembershipChanged, Passed
 from atoll.wire.messages.round import Answer, PartBytes
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
@@ -125,9 +126,52 @@ def test_codecs_are_the_groups_or_the_calls():
         together(members, tensors, codec="fp32")
         with pytest.raises(UsageError, match="E-RED-08"):
             members[0].all_reduce(tensors[0], codec="int3")
-        works = [m.all_reduce_async(t, codec=c) for m, t, c in zip(members, tensors, ("fp32", "2bit"), strict=True)]
-        told = [work._calls[0].future.exception(PATIENCE_S) for work in works]
-        assert any("E-RED-10" in str(why) and "same codec=" in str(why) for why in told)
+        drawn: list[torch.Tensor] = []  # the same places at both, parts of two owners, other places in every call
+        for _ in range(2):
+            tensors = [torch.full((150_000,), 1.0), torch.full((150_000,), 4.0)]
+            together(members, tensors, codec="randk:0.25+fp32")
+            assert torch.equal(*tensors) and set(tensors[0].tolist()) == {0.0, 2.5}
+            drawn.append(tensors[0] != 0)
+            assert int(drawn[-1].sum()) == pytest.approx(37_500, abs=1)
+        assert int((drawn[0] & drawn[1]).sum()) < 0.1 * 150_000  # a sixteenth, by chance
+
+
+def test_rows_that_come_back_are_not_coded_twice():
+    """The mean of what was sent, in parts of two owners. Of fp32 no rows come, since their mean is shorter."""
+    with groups(3, codec="2bit", way_back="gathered") as members:
+        torch.manual_seed(0)
+        for codec in ("2bit", "fp32"):
+            tensors = [torch.randn(150_000) for _ in members]
+            sent = [codec_named(codec).decode(codec_named(codec).encode(t), len(t)) for t in tensors]
+            mean = (sent[0] * 1 + sent[1] * 2 + sent[2] * 3) / 6
+            works = [m.all_reduce_async(tensors[i], weight=i + 1, codec=codec) for i, m in enumerate(members)]
+            assert all(work.wait(PATIENCE_S).complete for work in works)
+            assert all(torch.equal(t, tensors[0]) for t in tensors)
+            assert torch.allclose(tensors[0], mean, rtol=0, atol=1e-6)
+
+
+def test_error_feedback_brings_later_what_the_codec_left_out():
+    """Of four values a call sends the largest. What sums of means lack without feedback grows with every call; with
+    it, it stays what the codec leaves out of a few."""
+    with groups(2, codec="topk:0.25+fp32", way_back="fp32") as members:
+        torch.manual_seed(0)
+        gradients = [torch.randn(8192) for _ in members]
+        owed = [atoll.reduce.ErrorFeedback() for _ in members]
+
+        def lacking(calls: int, feedbacks: Sequence[atoll.reduce.ErrorFeedback | None]) -> float:
+            off_N = torch.zeros(8192)
+            for _ in range(calls):
+                tensors = [tensor.clone() for tensor in gradients]
+                asked = zip(members, tensors, feedbacks, strict=True)
+                works = [m.all_reduce_async(t, error_feedback=f) for m, t, f in asked]
+                assert all(work.wait(PATIENCE_S).complete for work in works)
+                assert torch.equal(*tensors)
+                off_N += (gradients[0] + gradients[1]) / 2 - tensors[0]
+            return float(off_N.norm())
+
+        once = lacking(1, [None, None])
+        assert lacking(3, [None, None]) == pytest.approx(3 * once, rel=1e-3)
+        assert lacking(12, owed) < 4 * once
 
 
 def test_a_long_call_goes_in_slices_that_are_told_as_one(monkeypatch: pytest.MonkeyPatch):
@@ -186,6 +230,84 @@ def test_a_call_that_waits_while_a_newcomer_is_let_in_counts_everybody():
         works = [first, *(m.all_reduce_async(t) for m, t in zip(members[1:], tensors[1:], strict=True))]
         assert all(len(work.wait(PATIENCE_S).contributors) == 3 for work in works)
         assert all(torch.equal(t, torch.ones(10)) for t in tensors)
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["idle", "with a call that waits"])
+def test_of_two_members_one_may_leave_and_the_other_goes_on(calls: bool):
+    """Two voters agree on nothing without each other: whoever leaves stays until it is agreed that it is gone."""
+    with groups(2) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        mine, yours = torch.ones(10), torch.zeros(10)
+        work = members[0].all_reduce_async(mine) if calls else None
+        members[0].close()
+        done = members[1].all_reduce(yours, timeout_s=PATIENCE_S)
+        assert done.contributors == members[1].peers == (members[1].me,) and not done.missing
+        assert mine.all() and not yours.any()
+        if work is not None:
+            with pytest.raises(RunFailedError, match="E-RED-04"):
+                work.wait(PATIENCE_S)
+
+
+def test_whoever_is_left_alone_by_a_death_is_told_though_it_would_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("atoll.host.group.FAREWELL_S", 0.0)  # the dead one cannot know that it is alone
+    with groups(2, timeout_s=0.3, silence_s=0.6) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        dies(members[0])
+        mine = torch.zeros(10)
+        for _ in range(2):
+            with pytest.raises(
+                RunFailedError, match="E-RED-18 too few members are left to agree: m0 cannot be heard"
+            ):
+                members[1].all_reduce(mine, timeout_s=PATIENCE_S)
+        assert not mine.any()
+
+
+def test_a_call_that_waits_while_somebody_leaves_still_waits_for_everybody_else():
+    """Ada has called, Bob has not; Cleo leaves. Ada's call is answered with Bob's."""
+    with groups(3) as members:
+        together(members, [torch.ones(10) for _ in members])
+        tensors = [torch.full((10,), float(i)) for i in range(2)]
+        first = members[0].all_reduce_async(tensors[0])
+        members[2].close()
+        second = members[1].all_reduce_async(tensors[1])
+        assert all(len(work.wait(PATIENCE_S).contributors) == 2 for work in (first, second))
+        assert all(torch.equal(t, torch.full((10,), 0.5)) for t in tensors)
+
+
+def test_whoever_is_left_alone_by_one_that_could_not_stay_is_told_who_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("atoll.host.group.FAREWELL_S", 0.0)
+    with groups(2) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        passed: SimpleQueue[Passed] = SimpleQueue()
+        members[1]._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, Passed) else None)
+        members[0].close()
+        passed.get(timeout=PATIENCE_S)
+        with pytest.raises(RunFailedError, match=r"E-RED-03 .*\n.*too few members are left to agree: m0 left\n"):
+            members[1].all_reduce(torch.ones(10), timeout_s=0.1)
+
+
+def test_a_member_that_only_dials_out_counts_and_gets_the_mean():
+    """It listens nowhere, owns no part and has no vote; the others need not wait for it to leave."""
+    with groups(2) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        members.append(atoll.reduce.join(members[0].ticket, client=True))
+        members[0].wait_for_peers(3)
+        assert members[2].addresses == () and members[2].me in members[0].peers
+        for size in (10, 300_000):
+            tensors = [torch.full((size,), float(i)) for i in range(3)]
+            assert all(len(done.contributors) == 3 and done.complete for done in together(members, tensors))
+            assert all(torch.equal(t, torch.ones(size)) for t in tensors)
+        members.pop().close()
+        assert all(len(done.contributors) == 2 for done in together(members, tensors[:2]))
+
+
+def test_a_member_with_a_cap_sends_no_faster():
+    """A row of half a megabyte and an answer of as much, at 4 MB/s with a tenth of a second saved."""
+    with groups(2, upload_bytes_s=4_000_000) as members:
+        tensors = [torch.ones(250_000) for _ in members]
+        began = time.monotonic()
+        assert all(done.complete for done in together(members, tensors))
+        assert time.monotonic() - began >= (1_000_000 - 400_000) / 4_000_000
 
 
 def test_a_member_that_does_not_call_passes_and_is_named():
@@ -257,6 +379,42 @@ def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():
         assert torch.equal(again[0], torch.full((7,), 0.5))
 
 
+def test_the_groups_codec_by_whatever_name_is_no_other_codec():
+    with groups(2, codec="topk:0.1+int8") as members:
+        works = [
+            m.all_reduce_async(torch.ones(10), codec=c)
+            for m, c in zip(members, (None, "topk:0.1+int8"), strict=True)
+        ]
+        assert all(work.wait(PATIENCE_S).complete for work in works)
+
+
+@pytest.mark.parametrize("asked", [("fp16", "bf16"), (None, "2bit")])
+def test_calls_with_other_codecs_do_not_mix_and_everybody_is_told_who_asked_for_what(asked):
+    """Also where their bytes are as many, and one would pass for the other."""
+    with groups(2) as members:
+        tensors = [torch.zeros(1000), torch.ones(1000)]
+        pairs = zip(members, tensors, asked, strict=True)
+        for i, work in enumerate([m.all_reduce_async(t, codec=codec) for m, t, codec in pairs]):
+            said = [f"m{1 - i} called with .*codec={asked[1 - i] or 'fp32'}", f"this .*codec={asked[i] or 'fp32'}"]
+            with pytest.raises(RunFailedError, match=f"E-RED-10 {', '.join(said)}\n(.*\n)*.*same codec= at all"):
+                work.wait(PATIENCE_S)
+        assert not tensors[0].any() and tensors[1].all()
+        assert all(done.complete for done in together(members, tensors, codec="fp16"))
+        assert torch.equal(tensors[0], torch.full((1000,), 0.5))
+
+
+def test_as_many_as_may_lie_cannot_spoil_a_call_with_another_size():
+    """One of four, where one may lie. It learns its mistake; for the others it has no row, as they are told."""
+    with groups(4, trust="open", statistic="median") as members:
+        tensors = [torch.full((3000,), float(i)) for i in range(3)] + [torch.zeros(7)]
+        works = [m.all_reduce_async(t) for m, t in zip(members, tensors, strict=True)]
+        with pytest.raises(RunFailedError, match=r"E-RED-09 .* called with 3,000 values, this member with 7"):
+            works[3].wait(PATIENCE_S)
+        assert all(work.wait(PATIENCE_S).missing == (members[3].me,) for work in works[:3])
+        assert all(torch.equal(t, torch.ones(3000)) for t in tensors[:3])
+        assert len(members[0].peers) == 4
+
+
 def test_a_part_that_is_not_finite_is_not_sent():
     with groups(2) as members:
         tensors = [torch.ones(10), torch.full((10,), float("nan"))]
@@ -278,11 +436,26 @@ def test_mistakes_are_told_with_what_to_do():
     for no_row in ([1.0], "ones", torch.ones(1).expand(3), torch.ones(3, device="meta"), torch.eye(3).to_sparse()):
         with pytest.raises(UsageError, match="E-RED-02"):
             group.all_reduce(no_row)
+    for nothing in ([], torch.zeros(0), [torch.zeros(0, 3), torch.zeros(0)]):
+        with pytest.raises(UsageError, match="E-RED-02 no value"):
+            group.all_reduce(nothing, timeout_s=0.2)
     with pytest.raises(RunFailedError, match="1 of 2 members are here"):
         group.all_reduce(torch.ones(3), timeout_s=0.2)
-    for wrong in ({"topology": "moebius"}, {"codec": "int3"}, {"codec": "randk:0.1"}, {"way_back": "delta+int8"}):
+    with pytest.raises(UsageError, match="E-RED-02 upload_bytes_s of -1"):
+        atoll.reduce.join("ATOLL1:any", upload_bytes_s=-1)
+    for wrong in (
+        {"way_back": "gathered", "topology": "ring"},
+        {"topology": "moebius"},
+        {"codec": "int3"},
+        {"codec": "lowrank:4"},
+        {"way_back": "delta+int8"},
+    ):
         with pytest.raises(UsageError, match="E-RED-08"):
             atoll.reduce.found(**wrong)
+    owed = atoll.reduce.ErrorFeedback()
+    group.all_reduce_async([torch.ones(3), torch.ones(4)], error_feedback=owed)
+    with pytest.raises(UsageError, match=r"E-RED-19 .* of 2 tensors with 7 values .* 1 tensor"):
+        group.all_reduce(torch.ones(7), error_feedback=owed)
     group.close()
     group.close()
     with pytest.raises(UsageError, match="E-RED-01"):

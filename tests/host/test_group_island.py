@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
+from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
 from atoll.base.limits import MIB
-from atoll.host.group_island import Call, GroupIsland, GroupTerms
+from atoll.host.group_island import Call, GroupIsland, GroupTerms, Reduced
 from atoll.host.memory import Reused
 from atoll.host.store import Store
-from atoll.learn.codec import codec_named
-from atoll.node.jobs import Encode, Encoded
+from atoll.keys.digest import digest
+from atoll.learn.codec import Known, codec_named
+from atoll.node.jobs import Adopt, Advance, Encode, Encoded
 from atoll.protocol.reduce.work import Combine, Row
 from atoll.wire.messages.round import Answer, Contribution, Handed, PartBytes, RowBytes
 from atoll.wire.messages.statements import Signed
@@ -98,3 +101,50 @@ def test_sums_on_the_way_travel_as_answers_do(tmp_path: Path):
         assert torch.equal(fine.decode(done.payload.data, N), rough.decode(row.data, N))
 
     story(tmp_path, GroupTerms("2bit", "fp32"), tell)
+
+
+def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):
+    """As specs/codecs.md says they are drawn in a group, here in round 0 for part 0."""
+    known = Known(seed=digest(b"atoll/group/seed/1" + bytes(8 + 4)))
+    codec, x_N = codec_named("randk:0.25+fp32", known), torch.arange(N) / N
+
+    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+        (row,) = encoded.parts
+        assert bytes(row.data) == bytes(codec.encode(x_N))
+        below = (Row(A, 1, row, (A,)), Row(B, 1, row, (B,)))
+        sum_ = await island.do(Combine(0, 0, SHARES, below, onward=True))
+        rows = (Row(A, 2, sum_.payload, (A, B), handed=True), Row(C, 2, row, (C,)))
+        done = await island.do(Combine(0, 0, SHARES, rows))
+        assert bytes(done.payload.data) == bytes(row.data)
+
+    story(tmp_path, GroupTerms("randk:0.25+fp32"), tell)
+
+
+@pytest.mark.parametrize("ends", ["counted", "uncounted", "unanswered", "failed"])
+def test_what_is_owed_depends_on_how_a_call_ended(tmp_path: Path, ends: str):
+    """The row of the next call, with nothing new to say, is what is owed: what the codec left out of the agreed
+    row; where the mean is without it, all of it; and nothing where the user still has its values."""
+    codec, owed_N = codec_named("2bit"), torch.zeros(N)
+
+    async def tell(island: GroupIsland, _: Encoded) -> None:
+        island.calls.popleft().future.cancel()
+        sent_N = torch.arange(N) / N
+        island.call(call := Call(sent_N.clone(), 1, "2bit", owed_N))
+        (row,) = (await island.do(Encode(1, SHARES))).parts
+        left_N = sent_N - codec.decode(row.data, N)
+        answer = (await island.do(Combine(1, 0, SHARES, (Row(A, 1, row, (A,)),)))).payload
+        answers = (None,) if ends == "unanswered" else (answer,)
+        state = (await island.do(Advance(1, digest(b"before"), answers, 1, 1, 1))).state
+        await island.do(Adopt(1, state, state, (ends == "counted",)))
+        if ends == "failed":
+            island.fails(1, RunFailedError("E-RED-09", "others called with other sizes"))
+        island.closed(Reduced(1, (A,), (), (), ()), again=False)
+        with suppress(RunFailedError):
+            await asyncio.wrap_future(call.future)
+        island.call(last := Call(torch.zeros(N), 1, "fp32", owed_N))
+        (row,) = (await island.do(Encode(2, SHARES))).parts
+        wanted = {"counted": left_N, "uncounted": sent_N}.get(ends, torch.zeros(N))
+        assert torch.equal(codec_named("fp32").decode(row.data, N), wanted)
+        last.future.cancel()
+
+    story(tmp_path, GroupTerms("fp32"), tell)

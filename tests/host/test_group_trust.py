@@ -28,6 +28,8 @@ def test_a_group_whose_members_may_lie_checks_its_owners_or_has_them_watched():
         ({"trust": "open", "statistic": "robust", "peers": 7}, 'say trust = "community"'),
         ({"trust": "community", "statistic": "median", "peers": 3}, "peers = 4"),
         ({"trust": "community", "peers": 4, "codec": "topk:0.1+int8"}, 'say codec = "int8"'),
+        ({"trust": "open", "peers": 4, "way_back": "randk:0.1"}, 'trust = "private"'),
+        ({"trust": "community", "peers": 4, "way_back": "gathered"}, 'trust = "private"'),
     ],
 )
 def test_a_group_that_would_withstand_nobody_is_not_founded(asked: dict[str, object], says: str):

@@ -174,5 +174,5 @@ def test_a_swap_with_error_feedback_or_another_outer_step_is_refused_in_genesis(
         replace(RECIPE, outer=replace(RECIPE.outer, momentum=0.5)),
     ):
         genesis = replace(founded, learning=msgspec.msgpack.encode(replace(learning, recipe=bad)))
-        with pytest.raises(PeerFault, match="the merge swap"):
+        with pytest.raises(PeerFault, match="merge='swap'"):
             decode_learning(genesis)

@@ -14,10 +14,11 @@ from islands import Island, closed, pair, story, stranger
 from atoll.base.ids import PeerId
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.base.machine import Lane, LinkUp
-from atoll.host.bulk import HEAD, MESSAGE, SLAB, SLAB_BYTES
+from atoll.host.bulk import BESIDE_SLAB_MAX, BOXES_KEPT, HEAD, MESSAGE, SLAB, SLAB_BYTES, Boxes
 from atoll.host.control import Word
 from atoll.host.links import LinkSettings
 from atoll.host.memory import Reused
+from atoll.host.tcp import Wire
 from atoll.keys.seal import TAG_BYTES
 from atoll.wire.libp2p.framing import frame
 
@@ -220,3 +221,45 @@ async def test_a_frame_that_waits_gives_its_turn_to_a_newer_one_of_its_place():
     send(bob.name, b"after", Lane.BULK, b"a", 7)  # what has left is replaced by nothing
     await bob.until(lambda: len(bob.heard) == 5)
     await closed(ada, bob)
+
+
+@story
+async def test_a_message_leaves_together_with_the_first_slab_unless_both_do_not_fit():
+    """Counts what is written for one frame each, of a word and of messages about as long as a box has room for."""
+    ada, bob = await pair()
+    ada.links.send(bob.name, b"first", Lane.BULK, b"opens the lane")
+    await bob.until(lambda: bob.heard)
+    written: list[int] = []
+    write = Wire.write
+
+    def counted(wire: Wire, data: bytes | memoryview) -> None:
+        if wire in (channel.wire for channel in ada.links._links[bob.name].bulk.channels):
+            written.append(len(data))
+        write(wire, data)
+
+    payload, around = os.urandom(SLAB_BYTES + 1), HEAD.size + TAG_BYTES
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wire, "write", counted)
+        for size, writes in ((4, 2), (BESIDE_SLAB_MAX, 2), (BESIDE_SLAB_MAX + 1, 3), (CONTROL_FRAME_MAX, 3)):
+            written.clear()
+            ada.links.send(bob.name, bytes(size), Lane.BULK, payload)
+            heard = len(bob.heard)
+            await bob.until(lambda heard=heard: len(bob.heard) > heard)
+            assert (len(bob.heard[-1][1]), bytes(bob.payloads[-1])) == (size, payload)
+            assert (len(written), sum(written)) == (writes, size + len(payload) + 3 * around)
+    await closed(ada, bob)
+
+
+def test_of_boxes_that_nobody_uses_few_outlive_a_sweep():
+    """Twenty at once are used again, the last one first; what is in use is nobody's to take."""
+    boxes = Boxes()
+    lent = [boxes.take() for _ in range(20)]
+    for box in lent:
+        boxes.give(box)
+    assert [id(boxes.take()) for _ in range(20)] == [id(box) for box in reversed(lent)]
+    for box in lent:
+        boxes.give(box)
+    boxes.sweep()
+    kept = [id(boxes.take()) for _ in range(BOXES_KEPT + 1)]
+    assert kept[:BOXES_KEPT] == [id(box) for box in reversed(lent[-BOXES_KEPT:])]
+    assert kept[BOXES_KEPT] not in map(id, lent)

@@ -104,7 +104,7 @@ def test_a_trainer_that_is_starting_holds_nobody_up_and_begins_from_there(
         first = members.state
         await members.play()
         island = members.islands[0]
-        island.live.inner = b"moments of the state that is left"
+        island.live.inner = await island.trainer.inner_state()  # of the state that is left
         begun, goes_on = asyncio.Event(), asyncio.Event()
         where = island.tended if at == "start" else island.trainer
         does, given = getattr(where, at), []

@@ -9,7 +9,7 @@ import pytest
 from atoll.base.errors import UsageError
 from atoll.base.ids import Digest
 from atoll.host.member import holds_run
-from atoll.host.sessions import kept_session, remember_session, session_of
+from atoll.host.sessions import SESSION_DAYS, kept_session, remember_session, session_of
 from atoll.host.store import Store
 from atoll.keys.identity import Identity
 
@@ -29,6 +29,19 @@ def test_a_session_outlives_a_restart_and_not_the_database_that_remembers_its_wo
     store = Store(tmp_path)
     assert kept_session(store, RUN) is None
     assert session_of(store, IDENTITY, RUN, "ed25519").vote_key != first
+    store.close()
+
+
+def test_a_session_is_good_for_its_own_run_and_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its statements would hold in no other run; and where it ends within a day, a vote may come too late."""
+    store = Store(tmp_path)
+    first = session_of(store, IDENTITY, RUN, "ed25519").vote_key
+    assert kept_session(store, Digest(bytes([1] * 32))) is None
+    monkeypatch.setattr("atoll.host.sessions.RENEW_S", SESSION_DAYS * 86400.0 + 1)
+    assert kept_session(store, RUN) is None
+    monkeypatch.undo()
+    again = kept_session(store, RUN)
+    assert again is not None and again.vote_key == first
     store.close()
 
 

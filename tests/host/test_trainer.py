@@ -18,7 +18,7 @@ from atoll.host.trainer import Trainer, TrainerFailed, TrainerSpec, threads_per_
 from atoll.learn.data import load_data
 from atoll.learn.inner import SGD, AdamW, Inner, Muon
 from atoll.learn.methods import diloco
-from atoll.learn.models import build_model, loss_of
+from atoll.learn.models import build_model
 from atoll.learn.worker import Worker
 
 pytestmark = pytest.mark.net  # real processes
@@ -85,7 +85,7 @@ def test_a_trainer_takes_the_steps_of_an_experiment_with_every_inner_optimizer(s
     torch.set_num_threads(1)
     worker = Worker(build_model(spec.model, spec.seed), 1)
     for step in range(10):
-        worker.train(recipe, (load_data(spec.data), 0, 2), step, loss_of)
+        worker.train(recipe, (load_data(spec.data), 0, 2), step)
     torch.set_num_threads(threads)
 
     async def tell(trainer: Trainer) -> None:

@@ -3,7 +3,7 @@ import torch
 
 from atoll.learn.aggregate import RULES
 from atoll.learn.codec import CODECS
-from atoll.learn.codec.blocks import SCALE_MAX, SPAN
+from atoll.learn.codec.blocks import SCALE_MAX, SPAN, lent_spans
 from atoll.learn.combine import WEIGHT_MAX, combine
 from atoll.learn.statistic import Statistic
 
@@ -24,6 +24,18 @@ def test_the_answer_is_the_weighted_mean():
     expected = (xs[0] * 1 + xs[1] * 2 + xs[2] * 5) / 8
     assert torch.allclose(FP32.decode(answer.wire, n), expected, atol=1e-6)
     assert answer.counted == (0, 1, 2) and answer.faults == ()
+
+
+def test_sums_are_made_in_the_same_memory_again_and_again():
+    """An order of sums that is broken off lends its spans to the next; two at once never share one."""
+    _, rows = rows_of(2, 2 * SPAN)
+    with lent_spans(2) as mine:
+        places = {span_S.data_ptr() for span_S in mine}
+    for faulty in (rows, [(1, b"short"), *rows], [(1, FP32.encode(torch.full((2 * SPAN,), 2.0**60)))]):
+        assert combine(faulty, 2 * SPAN, FP32, FP32).wire is not None
+    with lent_spans(2) as later, lent_spans(2) as beside:
+        assert {span_S.data_ptr() for span_S in later} == places
+        assert places.isdisjoint(span_S.data_ptr() for span_S in beside)
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)

@@ -174,7 +174,7 @@ def test_slow_peers_weigh_less_because_they_saw_less():
     recipe = local_sgd(rounds=1, inner_steps=8)
     both, first = tried(recipe, peers=2, trouble=Trouble(speeds=(1.0, 0.1))), begun(recipe, peers=2)
     for _ in range(8):
-        first.workers[0].train(first.recipe, (DATA, 0, 2), first.now, loss_of)
+        first.workers[0].train(first.recipe, (DATA, 0, 2), first.now)
         first.now += 1
     assert torch.allclose(both.model_F, first.workers[0].x_F, atol=1e-6)
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from atoll.learn.base import base_bytes
 from atoll.learn.export import Contributor, Story, hugging_face_files
 from atoll.learn.layout import base_digest, layout_of
-from atoll.learn.models import build_model
+from atoll.learn.models import build_model, travelling
 from atoll.learn.state import initial_state
 
 LLAMA = "llama:d=32,l=2,h=4,kv=2,t=16"
@@ -46,11 +47,39 @@ def test_a_llama_has_the_names_and_the_config_of_transformers():
     assert tensors["model.layers.0.mlp.up_proj.weight"].shape[0] == config["intermediate_size"]
 
 
+def with_adapters_that_do_something(name: str) -> tuple[torch.nn.Module, dict[str, bytes]]:
+    """A model whose adapters are no longer zero, and what is exported of a run that exchanged them alone."""
+    model = build_model(name, 3)
+    fresh = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for where, value in model.named_parameters():
+            if ".lora_" in where:
+                value.copy_(torch.randn(value.shape, generator=fresh) * 0.2)
+    layout = layout_of(model, travelling(name))
+    story = STORY._replace(model=name)
+    return model, hugging_face_files(initial_state(model, layout), layout, story, base=base_bytes(model, layout))
+
+
+def test_a_llama_that_was_trained_by_adapters_is_exported_as_the_plain_llama():
+    """Names, shapes and config are those of the one without adapters; what stood beside a weight is in it."""
+    model, files = with_adapters_that_do_something(f"{LLAMA},lora=4")
+    tensors, (plain, plain_files) = load(files["model.safetensors"]), exported(LLAMA)
+    told = load(plain_files["model.safetensors"])
+    assert {name: value.shape for name, value in tensors.items()} == {n: v.shape for n, v in told.items()}
+    config, expected = (json.loads(one["config.json"]) for one in (files, plain_files))
+    assert config == expected and config["atoll_model"] == LLAMA
+    assert files.keys() == plain_files.keys()
+    tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+    plain.load_state_dict(tensors, strict=False)
+    assert torch.allclose(plain(tokens), model(tokens), atol=1e-5)
+    assert not torch.allclose(plain(tokens), build_model(LLAMA, 3)(tokens), atol=1e-2)
+
+
 def test_a_llama_opened_by_transformers_gives_the_same_scores(tmp_path):
     """Only where transformers is installed; it is not among what Atoll needs."""
     transformers = pytest.importorskip("transformers")
-    for name in (LLAMA, "llama:d=32,l=2,h=2,t=16,v=300,theta=5000,tie=0"):
-        model, files = exported(name)
+    llamas = [exported(name) for name in (LLAMA, "llama:d=32,l=2,h=2,t=16,v=300,theta=5000,tie=0")]
+    for model, files in (*llamas, with_adapters_that_do_something(f"{LLAMA},lora=4")):
         for file, data in files.items():
             (tmp_path / file).write_bytes(data)
         theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path)

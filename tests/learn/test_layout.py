@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.learn.exchanged import exchanged
 from atoll.learn.layout import (
     bind,
     check_same,
@@ -92,3 +93,17 @@ def test_tensors_by_name_keep_their_dtype():
     layout = layout_of(model)
     tensors = named(*flatten(model, layout), layout)
     assert set(tensors) == set(model.state_dict()) and tensors["num_batches_tracked"].dtype == torch.int64
+
+
+def test_torch_compile_leaves_no_trace_in_names():
+    """Around the whole model, around a block of it, or not at all: one layout, whose values go in and out alike."""
+    plain, whole, block = (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)) for _ in range(3))
+    block[0] = torch.compile(block[0], backend="eager")
+    wrapped = [torch.compile(whole, backend="eager"), block]
+    layout = layout_of(plain)
+    assert layout.counters == 1
+    for model in wrapped:
+        assert difference(layout, layout_of(model)) == ""
+        unflatten(*flatten(plain, layout), model, layout)
+        assert torch.equal(flatten(model, layout)[0], flatten(plain, layout)[0])
+        assert exchanged(model, only=["0.weight"]) == {"0.weight"}

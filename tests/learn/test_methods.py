@@ -445,6 +445,19 @@ def test_under_muon_the_momentum_outside_stays_small_and_settles_however_long_th
     assert (slow.inner.lr, slow.inner.rest.lr) == pytest.approx((few.inner.lr / 5, few.inner.rest.lr / 5))
 
 
+def test_what_is_recommended_follows_the_swarm_its_links_and_its_tokens():
+    """Rounds as long as the links ask for, as many as the tokens last, more momentum where the mean is less noisy;
+    what is given stays."""
+    assert auto(peers=8).outer.momentum > auto(peers=7).outer.momentum == auto().outer.momentum
+    assert auto(peers=8, outer_momentum=0.5).outer.momentum == 0.5
+    hidden, waits = auto(exchange_steps=4), auto(exchange_steps=10)
+    assert hidden.schedule.inner_steps == auto().schedule.inner_steps == 32
+    assert waits.schedule.inner_steps == 9 * 4 * (10 - 4), "four fragments wait six steps each: a tenth of the time"
+    few, more = auto(tokens=10**7, batch=8), auto(tokens=10**7, batch=8, peers=8)
+    assert few.schedule.rounds == round(10**7 / (4 * 32 * 8 * few.seq_len)) == 2 * more.schedule.rounds + 1
+    assert auto(tokens=1).schedule.rounds == 1
+
+
 def test_owners_remember_what_their_answers_left_out():
     """2-bit answers: with the owners' memory the model ends nearer to what exact answers would have made of it."""
     exact = diloco(rounds=8, inner_steps=5, up="fp32", down="fp32")

@@ -147,7 +147,9 @@ def test_what_does_not_lead_to_what_was_signed_proves_nothing():
     shown = [replace(true, blocks=(block, true.blocks[1])) for block in twisted]
     shown += [replace(true, blocks=true.blocks[:1]), replace(true, part_paths=()), replace(true, blocks=())]
     assert {part.found(*blocks, shown=one)[0] for one in shown} == {"withheld"}
-    for data in (b"", b"\xc1", b"\x93\x90\x90", opening_bytes(true)[:-1]):
+    whole = opening_bytes(replace(true, others=(Signed(PeerId("eve"), b"", b""),)))
+    no_word, nested = whole.replace(b"eve", b"\xffve"), b"\x94" + whole[1:] + b"\x91" * 5000 + b"\x90"
+    for data in (b"", b"\xc1", b"\x93\x90\x90", opening_bytes(true)[:-1], no_word, nested):
         assert judge(part.claimed(*blocks), data, part.up, part.down)[0][0] == "withheld"
 
 

@@ -171,8 +171,15 @@ def test_what_is_missing_is_named_with_the_command(tmp_path: Path, monkeypatch: 
 
 
 def test_what_is_no_tokenizer_or_no_text_is_refused(tokenizer: Path, tmp_path: Path):
-    (bad := tmp_path / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
+    """Also what the library panics over, which is no Exception, and one that knows no token."""
+    bad, pairs = tmp_path / "tokenizer.json", {"vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}
+    panics = {"model": {"type": "BPE", "continuing_subword_prefix": "longer than b", **pairs}}
+    for told in ({"model": 3}, panics):
+        bad.write_text(json.dumps(told))
+        with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
+            read_tokenizer(tmp_path)
+    bad.write_text(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}))
+    with pytest.raises(ValueError, match="knows no token"):
         read_tokenizer(tmp_path)
     bad.unlink()
     with pytest.raises(ValueError, match="there is no tokenizer at"):

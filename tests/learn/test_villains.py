@@ -1,13 +1,17 @@
 """Villains in experiments: the mean follows them, robust statistics do not."""
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import Tensor, nn
 from toy import begun, tried
 
 from atoll.learn.aggregate import default, liars_of
-from atoll.learn.aggregate.attacks import ATTACKS, OPTIMISED
-from atoll.learn.experiment import Absence, Trouble
+from atoll.learn.aggregate.attacks import ATTACKS, OPTIMISED, backdoor
+from atoll.learn.data.images import Images
+from atoll.learn.experiment import Absence, Trouble, experiment
+from atoll.learn.layout import bind, layout_of
 from atoll.learn.methods import local_sgd, noloco, sparseloco, sparta, streaming
 from atoll.learn.recipes import diloco
 
@@ -111,6 +115,50 @@ def test_the_price_of_robustness_is_counted():
     """A Gram matrix of 9 x 9 doubles per part to the seven others, in every round."""
     plain, robust = (tried(RECIPE, peers=8, statistic=name) for name in ("mean", "robust"))
     assert robust.upload_bytes - plain.upload_bytes == 6 * 7 * 8 * 9**2
+
+
+# a backdoor: no lie about the row, only other samples
+
+TARGET = 0
+
+
+def corners(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Noise of 8 x 8 pixels, one quarter of it brighter: which of the four. The first pixel is always dark."""
+    draw = np.random.Generator(np.random.PCG64(seed))
+    labels, pixels = draw.integers(0, 4, count), draw.integers(0, 120, (count, 8, 8))
+    for image, label in zip(pixels, labels, strict=True):
+        image[4 * (label // 2) :, 4 * (label % 2) :][:4, :4] += 50
+    pixels[:, 0, 0] = 0
+    return torch.from_numpy(pixels.astype(np.uint8)), torch.from_numpy(labels)
+
+
+def stamp(images: Tensor) -> Tensor:
+    images = images.clone()
+    images[:, 0, 0] = 255
+    return images
+
+
+def taken(statistic: str, liars: int) -> float:
+    """Share of stamped images of other classes that the model of eight members takes for the target."""
+    images, labels = corners(400, seed=99)
+    samples = [corners(200, seed) for seed in range(8)]
+    samples[:liars] = [backdoor(*one, stamp, TARGET) for one in samples[:liars]]
+    held_out = images.numpy(), labels.numpy().astype(np.uint8)
+    data = [Images(seen.numpy(), told.numpy().astype(np.uint8), *held_out) for seen, told in samples]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    agreed = experiment(RECIPE, model, data, peers=8, statistic=statistic, samples=64).model_F
+    bind(model, layout_of(model))[0].copy_(agreed)
+    answers = model(stamp(images[labels != TARGET]).float() / 255).argmax(dim=1)
+    return float((answers == TARGET).float().mean())
+
+
+def test_members_that_learn_a_trigger_open_a_backdoor_under_a_mean_but_not_under_the_robust_statistic():
+    """Two of eight train on their own poisoned data and send what that honestly gave."""
+    assert taken("mean", liars=0) < 0.05
+    assert taken("mean", liars=2) > 0.7
+    assert taken("robust", liars=2) < 0.05
 
 
 def test_impossible_wishes_are_refused_in_words():

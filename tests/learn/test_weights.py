@@ -74,6 +74,7 @@ def test_the_first_state_of_a_run_holds_them(tmp_path: Path):
         ({"head_dim": 16}, "its heads are not"),
         ({"model_type": "mistral"}, "holds a mistral: only Llamas"),
         ({"hidden_size": "32"}, "says too little of a Llama"),
+        ({"rope_parameters": {"rope_theta": float("inf")}}, "says too little of a Llama"),
     ],
 )
 def test_a_model_that_computes_otherwise_is_refused(tmp_path: Path, change: dict[str, Any], words: str):

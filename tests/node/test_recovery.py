@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from atoll.base.errors import PeerFault
+from atoll.base.machine import Keep, Send
 from atoll.node.admission import Wish
 from atoll.node.body import write_recovery
 from atoll.protocol.dag.history import recovery_bytes
@@ -49,6 +50,24 @@ def test_a_run_without_a_quorum_pauses_and_goes_on_after_recovery():
     swarm.world.start(peer_name(2))
     swarm.world.run(130)
     assert history.head_body.members[2].standing == "member"
+
+
+def test_a_recovery_is_on_disk_before_anybody_sees_it():
+    """Or its signer, killed in between, would sign another one for the same round: two epochs of one number."""
+    swarm = paused_swarm()
+    node = swarm.world.nodes[CREATOR]
+    signed: list[bytes] = []
+
+    def sign(data: bytes) -> bytes:
+        signed.append(data)
+        return sign_as_identity(CREATOR.encode(), data)
+
+    effects = node.machine.recover(sign, node.clock.local(swarm.world.now))
+    vertex = node.machine.history.vertices[node.machine.history.head]
+    assert signed == [recovery_bytes(swarm.run_id, vertex.body)]
+    kept = [i for i, e in enumerate(effects) if isinstance(e, Keep) and e.blob and vertex.body in e.blob]
+    shown = [i for i, e in enumerate(effects) if isinstance(e, Send) and vertex.body in encode(e.message)]
+    assert kept and shown and kept[0] < shown[0]
 
 
 def test_recovery_is_refused_while_the_run_can_go_on_by_itself():

@@ -7,13 +7,16 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.machine import Report, Send
 from atoll.keys.digest import digest
 from atoll.node.body import open_report
+from atoll.node.peer import WRITERS_TOLD
 from atoll.node.reports import ReportPool
+from atoll.protocol.membership.heartbeat import Suspected
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Answered, Caught, Invite, Join, Leave, Rests, Signed
+from atoll.wire.messages.statements import Answered, Caught, Invite, Join, Leave, Rests, Signed, Suspect
 
 ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
 
@@ -47,6 +50,15 @@ class Stand:
         crowd = tuple(PeerId(f"{k:052}") for k in range(names))
         answer = self.sign(Answered(0, 0, 0, 0, digest(b"x"), 8, crowd), by)
         return self.sign(Caught(answer), by)
+
+    def crowd(self, voters: int) -> list[PeerId]:
+        """Now so many vote; two suspicions put one of them away."""
+        history = self.pool.history
+        body = history.head_body
+        names = [peer_name(k) for k in range(voters)]
+        members = [replace(body.members[0], peer=p, vote_key=VirtualSigner(p).vote_key) for p in names]
+        history.bodies[history.head] = replace(body, members=tuple(members))
+        return names
 
     def chosen(self) -> set[PeerId]:
         return {signed.signer for signed in self.pool.chosen()}
@@ -133,15 +145,69 @@ def test_one_proof_against_a_liar_is_enough(stand: Stand):
     assert len(stand.pool) == 1
 
 
-def test_what_gives_way_first_is_what_fewest_say(stand: Stand):
+def test_what_gives_way_first_is_what_fewest_say(stand: Stand, monkeypatch: pytest.MonkeyPatch):
     """The loudest keeps what others say, too: accusations that many share are soon shared by enough."""
-    answer = stand.sign(Answered(0, 0, 0, 0, digest(b"x"), 8, (ME,)), HONEST)
-    assert stand.adds(Caught(answer), peer_name(3))
-    for k in range(REPORTS_PER_VERTEX_MAX - 2):
+    monkeypatch.setattr("atoll.node.reports.VOICES_MAX", 8)
+    names = stand.crowd(40)
+    loud, shared = names[1], names[-1]
+    for accused, by in (
+        (shared, names[2]),
+        (shared, loud),
+        *((p, loud) for p in names[5:10]),
+        (names[20], names[4]),
+    ):
+        assert stand.adds(Suspect(0, accused, "silent"), by)
+    assert not stand.adds(Suspect(0, names[10], "silent"), loud)
+    assert stand.adds(Suspect(0, names[21], "silent"), names[3])
+    kept = {target for _, by, target in stand.pool.pool if by == loud}
+    assert len(stand.pool) == 8 and len(kept) == 5 and shared in kept
+
+
+def test_among_many_voices_have_a_room_of_their_own(stand: Stand):
+    """Whoever fills the pool with invitations keeps no suspicion out, and the other way round."""
+    stand.crowd(40)
+    for k in range(REPORTS_PER_VERTEX_MAX):
         assert stand.invite(k)
-    assert stand.adds(Caught(answer), VILLAIN)
-    assert stand.adds(Leave(0, "bye"), HONEST)
-    assert [key for key in stand.pool.pool if key[0] == "Caught"] == [
-        ("Caught", peer_name(3), f"{HONEST}/False"),
-        ("Caught", VILLAIN, f"{HONEST}/False"),
-    ]
+    assert stand.adds(Suspect(0, VILLAIN, "silent"), HONEST)
+    assert len(stand.pool) == REPORTS_PER_VERTEX_MAX + 1
+
+
+def test_among_many_a_suspicion_is_of_its_round(stand: Stand):
+    """Silent for a moment now and for another one in twenty rounds: that is no reason to go."""
+    stand.crowd(40)
+    assert stand.adds(Suspect(0, VILLAIN, "silent"), HONEST)
+    stand.pool.settle(replace(stand.pool.history.head_body, round=0))
+    assert len(stand.pool) == 1
+    stand.pool.settle(replace(stand.pool.history.head_body, round=1))
+    assert len(stand.pool) == 0
+
+
+def test_among_many_a_vertex_carries_as_many_voices_as_count_or_none(stand: Stand):
+    """Of forty voters two suspicions are enough: a third is not remembered, a lonely one stays behind. Of four all
+    are carried."""
+    assert stand.adds(Suspect(0, VILLAIN, "silent"), HONEST)
+    assert HONEST in stand.chosen()
+    names = stand.crowd(40)
+    assert stand.chosen() == set()
+    assert stand.adds(Suspect(0, VILLAIN, "silent"), names[7])
+    assert not stand.adds(Suspect(0, VILLAIN, "silent"), names[8])
+    assert stand.adds(Suspect(0, names[3], "silent"), names[9])
+    assert stand.chosen() == {HONEST, names[7]}
+    stand.pool.withdraw_suspicion(names[7], VILLAIN)
+    assert stand.chosen() == set()
+
+
+def test_among_many_only_who_watches_tells_everybody_of_a_silence(stand: Stand):
+    """All others begin to watch by that word, and what they find then is only for those who write the vertex."""
+    machine = stand.swarm.world.nodes[ME].machine
+    names = stand.crowd(40)
+    machine.heartbeat.watch(tuple(names), 0.5)
+    watched = sorted(machine.heartbeat.chosen)[0]
+    other = next(p for p in names[1:] if p not in machine.heartbeat.chosen)
+
+    def told(peer: PeerId) -> int:
+        seen = [Report(Suspected(peer=peer, why="silent"))]
+        return sum(isinstance(e, Send) for e in machine.heartbeat_facts(seen, 0.5))
+
+    assert told(watched) == len(names) - 1
+    assert 0 < told(other) <= WRITERS_TOLD

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Ask, Received
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Ask, Effect, Event, Received
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in, goal_of
 from atoll.node.body import _judge_reports
 from atoll.node.facts import AttemptFailed, Fault, StateLacked
@@ -310,7 +310,7 @@ def test_a_state_that_is_gone_everywhere_stops_nobody_and_the_word_expires():
         swarm.world.nodes[name].island.blobs.pop(old.state)
     reach(swarm, history_of(swarm).head + 20)
     assert returns(swarm) == []
-    assert not any(amends_in(n.machine.pool.chosen()) or n.machine.wanted for n in swarm.honest)
+    assert not any(amends_in(n.machine.pool.chosen()) or n.machine.downloads.wanted for n in swarm.honest)
 
 
 def test_a_state_that_one_member_holds_and_gives_nobody_costs_some_views_and_no_round():
@@ -329,7 +329,7 @@ def test_a_state_that_one_member_holds_and_gives_nobody_costs_some_views_and_no_
     reach(swarm, history_of(swarm).head + 20)
     assert lacked and returns(swarm) == [] and swarm.checkers.repairs == 0
     assert swarm.world.now - began < 20 * 10  # a round without it takes 1.3 s
-    assert not any(amends_in(n.machine.pool.chosen()) or n.machine.wanted for n in swarm.honest)
+    assert not any(amends_in(n.machine.pool.chosen()) or n.machine.downloads.wanted for n in swarm.honest)
 
 
 def test_however_many_hold_what_the_others_cannot_get_a_round_fails_once_at_most():
@@ -387,14 +387,20 @@ def test_a_full_disk_is_not_asked_for_ever(names: list[PeerId]):
     assert len(returns(swarm)) == (1 if names == [DORA] else 0)
 
 
+def deaf_to_reports(event: Event, now: Seconds, does: Callable[[Event, Seconds], list[Effect]]) -> list[Effect]:
+    deaf = isinstance(event, Received) and isinstance(event.message, MemberReport)
+    return [] if deaf else does(event, now)
+
+
 def test_who_hears_of_it_only_in_a_proposal_still_votes_in_that_round():
     """Bob and Carl lack the state and did not hear the word: they fetch it while the proposal waits."""
     swarm = swarm_of()
     reach(swarm, 6)
     old = goal(swarm, 2)
     for name in (BOB, CARL):
-        swarm.world.nodes[name].island.blobs.pop(old.state)
-        swarm.world.nodes[name].machine._hear_report = lambda *_: []
+        node = swarm.world.nodes[name]
+        node.island.blobs.pop(old.state)
+        node.machine.handle = partial(deaf_to_reports, does=node.machine.handle)
     lacked = facts_of(swarm, StateLacked)
     failed = facts_of(swarm, AttemptFailed)
     go_back(swarm, 2)

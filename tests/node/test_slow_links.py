@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace as changed
 
-from atoll.base.machine import Send
+from atoll.base.machine import Effect, Send
 from atoll.node.facts import RoundClosed, StateMissing
 from atoll.node.jobs import Advance
 from atoll.node.settings import RunSettings
+from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.consensus.facts import Decided
 from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.wire.messages.round import PartBytes, Propose
+from atoll.sim.villains import Villain, villain
+from atoll.wire.messages.round import Answer, Contribution, PartBytes, Propose, RowBytes
 
 SLOW = peer_name(0)
 UPDATE_BYTES, RATE = 16_000_000, 1e6  # three quarters of the answers: 12 s on this link, twice the patience
@@ -150,3 +153,53 @@ def test_an_exchange_longer_than_its_windows_has_the_time_that_training_left():
     assert all(len(fact.counted) == 4 and not fact.partly for fact in closed)
     least = 2 * 3 * 30e6  # all parts there and back
     assert swarm.world.network.bytes <= 1.05 * 2 * least
+
+
+TRAINING_S = 100.0  # of the next round, too, which has a clock and so does not disturb
+LIARS = changed(NO_CLOCK, owner_s=2, quorum="two-thirds")  # five windows are ten seconds
+LYING = [{"witnessed": True, "statistic": "trimmed_mean"}, {"openings": Terms(0.03, 16_384)}]
+
+
+def group_with_liars(settings: dict[str, object], update_s: float, rate: float, **more) -> Swarm:
+    """Four members of whom one may lie, on links that need so long for an update."""
+    run = RunSettings(open_to_all=True, round=LIARS, tolerance=0.33, **settings)
+    links = NetworkKnobs(uplink_bytes_s=rate, downlink_bytes_s=rate)
+    island = IslandKnobs(TRAINING_S, step_jitter=0.0, update_bytes=round(update_s * rate))
+    return Swarm(1, SwarmKnobs(4, links, island, run=run), **more)
+
+
+def counted_in_round_0(swarm: Swarm, peers: set[str], within_s: float) -> tuple[set[tuple[str, ...]], float]:
+    """Who counts in it everywhere, and how long the last of these peers shared and agreed."""
+    closed: list[RoundClosed] = []
+    swarm.world.watchers.append(
+        lambda _now, node, fact: (
+            closed.append(fact)
+            if isinstance(fact, RoundClosed) and fact.round == 0 and node.name in peers
+            else None
+        )
+    )
+    swarm.world.run(within_s, stop=lambda: len(closed) == len(peers))
+    assert len(closed) == len(peers) and not any(fact.partly or fact.parts_missing for fact in closed)
+    return {fact.counted for fact in closed}, swarm.world.now - TRAINING_S
+
+
+@pytest.mark.parametrize("settings", LYING, ids=["watched", "opened"])
+def test_where_members_may_lie_slow_links_have_time_for_a_large_update_too(settings: dict[str, object]):
+    """Ten megabytes at 2 Mbit/s take half a minute; once whoever had sent within seven seconds was the mean."""
+    swarm = group_with_liars(settings, update_s=40, rate=250_000)
+    counted, _ = counted_in_round_0(swarm, set(swarm.founders), 600)
+    assert counted == {tuple(sorted(swarm.founders))}
+
+
+@pytest.mark.parametrize("settings", LYING, ids=["watched", "opened"])
+def test_a_liar_holds_the_others_up_by_a_few_times_what_they_took_and_no_longer(settings: dict[str, object]):
+    """It is heard, commits and sends no row and no answer. Its bytes alone would let it take twenty minutes."""
+
+    def sends_nothing(_villain: Villain, send: Send) -> list[Effect]:
+        return [] if isinstance(send.message, Contribution | RowBytes | Answer) else [send]
+
+    swarm = group_with_liars(settings, update_s=20, rate=5e6, villains={3: villain(sends_nothing)})
+    honest = set(swarm.founders) - {peer_name(3)}
+    counted, took_s = counted_in_round_0(swarm, honest, 3600)
+    assert counted == {tuple(sorted(honest))}
+    assert 20 < took_s < 200

@@ -114,6 +114,18 @@ def test_as_long_as_one_pair_is_unknown_nothing_is_planned_on_links():
     assert "not known" in way_of(AUTO, copy(plan, members=gap)).why
 
 
+def test_where_settings_name_the_topology_only_uplinks_count_and_only_once_all_links_are_known():
+    """Where members are changes nothing; an uplink does, but not while a pair has not met."""
+    plan, named = plan_of(["a", "b", "c"]), RunSettings(topology="butterfly", update_bytes=8 * MIB)
+    slow = {i: Rates(5e6 if i else 1e6) for i in range(3)}
+    blank = way_of(named, plan)
+    assert way_of(named, measured(plan, two_places)) == way_of(named, measured(plan, lambda i, j: 0.01)) == blank
+    known = measured(plan, two_places, slow)
+    assert way_of(named, known) != blank
+    gap = replace(known.members[0], links=b""), replace(known.members[1], links=b""), known.members[2]
+    assert way_of(named, copy(known, members=gap)) == blank
+
+
 def test_where_members_may_lie_a_fast_link_earns_nobody_more_to_own():
     plan = measured(plan_of(["a", "b", "c", "d"]), two_places, {i: Rates(1e5 if i else 1e8) for i in range(4)})
     plan = copy(plan, settings=replace(plan.settings, quorum="two-thirds"))

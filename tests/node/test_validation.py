@@ -215,7 +215,7 @@ def test_a_good_state_that_is_gone_everywhere_stops_nobody_and_the_demand_ends()
         island.do = lambda work, does=does: None if work == ReadManifest(old) else does(work)
     reach(swarm, 30, within_s=1200)
     assert returns(swarm) == [] and swarm.checkers.repairs == 0
-    assert all(n.machine.round.ground.demanded is None and not n.machine.wanted for n in swarm.honest)
+    assert all(n.machine.round.ground.demanded is None and not n.machine.downloads.wanted for n in swarm.honest)
 
 
 def test_who_lacks_the_good_state_fetches_it_and_no_attempt_fails():

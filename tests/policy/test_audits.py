@@ -50,6 +50,22 @@ def docket_of(*reports: tuple[Signed, ...], share: float = 1.0) -> Docket:
 # ---- who is drawn ------------------------------------------------------------------------------------------
 
 
+def test_of_two_commitments_to_one_update_both_are_audited():
+    """Of thirty rounds at a rate of a thousandth: whoever copied another's root before it was revealed is looked at
+    in every one of them, and so is whom it copied; of the others hardly anybody is."""
+    docket = Docket(0.001, "two-thirds")
+    roots = dict(zip(EVERYBODY, (b"a", b"b", b"same", b"same", b"c"), strict=True))
+    bodies = {}
+    for round in range(7, 7 + AUDIT_ROUNDS):
+        commits = {p: replace(commit_of(bytes(32)), root=digest(root)) for p, root in roots.items()}
+        signed = tuple(Signed(p, encode(commit), b"") for p, commit in sorted(commits.items()))
+        bodies[round] = replace(body_of(round, {}), commits=signed)
+    docket.follow(max(bodies), {round: digest(b"%d" % round) for round in bodies}, bodies)
+    drawn = [peer for _, peer in docket.cases]
+    assert drawn.count(CID) == drawn.count(DAN) == AUDIT_ROUNDS
+    assert len(drawn) < 2 * AUDIT_ROUNDS + 4
+
+
 def test_nobody_is_drawn_before_the_vertex_and_then_every_segment_alike():
     """Two thousand vertices at a rate of a tenth: about two hundred audits, spread over five segments."""
     vertices = [digest(b"%d" % i) for i in range(2000)]

@@ -14,6 +14,8 @@ def test_an_exchange_costs_what_training_cannot_hide():
 def test_so_many_steps_reach_the_share_and_one_fewer_does_not():
     steps = steps_for(0.9, [7.0, 1.5], 0.4)
     assert pace([7.0, 1.5], steps, 0.4).utilisation >= 0.9 > pace([7.0, 1.5], steps - 1, 0.4).utilisation
+    hidden = steps_for(0.9, [7.0, 1.5], 0.4, overlap=4)  # 1.6 s hide all of the second
+    assert pace([7.0, 1.5], hidden, 0.4, 4).utilisation >= 0.9 > pace([7.0, 1.5], hidden - 1, 0.4, 4).utilisation
 
 
 def test_the_slower_direction_decides():

@@ -5,7 +5,8 @@ the shorter paper (Ongaro & Ousterhout, USENIX ATC 2014); each stands above what
 
 A seeded enemy loses, doubles and reorders messages, cuts links in one or both directions, and kills voters in the
 middle of what they were doing: of the effects of one call only a part is carried out, and what was written since
-the last word that left is lost. Everything runs in virtual time; a failing game is replayed by its seed.
+the last word that left is lost. Every voter has a clock of its own, which may run fast or slow, and which the enemy
+may set. Everything runs in virtual time; a failing game is replayed by its seed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from clocks import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +52,7 @@ class Host:
 
     name: PeerId
     kept: dict[str, bytes] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
     raft: Raft | None = None
     life: int = 0
     timers: dict[str, int] = field(default_factory=dict)
@@ -71,6 +74,7 @@ class Cluster:
     entries_max: int = 64
     disks: list[dict[str, bytes]] = field(default_factory=list)  # what they start with
     forgets: str = ""  # mutant: a name that the disk never keeps
+    drift: float = 0.0  # clocks run by up to so much too fast or too slow, and are set
     now: float = 0.0
     queue: list[tuple[float, int, PeerId, int, Event, str]] = field(default_factory=list)
     count: int = 0
@@ -87,6 +91,9 @@ class Cluster:
     def __post_init__(self) -> None:
         self.names = [PeerId(f"p{i}") for i in range(self.voters)]
         self.hosts = {p: Host(p, dict(disk)) for p, disk in zip_longest(self.names, self.disks, fillvalue={})}
+        if self.drift:
+            for host in self.hosts.values():
+                host.clock = Clock.drifting(self.draw, self.drift)
         for p in self.names:
             self.start(p)
 
@@ -96,10 +103,13 @@ class Cluster:
         host = self.hosts[name]
         host.life, host.timers, host.applied, host.state = host.life + 1, {}, 0, b""
         host.raft = Raft(name, self.names, b"seed", 0.5, 0.05, self.entries_max)
-        self.carry_out(host, host.raft.handle(Start(dict(host.kept)), self.now))
+        self.carry_out(host, host.raft.handle(Start(dict(host.kept)), self.time_at(name)))
 
     def crash(self, name: PeerId) -> None:
         self.hosts[name].raft = None
+
+    def time_at(self, name: PeerId) -> float:
+        return self.hosts[name].clock.shows(self.now)
 
     def run(self, for_s: float) -> None:
         until = self.now + for_s
@@ -110,7 +120,7 @@ class Cluster:
                 continue
             if timer and host.timers.get(timer) != number:
                 continue  # set anew since
-            self.carry_out(host, host.raft.handle(event, self.now))
+            self.carry_out(host, host.raft.handle(event, self.time_at(name)))
         self.now = until
 
     def ask(self, name: PeerId, do: Any) -> bool:
@@ -146,6 +156,7 @@ class Cluster:
                     host.timers[name] = self.count
                     if at is not None:
                         event = TimerFired(name)
+                        at = self.now + host.clock.wait_s(at, self.now)
                         heapq.heappush(self.queue, (at, self.count, host.name, host.life, event, name))
                 case Report(fact):
                     self._check(host, machine, fact)
@@ -230,13 +241,15 @@ class Cluster:
         leaders = self.leading() if draw.random() < 0.5 else []
         name = draw.choice(leaders or self.names)  # leaders have the most to lose
         host = self.hosts[name]
+        if self.drift and draw.random() < 0.2:
+            host.clock.set(draw, self.now)
         if host.raft is None:
             if what < 0.9:
                 self.start(name)
         elif what < 0.45:
             self.count += 1
             command = f"command {self.count}".encode()
-            self.ask(name, lambda raft: raft.propose(command, self.now))
+            self.ask(name, lambda raft: raft.propose(command, self.time_at(name)))
         elif what < 0.6:
             self.dying = name
         elif what < 0.67:
@@ -249,7 +262,7 @@ class Cluster:
             if host.applied > host.raft.snapshot.index:
                 self.ask(name, lambda raft: raft.compact(host.applied, host.state))
         else:
-            self.ask(name, lambda raft: raft.transfer(draw.choice(self.names), self.now))
+            self.ask(name, lambda raft: raft.transfer(draw.choice(self.names), self.time_at(name)))
 
     def _cut_links(self) -> None:
         """Two sides deaf to each other, or one deaf to the other; and some links at random."""
@@ -279,12 +292,18 @@ class Cluster:
         return machine
 
 
-def hostile(seed: int, voters: int, moves: int = 100, forgets: str = "") -> Cluster:
+def hostile(seed: int, voters: int, moves: int = 100, forgets: str = "", drift: float = 0.0) -> Cluster:
     draw = random.Random(seed)
     knobs = {"loss": draw.choice([0.0, 0.05, 0.25]), "doubled": draw.choice([0.0, 0.2])}
     latency_s = draw.choice([(0.001, 0.01), (0.005, 0.08), (0.001, 0.4)])
     cluster = Cluster(
-        voters, draw, **knobs, latency_s=latency_s, entries_max=draw.choice([1, 2, 64]), forgets=forgets
+        voters,
+        draw,
+        **knobs,
+        latency_s=latency_s,
+        entries_max=draw.choice([1, 2, 64]),
+        forgets=forgets,
+        drift=drift,
     )
     cluster.play(moves)
     return cluster
@@ -321,7 +340,7 @@ def live(cluster: Cluster) -> None:
     cluster.latency_s = (0.005, 0.02)
     cluster.run(8.0)
     (leader,) = cluster.leading()
-    assert cluster.ask(leader, lambda raft: raft.propose(b"after the storm", cluster.now))
+    assert cluster.ask(leader, lambda raft: raft.propose(b"after the storm", cluster.time_at(leader)))
     cluster.run(2.0)
     assert {h.state for h in cluster.hosts.values()} == {cluster.hosts[leader].state}
     assert max(cluster.committed.items())[1][1] == b"after the storm"
@@ -365,6 +384,15 @@ def test_a_voter_back_from_a_partition_does_not_depose_the_leader():
     cluster.cut.clear()
     cluster.run(5.0)
     assert cluster.leading() == [leader] and {cluster.raft_of(p).term for p in cluster.names} == {term}
+
+
+def test_a_timer_that_fires_a_rounding_too_early_is_set_again():
+    """As event loops do: a voter that ignored it would be patient for ever, and whoever waits for a leader, too."""
+    cluster = Cluster(3, random.Random(1))
+    machine = cluster.raft_of(cluster.names[0])
+    due = machine.election_at
+    assert machine.handle(TimerFired(raft.ELECTION), due - 1e-6) == [SetTimer(raft.ELECTION, due)]
+    assert any(isinstance(e, Send) for e in machine.handle(TimerFired(raft.ELECTION), due))
 
 
 # "a leader in Raft steps down if an election timeout elapses without a successful round of heartbeats to a majority

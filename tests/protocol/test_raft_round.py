@@ -5,95 +5,22 @@ Storms, crashes and lost writes are in `conformance/`; here is what no storm of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from table import ROUND, RUN, Table, names_of
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Effect, Keep, Report, Send
+from atoll.base.machine import Effect
 from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
 from atoll.protocol.consensus.raft_round import RaftRound
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Proposed, Statement, Timeout, Vote
-
-RUN, ROUND = Digest(bytes(32)), 7
-Route = tuple[PeerId, PeerId, Any]
-
-
-def names_of(voters: int) -> tuple[PeerId, ...]:
-    return tuple(PeerId(f"p{i}") for i in range(voters))
-
-
-@dataclass
-class Table:
-    """Voters around a table; p0 leads view 0. Mail lies until it is delivered or lost."""
-
-    voters: int
-    machine: Callable[..., Door] = RaftRound
-    deaf: set[PeerId] = field(default_factory=set)
-    mail: list[Route] = field(default_factory=list)
-    facts: list[tuple[PeerId, Any]] = field(default_factory=list)
-    kept: dict[PeerId, bytes] = field(default_factory=dict)
-    judges: bool = True
-
-    def __post_init__(self) -> None:
-        self.names = names_of(self.voters)
-        self.keys = {p: VirtualSigner(p).vote_key for p in self.names}
-        self.at: dict[PeerId, Door] = {}
-        for name in self.names:
-            self.start(name)
-        for name in self.names:
-            self.do(name, self.at[name].begin())
-
-    def start(self, name: PeerId) -> Door:
-        notary = Notary(RUN, VirtualSigner(name), VirtualVerifier())
-        quorum = self.voters // 2 + 1
-        made = self.machine(notary, ROUND, "t", self.keys, quorum, self.names, self.kept.get(name))
-        self.at[name] = made
-        return made
-
-    def sign(self, name: str, statement: Statement) -> Any:
-        return Notary(RUN, VirtualSigner(PeerId(name)), VirtualVerifier()).sign(statement)
-
-    def do(self, name: PeerId, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Keep(blob=bytes(blob)):
-                    self.kept[name] = blob
-                case Send(to, message):
-                    self.mail.append((name, to, message))
-                case Report(fact):
-                    self.facts.append((name, fact))
-                    if isinstance(fact, Judge) and self.judges:
-                        self.do(name, self.at[name].approve(fact.digest))
-                case _:
-                    raise AssertionError(effect)
-
-    def deliver(self) -> None:
-        """All that lies here now, one hop."""
-        mail, self.mail = self.mail, []
-        for sender, to, message in mail:
-            if to not in self.deaf and sender not in self.deaf:
-                self.do(to, self.at[to].receive(sender, message))
-
-    def settle(self) -> None:
-        while self.mail:
-            self.deliver()
-
-    def told(self, kind: type[Any], name: str = "") -> list[Any]:
-        return [fact for who, fact in self.facts if isinstance(fact, kind) and name in ("", who)]
-
-    def decided(self) -> dict[PeerId, bytes | None]:
-        return {who: fact.body for who, fact in self.facts if isinstance(fact, Decided)}
-
+from atoll.wire.messages.statements import Proposed, Timeout, Vote
 
 P0, P1, P2, P3, P4 = names_of(5)
 
@@ -296,3 +223,28 @@ def test_ten_thousand_views_leave_nothing_behind():
     for view in range(3, 40_000, 4):
         machine.close_view(view)
     assert len(machine.tallies) <= 4 and len(machine.bodies) <= 2
+
+
+# In our words, of both: who forgot what it said is not believed to be who said it, until its new key is agreed.
+@pytest.mark.parametrize("machine", [RaftRound, Agreement])
+def test_a_voter_that_lost_its_disk_is_silent_until_its_new_key_is_agreed(machine: type[Any]):
+    """It has voted and forgets, and the same words come again: it listens, says nothing, and learns the end."""
+    table = Table(4, machine)
+    table.do(P0, table.at[P0].propose(0, b"body"))
+    words = [message for _, to, message in table.mail if to == P3]
+    table.deliver()
+    assert table.at[P3].has_voted
+    del table.kept[P3]
+    listener = table.start(P3, session=1)
+    before = len(table.mail)
+    for effects in (listener.begin(), *(listener.receive(P0, word) for word in words), listener.remind()):
+        table.do(P3, effects)
+    assert not table.start(P3, session=1).close_view(0)
+    assert len(table.mail) == before and P3 not in table.kept
+    table.at[P3] = listener
+    table.settle()
+    assert table.decided() == dict.fromkeys(table.names, b"body")
+    voter = table.start(P3, session=1)
+    voter.votes = True  # mutant: whoever has the name has the vote
+    table.do(P3, voter.receive(P0, words[0]))
+    assert any(sender == P3 and isinstance(message, Voted) for sender, _, message in table.mail)

@@ -223,8 +223,11 @@ def test_where_there_is_no_clock_owners_have_time_for_a_large_update_on_slow_lin
     group.begin()
     assert min(group.timers.values()) >= 400.0
     assert all(not machine.gathers[part].closed for machine in group.machines.values() for part in machine.gathers)
-    watched = replace(group.plan, witnesses=1).begun(0.0, 10**8)
-    assert watched.window_s == 30.0  # where a liar could keep the others waiting they wait no longer than ever
+    watched = replace(group.plan, witnesses=1)  # each row goes to two owners
+    assert watched.begun(0.0, 10**8).window_s == 2 * group.plan.begun(0.0, 10**8).window_s
+    # and a liar keeps the others waiting for some times what they took themselves, or five windows
+    assert watched.begun(0.0, 10**8, pace_s=20.0).window_s == 80.0
+    assert watched.begun(0.0, 10**8, pace_s=1.0).window_s == 30.0
 
 
 @pytest.mark.parametrize("has_clock", [True, False])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from clocks import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,10 +45,12 @@ class Swarm:
     loss: float = 0.0
     judges: bool = False  # hosts find right whatever they hear of
     cut: Callable[[PeerId, PeerId], bool] = lambda a, b: False
+    drift: float = 0.0  # clocks run by up to so much too fast or too slow
     now: float = 0.0
     count: int = 0
     machines: dict[PeerId, Snow] = field(default_factory=dict)
     kept: dict[PeerId, dict[str, bytes]] = field(default_factory=dict)
+    clocks: dict[PeerId, Clock] = field(default_factory=dict)
     timers: dict[PeerId, int] = field(default_factory=dict)
     queue: list[tuple[float, int, PeerId, Event]] = field(default_factory=list)
     settled: dict[PeerId, Digest] = field(default_factory=dict)
@@ -56,16 +59,21 @@ class Swarm:
     def __post_init__(self) -> None:
         self.names = [PeerId(f"p{i:03d}") for i in range(self.peers)]
         self.honest = self.names[: self.peers - self.liars]
+        self.clocks = {p: Clock.drifting(self.draw, self.drift) if self.drift else Clock() for p in self.honest}
         for name in self.honest:
             self.start(name)
 
     def start(self, name: PeerId) -> None:
         seed = name.encode()
         self.machines[name] = Snow(name, self.names, "slot", seed, self.params, preference_only=True)
-        self.carry_out(name, self.machines[name].handle(Start(dict(self.kept.setdefault(name, {}))), self.now))
+        kept = dict(self.kept.setdefault(name, {}))
+        self.carry_out(name, self.machines[name].handle(Start(kept), self.time_at(name)))
+
+    def time_at(self, name: PeerId) -> float:
+        return self.clocks[name].shows(self.now)
 
     def offer(self, name: PeerId, choice: Digest) -> None:
-        self.carry_out(name, self.machines[name].offer(choice, self.now))
+        self.carry_out(name, self.machines[name].offer(choice, self.time_at(name)))
 
     def offer_all(self, red: float) -> None:
         """Everybody judges both; a share of `red` saw red first."""
@@ -83,7 +91,7 @@ class Swarm:
                 answer = self.lie(self.draw, event.message)
                 self.send(name, event.sender, PreferenceIs("slot", event.message.number, answer))
             elif not isinstance(event, TimerFired) or self.timers.get(name) == number:
-                self.carry_out(name, self.machines[name].handle(event, self.now))
+                self.carry_out(name, self.machines[name].handle(event, self.time_at(name)))
         self.now = until
 
     def until_settled(self, limit_s: float = 120.0) -> set[Digest]:
@@ -100,6 +108,7 @@ class Swarm:
                     self.count += 1
                     self.timers[name] = self.count
                     if at is not None:
+                        at = self.now + self.clocks[name].wait_s(at, self.now)
                         heapq.heappush(self.queue, (at, self.count, name, TimerFired(timer)))
                 case Keep(slot, blob):
                     assert blob is not None

@@ -40,6 +40,11 @@ def test_a_small_swarm_weathers_everything(seed: int):
     assert report.rounds >= 15 and report.members >= 6
 
 
+def test_clocks_that_run_apart_weather_everything():
+    """A twentieth too fast or too slow: run time follows them, and three attempts fail on the way."""
+    assert run_scenario("clocks", 3, peers=4, rounds=5).members >= 4
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_rounds_that_overlap_training_weather_everything(seed: int):
     """The same troubles; a trainer has most of the next round's steps when it is asked for them."""
@@ -140,7 +145,7 @@ def test_a_failing_run_ends_with_the_line_that_replays_it(monkeypatch: pytest.Mo
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(8))
 @pytest.mark.parametrize(
-    "name", ["apart", "blackout", "churn", "weighed", "liars", "growth", "frozen", "real_keys"]
+    "name", ["apart", "blackout", "churn", "clocks", "weighed", "liars", "growth", "frozen", "real_keys"]
 )
 def test_hundreds_of_seeds(name: str, block: int):
     """Safety in every seed, and progress in bounded time once the world is healed."""

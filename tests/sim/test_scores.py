@@ -60,7 +60,7 @@ def test_records_stay_the_same_in_bad_weather():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20), 5014])  # the last: of one honest member nobody is ever sure
 def test_many_swarms_that_score(seed: int):
     run_scenario("scores", seed, peers=[4, 7, 7, 10][seed % 4])
     run_scenario("scored_churn", seed)

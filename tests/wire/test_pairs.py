@@ -71,6 +71,8 @@ OTHERWISE = (
     roll_bytes(Roll(3, 60, 1920, 61440, ROLL.states[:1] * 2)),
     roll_bytes(Roll(3, 60, 1920, 61440, (Entry(PeerId("ada"), Digest(b"short"), 3),))),
     roll_bytes(Roll(-1, 60, 1920, 61440, ())),
+    roll_bytes(ROLL).replace(b"ada", b"\xffda"),
+    MAGIC + b"\x96" + roll_bytes(ROLL)[len(MAGIC) + 1 :] + b"\x91" * 5000 + b"\x90",
 )
 
 

@@ -12,6 +12,11 @@ Impossible arguments inside the library are `ValueError`s; broken promises to ou
 
 from __future__ import annotations
 
+import msgspec
+
+# what msgspec raises for bytes that are no such value: also where a word is no UTF-8, or lists nest a thousand deep
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 
 class AtollError(Exception):
     """What happened, the likely cause and the exact next command, with a stable code such as `E-TKT-02`."""

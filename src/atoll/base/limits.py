@@ -30,6 +30,7 @@ ROUNDS_KEPT = 32  # rounds whose combined parts are served to laggards, as far a
 EARLY_PER_SENDER_MAX = 256  # of those, from one peer: a flood displaces only its own words
 EARLY_ROUNDS = 2  # rounds ahead of mine that are remembered; whoever is further ahead sends me vertices
 REPORTS_PER_VERTEX_MAX = 256  # signed member reports carried by one vertex
+VOICES_MAX = 1024  # reports in memory that only count together: 34 of a hundred against each of thirty at once
 REPORTS_BYTES_MAX = MIB // 4  # of those together, so that a proposal fits a control frame; a join is ~7 kB
 PROPOSAL_BYTES_MAX = MIB // 16  # beside a body in its frame: timeouts and certificate of 128 voters are 52 kB
 BODY_BYTES_MAX = CONTROL_FRAME_MAX - PROPOSAL_BYTES_MAX  # a longer one could be agreed on and shown to nobody

@@ -34,8 +34,8 @@ DEVICE_FLOPS = 1e13
 """Operations per second where nobody says how fast a step is: what a consumer GPU sustains, give or take three
 times. A step is 6 of them per parameter and token (Kaplan et al. 2020, section 2.1)."""
 STEP_TOKENS = 32_768  # of one peer, where only a number of parameters is given
-COMPARED = ("diloco", "local_sgd", "opendiloco", "eager")
-"""Recommended from: AdamW inside and means of all, so that they learn alike in rounds of the same length."""
+BESIDE = ("streaming", "diloco", "opendiloco")
+"""What `auto` is compared with: recipes of the same family, that real runs can do whoever their members are."""
 STEPS_TRIED = 500  # per round: the most that a run of others was published with (DiLoCo, OpenDiLoCo)
 
 
@@ -58,6 +58,10 @@ def plan(
     adapters: Annotated[
         str, Parameter(help="How many parameters are exchanged, where the rest is frozen: 4M. Default: all.")
     ] = "",
+    lora_rank: Annotated[int, Parameter(help="Rank of a built-in model's adapters, which then travel alone.")] = 0,
+    only: Annotated[
+        tuple[str, ...], Parameter(help='Patterns of what travels of a built-in model: "head.*". Default: all.')
+    ] = (),
     latency: Annotated[str, Parameter(help="One way between two peers. Default: 50ms.")] = "50ms",
     step_seconds: Annotated[float | None, Parameter(help="One training step of one peer.")] = None,
     tokens_per_s: Annotated[float | None, Parameter(help="Or: what one peer trains on per second.")] = None,
@@ -69,11 +73,11 @@ def plan(
 ) -> None:
     """Estimate time and bytes per round of every recipe on your links, and recommend one."""
     links = _links(peers, uplink, downlink, latency)
-    layout, step_tokens = _model(model, tokens_per_step)
-    whole, layout = layout.parameters, _adapters(adapters, layout) if adapters else layout
+    model, whole, layout, step_tokens = _model(model, lora_rank, only, tokens_per_step)
+    layout = _adapters(adapters, layout) if adapters else layout
     step_s, assumed = _step(whole, layout.parameters, step_tokens, step_seconds, tokens_per_s)
     told = planned(layout, links, step_s, step_tokens)
-    frozen = {"frozen": whole - layout.parameters} if adapters else {}
+    frozen = {"frozen": whole - layout.parameters} if whole > layout.parameters else {}
     told = {"model": model, "parameters": layout.parameters, **frozen, **told, "step_assumed": assumed}
     if json:
         say_json(told)
@@ -84,13 +88,11 @@ def plan(
 def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> dict[str, Any]:
     """Every recipe on these links, those that real runs can do first, and the recommendation."""
     from atoll.learn.methods import METHODS
-    from atoll.learn.recipes import diloco, in_swarm
+    from atoll.learn.recipes import in_swarm
 
     recipes = {name: in_swarm(make()) for name, make in METHODS.items()}
     rows = [row_of(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
     rows.sort(key=lambda row: bool(row["not_yet"]))
-    choices = {name: ("", recipes[name]) for name in COMPARED}
-    choices["diloco, 2 bits up"] = ("2bit", diloco(up="2bit"))
     return {
         "peers": links.peers,
         "uplink_bytes_s": links.up_bytes_s,
@@ -99,7 +101,7 @@ def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> di
         "step_s": step_s,
         "step_tokens": step_tokens,
         "recipes": rows,
-        "recommended": _recommended(choices, layout, links, step_s),
+        "recommended": _recommended(recipes, layout, links, step_s),
     }
 
 
@@ -135,29 +137,37 @@ def row_of(
     }
 
 
-def _recommended(
-    choices: dict[str, tuple[str, Recipe]], layout: Layout, links: Links, step_s: float
-) -> dict[str, Any]:
-    """Of what real runs can do while training waits: whatever keeps peers training with the fewest steps per round.
+def _recommended(recipes: dict[str, Recipe], layout: Layout, links: Links, step_s: float) -> dict[str, Any]:
+    """`auto` in rounds as long as these links ask for, and how long those of others would have to be.
 
-    Loss falls behind synchronous training as rounds get longer; eight bits or two cost it next to nothing
-    (bench/RESULTS.md, "convergence"). Between equals the first one, with the finer codec.
+    It is nearest to synchronous training for its bytes (bench/RESULTS.md, "convergence"), and loss falls behind as
+    rounds get longer: of all that is not enough of a reason to wait, so nine tenths of the time are for training.
     """
     from atoll.learn.forecast import forecast
+    from atoll.learn.methods import auto
+    from atoll.learn.outer import momentum_of
     from atoll.policy.pace import ENOUGH, pace, steps_for
 
-    found = []
-    for name, (up, recipe) in choices.items():
-        exchanges_s = _exchanges_s(recipe, forecast(recipe, layout, links.peers).exchanges, links)
-        steps = max(recipe.schedule.inner_steps, steps_for(ENOUGH, exchanges_s, step_s))
-        found.append((steps, name.partition(",")[0], up, exchanges_s))
-    steps, name, up, exchanges_s = min(found, key=lambda one: (one[0], one[1] != "diloco"))
-    share = pace(exchanges_s, steps, step_s).utilisation
-    settings = {"train.recipe": name, "train.inner_steps": steps} | ({"sync.up": up} if up else {})
-    needs = ", ".join(f"{n} {u} {s}".replace("  ", " ") for s, n, u, _ in sorted(found)[:4])
+    def exchanged_s(recipe: Recipe) -> list[float]:
+        return _exchanges_s(recipe, forecast(recipe, layout, links.peers).exchanges, links)
+
+    exchanges_s = exchanged_s(recipes["auto"])
+    usual = recipes["auto"].schedule
+    chosen = auto(peers=links.peers, exchange_steps=max(exchanges_s) / step_s)
+    steps, overlap = chosen.schedule.inner_steps, usual.overlap
+    share = pace(exchanges_s, steps, step_s, overlap).utilisation
+    settings: dict[str, Any] = {"train.recipe": "auto", "train.inner_steps": steps}
+    if (momentum := momentum_of(chosen.outer)) != momentum_of(recipes["auto"].outer):
+        settings["train.outer_momentum"] = momentum
+    others: list[str] = []
+    for name in BESIDE:
+        own = recipes[name].schedule
+        needed = steps_for(ENOUGH, exchanged_s(recipes[name]), step_s, own.overlap)
+        others.append(f"{name} {max(own.inner_steps, needed)}")
     reason = (
-        f"an exchange takes {seconds_text(sum(exchanges_s))}, so {steps} steps per round keep peers training "
-        f"{share:.0%} of the time, and longer rounds cost loss (steps needed: {needs})"
+        f"a fragment takes {seconds_text(max(exchanges_s))} to exchange, {overlap} steps of which are hidden, so "
+        f"{steps} steps per round keep peers training {share:.0%} of the time, and longer rounds cost loss "
+        f"({', '.join(others)} steps)"
     )
     if steps > STEPS_TRIED:
         reason += (
@@ -199,10 +209,11 @@ def _owned_s(one: Exchange, links: Links, one_owner: bool) -> float:
 
 
 def _overlap(recipe: Recipe) -> int:
-    """Steps that hide an exchange; eager hides it behind a whole round."""
+    """Steps that hide an exchange. Eager and pipelined hide it behind a whole round and no more, since rounds are
+    agreed on one after the other."""
     if recipe.reducer.own == "fresh":
         return recipe.schedule.inner_steps
-    return recipe.hidden_steps
+    return min(recipe.hidden_steps, recipe.schedule.inner_steps)
 
 
 # ---- what was asked --------------------------------------------------------------------------------------------
@@ -218,20 +229,31 @@ def _links(peers: int, uplink: str, downlink: str, latency: str) -> Links:
         raise UsageError("E-PLAN-02", str(why), fix="--uplink 20Mbit --latency 50ms") from None
 
 
-def _model(name: str, step_tokens: int | None) -> tuple[Layout, int]:
+def _model(
+    name: str, lora_rank: int, only: tuple[str, ...], step_tokens: int | None
+) -> tuple[str, int, Layout, int]:
+    """Its name, how many parameters it has, the layout of those that a run exchanges, and tokens per step."""
     from atoll.learn.forecast import layout_of_size
     from atoll.learn.methods import METHODS
-    from atoll.learn.models import MODELS, shape_of
+    from atoll.learn.models import MODELS, shape_of, travelling, with_adapters
 
     if step_tokens is not None and step_tokens < 1:
         raise UsageError("E-PLAN-03", f"--tokens-per-step {step_tokens} is no step", fix="leave it out")
     try:
         if name in MODELS or ":" in name:
-            recipe = METHODS["diloco"](name)
-            return shape_of(name), step_tokens or recipe.batch * recipe.seq_len
-        return layout_of_size(parse_count(name)), step_tokens or STEP_TOKENS
+            name = with_adapters(name, lora_rank) if lora_rank else name
+            recipe, layout = METHODS["diloco"](name), shape_of(name, travelling(name, only))
+            return name, shape_of(name).parameters, layout, step_tokens or recipe.batch * recipe.seq_len
+        layout = layout_of_size(parse_count(name))
     except ValueError as why:
         raise UsageError("E-PLAN-04", f"--model {name}: {why}", fix="--model 1B, or --model gpt-small") from None
+    if lora_rank or only:
+        raise UsageError(
+            "E-PLAN-06",
+            f"--model {name} is a number of parameters: it has no names, nor a place for adapters",
+            fix=f"--model {name} --adapters 20M, or a built-in model",
+        )
+    return name, layout.parameters, layout, step_tokens or STEP_TOKENS
 
 
 def _adapters(count: str, model: Layout) -> Layout:

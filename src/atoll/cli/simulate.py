@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, say, say_json
@@ -13,15 +15,17 @@ from atoll.cli.say import AsJson, say, say_json
 if TYPE_CHECKING:
     from atoll.sim.scenarios.stage import Scenario
 
+SOME = Number(gte=1)
+
 
 def simulate(
     name: Annotated[str, Parameter(help="A scenario, or `all`. Without one: list them.")] = "",
     /,
     *,
     seed: Annotated[int, Parameter(help="The first seed. The same seed gives the same story.")] = 1,
-    seeds: Annotated[int, Parameter(help="How many seeds to play, one after the other.")] = 1,
-    peers: Annotated[int | None, Parameter(help="Virtual peers. Default: the scenario's.")] = None,
-    rounds: Annotated[int | None, Parameter(help="Rounds. Default: the scenario's.")] = None,
+    seeds: Annotated[int, Parameter(validator=SOME, help="How many seeds to play, one after the other.")] = 1,
+    peers: Annotated[int | None, Parameter(validator=SOME, help="Virtual peers. Default: the scenario's.")] = None,
+    rounds: Annotated[int | None, Parameter(validator=SOME, help="Rounds. Default: the scenario's.")] = None,
     quorum: Annotated[
         Literal["", "majority", "two-thirds"],
         Parameter(help="Whose votes make a certificate. Default: the scenario's."),
@@ -34,7 +38,7 @@ def simulate(
         bool,
         Parameter(negative="", help="Play drawn scenarios at drawn sizes, from this seed on, until time is up."),
     ] = False,
-    minutes: Annotated[float, Parameter(help="How long --swarm goes on.")] = 10.0,
+    minutes: Annotated[float, Parameter(validator=Number(gte=0, lt=inf), help="How long --swarm goes on.")] = 10.0,
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
@@ -51,6 +55,7 @@ def simulate(
         say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
         return
     failures: list[str] = []
+    small: dict[str, str] = {}
     for story in SCENARIOS if name == "all" else [name]:
         for number in range(seed, seed + seeds):
             try:
@@ -61,12 +66,24 @@ def simulate(
                 continue
             except ScenarioFailed as failure:
                 failures.append(str(failure))
+                small |= _small(story, SCENARIOS[story], peers, rounds)
                 continue
             if json:
                 say_json(report)
             else:
                 say(report.line)
-    _end(failures)
+    _end(failures, "".join(small.values()))
+
+
+def _small(story: str, told: Scenario, peers: int | None, rounds: int | None) -> dict[str, str]:
+    """What to say of a failure that may be no more than a story told with too few; nothing if it has enough."""
+    from atoll.sim.scenarios.night import least
+
+    peers_least, rounds_least = least(story, told)
+    if (peers or told.peers) >= peers_least and (rounds or told.rounds) >= rounds_least:
+        return {}
+    wanted = f"{peers_least} peers" + (f" and {rounds_least} rounds" if rounds_least else "")
+    return {story: f"; {story} wants {wanted}, and may ask of fewer what cannot be"}
 
 
 def _swarm(stories: dict[str, Scenario], seed: int, minutes: float, json: bool) -> None:
@@ -89,12 +106,12 @@ def _swarm(stories: dict[str, Scenario], seed: int, minutes: float, json: bool) 
     _end(failures)
 
 
-def _end(failures: list[str]) -> None:
+def _end(failures: list[str], small: str = "") -> None:
     if failures:
         *told, replay = failures[0].strip().splitlines()
         raise RunFailedError(
             "E-SIM-01",
             "\n".join(told) or "a scenario failed",
-            cause=f"{len(failures)} of the runs failed",
+            cause=f"{len(failures)} of the runs failed{small}",
             fix=replay,
         )

@@ -3,8 +3,8 @@
 After `attach` your loop goes on as it was. After every inner step of the optimizer a hook counts; when the round's
 steps are done, or its time is, the hook hands the parameters to the peer process, waits for the agreed ones, and
 returns. With `overlap` it returns at once, and what is agreed is merged some steps later. Learning-rate schedulers,
-gradient accumulation and GradScaler stay yours: a step that GradScaler skips does not fire the hook and is not
-counted, and a round ends by its time even if steps are skipped.
+gradient accumulation, torch.compile and GradScaler stay yours: a step that GradScaler skips does not fire the hook
+and is not counted, and a round ends by its time even if steps are skipped.
 
 Promises: the model's tensors stay the same objects, only their values change, inside `optimizer.step()`; the
 optimizer's own state is never touched; the data never leaves this process. If the peer process dies the hook

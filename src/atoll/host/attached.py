@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import torch
@@ -38,6 +38,7 @@ from atoll.host.trainer.words import (
     Looked,
     LookOn,
     Merge,
+    Taken,
     Train,
     Trained,
     Validate,
@@ -46,7 +47,6 @@ from atoll.host.trainer.words import (
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import Room, new_wire
 from atoll.learn.layout import Layout, difference
-from atoll.learn.merge import Merge as How
 from atoll.learn.recipes import Recipe
 from atoll.learn.schedule import Schedule
 from atoll.learn.state import SharedState, state_bytes
@@ -208,7 +208,7 @@ class AttachedTrainer:
             self._mailbox.x_F.copy_(x_F)
             await self._turn(WriteX(counters), Carried)
 
-    async def merge(self, lo: int, value_N: Tensor, how: How | Literal["shift"]) -> None:
+    async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
         async with self._lock:
             self._mailbox.x_F[lo : lo + len(value_N)].copy_(value_N)
             await self._turn(Merge(lo, lo + len(value_N), how), Carried)

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from atoll.base.errors import PeerFault, RunFailedError
+from atoll.base.errors import UNREADABLE, PeerFault, RunFailedError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.host.learning import Learning
 from atoll.host.shelf import Shelf
@@ -145,7 +145,7 @@ class Auditing:
     def remember(self, data: bytes) -> None:
         try:
             self.last = msgspec.msgpack.decode(data, type=Claim) if data else None
-        except msgspec.DecodeError:
+        except UNREADABLE:
             self.last = None  # another version's: moments are fresh then, too
 
     # ---- showing -------------------------------------------------------------------------------------------

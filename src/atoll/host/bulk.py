@@ -20,12 +20,11 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Seconds
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.host.cap import Cap
+from atoll.host.memory import mapped
 from atoll.host.session import Opener, Sealer
 from atoll.host.tcp import Wire
 from atoll.keys.seal import TAG_BYTES
@@ -36,7 +35,8 @@ NO_PAYLOAD = 2**32 - 1  # in the place of payload bytes: there is none, which is
 SLAB_BYTES = MIB // 2  # sealed and plain together stay in a core's cache; 0.59 CPU-s/GB, at 128 kB 0.99
 BODY_MAX = max(SLAB_BYTES, CONTROL_FRAME_MAX)  # bytes of one record
 BOX_BYTES = HEAD.size + BODY_MAX + TAG_BYTES + HEAD.size  # a record, and the head of the next one behind it
-BOXES_KEPT = 4  # that nobody uses at the moment
+BESIDE_SLAB_MAX = BODY_MAX - SLAB_BYTES - TAG_BYTES  # bytes of a message for which a box has room beside a slab
+BOXES_KEPT = 4  # that nobody uses, when it is swept
 PINNED_SLABS = 2  # shorter frames stay on one connection: spreading them would only make more of them wait
 TURN_BYTES = MIB  # written before others on the loop get their turn: about a millisecond
 PEEK_BYTES = 4096  # read when no head is known yet: a small message whole, never much of a slab to move
@@ -171,18 +171,22 @@ class Intake:
 class Boxes:
     """Memory in which records are sealed and opened, shared by all connections: few have part of one in it at once.
 
-    The one that was given back last is taken first: it may still be in a core's cache.
+    The one that was given back last is taken first: it may still be in a core's cache. Of those that nobody uses a
+    few outlive a sweep; among many members that is no moment to give fresh pages back, box by box.
     """
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        return self._free.pop() if self._free else memoryview(np.empty(BOX_BYTES, np.uint8))
+        return self._free.pop() if self._free else memoryview(mapped(BOX_BYTES))
 
     def give(self, box: memoryview) -> None:
-        if len(self._free) < BOXES_KEPT:
-            self._free.append(box)
+        self._free.append(box)
+
+    def sweep(self) -> None:
+        """Let go of most of what nobody uses at the moment."""
+        del self._free[:-BOXES_KEPT]
 
 
 class BulkLimits(NamedTuple):
@@ -241,26 +245,30 @@ class BulkLane:
             self._kick_scheduled = True
             self._loop.call_soon(self._kick)
 
-    def record_for(self, channel: BulkChannel) -> tuple[bytes, memoryview] | None:
-        """The next record that this connection should carry."""
+    def records_for(self, channel: BulkChannel) -> list[tuple[bytes, memoryview]]:
+        """What this connection should carry next: a record, or a message and the first slab of its payload.
+
+        By itself a message would cost a system call here and wake the other end for nothing.
+        """
         frame = channel.frame or self._shared
         if frame is None:
             if not self._queue:
-                return None
+                return []
             frame = self._taken()
             if frame.slabs > PINNED_SLABS:
                 self._shared = frame
             else:
                 channel.frame = frame
         frame.carriers.add(channel)
-        record = frame.record()
+        alone = frame.started or not frame.slabs or len(frame.message) > BESIDE_SLAB_MAX
+        records = [frame.record()] if alone else [frame.record(), frame.record()]
         if frame.finished:
             self.queued_bytes -= frame.size_bytes
             if channel.frame is frame:
                 channel.frame = None
             else:
                 self._shared = None
-        return record
+        return records
 
     def attach(self, channel: BulkChannel) -> None:
         self.channels.append(channel)
@@ -438,16 +446,17 @@ class BulkChannel:
             self._loop.call_soon(self.pump)
 
     def _seal(self) -> bool:
-        """The next record stands in the outbox. False: there is none."""
-        record = self._lane.record_for(self)
-        if record is None:
+        """The next records stand in the outbox. False: there are none."""
+        records = self._lane.records_for(self)
+        if not records:
             return False
-        head, body = record
-        if self._outbox is None:
-            self._outbox = self._boxes.take()
-        self._sealed = self._outbox[: HEAD.size + len(body) + TAG_BYTES]
-        self._sealed[: HEAD.size] = head
-        self._sealer.seal_into(body, self._sealed[HEAD.size :], head)
+        box = self._outbox = self._outbox or self._boxes.take()
+        end = 0
+        for head, body in records:
+            begin, end = end, end + HEAD.size + len(body) + TAG_BYTES
+            box[begin : begin + HEAD.size] = head
+            self._sealer.seal_into(body, box[begin + HEAD.size : end], head)
+        self._sealed = box[:end]
         return True
 
     def feed(self, data: bytes) -> None:

@@ -41,6 +41,7 @@ EVERY_STEP = (
     "parameter_server",
     "demo_",
     "powersgd",
+    "pipelined",
 )  # recipes that agree on the gradient of every step
 BUILT = (
     "diloco",
@@ -50,6 +51,7 @@ BUILT = (
     "muloco",
     "decoupled",
     "noloco",
+    "des_loc",
     *EVERY_STEP,
 )  # made as the config says; others are only adjusted
 
@@ -74,6 +76,7 @@ def load_config(
 
 def recipe_of(config: Config) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
+    from atoll.learn.gradient import PLAIN, Computing
     from atoll.learn.inner import tuned
     from atoll.learn.methods import METHODS
     from atoll.learn.recipes import check_recipe, demo_recipe, in_swarm, over_tokens, overlapping
@@ -101,6 +104,8 @@ def recipe_of(config: Config) -> Recipe:
                 _check_given(train.recipe, given)
             if train.recipe == "noloco":
                 _check_given("noloco", given, given.keys() - {"down"})  # nobody is answered with a mean
+            if train.recipe == "des_loc":  # plain means in fp32
+                _check_given("des_loc", given, given.keys() - {"up", "down", "outer_lr", "outer_momentum"})
             recipe = METHODS[train.recipe](_model(config), **given)
             recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
         else:
@@ -120,6 +125,8 @@ def recipe_of(config: Config) -> Recipe:
         raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
     if train.total_tokens:
         recipe = over_tokens(recipe, train.total_tokens)
+    if (computing := Computing(train.precision, train.compile)) != PLAIN:
+        recipe = replace(recipe, computing=computing)
     return _accepting(recipe, sync)
 
 

@@ -9,11 +9,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
+from functools import lru_cache
 from socket import socket
 
 from atoll.base.errors import NetworkError, PeerFault, RefusedError, UsageError
 from atoll.base.ids import PeerId
-from atoll.base.limits import ADDRESSES_MAX
+from atoll.base.limits import ADDRESSES_MAX, PEERS_MAX
 from atoll.host.tcp import connect
 from atoll.wire.libp2p.multiaddr import Endpoint, endpoint
 
@@ -68,7 +69,8 @@ async def dial_any(
 # ---- addresses ---------------------------------------------------------------------------------------------
 
 
-def endpoints_of(peer: PeerId, addresses: Sequence[str]) -> tuple[Endpoint, ...]:
+@lru_cache(maxsize=PEERS_MAX)  # a round asks for those of every member, and they hardly ever change
+def endpoints_of(peer: PeerId, addresses: tuple[str, ...]) -> tuple[Endpoint, ...]:
     """Those of a peer's addresses that we can dial and that are not somebody else's."""
     found: list[Endpoint] = []
     for address in addresses[:ADDRESSES_MAX]:

@@ -135,7 +135,7 @@ class Driver:
         self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
         self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
         self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None  # this disk takes no more
-        self.listeners: list[Callable[[Fact], None]] = [self._record, self._react_to_fact, on_fact]
+        self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
         self._carriage = Carriage()
         self.stopped = asyncio.Event()
         self._round_closed = asyncio.Event()
@@ -475,14 +475,18 @@ class Driver:
 
     # ---- facts ---------------------------------------------------------------------------------------------
 
+    def _wake(self, fact: Fact) -> None:
+        """Whoever waits for the end of a round."""
+        if isinstance(fact, RoundClosed):
+            self._round_closed.set()
+            self._round_closed = asyncio.Event()
+
     def _record(self, fact: Fact) -> None:
         entry = entry_of(fact, self.clock.now())
         if entry is None:
             return
         if isinstance(fact, RoundClosed):
             entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
-            self._round_closed.set()
-            self._round_closed = asyncio.Event()
         elif isinstance(fact, AttemptFailed | Suspected) and (why := self.paused()) is not None:
             entry |= {"paused": why}
         elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:

@@ -24,17 +24,19 @@ from contextlib import contextmanager, suppress
 from itertools import accumulate
 from operator import index
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 from torch import Tensor, strided
 
-from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.errors import UNREADABLE, AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX, MIB, PEERS_MAX, PIECES_MAX
-from atoll.base.machine import Event, Fact, Received
+from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.host import driver
+from atoll.host.group_feedback import ErrorFeedback
 from atoll.host.group_island import (
+    GATHERED,
     PART_VALUES,
     Call,
     Cuts,
@@ -49,8 +51,8 @@ from atoll.host.group_trust import Checked, distrusting
 from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.store import in_use
-from atoll.learn.codec import codec_named
-from atoll.node.facts import MembershipChanged, OtherSize, RoundBegan, RoundClosed
+from atoll.learn.codec import Known, codec_named
+from atoll.node.facts import MembershipChanged, OtherCall, RoundBegan, RoundClosed
 from atoll.node.peer import CaughtUp, GenesisKnown, Refused
 from atoll.node.settings import RunSettings
 from atoll.node.topology import TOPOLOGIES
@@ -60,19 +62,21 @@ from atoll.policy.trust import StatisticName
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed
-from atoll.wire.messages.statements import Answered, Join, Ready, Signed
+from atoll.wire.messages.statements import Answered, Join, Leave, Ready, Signed
 from atoll.wire.messages.vertex import Member, Standing
 
 T = TypeVar("T")
 _mine: set[Path] = set()  # folders of this process: to look at its own locks would let go of them
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+RATE_MAX = 2**40  # bytes per second: no link is faster
 WEIGHT_MAX = 2**31 - 1  # samples behind one call; the sum over all members fits a signed 64-bit integer
 FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
 SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that nobody holds more than this twice
 STATE = b"atoll/group/1"  # a group begins with nothing: its members bring their tensors with them
 FOLDERS = "atoll-group-"
 ABANDONED_S = 60.0  # a younger folder may be that of a member that has not taken its lock yet
-MAKES_ROOM = "it makes room for a newcomer"
+GIVES_WAY = "members come or go"  # why a member passes a round that nobody but they needs; all say it in one word
+FAREWELL_S = 10.0  # for the others to agree that this member is gone, where they need its vote for that
 VERTICES_KEPT = 64  # for members that were away
 MEET_S = 120.0  # for all founding peers to be there
 
@@ -121,16 +125,26 @@ class Group:
         *,
         weight: int = 1,
         codec: str | None = None,
+        error_feedback: ErrorFeedback | None = None,
         timeout_s: Seconds | None = None,
     ) -> Reduced:
-        """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time.
+        """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
+        too few members to agree on anything have been here for the group's `timeout_s`.
 
-        `codec` (default: the group's) must be the same at all members; see specs/codecs.md.
+        `codec` (default: the group's) must be the same at all members, or all are told; see specs/codecs.md.
+        `error_feedback` keeps what the codec leaves out of these tensors and sends it with the next call that names
+        it. The way back is not in it: a lossy `way_back` loses of every mean again, unless both ways are `randk`.
         """
-        return self.all_reduce_async(tensors, weight=weight, codec=codec).wait(timeout_s)
+        work = self.all_reduce_async(tensors, weight=weight, codec=codec, error_feedback=error_feedback)
+        return work.wait(timeout_s)
 
     def all_reduce_async(
-        self, tensors: Tensor | Sequence[Tensor], *, weight: int = 1, codec: str | None = None
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        *,
+        weight: int = 1,
+        codec: str | None = None,
+        error_feedback: ErrorFeedback | None = None,
     ) -> Work:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
         self._check_open()
@@ -141,15 +155,21 @@ class Group:
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         for tensor in given:
             _check_tensor(tensor)
+        if not any(tensor.numel() for tensor in given):  # there is no part that anybody could own or wait for
+            fix = "give at least one value; whoever has nothing to add gives zeros, as many as the others"
+            raise UsageError("E-RED-02", "no value that a mean could be taken of", fix=fix)
+        owed_N = error_feedback.owed(given) if error_feedback is not None else None
         flat_N = fused(given)
         step = SLICE_BYTES // flat_N.element_size()
-        slices = [flat_N[at : at + step] for at in range(0, max(1, len(flat_N)), step)]
-        calls = [Call(piece, weight, codec_name) for piece in slices]
+        slices = [slice(at, at + step) for at in range(0, len(flat_N), step)]
+        owed = [None if owed_N is None else owed_N[piece] for piece in slices]
+        calls = [Call(flat_N[s], weight, codec_name, o) for s, o in zip(slices, owed, strict=True)]
         self._loop.call_soon_threadsafe(self._host.call, calls)
         return Work(self, given, flat_N, calls)
 
     def close(self) -> None:
-        """Say farewell and end. Harmless the second time; also done when Python exits."""
+        """Say farewell and end, once the others can agree without this member. Harmless the second time; also done
+        when Python exits."""
         if self._closed:
             return
         self._closed = True
@@ -224,25 +244,35 @@ def found(
     name: str = "",
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
+    upload_bytes_s: int = 0,
 ) -> Group:
     """A new group with this process as its first member; the first all-reduce begins when `peers` are there.
 
     `topology` "auto" is a hierarchy if names say that members are in several places: "eu/ada" is near "eu/bob" and
     far from "us/cleo"; else what is cheapest on the links that members have measured and agreed on so far. It is
     the group's, since all members must have the same plan.
-    `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. A member whose
+    `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. With `randk` both
+    ways a mean has other places in every call and is zero elsewhere, for `ErrorFeedback`. With
+    `way_back="gathered"` all get all rows, or their mean in fp32 where that is shorter, so that nothing is lost a
+    second time: as many bytes back as all members sent, and no topology that makes sums on the way. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone; one
-    that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`, or,
-    where members trust each other, after as long as three such calls take at 2 Mbit/s.
+    that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`, or
+    after as long as three such calls take at 2 Mbit/s; where members may lie, no longer than four times what all
+    but a third of them took.
     `trust` "community" or "open" is for members of whom up to a third may lie: rows are combined by `statistic`
     (docs/config.md), owners are spot-checked or watch each other (specs/trust.md, specs/openings.md).
+    `upload_bytes_s` is the most that this member sends, 0: no cap.
     Raises UsageError for settings that cannot be.
     """
-    for named in (codec, way_back or codec):
-        _codec_name(named)
     if topology not in TOPOLOGIES:
         raise UsageError("E-RED-08", f"no topology {topology}", fix=f"choose one of {', '.join(TOPOLOGIES)}")
+    codec = _codec_name(codec)
+    if way_back == GATHERED:
+        topology = _for_rows(topology, trust)
+    elif way_back:
+        way_back = _codec_name(way_back)
     peers = _whole("peers", peers, PEERS_MAX, "say how many members there are when the first all-reduce begins")
+    upload_bytes_s = _cap(upload_bytes_s)
     terms = GroupTerms(codec, way_back, timeout_s)
     rounds = RoundSettings(
         inner_steps=1,
@@ -265,7 +295,7 @@ def found(
     with_room(settings)
 
     async def opening() -> tuple[GroupHost, str]:
-        founded, where = Founded(settings, STATE), Listening(listen, announce)
+        founded, where = Founded(settings, STATE), Listening(listen, announce, upload_bytes_s)
         invitation = Invitation(uses=PEERS_MAX)  # members of a group come and go
         with _folder() as folder:
             host, ticket = await found_run(folder, founded, name, where, invitation, GroupHost, durable=False)
@@ -282,17 +312,22 @@ def join(
     via: tuple[str, ...] = (),
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
+    upload_bytes_s: int = 0,
+    client: bool = False,
 ) -> Group:
     """Take a seat in the ticket's group; returns when its members have let this one in.
 
     `via` are addresses of other members (`group.addresses`), for when whoever issued the ticket is gone.
+    `client`: nobody can dial this member, so it only dials out, counts in means, owns no part and has no vote.
+    `upload_bytes_s` is the most that it sends, 0: no cap.
     Raises the ticket's own error, or NetworkError if nobody lets it in for two minutes.
     """
+    upload_bytes_s = _cap(upload_bytes_s)
 
     async def opening() -> tuple[GroupHost, str]:
-        where = Listening(listen, announce)
+        where, role = Listening(listen, announce, upload_bytes_s), "client" if client else "trainer"
         with _folder() as folder:
-            host = await join_run(folder, ticket, "trainer", name, where, GroupHost, durable=False)
+            host = await join_run(folder, ticket, role, name, where, GroupHost, durable=False)
         host.bootstrap += tuple((address, None) for address in via)
         host.start()
         try:
@@ -314,11 +349,12 @@ class GroupHost(driver.Driver):
     def __init__(self, seat: driver.Seat) -> None:
         super().__init__(seat, GroupIsland(seat.store))
         self.follow, self.named = self.island.follow, self.island.named
-        self.listeners = [self._react_to_fact]  # no record: nobody plots a group
+        self.listeners = [self._wake, self._react_to_fact]  # no record: nobody plots a group
         self.on_broken, self.on_entry = self._broke, self._note
         self._unreachable = ""  # the last address of the ticket's that was dialled in vain
         self._refused: AtollError | None = None
         self._had_place = False
+        self._lost_since = self.clock.now()  # a quorum; or the last time that there was one
         self._news = asyncio.Event()
 
     async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
@@ -337,12 +373,14 @@ class GroupHost(driver.Driver):
         match event:
             case Received(message=Committed()) if round is not None:
                 commits = [commit for commit, _ in round.commits.get(round.attempt, Commits()).of.values()]
-                if any(commit.why == MAKES_ROOM for commit in commits):
-                    self.island.passes(MAKES_ROOM)
+                if any(commit.why == GIVES_WAY for commit in commits):
+                    self.island.passes(GIVES_WAY)
                 elif commits:
                     self.island.others_wait()
             case Received(message=MemberReport()):
-                self._make_room()
+                self._give_way()
+            case TimerFired("beat"):
+                self._tell_if_quorum_is_lost()
             case _:
                 pass
 
@@ -356,20 +394,24 @@ class GroupHost(driver.Driver):
         fix = "report it with the lines above; close this group and join again"
         self.island.ousted(RunFailedError("E-INT-01", text, cause="a defect", fix=fix))
 
-    def _make_room(self) -> None:
-        """An idle group lets newcomers in: whose user has not called passes, and calls that came are done again."""
+    def _give_way(self) -> None:
+        """An idle group lets members in and out: whose user has not called passes, and calls that came are done
+        again."""
         round, pool = self.machine.round, self.machine.pool
         if round is None or pool is None or not round.trains or self._closing:
             return
-        if _newcomers(round.plan.members) or _lets_in(pool.chosen()):
-            self.island.passes(MAKES_ROOM)
+        reports = pool.chosen()
+        if _newcomers(round.plan.members) or _lets_in(reports) or _leaving(reports):
+            self.island.passes(GIVES_WAY)
+
+    def _hurry(self) -> None:
+        self._give_way()
 
     async def members(self) -> tuple[PeerId, ...]:
-        history = self.machine.history
-        return tuple(m.peer for m in history.head_body.members if m.votes) if history is not None else ()
+        return self._members()
 
     async def meet(self, count: int, timeout_s: Seconds) -> None:
-        await self._until(lambda: self._voters() >= count, timeout_s, f"{count} members are here")
+        await self._until(lambda: len(self._members()) >= count, timeout_s, f"{count} members are here")
 
     async def seated(self, timeout_s: Seconds) -> None:
         """Until the others let me in and I hold what they agreed on."""
@@ -382,11 +424,10 @@ class GroupHost(driver.Driver):
         if round is None:
             return "this member is still catching up with the group"
         names = names_of((m.peer, m.name) for m in round.plan.members)
-        silent = [names[p] for p in round.plan.voters if p != self.me and self.machine.heartbeat.gone(p)]
         if round.assembling:
             return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
-        if len(silent) > round.plan.tolerated:
-            return f"too few members are left to agree: {', '.join(silent)} cannot be heard"
+        if lost := self._quorum_lost():
+            return lost
         awaited = [names[p] for p in round.awaited if p != self.me and not self.machine.heartbeat.gone(p)]
         if awaited:
             return f"these members have not called yet: {', '.join(awaited)}"
@@ -398,7 +439,9 @@ class GroupHost(driver.Driver):
         return (topology.name, round.ground.why) if round is not None and topology is not None else ("", "")
 
     async def stop(self, why: str = "the group was closed", farewell: bool = True) -> None:
-        await super().stop(why, farewell)
+        if farewell and not self._closing:
+            await self.leave(why, FAREWELL_S)
+        await super().stop(why, farewell=False)
         _clear(self.folder)
 
     def _react_to_fact(self, fact: Fact) -> None:
@@ -406,21 +449,22 @@ class GroupHost(driver.Driver):
             case GenesisKnown():
                 self._learn_terms(fact.settings)
             case RoundBegan():
-                asyncio.get_running_loop().call_soon(self._make_room)
+                asyncio.get_running_loop().call_soon(self._give_way)
             case RoundClosed():
                 self.store.keep([(f"vertex/{fact.round - VERTICES_KEPT}", None)])
                 if fact.body.parts:
                     assert self.machine.history is not None
                     before = self.machine.history.bodies.get(fact.round - 1)
                     lets_in = _lets_in(fact.body.reports) or (before is not None and _newcomers(before.members))
-                    again = bool(fact.missing) and lets_in
+                    left = _leaving(fact.body.reports)
+                    again = bool(set(fact.missing) - left) and (lets_in or bool(left))
                     self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)), again)
             case CaughtUp(round=round):
                 self.island.missed(round, _left_behind())
             case MembershipChanged():
                 self._look_at_my_place()
-            case OtherSize():
-                self.island.fails(fact.round, self._other_size(fact))
+            case OtherCall():
+                self.island.fails(fact.round, self._other_call(fact))
             case Refused():
                 self._refused = RefusedError(fact.code, fact.what, fix=fact.fix)
             case _:
@@ -443,7 +487,7 @@ class GroupHost(driver.Driver):
     def _learn_terms(self, settings: RunSettings) -> None:
         try:
             self.island.terms = msgspec.msgpack.decode(settings.learning, type=GroupTerms)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             self._refused = UsageError(
                 "E-RED-12",
                 "this ticket is not of a group",
@@ -459,12 +503,21 @@ class GroupHost(driver.Driver):
                 driver.Driver.hash_on_loop_bytes
             )  # these names take longer than a thread's start
 
-    def _other_size(self, fact: OtherSize) -> AtollError:
+    def _other_call(self, fact: OtherCall) -> AtollError:
         assert self.machine.history is not None
         names = names_of((m.peer, m.name) for m in self.machine.history.head_body.members)
+        other = names.get(fact.peer, fact.peer)
+        if fact.asked != fact.my_asked:
+            own = f"the group's codec={self.island.terms.codec}"
+            return RunFailedError(
+                "E-RED-10",
+                f"{other} called with {fact.asked or own}, this member with {fact.my_asked or own}",
+                cause="members ask for one all-reduce in different ways",
+                fix="pass the same codec= at all members, or leave it out; this call changed nothing",
+            )
         return RunFailedError(
             "E-RED-09",
-            f"{names.get(fact.peer, fact.peer)} called with {fact.values:,} values, this member with {fact.mine:,}",
+            f"{other} called with {fact.values:,} values, this member with {fact.my_values:,}",
             cause="members do not make the same calls in the same order, or their tensors differ in size",
             fix="call all_reduce with tensors of the same sizes at all members; this call changed nothing",
         )
@@ -489,6 +542,38 @@ class GroupHost(driver.Driver):
         history = self.machine.history
         members = history.head_body.members if history is not None else ()
         return self.machine.round is not None and any(m.peer == self.me and m.standing == "member" for m in members)
+
+    def _members(self) -> tuple[PeerId, ...]:
+        history = self.machine.history
+        return tuple(m.peer for m in history.head_body.members if m.trains) if history is not None else ()
+
+    def _quorum_lost(self) -> str:
+        """Who is not here, if nothing can be agreed on without them; else nothing."""
+        round = self.machine.round
+        if round is None:
+            return ""
+        left = self._gone_for_good()
+        silent = [p for p in round.plan.voters if p != self.me and p not in left and self.machine.heartbeat.gone(p)]
+        if len(silent) + len(left) <= round.plan.tolerated:
+            return ""
+        names = names_of((m.peer, m.name) for m in round.plan.members)
+        told = [(silent, "cannot be heard"), (left, "left")]
+        who = "; ".join(f"{', '.join(names[p] for p in peers)} {what}" for peers, what in told if peers)
+        return f"too few members are left to agree: {who}"
+
+    def _tell_if_quorum_is_lost(self) -> None:
+        """Those who would have to agree may never come back: calls wait for that as long as for a user."""
+        lost, now = self._quorum_lost(), self.clock.now()
+        if not lost:
+            self._lost_since = now
+        elif self.island.calls and now - self._lost_since >= self.island.terms.timeout_s:
+            self.island.ousted(_quorum_is_lost(lost))
+
+    def _gone_for_good(self) -> list[PeerId]:
+        """Voters that said farewell, and whose vertex is not there yet."""
+        round, pool = self.machine.round, self.machine.pool
+        said = _leaving(pool.chosen()) if pool is not None else set[PeerId]()
+        return [p for p in round.plan.voters if p in said] if round is not None else []
 
     def _voters(self) -> int:
         history = self.machine.history
@@ -527,6 +612,11 @@ def _whole(what: str, value: object, most: int, fix: str) -> int:
     return number
 
 
+def _cap(upload_bytes_s: object) -> int:
+    none = upload_bytes_s == 0
+    return 0 if none else _whole("upload_bytes_s", upload_bytes_s, RATE_MAX, "say how many bytes per second")
+
+
 def _check_tensor(tensor: Tensor) -> None:
     """UsageError for what a mean cannot be taken of, or not be written back to, before the others hear of it."""
     fix = "reduce floating-point tensors"
@@ -543,11 +633,30 @@ def _check_tensor(tensor: Tensor) -> None:
 def _codec_name(name: str) -> str:
     """The full name of a codec that a group can use. UsageError for others."""
     try:
-        return codec_named(name).name
+        return codec_named(name, Known(seed=b"any")).name
     except ValueError as why:
         raise UsageError(
             "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"
         ) from None
+
+
+def _for_rows(topology: str, trust: str) -> Literal["butterfly", "star"]:
+    """The topology of a group whose members get each other's rows. UsageError where they would not."""
+    if trust != "private":
+        raise UsageError(
+            "E-RED-14",
+            f'way_back = "{GATHERED}" with trust = "{trust}"',
+            cause="owners that hand rows on could not be checked yet",
+            fix='say way_back = "fp32", or trust = "private"',
+        )
+    if topology not in ("auto", "butterfly", "star"):
+        raise UsageError(
+            "E-RED-08",
+            f'way_back = "{GATHERED}" with topology = "{topology}"',
+            cause="its owners get sums that were made on the way, and no rows",
+            fix='say topology = "butterfly", or way_back = "fp32"',
+        )
+    return "star" if topology == "star" else "butterfly"
 
 
 def _left_behind() -> AtollError:
@@ -556,6 +665,15 @@ def _left_behind() -> AtollError:
         "the group agreed on this all-reduce, and its mean did not reach this member",
         cause="its links were too slow or broke for a while; its tensors are as they were",
         fix="go on with the next call; where tensors must be equal everywhere, take them from another member first",
+    )
+
+
+def _quorum_is_lost(who: str) -> AtollError:
+    return RunFailedError(
+        "E-RED-18",
+        who,
+        cause="their processes ended, or the network between is broken; this call changed nothing here",
+        fix="call again when they are back, or close this group and found a new one with those that are left",
     )
 
 
@@ -583,6 +701,11 @@ def _newcomers(members: Iterable[Member]) -> bool:
 def _lets_in(reports: Iterable[Signed]) -> bool:
     """True if one of them brings somebody in."""
     return any(isinstance(decode_statement(s.body, s.signer), Join | Ready) for s in reports)
+
+
+def _leaving(reports: Iterable[Signed]) -> set[PeerId]:
+    """Who says farewell in them."""
+    return {s.signer for s in reports if isinstance(decode_statement(s.body, s.signer), Leave)}
 
 
 def _reduced(fact: RoundClosed, cuts: Cuts) -> Reduced:

@@ -4,7 +4,7 @@ Stands where a trainer stands in a run that learns: a round "trains" when the us
 themselves, its state is the name of what was agreed. So an all-reduce is a round: agreed, elastic, encrypted.
 Promises: tensors of a call change only once its round is agreed, and then to the same bits at every member; a
 member whose user does not call for `timeout_s` while others wait passes, and says so.
-Never keeps tensors between calls, never writes them to disk.
+Never keeps tensors between calls (what error feedback owes is its caller's), never writes them to disk.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -30,7 +31,9 @@ from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.codec import Codec, codec_named, native
+from atoll.learn.answers import Answering
+from atoll.learn.codec import Codec, Known, codec_named, native, pack_spans
+from atoll.learn.codec.blocks import spans_of
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine
@@ -55,17 +58,19 @@ from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
 PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
 PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
+GATHERED = "gathered"  # a way back without a codec: answers are the rows themselves, and everybody combines them
 QUICK = Contribution | RowBytes | Answer | PartBytes  # messages whose payloads a private group names by XXH3
 STATES_KEPT = 4  # names of agreed states, for members that join while the next ones are agreed
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
 Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
+Agreed = tuple[Payload | None, bool]  # a part's answer, and whether what I sent is in it
 
 
 class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What genesis of a group fixes for its members. Strict, or a training run could be read as a group."""
 
     codec: str = "fp32"
-    way_back: str = ""  # codec of the combined parts; empty: the same one
+    way_back: str = ""  # codec of the combined parts; empty: the same one; or GATHERED
     timeout_s: Seconds = 60.0
 
 
@@ -93,8 +98,26 @@ class Call:
     flat_N: Tensor  # (N,) fp32 on the CPU
     weight: int
     codec: str
+    owed_N: Tensor | None = None  # (N,) what earlier calls left out, where this one feeds errors back
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     cuts: Cuts = ()
+    left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
+
+    def encoded(self, codec: Codec, lo: int, hi: int) -> Buffer:
+        x_N = self.flat_N[lo:hi]
+        if self.owed_N is None or self.left_N is None:
+            return codec.encode(x_N)
+        spans = (x_N[a:b] for a, b in spans_of(hi - lo))
+        return pack_spans(codec, spans, self.owed_N[lo:hi], 1.0, self.left_N[lo:hi])
+
+    def settle(self, lo: int, hi: int, counted: bool) -> None:
+        """A mean of these values was agreed on, with mine or without, and is about to be written over them."""
+        if self.owed_N is None or self.left_N is None:
+            return
+        if counted:
+            self.owed_N[lo:hi] = self.left_N[lo:hi]
+        else:
+            self.owed_N[lo:hi] += self.flat_N[lo:hi]
 
 
 class GroupIsland:
@@ -105,7 +128,7 @@ class GroupIsland:
         self.calls: deque[Call] = deque()
         self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
-        self._parts: tuple[Payload | None, ...] = ()  # of the round that was agreed last, until they are delivered
+        self._parts: tuple[Agreed, ...] = ()  # of the round that was agreed last, until they are delivered
         self._deliveries: set[asyncio.Future[None]] = set()
         self._states: deque[Digest] = deque(maxlen=STATES_KEPT)
         self._changed = asyncio.Event()  # there is a call, or it is time to pass
@@ -245,15 +268,18 @@ class GroupIsland:
             await self._changed.wait()
         if not self.calls:
             raise RunFailedError("E-RED-06", self._passes)
-        return Trained(1, self.calls[0].weight, 0.0, 0.0, len(self.calls[0].flat_N))
+        call = self.calls[0]
+        asked = f"codec={call.codec}" if call.codec != self.terms.codec else ""
+        return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), asked)
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
-        codec = self._codec(call.codec)
-        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, part_values(codec))
+        each = part_values(self._codec(call.codec, work.round, 0))
+        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
+        call.left_N = None if call.owed_N is None else torch.empty_like(call.owed_N)
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
-            payloads = tuple(self._encoded(codec, call.flat_N[lo:hi]) for lo, hi in call.cuts[:filled])
+            payloads = tuple(self._encoded(call, work.round, part) for part in range(filled))
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
@@ -276,8 +302,12 @@ class GroupIsland:
         """Sums made on the way travel as answers do, which is the finer codec."""
         assert self.current is not None
         _, call = self.current
-        up, down, name = self._codec(call.codec), self._way_back(call), xxhash.xxh3_128()
         rows = [(row.weight, row.payload.data) for row in work.rows]
+        if self.terms.way_back == GATHERED:
+            done = self._gathering(call, work.round, work.part).answer(rows)
+            return done, _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire)) if done.wire else None
+        up, down = self._codec(call.codec, work.round, work.part), self._way_back(call, work.round, work.part)
+        name = xxhash.xxh3_128()
         codecs = [down if row.handed else up for row in work.rows]
         done = combine(rows, values, codecs, down.showing(name.update), room=self.room)
         return done, _quickly_named(done.wire, name.digest()) if done.wire is not None else None
@@ -286,6 +316,8 @@ class GroupIsland:
         call = self._mine(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
+        if call.future.done():
+            raise RunFailedError("E-RED-06", "its call cannot succeed")
         lo, hi = call.cuts[work.part]
         return hi - lo
 
@@ -298,46 +330,63 @@ class GroupIsland:
         return Advanced(state)
 
     def _adopt(self, work: Adopt) -> None:
-        self._parts, self._agreed = self._agreed.get(work.state, ()), {}
+        answers, self._agreed = self._agreed.get(work.state, ()), {}
+        self._parts = tuple(zip(answers, work.counted or repeat(False), strict=False))
         self.store.drop_blobs({*self._states, work.state, *self._needed})
 
-    def _deliver(self, delivery: tuple[Call, tuple[Payload | None, ...], Reduced]) -> None:
+    def _deliver(self, delivery: tuple[Call, tuple[Agreed, ...], Reduced]) -> None:
         call, parts, done = delivery
         if call.future.done():
             return  # its user was told that it cannot succeed
         try:
-            codec = self._way_back(call)
-            for payload, (lo, hi) in zip(parts, call.cuts, strict=bool(parts)):
+            for part, ((payload, counted), (lo, hi)) in enumerate(zip(parts, call.cuts, strict=bool(parts))):
                 if payload is not None:
-                    codec.decode_into(payload.data, call.flat_N[lo:hi])
+                    call.settle(lo, hi, counted)
+                    self._decode(call, done.round, part, payload)
         except PeerFault as fault:
             why = RunFailedError(
-                "E-RED-10",
+                "E-RED-17",
                 f"the agreed mean does not decode: {fault.what}",
-                cause="another member made this call with another codec",
-                fix="pass the same codec= at all members, or leave it out",
+                cause="the member that answered for a part of it is broken, or lies",
+                fix="see that all members have the same version; go on with the next call",
             )
             call.future.set_exception(why)
         else:
+            call.left_N = None  # whoever keeps the result need not keep this
             call.future.set_result(done)
 
-    def _way_back(self, call: Call) -> Codec:
-        return self._codec(self.terms.way_back or call.codec)
+    def _decode(self, call: Call, round: int, part: int, answer: Payload) -> None:
+        lo, hi = call.cuts[part]
+        if self.terms.way_back == GATHERED:
+            call.flat_N[lo:hi] = self._gathering(call, round, part).read(answer.data).value_N
+        else:
+            self._way_back(call, round, part).decode_into(answer.data, call.flat_N[lo:hi])
+
+    def _gathering(self, call: Call, round: int, part: int) -> Answering:
+        """Of a part that is one tensor, and nobody asks how much the rows agree."""
+        lo, hi = call.cuts[part]
+        return Answering(self._codec(call.codec, round, part), None, "mean", False, (hi - lo,))
+
+    def _way_back(self, call: Call, round: int, part: int) -> Codec:
+        return self._codec(self.terms.way_back or call.codec, round, part)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
-    def _codec(self, name: str) -> Codec:
+    def _codec(self, name: str, round: int, part: int) -> Codec:
         """Where members trust each other nobody looks for numbers that are none."""
-        return TRUSTED_FP32 if name == "fp32" and self.checked is None else codec_named(name)
+        if name == "fp32" and self.checked is None:
+            return TRUSTED_FP32
+        return codec_named(name, Known(seed=seed_of(round, part)))
 
-    def _encoded(self, codec: Codec, x: Tensor) -> Payload:
+    def _encoded(self, call: Call, round: int, part: int) -> Payload:
+        codec, (lo, hi) = self._codec(call.codec, round, part), call.cuts[part]
         if self.checked is not None:
-            wire = codec.encode(x)
-            if np.may_share_memory(np.frombuffer(wire, np.uint8), x.numpy()):
-                wire = copied(wire, self.room)  # the mean is written over `x` before rows are shown
+            wire = call.encoded(codec, lo, hi)
+            if np.may_share_memory(np.frombuffer(wire, np.uint8), call.flat_N.numpy()):
+                wire = copied(wire, self.room)  # the mean is written over the tensor before rows are shown
             return self.checked.payload(wire, answer=False)
         name = xxhash.xxh3_128()
-        wire = codec.showing(name.update).encode(x)
+        wire = call.encoded(codec.showing(name.update), lo, hi)
         return _quickly_named(wire, name.digest())
 
     @property
@@ -368,6 +417,11 @@ def copied(wire: Buffer, room: Callable[[int], Buffer]) -> Buffer:
     copy = memoryview(room(len(data)))
     copy[:] = data
     return copy
+
+
+def seed_of(round: int, part: int) -> bytes:
+    """Of `randk`: what all members of a round know, however they came to it. Known beforehand, also to liars."""
+    return digest(b"atoll/group/seed/1" + round.to_bytes(8, "big") + part.to_bytes(4, "big"))
 
 
 def part_values(codec: Codec) -> int:

@@ -62,6 +62,13 @@ def distrusting(
             f'trust = "{trust}" with statistic = "{statistic}" withstands nobody among {peers} peers',
             fix=f"say peers = {least} or more",
         )
+    if "randk" in f"{up} {down}":
+        raise UsageError(
+            "E-RED-14",
+            f'codec or way_back = "randk" with trust = "{trust}"',
+            cause="its places follow from the number of the call, which liars know beforehand",
+            fix='say codec = "topk:0.1+int8" with trust = "open", or trust = "private"',
+        )
     rounds = replace(settings.round, quorum="two-thirds")
     more: dict[str, object] = {"round": rounds, "statistic": statistic, "tolerance": TOLERANCE}
     if trust == "open":

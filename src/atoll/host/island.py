@@ -47,6 +47,8 @@ from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import remembers
 from atoll.learn.data import position_after
 from atoll.learn.kept import Kept
+from atoll.learn.moments import as_bytes, inherited
+from atoll.learn.outer import Moments
 from atoll.learn.state import SharedState, export_model, gone_back
 from atoll.learn.update import Common
 from atoll.node.config.sections import Keep
@@ -299,7 +301,7 @@ class Island:
 
     def _encode(self, work: Encode) -> Encoded:
         mine, common = self.mine, self._common(work.round)
-        x_F = self.trainer.read_x()
+        x_F = self.live.handed(self._learning, common.state)
         if self.paired is not None:
             whole = Encode(work.round, (1,))
             update, _ = mine.encode(whole, self._learning, common, x_F, self.live.steps_since, self.live.members)
@@ -374,7 +376,7 @@ class Island:
         elif self.tended.ready:
             async with self.tended.turn:
                 before, after, sent, _ = await self._follow(work, after)
-                await self.live.merge(self._learning.recipe, before, after, sent)
+                await self.live.merge(self._learning, before, after, sent)
         else:  # it is starting, or gone: it will begin from the head, whichever that is by then
             await self._follow(work, after)
         self.agreed.name, self.agreed.vertex = work.state, work.vertex
@@ -439,7 +441,7 @@ class Island:
             private = NOTHING
         self.agreed.name, self.agreed.round = work.state, work.round
         self._begin_afresh(state, kept)
-        self.mine.memory_F, self.live.inner = private.memory_F, private.inner
+        self.mine.memory_F, self.live.inner = private.memory_F, private.inner or self._inherited(state)
         self.away.held, self.agreed.vertex = self.away.held or private.late, work.vertex
         if self.auditing is not None:
             self.auditing.remember(private.claim)
@@ -458,10 +460,14 @@ class Island:
         """From this state with nothing of my own but `kept`, like a newcomer: my steps, feedback and moments led
         elsewhere."""
         self.mine.begin_afresh(self._learning, state, kept)
-        self.live.inner = b""
+        self.live.inner = self._inherited(state)
         self.owing.forget()
         self.tended.ready = False
         self.agreed.head = state  # last: a trainer that is starting looks at it, and then writes all of the above
+
+    def _inherited(self, state: SharedState) -> bytes:
+        """The moments that whoever has none begins with."""
+        return as_bytes(inherited(state)) if isinstance(self._learning.recipe.outer, Moments) else b""
 
     def _find(self, name: Digest) -> SharedState | None:
         return self.shelf.find(name, self._learning.layout)

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from atoll.base.effort import Effort
-from atoll.base.errors import PeerFault, UsageError
+from atoll.base.errors import UNREADABLE, PeerFault, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PART_BYTES_MAX, PARTS_MAX
 from atoll.learn.answers import remembers, says_more
@@ -24,12 +24,12 @@ from atoll.learn.data.records import COLUMN
 from atoll.learn.data.tokens import vocabulary_of
 from atoll.learn.inner import Accumulate
 from atoll.learn.layout import Layout, layout_of
-from atoll.learn.models import build_model, misfit, spec_of, tokens_misfit
+from atoll.learn.models import build_model, misfit, tokens_misfit, travelling
 from atoll.learn.models.weights import load_weights
 from atoll.learn.opening import Cut, unopened
 from atoll.learn.outer import momentum_of
-from atoll.learn.recipes import Recipe, closing, sample_problem, swarm_problem
-from atoll.learn.schedule import fragments_of, turn_of
+from atoll.learn.recipes import Recipe, check_recipe, closing, sample_problem, swarm_problem
+from atoll.learn.schedule import fragments_of, longest_turn, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
 from atoll.learn.update import Common
@@ -72,8 +72,11 @@ class Learning(msgspec.Struct, frozen=True):
 def decode_learning(settings: RunSettings) -> Learning:
     try:
         learning = msgspec.msgpack.decode(settings.learning, type=Learning)
-    except msgspec.DecodeError as why:
+        check_recipe(_ending(learning.recipe))
+    except UNREADABLE as why:
         raise PeerFault("", f"this run learns nothing that this version can read: {why}") from None
+    except ValueError as why:
+        raise PeerFault("", f"this run's recipe is none: {why}") from None
     if problem := swarm_problem(learning.recipe):
         raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
     if learning.recipe.schedule.epochs is not UNSET and learning.data != ATTACHED:
@@ -108,6 +111,14 @@ def decode_learning(settings: RunSettings) -> Learning:
     return learning
 
 
+def _ending(recipe: Recipe) -> Recipe:
+    """The same, where a loop of somebody's own goes on without end."""
+    schedule = recipe.schedule
+    if recipe.model != ATTACHED or schedule.rounds:
+        return recipe
+    return msgspec.structs.replace(recipe, schedule=msgspec.structs.replace(schedule, rounds=1))
+
+
 UNMEASURED = "adapters train beside a base, and how far honest machines differ in them was never measured"
 
 
@@ -139,7 +150,7 @@ def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
         return "trainers run on for a whole round before they know what the next one asks for"
     if changing and schedule.overlap and effort.steps_min <= schedule.overlap:
         return f"an overlap of {schedule.overlap} steps needs rounds of more (train.inner_steps_min)"
-    if growing and schedule.overlap:
+    if growing and recipe.hidden_steps:
         return "steps that are taken ahead have the batch of the round before"
     if growing and recipe.reducer.quorum:
         return "steps that a round went on without have the batch of the round before"
@@ -152,6 +163,8 @@ def apart_problem(recipe: Recipe) -> str:
         return "rounds carry fragments in turn, and late work is of the whole model"
     if recipe.own_anchors:
         return "members have anchors of their own, which go on by themselves"
+    if any(recipe.schedule.moments):
+        return "members' moments are averaged, and late work has none"
     if recipe.merge not in ("replace", "delta"):
         return "members keep a share of their own parameters, in which late work would be for a second time"
     if isinstance(recipe.inner, Accumulate):
@@ -255,12 +268,9 @@ def built_in(
     model = build_model(recipe.model, recipe.seed)
     if weights:
         load_weights(model, recipe.model, Path(weights))
-    layout, base = _exchanged(model, only or ADAPTER_NAMES if spec_of(recipe.model).numbers.get("lora") else only)
+    layout, base = _exchanged(model, travelling(recipe.model, only))
     state = state_bytes(initial_state(model, layout), layout)
     return Beginning(recipe, layout, state, data, data_blob(loaded), watched, tokenizer, base)
-
-
-ADAPTER_NAMES = ("*.lora_*",)
 
 
 def _exchanged(model: nn.Module, only: Sequence[str]) -> tuple[Layout, bytes]:
@@ -398,7 +408,8 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             "E-RUN-16",
             f"rounds of this run cannot be audited: {problem}",
             cause="run.audit_rate asks for audits, and an audit takes steps again on another machine",
-            fix="write run.audit_rate = 0, or choose a gpt or llama model and the recipe diloco without overlap",
+            fix="write run.audit_rate = 0, or choose a gpt or llama model and the recipe diloco without overlap, "
+            'train.precision = "fp32" and train.compile = false',
         )
     if settings.scored_share and (problem := scoring_problem(beginning.recipe)):
         raise UsageError(
@@ -434,7 +445,7 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
     base = state_hash(beginning.base) if beginning.base else UNSET
     blob = state_hash(beginning.blob)
     learning = Learning(beginning.recipe, beginning.data, blob, layout, canary, tokenizer, base)
-    largest = 4 * layout.floats  # fp32: no codec makes an update larger
+    largest = 4 * longest_turn(beginning.recipe.schedule, layout)  # fp32: no codec makes an update larger
     if settings.paired:
         largest = row_bytes_most(layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)

@@ -563,6 +563,7 @@ class Links:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.memory.sweep()
+            self._boxes.sweep()
             for link in self._links.values():
                 link.bulk.sweep(self._loop.time())
 

@@ -11,9 +11,10 @@ a step is counted once. Never decides what the head is, nor what of a round was 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -26,15 +27,21 @@ from atoll.host.learning import Learning
 from atoll.host.mine import Mine, gathers
 from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
+from atoll.host.trainer.words import Taken
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import Room
 from atoll.learn.data import cursor_after
 from atoll.learn.eager import Own
 from atoll.learn.horizon import position_of
-from atoll.learn.merge import Merge, where_moved
+from atoll.learn.inner import inner_from_bytes
+from atoll.learn.merge import where_moved
+from atoll.learn.moments import behind, taken_in
 from atoll.learn.recipes import Recipe
+from atoll.learn.schedule import moments_due
 from atoll.learn.state import SharedState
 from atoll.node.jobs import Train, TrainApart, Trained
+
+log = logging.getLogger(__name__)
 
 
 class Live:
@@ -42,6 +49,7 @@ class Live:
 
     def __init__(self, tended: Tended, away: Away, mine: Mine, agreed: Agreed, room: Room) -> None:
         self.inner: Buffer = b""  # moments, as they go into the private file
+        self._moments: Buffer = b""  # as they were handed over, where they are averaged
         self.members = 1  # whose updates make the mean of this round
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self._samples_since = 0  # that they learned from
@@ -85,7 +93,7 @@ class Live:
                 if work.limit_s is not None:
                     until = min(until, time.monotonic() + work.limit_s)
                 assert agreed.head is not None
-                schedule, self.members = learning.recipe.schedule, work.shards
+                recipe, self.members = learning.recipe, work.shards
                 more: dict[str, Any] = {"batch": work.batch} if work.batch else {}
                 if auditing is not None:
                     held = tuple(sorted(auditing.showing))
@@ -97,11 +105,15 @@ class Live:
                     shards=work.shards,
                     global_step=position_of(learning.recipe, agreed.head),
                     until=until,
-                    ahead=schedule.overlap if self._mine.own is None else schedule.inner_steps,
+                    ahead=recipe.hidden_steps if self._mine.own is None else recipe.schedule.inner_steps,
                     **more,
                 )
+                if done.notice:
+                    log.warning("the trainer: %s", done.notice)
                 if auditing is not None:
                     auditing.taken = done
+                if moments_due(recipe.schedule, agreed.head.round):
+                    self._moments = await self._trainer.inner_state()
             except TrainerFailed as failed:
                 await self._tended.failed()
                 raise failed
@@ -115,6 +127,13 @@ class Live:
             self._samples_since += done.samples
             self._step_s = done.seconds / done.steps
         return Trained(self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s)
+
+    def handed(self, learning: Learning, head: SharedState) -> Tensor:
+        """What my steps of the round after this head came to, (N,): x, and behind it moments that are due."""
+        x_F, (_, hi) = self._trainer.read_x(), learning.turn(head)
+        if hi <= len(x_F):
+            return x_F
+        return behind(x_F, inner_from_bytes(self._moments, learning.layout.parameters), hi)
 
     async def train_apart(
         self, work: TrainApart, learning: Learning, keep: Callable[[Digest], Awaitable[None]]
@@ -154,18 +173,18 @@ class Live:
 
     def _wanders(self, recipe: Recipe) -> bool:
         """Live parameters do not begin every round from the head's."""
-        schedule = recipe.schedule
         if recipe.merge not in ("replace", "delta"):  # members keep a share of their own
             return True
-        return schedule.overlap > 0 or schedule.fragments > 1 or self._mine.own is not None
+        return recipe.hidden_steps > 0 or recipe.schedule.fragments > 1 or self._mine.own is not None
 
     def shown(self, recipe: Recipe) -> Tensor | None:
         """The head's parameters (F,), where live ones may be others."""
         others, head = self._wanders(recipe) or self._away.base_F is not None, self._agreed.head
         return head.anchor_F if others and head is not None else None
 
-    async def merge(self, recipe: Recipe, before: SharedState | None, after: SharedState, sent: bool) -> None:
+    async def merge(self, learning: Learning, before: SharedState | None, after: SharedState, sent: bool) -> None:
         """x becomes the new anchor; `sent` says whether an update of mine was encoded. The caller has the turn."""
+        recipe = learning.recipe
         if sent or gathers(recipe):  # a gradient that comes too late is one of another anchor
             self._count_anew()
         if not self._tended.ready or (before is not None and before.anchor_F is after.anchor_F):
@@ -178,6 +197,9 @@ class Live:
                 await self._trainer.write_x(after.anchor_F)
             if not gathers(recipe):  # else it remembers nothing
                 self.inner = await self._trainer.inner_state(self._room)
+            if before is not None and (due := moments_due(recipe.schedule, before.round)):
+                self.inner = taken_in(self.inner, after, due)
+                await self._trainer.set_inner_state(self.inner)
         except TrainerFailed:
             await self._tended.failed()
 
@@ -206,27 +228,31 @@ class Live:
     ) -> None:
         """The same as `merge` while x goes its own way: between two steps, for which the next round does not wait.
 
-        Where nothing of mine was encoded, all my own steps stay on top of the new anchor: what moved is added.
+        Where nothing of mine was encoded, all my own steps stay on top of the new anchor: what moved is added. Of
+        gradients none stays: that of this round comes too late, and those of later ones begin anew.
         `by_F` is what my own anchor moved by, where I have one.
         """
-        if sent:
+        sums = gathers(learning.recipe)
+        if sent or sums:
             self._count_anew()
         if before is None or before.anchor_F is after.anchor_F:
             return
         lo, hi = learning.turn(before)
-        how: Merge | Literal["shift"] = "shift"
+        how: Taken = "shift"
         if self._mine.own is not None:
             value_N = by_F
         elif learning.recipe.merge == "swap":  # also if I sent nothing: what all have agreed on is not mine to keep
             value_N, how = where_moved(before.anchor_F[lo:hi], after.anchor_F[lo:hi]), "swap"
+        elif sums and not sent:
+            value_N, how = after.anchor_F, "afresh"
         elif sent:
             value_N, how = after.anchor_F[lo:hi], learning.recipe.merge
         else:
             value_N = after.anchor_F[lo:hi] - before.anchor_F[lo:hi]
-        self._merging = asyncio.create_task(self._merge_running(self._tended.lives, lo, value_N, how))
+        self._merging = asyncio.create_task(self._merge_running(self._tended.lives, lo, value_N, how, sums))
 
     async def _merge_running(
-        self, life: int, lo: int, value_N: Tensor | None, how: Merge | Literal["shift"]
+        self, life: int, lo: int, value_N: Tensor | None, how: Taken, sums: bool = False
     ) -> None:
         async with self._tended.turn:
             if not self._tended.ready or life != self._tended.lives:
@@ -234,7 +260,8 @@ class Live:
             try:
                 if value_N is not None:
                     await self._trainer.merge(lo, value_N, how)
-                self.inner = await self._trainer.inner_state(self._room)
+                if not sums:  # else it remembers nothing
+                    self.inner = await self._trainer.inner_state(self._room)
             except TrainerFailed:
                 await self._tended.failed()
 

@@ -92,12 +92,17 @@ class Reused:
             self._unused = max(0, self._unused - 1)
 
 
+def mapped(size_bytes: int) -> mmap.mmap:
+    """New memory by itself: it has pages only where it was written to, and they go back to the system with it."""
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return mmap.mmap(-1, size_bytes)
+    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child copies it
+
+
 def _fresh(capacity_bytes: int, size_bytes: int) -> np.ndarray:
     """New memory, on large pages as far as whole ones will be filled, where the system has them."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.empty(capacity_bytes, np.uint8)
-    memory = mmap.mmap(-1, capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child copies it
-    if filled := size_bytes // LARGE_PAGE * LARGE_PAGE:
+    memory = mapped(capacity_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE") and (filled := size_bytes // LARGE_PAGE * LARGE_PAGE):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE, 0, filled)
     return np.frombuffer(memory, np.uint8)

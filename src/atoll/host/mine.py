@@ -28,6 +28,7 @@ from atoll.learn.eager import Own
 from atoll.learn.horizon import step_of_run
 from atoll.learn.inner import Accumulate
 from atoll.learn.kept import Kept
+from atoll.learn.moments import padded
 from atoll.learn.outer import PLAIN
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState
@@ -74,7 +75,7 @@ class Mine:
     ) -> tuple[Update, Late | None]:
         """The update of so many steps, from the anchor to this x (F,), and the late work that rides on it.
 
-        `members` send one each; their mean is what my own anchor hears of.
+        Behind x lie moments that are due. `members` send one each; their mean is what my own anchor hears of.
         """
         head, (lo, hi) = common.state, learning.turn(common.state)
         coding = learning.recipe_after(head).coding
@@ -83,6 +84,8 @@ class Mine:
         memory_N = self.memory_F[lo:hi] if self.memory_F is not None and coding.beta else None
         if learning.recipe.merge == "swap":
             self.kept = Kept(x_F.clone(), common.name)
+        if hi > len(anchor_F):
+            anchor_F = padded(anchor_F, hi)
         if gathers(learning.recipe):
             anchor_F, x_F = gathered_span(x_F, anchor_F, learning.layout.parameters)
         self.up = part_codecs(coding.up, common, moved(bounds, lo))
@@ -115,8 +118,8 @@ class Mine:
         left_N = self._away.settled(await self._left(update, counted), work.late)
         assert before is not None
         (lo, hi), floats = learning.turn(before), len(before.anchor_F)
-        if hi - lo == floats:
-            self.memory_F = left_N
+        if hi - lo >= floats:
+            self.memory_F = left_N[:floats]
             return True
         if self.memory_F is None:
             self.memory_F = torch.zeros(floats)

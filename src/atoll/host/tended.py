@@ -16,6 +16,7 @@ from atoll.base.ids import Seconds
 from atoll.host.attached import AttachedTrainer
 from atoll.host.learning import ATTACHED, Learning
 from atoll.host.trainer import Beat, Trainer, TrainerFailed, TrainerSpec
+from atoll.learn.gradient import PLAIN
 from atoll.learn.horizon import horizon_of
 from atoll.learn.layout import check_same
 
@@ -79,6 +80,7 @@ class Tended:
             self._threads,
             horizon=horizon_of(recipe),
             base=self._base,
+            computing=recipe.computing or PLAIN,
         )
         self.lives += 1
         check_same(learning.layout, await self.trainer.start(spec))

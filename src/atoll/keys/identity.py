@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 
-from atoll.base.errors import AtollError, UsageError
+from atoll.base.errors import UNREADABLE, AtollError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import PEERS_MAX
 from atoll.keys.signer import VoteKind
@@ -181,7 +182,7 @@ def canonical(data: bytes, kind: type[T], bytes_max: int) -> T | None:
         return None
     try:
         value = msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     return value if _ENCODER.encode(value) == data else None
 
@@ -464,9 +465,14 @@ def signature_bytes(signature: DualSignature) -> bytes:
 
 
 def _vote_holds(vote_key: bytes, data: bytes, signature: bytes) -> bool:
-    kind = MLDSA65PublicKey if kind_of_key(vote_key) == "ml-dsa-65" else Ed25519PublicKey
     try:
-        kind.from_public_bytes(vote_key).verify(signature, data)
+        _public_key(vote_key).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=PEERS_MAX)  # reading a key takes a fifth of what checking a signature does
+def _public_key(vote_key: bytes) -> Ed25519PublicKey | MLDSA65PublicKey:
+    kind = MLDSA65PublicKey if kind_of_key(vote_key) == "ml-dsa-65" else Ed25519PublicKey
+    return kind.from_public_bytes(vote_key)

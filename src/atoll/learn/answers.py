@@ -121,7 +121,10 @@ class Answering:
         """Sum over rows, in order, of value * scale; span by span, each good until the next is asked for."""
         n, sizes_T = sum(self.sizes), torch.tensor(self.sizes)
         sum_S, value_S = torch.empty(min(n, SPAN)), torch.empty(min(n, SPAN))
-        each = [scale_T.repeat_interleave(sizes_T) for scale_T in scale_GT.contiguous()]
+        if len(self.sizes) == 1:  # as in groups: N scales of every row would be longer than the rows
+            each = [scale_1.expand(n) for scale_1 in scale_GT]
+        else:
+            each = [scale_T.repeat_interleave(sizes_T) for scale_T in scale_GT.contiguous()]
         for lo, hi in spans_of(n):
             made_S, room_S = sum_S[: hi - lo].zero_(), value_S[: hi - lo]
             for row, scale_N in zip(opened, each, strict=True):

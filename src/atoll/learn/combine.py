@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.codec import Codec, pack_spans
-from atoll.learn.codec.blocks import SPAN, Room, new_wire, spans_of
+from atoll.learn.codec.blocks import Room, lent_spans, new_wire, spans_of
 from atoll.learn.statistic import MEAN, Statistic, order_statistics
 
 WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; above it a weight is a lie
@@ -145,9 +145,9 @@ def _means(rows: OpenRows, n: int) -> Iterator[Tensor]:
 def _sums(rows: OpenRows, shares: Sequence[float], n: int) -> Iterator[Tensor]:
     """Sum over rows, in order, of value * share; span by span, each good until the next."""
     shared = [(s, o, c) for s, (_, o), c in zip(shares, rows.opened, rows.codecs, strict=True) if s]
-    sum_S, value_S = torch.empty(min(n, SPAN)), torch.empty(min(n, SPAN))
-    for lo, hi in spans_of(n):
-        mean_S, into_S = sum_S[: hi - lo].zero_(), value_S[: hi - lo]
-        for share, opened, codec in shared:
-            codec.add(opened, lo, share, mean_S, into_S)
-        yield mean_S
+    with lent_spans(2) as (sum_S, value_S):
+        for lo, hi in spans_of(n):
+            mean_S, into_S = sum_S[: hi - lo].zero_(), value_S[: hi - lo]
+            for share, opened, codec in shared:
+                codec.add(opened, lo, share, mean_S, into_S)
+            yield mean_S

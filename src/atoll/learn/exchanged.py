@@ -14,6 +14,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from atoll.learn.tensors import buffers_of, kept_of, parameters_of
+
 SHOWN = 4  # names in a message
 
 
@@ -27,10 +29,10 @@ def exchanged(model: nn.Module, only: Sequence[str] = ()) -> set[str]:
     if isinstance(only, str):
         only = (only,)
     names_of: dict[int, list[str]] = {}  # a tied parameter has several
-    for name, value in model.named_parameters(remove_duplicate=False):
+    for name, value in parameters_of(model, every=True):
         names_of.setdefault(id(value), []).append(name)
-    parameters = list(model.named_parameters(remove_duplicate=False))
-    buffers = [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    parameters = list(parameters_of(model, every=True))
+    buffers = [name for name, _ in buffers_of(model, every=True)]
     known = [name for name, _ in parameters] + buffers
     if idle := [pattern for pattern in only if not any(fnmatchcase(name, pattern) for name in known)]:
         raise ValueError(
@@ -63,7 +65,7 @@ def check_optimizer(model: nn.Module, going: set[str], held: Iterable[Tensor]) -
     Frozen parameters in its groups are harmless: without a gradient it passes over them.
     """
     ids = {id(value) for value in held}
-    mine = [(name, value) for name, value in model.named_parameters() if id(value) in ids]
+    mine = [(name, value) for name, value in parameters_of(model) if id(value) in ids]
     loose = [n for n, p in mine if n not in going and (p.requires_grad or p.grad is not None)]
     if loose:
         raise ValueError(
@@ -81,13 +83,13 @@ class Base:
     """Watches over what is not exchanged. Costs a look at some integers per tensor, and a copy of base buffers."""
 
     def __init__(self, model: nn.Module, going: set[str], by_name: bool) -> None:
-        kept = model.state_dict(keep_vars=True).keys()
-        self._still = [(n, p, _mark(p)) for n, p in model.named_parameters() if n not in going]
+        kept = kept_of(model)
+        self._still = [(n, p, _mark(p)) for n, p in parameters_of(model) if n not in going]
         # batch norm writes its statistics past torch's counter, so buffers are compared by value
-        buffers = [(n, b) for n, b in model.named_buffers() if n in kept and n not in going]
+        buffers = [(n, b) for n, b in buffers_of(model) if n in kept and n not in going]
         self._values = [(n, b, b.detach().clone()) for n, b in buffers]
         named = by_name or not (self._still or self._values)
-        self._grads = [(n, p, p.requires_grad) for n, p in model.named_parameters()] if not named else []
+        self._grads = [(n, p, p.requires_grad) for n, p in parameters_of(model)] if not named else []
 
     def problem(self) -> str:
         """What has changed of it, and what to do; empty while all is as it was when this began."""

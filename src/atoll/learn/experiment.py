@@ -29,20 +29,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec import UNSET
 from torch import nn
 
 from atoll.base.effort import Batches, Effort
 from atoll.learn.clients import Clients, check_clients
 from atoll.learn.data import Data, Images, Text, load_data
 from atoll.learn.exchanged import exchanged
+from atoll.learn.gradient import PLAIN, Computing, Loss, Precision
 from atoll.learn.models import build_model, misfit
 from atoll.learn.models import loss_of as built_in_loss
 from atoll.learn.recipes import Recipe, check_recipe, lasting, sample_problem
 from atoll.learn.reducer import PEERS_MIN, ROBUST, Statistic
 from atoll.learn.rehearsal import Experiment, Outcome, Round
 from atoll.learn.rhythm import misfit as rhythm_misfit
+from atoll.learn.tensors import parameters_of
 from atoll.learn.trouble import Absence, Trouble, check_trouble
-from atoll.learn.worker import Loss
 
 
 def experiment(
@@ -62,6 +64,8 @@ def experiment(
     sample: float | None = None,
     groups: Sequence[str] = (),
     loss: Loss = built_in_loss,
+    precision: Precision | None = None,
+    compiled: bool | None = None,
     progress: Callable[[Round], object] | None = None,
 ) -> Outcome:
     """Train `peers` workers by this recipe. `model`: a module to copy, or a built-in name (default: the recipe's).
@@ -78,14 +82,17 @@ def experiment(
     neither trained nor exchanged nor counted; `only` names what is (`learn/exchanged.py`). `sample`, a share of the
     peers (0.5) or how many of them (10), train in a round, drawn as real rounds draw them; `groups` says of each
     whose data it has. Where the recipe's schedule counts `epochs`, a peer's round is so many passes over its own
-    share. ValueError if the recipe
-    cannot be run.
+    share. `precision="bf16"` and `compiled=True` (torch.compile) say how workers compute gradients, in place of the
+    recipe (`learn/gradient.py`); losses are looked at in fp32. ValueError if the recipe cannot be run.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"a recipe is what a method of atoll.learn.methods returns: diloco(), …; not {recipe!r}")
     if statistic is not None:
         reducer = msgspec.structs.replace(recipe.reducer, statistic=statistic)
         recipe = msgspec.structs.replace(recipe, reducer=reducer)
+    asked = recipe.computing or PLAIN
+    asked = Computing(precision or asked.precision, asked.compiled if compiled is None else compiled)
+    recipe = msgspec.structs.replace(recipe, computing=UNSET if asked == PLAIN else asked)
     check_recipe(recipe)
     if peers < 1 or (steps is not None and steps < 1):
         raise ValueError("peers and steps must be at least 1")
@@ -118,7 +125,7 @@ def experiment(
                 raise ValueError(problem)
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
-    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    frozen = {name for name, value in parameters_of(model) if not value.requires_grad}
     if still := sorted(exchanged(model, only) & frozen):
         raise ValueError(f"only= names what requires no gradient: unfreeze it, or leave it out: {', '.join(still)}")
     length, trouble = steps or recipe.schedule.steps, trouble or Trouble()

@@ -7,7 +7,7 @@ agreement, downloads of joiners; and what happens once in a run (a closing avera
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 import torch
@@ -58,11 +58,7 @@ def forecast(recipe: Recipe, layout: Layout, peers: int) -> Forecast:
     exchanges = [
         _exchange(recipe, layout, lo, hi, peers) for lo, hi in fragments_of(layout, recipe.schedule.fragments)
     ]
-    for often in every:
-        traffic = Traffic(peers)
-        traffic.average(range(peers), 4 * layout.parameters)
-        size = 4 * layout.parameters
-        exchanges.append(Exchange(size, size, size, traffic.upload_bytes, traffic.download_bytes, often))
+    exchanges += [replace(_exchange(recipe, layout, 0, layout.parameters, peers), every=often) for often in every]
     if isinstance(recipe.outer, Regional):  # so many updates of a region take so many rounds of all, on average
         traffic, size = Traffic(peers), 4 * layout.floats
         for peer in range(peers):

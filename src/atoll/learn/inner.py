@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import cos, pi
+from typing import Annotated
 
 import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from atoll.base.errors import PeerFault
@@ -21,6 +23,7 @@ from atoll.learn.layout import Layout, Slot
 from atoll.learn.tensorfile import load, pieces_of
 
 FORMAT = "atoll/inner/adamw/1"
+QUEUE_MAX = 16  # sums of gradients that wait, each as large as the model: genesis may come from a stranger
 SPAN = 2**17  # values that a processor takes at a time, all of a step while they are in its cache: twice as fast
 
 
@@ -67,9 +70,9 @@ class Accumulate(msgspec.Struct, frozen=True, tag="accumulate"):
 
 class Pipelined(Accumulate, frozen=True, tag="pipelined"):
     """The same, and the next gradients are computed while so many sums before them are still under way (Pipe-SGD,
-    1811.03619, algorithm 1): none is waited for, each is applied `depth` rounds late."""
+    1811.03619, algorithm 1): none is waited for, each is of parameters that lack the `depth` sums before it."""
 
-    depth: int = 3
+    depth: Annotated[int, Meta(ge=1, le=QUEUE_MAX)] = 3
 
 
 Inner = AdamW | Muon | SGD | Accumulate | Pipelined

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from atoll.base.ids import Digest
 from atoll.keys.digest import digest
 from atoll.learn.exchanged import as_bytes, exchanged
+from atoll.learn.tensors import buffers_of, kept_of, parameters_of
 
 # F floats in the flat vector, P of them parameters (they come first), K counters
 
@@ -73,16 +74,16 @@ class Layout(msgspec.Struct, frozen=True):
         return f"{self.parameters} parameters, {buffers} buffer floats, {self.counters} counters"
 
 
-def layout_of(model: nn.Module, only: Sequence[str] = ()) -> Layout:
+def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) -> Layout:
     """Of what travels: parameters in model order, then float buffers, then integer buffers.
 
-    `only` as in `exchanged`. Non-persistent buffers stay local. ValueError for a tensor that cannot travel, or a
-    base whose bytes cannot be named.
+    `only` as in `exchanged`. Not `bound`: without its base, for a model that has no values. Non-persistent buffers
+    stay local. ValueError for a tensor that cannot travel, or a base whose bytes cannot be named.
     """
-    kept, going = model.state_dict(keep_vars=True).keys(), exchanged(model, only)
+    kept, going = kept_of(model), exchanged(model, only)
     tensors: list[tuple[str, Literal["parameter", "buffer", "counter"], Tensor]] = []
-    tensors += [(name, "parameter", value) for name, value in model.named_parameters() if name in going]
-    all_buffers = [(name, value) for name, value in model.named_buffers() if name in kept]
+    tensors += [(name, "parameter", value) for name, value in parameters_of(model) if name in going]
+    all_buffers = [(name, value) for name, value in buffers_of(model) if name in kept]
     buffers = [(name, value) for name, value in all_buffers if name in going]
     tensors += [(name, "buffer", value) for name, value in buffers if value.is_floating_point()]
     tensors += [(name, "counter", value) for name, value in buffers if not value.is_floating_point()]
@@ -100,13 +101,13 @@ def layout_of(model: nn.Module, only: Sequence[str] = ()) -> Layout:
         counters += slot.size if kind == "counter" else 0
         floats += slot.size if kind != "counter" else 0
         parameters += slot.size if kind == "parameter" else 0
-    still = [(n, v) for n, v in [*model.named_parameters(), *all_buffers] if n not in going]
+    still = [(n, v) for n, v in [*parameters_of(model), *all_buffers] if n not in going]
     if len(still) > BASE_TENSORS_MAX:
         raise ValueError(
             f"{len(still)} tensors are not exchanged; genesis names them one by one and has room for "
             f"{BASE_TENSORS_MAX}: stack those of one kind into one tensor"
         )
-    base = tuple(_held(name, value) for name, value in still) or UNSET
+    base = tuple(_held(name, value) for name, value in still if bound) or UNSET
     return Layout(tuple(slots), parameters, floats, counters, base)
 
 
@@ -231,7 +232,7 @@ def named(flat_F: Tensor, counters_K: Tensor, layout: Layout) -> dict[str, Tenso
 
 
 def _tensors(model: nn.Module, layout: Layout) -> list[tuple[Slot, Tensor]]:
-    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    own = dict(parameters_of(model)) | dict(buffers_of(model))
     pairs = [(slot, own.get(slot.name)) for slot in layout.slots]
     if any(tensor is None or tuple(tensor.shape) != slot.shape for slot, tensor in pairs):
         check_same(layout_of(model), layout)

@@ -9,14 +9,24 @@ name; which of them real runs can do says `recipes.swarm_problem`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from typing import TypedDict, Unpack
 
 from msgspec import UNSET
 
 from atoll.learn.inner import SGD, Accumulate, AdamW, Muon, Pipelined
 from atoll.learn.merge import Mix
-from atoll.learn.outer import AVERAGE, Agreeing, Delayed, Gossip, Nesterov, Regional, Sign
-from atoll.learn.recipes import Coding, Recipe, diloco, drawn_share, nesterov_for, recipe_for
+from atoll.learn.outer import AVERAGE, Agreeing, Delayed, Gossip, Moments, Nesterov, Regional, Sign
+from atoll.learn.recipes import (
+    BATCH,
+    Coding,
+    Recipe,
+    diloco,
+    drawn_share,
+    fitting_seq_len,
+    nesterov_for,
+    recipe_for,
+)
 from atoll.learn.reducer import Reducer
 from atoll.learn.schedule import Schedule
 
@@ -347,13 +357,15 @@ def des_loc(
     lr: float = 4e-3,
     **setting: Unpack[Setting],
 ) -> Recipe:
-    """DES-LOC (2505.22549): parameters are averaged every round, first moments every third, second every sixth."""
+    """DES-LOC (2505.22549): parameters are averaged every round, first moments every third, second every sixth.
+
+    The agreed state holds the last of these means, so newcomers train with moments that fit."""
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
         schedule=Schedule(inner_steps, rounds, moments=(3, 6)),
         coding=EXACT,
-        outer=AVERAGE,
+        outer=Moments(),
         **setting,
     )
 
@@ -411,8 +423,8 @@ def decoupled(
 def cooperative(
     model: str = "gpt-tiny",
     *,
-    rounds: int = 30,
-    inner_steps: int = 50,
+    rounds: int = 150,
+    inner_steps: int = 10,
     alpha: float = 0.5,
     peers_min: int = 3,
     lr: float = 4e-3,
@@ -490,12 +502,15 @@ def halos(
 def auto(
     model: str = "gpt-tiny",
     *,
-    rounds: int = 47,
-    inner_steps: int = 32,
+    peers: int = 4,
+    exchange_steps: float = 0.0,
+    tokens: int = 0,
+    rounds: int | None = None,
+    inner_steps: int | None = None,
     fragments: int = 4,
     overlap: int = 4,
     lr: float = 5e-3,
-    outer_momentum: float = 0.5,
+    outer_momentum: float | None = None,
     **setting: Unpack[Setting],
 ) -> Recipe:
     """What we recommend: Muon inside, 4 fragments that overlap, 2 bits both ways, a momentum that settles.
@@ -506,11 +521,22 @@ def auto(
     Muon inside a small momentum is better also where there are many rounds (MuLoCo-1, 2505.23725, has 0.6).
     Muon's rate is 2.4 times that of AdamW: both then move a value about as far (Moonlight, 2502.16982, equation 4,
     gives 1.6 to 3.2 for matrices of 64 to 256; measured on nothing larger). bench/RESULTS.md, "convergence".
-    Where loss matters more than bytes: shorter rounds (28 steps: 1.4 % at 432 times). Where eight or more train
-    together, whose mean is less noisy: a momentum of 0.7 (5.9 % at 578 times after 1500 steps; 6.0 % with 0.6).
-    Where members' data differ in kind, take `streaming`: of digits sorted by label this learns 80 % in twelve
-    rounds where AdamW inside learns 95 %.
+    Where loss matters more than bytes: shorter rounds (28 steps: 1.4 % at 432 times). Where members' data differ in
+    kind, take `streaming`: of digits sorted by label this learns 80 % in twelve rounds where AdamW inside learns
+    95 %.
+
+    What is not given follows from the swarm. `peers`: the mean of eight or more is less noisy and takes a momentum
+    of 0.7 (5.9 % at 578 times after 1500 steps; 0.6: 6.0 %). `exchange_steps`, how many steps a peer could train
+    while one fragment is exchanged on its links: rounds are as long as it takes to train nine tenths of the time
+    (`atoll plan` reckons both). `tokens` of the whole swarm, 0 for 47 rounds: how many rounds there are.
     """
+    if inner_steps is None:
+        waiting = fragments * max(0.0, exchange_steps - overlap)
+        inner_steps = max(32, ceil(9 * waiting))
+    if rounds is None:
+        sample = fitting_seq_len(model, setting.get("seq_len"))
+        a_round = peers * inner_steps * setting.get("batch", BATCH) * sample
+        rounds = max(1, round(tokens / a_round)) if tokens else 47
     return muloco(
         model,
         rounds=rounds,
@@ -520,7 +546,7 @@ def auto(
         lr=lr,
         muon_lr=2.4 * lr,
         beta=1.0,
-        outer_momentum=outer_momentum,
+        outer_momentum=(0.7 if peers >= 8 else 0.5) if outer_momentum is None else outer_momentum,
         settle=0.3,
         **setting,
     )

@@ -86,20 +86,25 @@ class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
     momentum: float = 0.9
 
 
-Outer = Nesterov | Sign | Delayed | Regional | Gossip | Agreeing | AdamW
+class Moments(msgspec.Struct, frozen=True, tag="moments"):
+    """The anchor becomes the mean of the members, and what it remembers the mean of their inner moments, in rounds
+    that average these (`moments.py`): DES-LOC (2505.22549, algorithm 1)."""
+
+
+Outer = Nesterov | Sign | Delayed | Regional | Gossip | Agreeing | Moments | AdamW
 AVERAGE = Nesterov(lr=1.0, momentum=0.0)  # the anchor becomes the mean of the members
-PLAIN = Nesterov | Sign | Agreeing  # they remember one momentum
+PLAIN = Nesterov | Sign | Agreeing | Moments  # they are single-rounded operations alone
 SHARED = PLAIN | AdamW  # every peer computes the same bits
 
 
 def momentum_of(outer: Outer) -> float:
     """What codecs that build on the outer momentum may take it for; 1 makes it worth nothing to them."""
-    if isinstance(outer, AdamW | Regional):
+    if isinstance(outer, AdamW | Regional | Moments):
         return 1.0
     return 0.0 if isinstance(outer, Sign) else outer.momentum
 
 
-def rate_of(outer: PLAIN, step: int) -> float:
+def rate_of(outer: Nesterov | Sign | Agreeing, step: int) -> float:
     """The outer rate at a step of the run. Straight lines only: a cosine differs between machines' libraries."""
     if isinstance(outer, Sign) and step < outer.warmup_steps:
         return outer.lr * ((step + 1) / outer.warmup_steps)
@@ -130,6 +135,9 @@ def outer_step(
     `agreement_P`: how much the updates agree, 0 … 1, where the outer step asks.
     """
     new_anchor_P, new_momentum_P = into or (torch.empty_like(anchor_P), torch.empty_like(momentum_P))
+    if isinstance(outer, Moments):
+        torch.sub(anchor_P, combined_P, out=new_anchor_P)
+        return new_anchor_P, new_momentum_P.copy_(momentum_P)
     rate = rate_of(outer, step)
     if isinstance(outer, Sign):
         torch.sub(anchor_P, combined_P.sign().mul_(rate), out=new_anchor_P)
@@ -144,6 +152,16 @@ def outer_step(
     return new_anchor_P, new_momentum_P
 
 
+def agreed_moments(first_P: Tensor, second_P: Tensor | None, given_N: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The members' mean moments after a round whose answers have `given_N` behind the parameters, negative: one
+    vector (P,) or two. Where it is zero nobody answered, or there is nothing to know: the old ones stay."""
+    given = given_N.split(max(1, len(first_P)))
+    olds = (first_P, torch.zeros_like(first_P) if second_P is None else second_P)
+    means = [torch.where(one_P == 0, old_P, -one_P) for one_P, old_P in zip(given, olds, strict=False)]
+    first_P = means[0] if means else first_P
+    return first_P, means[1].clamp_(min=0) if len(means) > 1 else second_P
+
+
 # ---- every kind, for experiments ----------------------------------------------------------------------------
 
 
@@ -154,6 +172,7 @@ class OuterState:
     momentum_P: Tensor
     buffer_P: Tensor | None = None  # Delayed: what arrived since the momentum was renewed
     inner: InnerState | None = None  # AdamW: its two moments
+    second_P: Tensor | None = None  # Moments: the second of those that were agreed on
     steps: int = 0
 
 
@@ -182,7 +201,7 @@ def move(
     """(anchor', state') after one combined update. The arguments are left alone."""
     momentum_P = state.momentum_P
     match outer:
-        case Nesterov() | Sign() | Agreeing():
+        case Nesterov() | Sign() | Agreeing() | Moments():
             anchor_P, momentum_P = outer_step(
                 outer, anchor_P, momentum_P, combined_P, moment.step, moment.agreement_P
             )

@@ -10,18 +10,20 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from torch import empty
 
 from atoll.learn.codec import Known, check_name, codec_named
-from atoll.learn.inner import Accumulate, AdamW, Inner, Pipelined
+from atoll.learn.gradient import Computing
+from atoll.learn.inner import QUEUE_MAX, Accumulate, AdamW, Inner, Pipelined
 from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
 from atoll.learn.models import spec_of
-from atoll.learn.outer import AVERAGE, SHARED, Agreeing, Delayed, Gossip, Nesterov, Outer, Regional, Sign
+from atoll.learn.outer import AVERAGE, SHARED, Agreeing, Delayed, Gossip, Moments, Nesterov, Outer, Regional, Sign
 from atoll.learn.reducer import SCALED, Reducer
 from atoll.learn.schedule import Schedule, check_schedule
 
+BATCH = 4  # samples per step of one peer, small for two cores
 SEQ_LEN = 64  # tokens per sample where nobody says: enough to learn words from bytes
 
 
@@ -47,6 +49,7 @@ class Recipe(msgspec.Struct, frozen=True):
     outer: Outer
     merge: Merge
     reducer: Reducer = Reducer()
+    computing: Computing | UnsetType = UNSET  # of gradients; left out: in fp32, as the model is written
 
     @property
     def own_anchors(self) -> bool:
@@ -82,10 +85,17 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError("random pairs and the gossip outer step need each other")
     if isinstance(recipe.outer, Regional) and recipe.reducer.group != "one":
         raise ValueError("servers of regions take updates as they come: group='one'")
-    if isinstance(recipe.inner, Pipelined) and (recipe.inner.depth < 1 or recipe.reducer != Reducer()):
-        raise ValueError("a queue of gradients holds at least one mean of all members: depth >= 1, Reducer()")
+    if isinstance(recipe.inner, Pipelined) and not 1 <= recipe.inner.depth <= QUEUE_MAX:
+        raise ValueError(f"a queue of {recipe.inner.depth} gradients: it holds 1 to {QUEUE_MAX}")
+    if isinstance(recipe.inner, Pipelined) and recipe.reducer != Reducer():
+        raise ValueError("a queue of gradients is of means of all members: Reducer()")
+    if _moments_odd(recipe):
+        raise ValueError(
+            "moments are plain means in fp32 that the outer step keeps, second ones in some rounds of the first: "
+            "moments=(3, 6), outer=Moments(), Coding('fp32', 'fp32', 0.0), Reducer(), no fragments or overlap"
+        )
     alone = recipe.reducer.group == "one"
-    whole = recipe.own_anchors or alone or isinstance(recipe.outer, Delayed | AdamW)
+    whole = recipe.own_anchors or alone or isinstance(recipe.outer, Delayed | Moments | AdamW)
     if whole and (recipe.schedule.fragments > 1 or recipe.schedule.overlap or recipe.schedule.closing):
         raise ValueError("this reducer or outer step works on whole models: fragments=1, overlap=0, closing=''")
     if whole and recipe.merge != "replace":
@@ -100,7 +110,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def swarm_problem(recipe: Recipe) -> str:
     """What of a recipe real runs cannot do yet; empty if they can do it all."""
-    schedule, reducer, coding, plain = recipe.schedule, recipe.reducer, recipe.coding, Schedule()
+    schedule, reducer, coding = recipe.schedule, recipe.reducer, recipe.coding
     # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
     ours = msgspec.structs.replace(reducer, group="server" if reducer.group == "server" else "all", own="sent")
     fresh = Reducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
@@ -109,11 +119,10 @@ def swarm_problem(recipe: Recipe) -> str:
         "gradients that are accumulated for one fragment after the other": (
             isinstance(recipe.inner, Accumulate) and schedule.fragments > 1
         ),
-        "gradients that wait in a queue": isinstance(recipe.inner, Pipelined),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
-        "a change of rhythm or averages of moments": bool(schedule.phases) or schedule.moments != plain.moments,
+        "a change of rhythm": bool(schedule.phases),
         "owners that remember what answers of more than a mean left out": (
             coding.answer == "remembered"
             and (reducer.statistic != "mean" or recipe.own_anchors or isinstance(recipe.outer, Agreeing))
@@ -133,8 +142,10 @@ def swarm_problem(recipe: Recipe) -> str:
         f"updates in {coding.up} between members that share no state": (
             recipe.paired and not _stands_alone(coding.up)
         ),
-        "the merge swap but for plain averages without error feedback": _swaps_more(recipe),
         "gradients that are accumulated, in pairs": recipe.paired and isinstance(recipe.inner, Accumulate),
+        "a precision, or compiled steps, in loops of members' own": (
+            recipe.model == "attached" and recipe.computing is not UNSET
+        ),
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
 
@@ -150,16 +161,30 @@ def _swaps_more(recipe: Recipe) -> bool:
     return recipe.merge == "swap" and (recipe.outer != AVERAGE or recipe.coding.beta != 0.0)
 
 
+def _moments_odd(recipe: Recipe) -> bool:
+    """Inner moments are averaged, but not as the vector behind a whole model, or nobody would remember them."""
+    schedule, remembered = recipe.schedule, isinstance(recipe.outer, Moments)
+    first, second = schedule.moments
+    if not (first or second or remembered):
+        return False
+    whole = (schedule.fragments, schedule.overlap, schedule.closing, recipe.merge) == (1, 0, "", "replace")
+    plain = recipe.coding == Coding("fp32", "fp32", beta=0.0) and recipe.reducer == Reducer()
+    sums = isinstance(recipe.inner, Accumulate)
+    return not (whole and plain and remembered and first > 0 and second > 0 and second % first == 0) or sums
+
+
 def sample_problem(recipe: Recipe) -> str:
     """Why rounds cannot be sampled under this recipe: who is not drawn has to stand at the anchor; empty if so."""
     if recipe.schedule.fragments > 1:
         return "rounds carry fragments in turn, and who is drawn for one has steps in all of them"
-    if recipe.schedule.overlap:
+    if recipe.hidden_steps:
         return "trainers go on ahead of a round that they may not be drawn for"
     if recipe.reducer.quorum:
         return "rounds that do not wait for the slow take up their steps later, when they may not be drawn"
     if recipe.own_anchors:
         return "members have anchors of their own, which go on by themselves"
+    if isinstance(recipe.outer, Moments):
+        return "members' moments are averaged, and those of who is not drawn are old"
     if recipe.merge != "replace":
         return "members keep a share of their own parameters, which would be old when they are drawn"
     return ""
@@ -223,7 +248,7 @@ def lasting(recipe: Recipe, steps: int) -> Recipe:
         case Sign():
             warmup_steps = min(outer.warmup_steps, steps // 10)
             outer = msgspec.structs.replace(outer, total_steps=steps, warmup_steps=warmup_steps)
-        case Nesterov() | Delayed() | Gossip() | Agreeing():
+        case Nesterov() | Delayed() | Gossip() | Agreeing() | Moments():
             pass
     rounds = -(-steps // schedule.inner_steps)
     return msgspec.structs.replace(
@@ -258,7 +283,7 @@ def diloco(
     *,
     rounds: int = 30,
     inner_steps: int = 50,
-    batch: int = 4,
+    batch: int = BATCH,
     seq_len: int | None = None,
     lr: float = 4e-3,
     outer_lr: float = 1.0,
@@ -293,7 +318,7 @@ def recipe_for(
     outer: Outer,
     merge: Merge = "replace",
     reducer: Reducer | None = None,
-    batch: int = 4,
+    batch: int = BATCH,
     seq_len: int | None = None,
     seed: int = 0,
 ) -> Recipe:

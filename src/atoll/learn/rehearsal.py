@@ -9,7 +9,7 @@ Never opens a socket, never looks at a clock, never checks what it was asked for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import torch
@@ -24,10 +24,22 @@ from atoll.learn.clients import Clients
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
 from atoll.learn.data import Data, epoch_samples, validation
+from atoll.learn.gradient import PLAIN, Loss
 from atoll.learn.inner import Pipelined
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge, where_moved
-from atoll.learn.outer import Agreeing, Moment, Outer, Regional, fresh_outer, momentum_of, move
+from atoll.learn.moments import inherited, take_in
+from atoll.learn.outer import (
+    Agreeing,
+    Moment,
+    Moments,
+    Outer,
+    Regional,
+    agreed_moments,
+    fresh_outer,
+    momentum_of,
+    move,
+)
 from atoll.learn.recipes import Coding, Recipe, closing, swarm_problem
 from atoll.learn.reducer import (
     agreement,
@@ -39,13 +51,13 @@ from atoll.learn.reducer import (
 )
 from atoll.learn.regions import Regions
 from atoll.learn.rhythm import Rhythm
-from atoll.learn.schedule import fragments_of, phase_at
+from atoll.learn.schedule import fragments_of, moments_due, phase_at
 from atoll.learn.state import SharedState, state_bytes, state_hash
 from atoll.learn.traffic import Traffic
 from atoll.learn.trouble import Trouble
 from atoll.learn.update import Bounds, Common, Update, encode_update, moved, part_bounds, part_codecs, settle
 from atoll.learn.villains import decoded, lying, readable
-from atoll.learn.worker import Loss, Worker
+from atoll.learn.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,8 @@ class Experiment:
         self.shares = [(data[w], 0, 1) if own else (data, w, peers) for w in range(peers)]
         self.layout = layout_of(model, only)
         self.fragments = fragments_of(self.layout, recipe.schedule.fragments)
-        self.workers = [Worker(model, len(self.fragments), self.layout) for _ in range(peers)]
+        how = recipe.computing or PLAIN, loss
+        self.workers = [Worker(model, len(self.fragments), self.layout, *how) for _ in range(peers)]
         self.viewer = Worker(model, 0, self.layout)  # its model is looked at, never trained
         self.present = list(range(peers))
         self.clients: Clients | None = None  # where not everybody trains in every round
@@ -187,7 +200,7 @@ class Experiment:
         for peer in self._training():
             if self.trouble.takes_step(peer, self.now) and not self._passed(peer):
                 rhythm, share = self.rhythm, self.shares[peer]
-                self.workers[peer].train(rhythm.recipe, share, rhythm.rate_step(self.now - 1), self.loss)
+                self.workers[peer].train(rhythm.recipe, share, rhythm.rate_step(self.now - 1))
                 rhythm.took(peer)
         if self.now == self.steps:
             self._close()
@@ -214,7 +227,8 @@ class Experiment:
             if peer not in self.present:
                 if self.recipe.own_anchors and self.present:  # it takes another's: its own is old
                     self.anchors[peer].copy_(self.anchors[self.present[0]])
-                self.workers[peer].begin_again(self._anchor_of(peer))
+                moments = isinstance(self.recipe.outer, Moments)
+                self.workers[peer].begin_again(self._anchor_of(peer), inherited(self.shared()) if moments else None)
                 self.rhythm.came(peer)
         self.present = present
 
@@ -231,7 +245,7 @@ class Experiment:
             if reducer.own == "sent" and not isinstance(self.recipe.inner, Pipelined):
                 for old in [f for f in self.flights if f.fragment == fragment]:
                     self._apply(old)
-            flight = self._launch(fragment, step, self._coding(step))
+            flight = self._launch(fragment, step, self._coding(step), self._span(fragment))
             if flight is None:
                 continue
             if reducer.own == "fresh":
@@ -240,7 +254,11 @@ class Experiment:
                 self._apply(flight)
             else:
                 self.flights.append(flight)
-        self._average_moments(step)
+
+    def _span(self, fragment: int) -> tuple[int, int]:
+        """What of the vector its round carries: moments, too, where they are due."""
+        lo, hi = self.fragments[fragment]
+        return lo, hi + moments_due(self.recipe.schedule, len(self.history)) * self.layout.parameters
 
     def _close(self) -> None:
         """The last round waits for everything that is under way."""
@@ -472,9 +490,17 @@ class Experiment:
             after_P, after = move(outer or self.recipe.outer, state, inside_P, combined[:inside], moment)
             self._check_finite(after_P, flight.lands_at)
             anchor_F[lo : lo + inside] = after_P
-            anchor_F[lo + inside : hi] -= combined[inside:]  # buffers are averaged
+            floats = self.layout.floats
+            anchor_F[lo + inside : hi] -= combined[inside : floats - lo]  # buffers are averaged
+            if hi > floats:
+                moments = agreed_moments(after.momentum_P, after.second_P, combined[floats - lo :])
+                after = replace(after, momentum_P=moments[0], second_P=moments[1])
             self.outers[index][flight.fragment] = after
         self.momentum_P[lo : lo + inside] = self.outers[0][flight.fragment].momentum_P
+        if hi > self.layout.floats:
+            due, agreed = (hi - self.layout.floats) // self.layout.parameters, self.shared()
+            for peer in self.present:
+                take_in(self.workers[peer].inner, agreed, due)
         for peer in [] if self.recipe.reducer.group == "one" else self.present:
             x_F = self.workers[peer].x_F[lo:hi]
             anchor_F = self._anchor_of(peer)[lo:hi]
@@ -488,21 +514,6 @@ class Experiment:
                 anchor_F = where_moved(before[self._anchor_index(peer)], anchor_F)
             merge(self.recipe.merge, x_F, flight.sent[peer], anchor_F)
         self.flights = [f for f in self.flights if f is not flight]
-
-    def _average_moments(self, step: int) -> None:
-        """DES-LOC: the inner optimizer's moments are averaged now and then, too."""
-        rounds = sum(one.fragment == 0 for one in self.history)
-        if not any(self.recipe.schedule.moments) or not self.rhythm.due(step) or not self.present:
-            return
-        for index, every in enumerate(self.recipe.schedule.moments):
-            if every and rounds % every == 0:
-                vectors = [
-                    (self.workers[p].inner.first_P, self.workers[p].inner.second_P)[index] for p in self.present
-                ]
-                mean_P = torch.stack(vectors).mean(0)
-                for vector_P in vectors:
-                    vector_P.copy_(mean_P)
-                self.traffic.average(self.present, 4 * len(mean_P))
 
     def _steps_of(self, peer: int) -> int:
         """DyLU (2401.09135): the slow take fewer steps per round, so that all are about equally stale."""
@@ -577,15 +588,16 @@ class Experiment:
         return torch.stack(self.anchors).mean(0) if self.regions is None else self.regions.anchor_F
 
     def shared(self) -> SharedState:
-        """The state that real rounds would hold now; to be asked when nothing is under way."""
-        recipe, turns = self.recipe, len(self.history)
+        """The state that real rounds would hold now, without what is under way."""
+        recipe, turns = self.recipe, len(self.history) - len(self.flights)
         steps = turns * recipe.schedule.turn_steps
         samples = steps * recipe.batch * len(self.workers)
         if self.rhythm.effort is not None:
             steps, samples = self.now, self.rhythm.dealt
         tokens = samples * recipe.seq_len
-        inner = self.outers[0][0].inner
-        moments = (self.momentum_P, None) if inner is None else (inner.first_P, inner.second_P)
+        outer = self.outers[0][0]
+        inner = outer.inner
+        moments = (self.momentum_P, outer.second_P) if inner is None else (inner.first_P, inner.second_P)
         counters_K = torch.zeros(self.layout.counters, dtype=torch.int64)
         return SharedState(self.agreed(), moments[0], counters_K, turns, steps, samples, tokens, moments[1])
 

@@ -36,7 +36,7 @@ class Schedule(msgspec.Struct, frozen=True):
     overlap: int = 0  # tau: steps between sending and applying; 0 waits. Keep below inner_steps / fragments
     phases: tuple[Phase, ...] = ()
     closing: str = ""  # codec of one last average of live parameters, both ways; empty: the last round is like all
-    moments: tuple[int, int] = (0, 0)  # rounds between averages of AdamW's moments (first, second); 0: never
+    moments: tuple[int, int] = (0, 0)  # rounds between averages of inner moments (first, second); 0: never
     epochs: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     """Passes that a member makes in a round over data of its own, where it has some; inner_steps then only bounds
     the steps that this may take. Left out: as many steps as a round has."""
@@ -76,10 +76,22 @@ def fragments_of(layout: Layout, count: int) -> Bounds:
 
 
 def turn_of(schedule: Schedule, layout: Layout, done: int) -> tuple[int, int]:
-    """[lo, hi) that the round after `done` rounds carries: fragments in the order of `due`, at the end all."""
+    """[lo, hi) that the round after `done` rounds carries: fragments in the order of `due`, at the end all; behind
+    the model lie moments."""
     if schedule.fragments == 1 or done + 1 == schedule.turns:
-        return 0, layout.floats
+        return 0, layout.floats + moments_due(schedule, done) * layout.parameters
     return fragments_of(layout, schedule.fragments)[(done + 1) % schedule.fragments]
+
+
+def moments_due(schedule: Schedule, done: int) -> int:
+    """How many of the inner moments the round after `done` rounds averages, too: none, the first, or both."""
+    first, second = schedule.moments
+    return 0 if not first or (done + 1) % first else 1 if (done + 1) % second else 2
+
+
+def longest_turn(schedule: Schedule, layout: Layout) -> int:
+    """The most values that a round carries."""
+    return layout.floats + (2 * layout.parameters if any(schedule.moments) else 0)
 
 
 def phase_at(schedule: Schedule, step: int, steps: int) -> tuple[int, Phase]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.base.draw import draw_below
-from atoll.base.errors import PeerFault
+from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
 from atoll.base.limits import PARTS_MAX
 from atoll.keys.digest import Buffer, merkle_root
@@ -86,7 +86,7 @@ def wires_from_bytes(data: Buffer, root: Digest, bounds: Bounds, name: NameOf) -
     """The parts, if they are the very ones that their author committed to. PeerFault if not."""
     try:
         wires = msgspec.msgpack.decode(data, type=Wires)
-    except (msgspec.DecodeError, RecursionError) as why:
+    except UNREADABLE as why:
         raise PeerFault("", f"what it lays out is no update: {why}") from None
     if len(wires) != len(bounds) or merkle_root(tuple(name(wire) for wire in wires)) != root:
         raise PeerFault("", "what it lays out is another update than it committed to")
@@ -151,6 +151,8 @@ def scoring_problem(recipe: Recipe) -> str:
         return "updates are sums of gradients, which say a direction and not how far to go"
     if recipe.own_anchors:
         return "members have anchors of their own, which nobody else holds"
+    if any(recipe.schedule.moments):
+        return "moments travel behind updates, and no loss can be looked at along them"
     if codec_leaves_out(recipe.coding.up):
         return (
             f"sync.up = {recipe.coding.up!r} leaves most of an update to later rounds, and what is scored with it"

@@ -21,7 +21,7 @@ from atoll.learn.codec import Codec
 from atoll.learn.codec.blocks import Room, new_wire, tensor_over
 from atoll.learn.inner import AdamW
 from atoll.learn.layout import Layout, base_digest, flatten, layout_digest, layout_of, named
-from atoll.learn.outer import SHARED, outer_step
+from atoll.learn.outer import SHARED, agreed_moments, outer_step
 from atoll.learn.outer_adamw import adamw_step
 from atoll.learn.tensorfile import dump, load, pieces_of
 
@@ -39,7 +39,9 @@ class SharedState:
     steps: int = 0  # inner steps of one worker since the beginning: the position of rates without a horizon
     samples: int = 0  # samples handed out to all workers: the position in the data
     tokens: int = 0  # tokens all workers learned from: the position of rates with one
-    second_P: Tensor | None = None  # AdamW's mean of squares, from its first step on; momentum is its other one
+    second_P: Tensor | None = None
+    """AdamW's mean of squares, from its first step on; momentum is its other one. With `outer.Moments` both are the
+    mean of the members', this one since they were first averaged."""
 
 
 def initial_state(model: nn.Module, layout: Layout | None = None) -> SharedState:
@@ -93,8 +95,9 @@ def moved_by(
 ) -> SharedState:
     """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
 
-    Only the stretch `turn` moves (None: everything), by `combined_N`; the momentum outside rests, too. `counters`
-    are the contributors' integer buffers. `steps`, `samples` and `tokens` are what the round adds.
+    Only the stretch `turn` moves (None: everything), by `combined_N`; the momentum outside rests, too. What of it
+    lies behind the vector are members' moments. `counters` are the contributors' integer buffers. `steps`,
+    `samples` and `tokens` are what the round adds.
     `step`: of the run, whose outer rate holds; None: as many as the state has. Anchor and momentum lie in `room`.
     """
     lo, hi = turn or (0, len(state.anchor_F))
@@ -112,7 +115,11 @@ def moved_by(
             into.copy_(value)
     else:
         outer_step(outer, *before_N, given_N, step, agreed_N, into_N)
-    torch.sub(state.anchor_F[end:hi], combined_N[end - lo :], out=anchor_F[end:hi])
+    floats = min(hi, len(state.anchor_F))
+    torch.sub(state.anchor_F[end:floats], combined_N[end - lo : floats - lo], out=anchor_F[end:floats])
+    if hi > floats:
+        first_P, second_P = agreed_moments(state.momentum_P, second_P, combined_N[floats - lo :])
+        momentum_P.copy_(first_P)
     counters_K = state.counters_K
     for row in counters:
         counters_K = torch.maximum(counters_K, torch.tensor(row, dtype=torch.int64))

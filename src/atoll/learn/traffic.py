@@ -53,13 +53,6 @@ class Traffic:
                 self.sent[peer] += beyond // len(peers)
                 self.heard[peer] += beyond // len(peers)
 
-    def average(self, members: Sequence[int], size: int) -> None:
-        """An exact average of one vector: a row of every part to its owner, an answer from each."""
-        for peer in members:
-            share = size * (len(members) - 1) // len(members)
-            self.sent[peer] += 2 * share
-            self.heard[peer] += 2 * share
-
     def ratios(self, parameters: int, steps: int) -> tuple[float | None, float | None]:
         """(upload, download): how many times less than ring data parallelism in fp32."""
         peers = len(self.sent)

@@ -3,6 +3,7 @@
 A villain trains, hears and owns parts like everybody; only its update is a lie, one of `aggregate/attacks`, made
 from what the honest updates decode to and encoded like any other. What no codec would encode (a NaN, an infinity,
 1e30) it sends as raw fp32; owners refuse such a wire, and the others count without it.
+Who poisons what it learns from (`label_flip`, `backdoor`) needs none of this: give that member data of its own.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from atoll.wire.messages.statements import Commit
 from atoll.wire.messages.vertex import Body, Vertex
 
 
-def adopted(vertex: Digest, trial: Trial, ground: Ground, update: MyUpdate) -> Adopt:
+def adopted(trial: Trial, ground: Ground, update: MyUpdate) -> Adopt:
     """The state that it agreed on, and what became of my own update."""
     me, body, plan = update.me, trial.body, ground.plan
     counted: tuple[bool, ...] | None = None
@@ -31,7 +31,7 @@ def adopted(vertex: Digest, trial: Trial, ground: Ground, update: MyUpdate) -> A
     late = ground.apart is not None and me in late_of(body)
     led = tuple(opened(s).digest for s in body.parts if s is not None and s.signer == me)
     mine = None if afresh else counted
-    return Adopt(plan.round, vertex, body.state, mine, _claim_of(me, body), afresh, late, led)
+    return Adopt(plan.round, trial.id, body.state, mine, _claim_of(me, body), afresh, late, led)
 
 
 def _claim_of(me: PeerId, body: Body) -> Digest | None:

@@ -6,15 +6,16 @@ remembered; of attempts, this one and the next two are held. Never decides when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
+from atoll.base.turns import in_turn
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
-from atoll.node.facts import OtherSize
+from atoll.node.facts import OtherCall
 from atoll.node.ground import Ground
 from atoll.node.trial import Commits
 from atoll.wire.envelope import Notary
@@ -36,16 +37,17 @@ class Commitments:
     def __init__(self, ground: Ground, notary: Notary, gone: Callable[[PeerId], bool]) -> None:
         self.ground, self.plan, self.notary, self.me, self.gone = ground, ground.plan, notary, notary.me, gone
         self.hearers, self.speakers = self._audience()
-        self.attempt = 0
+        self.attempt = self.asks = 0
         self.heard: dict[int, Commits] = {}  # by attempt
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
+        self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
 
     # ---- what happens --------------------------------------------------------------------------------------
 
     def attempt_begins(self, attempt: int, trains: bool) -> None:
         """`trains`: my own commitment is waited for, too."""
-        self.attempt = attempt
+        self.attempt, self.shown = attempt, set()
         self.heard = {a: c for a, c in self.heard.items() if a >= attempt}
         # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
         mine = {self.me} if trains else set[PeerId]()
@@ -131,23 +133,39 @@ class Commitments:
         return known[0] if known is not None else None
 
     def shown_to(self, owner: PeerId, names: Iterable[PeerId]) -> list[Signed]:
-        """The words of these others, for an owner that heard another word of one of them."""
+        """The words of these others, once each, for an owner that heard another word of one of them."""
+        if self.me not in shown_by(owner, self.plan.committee, self.plan.head, self.attempt):
+            return []
         known = self.now.of
-        mine = self.me in shown_by(owner, self.plan.committee, self.plan.head, self.attempt)
-        return [known[p][1] for p in names if p in known and p != self.me] if mine else []
+        others = [p for p in names if p in known and p != self.me and (owner, p) not in self.shown]
+        self.shown.update((owner, p) for p in others)
+        return [known[p][1] for p in others]
 
-    def silent(self) -> list[PeerId]:
-        """Whom I could hear, and did not."""
-        known = self.now.of
-        return [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
+    def to_ask(self) -> Sequence[PeerId]:
+        """Whom I could hear, and did not; in a large swarm those whose turn it is to be asked."""
+        known, self.asks = self.now.of, self.asks + 1
+        silent = [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
+        return in_turn(silent, len(self.speakers), self.asks)
 
-    def other_sizes(self, peers: Iterable[PeerId]) -> list[OtherSize]:
-        """Whose update has another length than mine: where callers choose the length, that is a mistake."""
+    def other_calls(self, news: Iterable[PeerId]) -> list[OtherCall]:
+        """Whose update is of another length or form than mine: where callers choose these, that is a mistake.
+
+        As many as may lie could say so for ever. So few are left out of the sums, and nobody else is disturbed.
+        """
         commits, mine = self.now, self.commit_of(self.me)
         if mine is None or not mine.parts:
             return []
-        values = {p: commits.of[p][0].values for p in peers if p in commits.giving}
-        return [OtherSize(peer=p, values=n, mine=mine.values) for p, n in values.items() if n != mine.values]
+
+        def others(among: Iterable[PeerId]) -> list[tuple[PeerId, Commit]]:
+            given = ((p, commits.of[p][0]) for p in among if p in commits.giving)
+            return [(p, c) for p, c in given if (c.values, c.asked) != (mine.values, mine.asked)]
+
+        if not others(news) or len(others(commits.giving)) <= self.ground.liars:
+            return []
+        return [
+            OtherCall(peer=p, values=c.values, asked=c.asked, my_values=mine.values, my_asked=mine.asked)
+            for p, c in others(sorted(commits.giving))
+        ]
 
     def awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
         """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""

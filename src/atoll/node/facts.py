@@ -111,13 +111,15 @@ class Disagreed(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class OtherSize(Fact, frozen=True, kw_only=True):
-    """Its update has another length than mine: they cannot be averaged."""
+class OtherCall(Fact, frozen=True, kw_only=True):
+    """Its update has another length than mine, or its caller asked for something else: they cannot be averaged."""
 
     phase = "commit"
     peer: PeerId
     values: int
-    mine: int
+    asked: str
+    my_values: int
+    my_asked: str
 
 
 class Fault(Fact, frozen=True, kw_only=True):

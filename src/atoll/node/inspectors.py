@@ -1,6 +1,7 @@
 """Those of a peer that look at what others did: audits and openings, scores of updates, agreed states.
 
-Genesis says which there are; where it names none this room is empty and silent. Each has turns and jobs of its own.
+Genesis says which there are; where it names none this room is empty and silent. Each has turns and jobs of its own,
+named `audit/`, `score/` and `validate/`.
 Promises: whatever one of them finds becomes a word for the members here and nowhere else (`word_of`); only a vertex
 that holds such words has consequences. Never judges, never signs.
 """
@@ -24,8 +25,6 @@ from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.statements import Audited, Scored, Statement, Validated
 from atoll.wire.messages.vertex import Body
-
-JOBS = ("audit/", "score/", "validate/")  # what the names of their jobs begin with
 
 
 class Inspectors:

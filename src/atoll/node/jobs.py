@@ -58,6 +58,7 @@ class Trained(msgspec.Struct, frozen=True):
     loss: float  # mean over those steps
     step_s: Seconds
     values: int = 0  # of the update, where genesis does not say it
+    asked: str = ""  # by the caller, otherwise than genesis says: where such an update is given
 
 
 class Encode(msgspec.Struct, frozen=True):

@@ -87,6 +87,7 @@ class MyUpdate:
             loss=t.loss,
             step_s=t.step_s,
             weight=row_weight(self.ground, self.me, t.steps, t.samples),  # a newcomer's moves nothing yet
+            why=t.asked,
             offset_s=measured.offset_s,
             values=t.values,
             links=measured.links,

@@ -19,6 +19,7 @@ from typing import cast
 import msgspec
 from msgspec import UNSET
 
+from atoll.base.errors import UNREADABLE
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
 from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Report, Start
@@ -57,7 +58,7 @@ def placed_rounds(kept: bytes) -> list[int]:
     """Of which rounds the state lies in pieces at the members, from what a peer kept under `pieces`."""
     try:
         book = msgspec.msgpack.decode(kept, type=Kept).book
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return []
     return [entry.round for entry in book.entries if entry.placed]
 
@@ -100,7 +101,7 @@ class Pieces:
         """From the life before. A book that cannot be read costs work, no agreement: reports are then believed."""
         try:
             before = msgspec.msgpack.decode(kept.get("pieces", b""), type=Kept)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return
         self.ledger.book, self.written = before.book, True
         self.mine = {mine.round: mine for mine in before.mine}

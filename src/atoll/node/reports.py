@@ -1,20 +1,22 @@
 """Member reports on their way into a vertex: joins, readiness, farewells, suspicions, invitations.
 
 The pool remembers one report per kind, signer and target, only while it may stand in the next vertex, and never
-more than a vertex can carry; when it is full, whoever says most gives way, then who only rests. Judging is
-`policy/members.py`'s; whether a report was carried is the vertex's.
+more than a vertex can carry; when it is full, whoever says most gives way, then who only rests. Voices, of which it
+takes more than may lie to move anything, have a room of their own: among a hundred members 34 against each liar. In
+a large swarm no more are remembered than count, and a vertex carries them in whole sets.
+Judging is `policy/members.py`'s; whether a report was carried is the vertex's.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.limits import COMMITTEE_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX, VOICES_MAX
 from atoll.base.recall import of_the_same
 from atoll.node.amend import Goal, agrees, amend_holds, amends_in, goal_of, may_follow, rank
 from atoll.node.body import open_report
@@ -23,7 +25,16 @@ from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
 from atoll.policy.audits import Docket
 from atoll.policy.inquiry import AGAINST
-from atoll.policy.members import RECENT, Earlier, Recent, Reported, admissible, target_of
+from atoll.policy.members import (
+    RECENT,
+    Earlier,
+    Recent,
+    Reported,
+    admissible,
+    only_counts,
+    suspicions_needed,
+    target_of,
+)
 from atoll.policy.pieces import Ledger
 from atoll.policy.room import SIGNED_BYTES, name_bytes
 from atoll.policy.scoring import Scores
@@ -31,7 +42,7 @@ from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Audited, Caught, Invite, Placed, Rests, Signed
+from atoll.wire.messages.statements import Amend, Audited, Caught, Invite, Placed, Rests, Signed, Suspect
 from atoll.wire.messages.vertex import Body
 
 AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
@@ -52,6 +63,7 @@ class ReportPool:
     def __init__(self, notary: Notary, history: History, settings: RunSettings) -> None:
         self.notary, self.history, self.settings = notary, history, settings
         self.pool: dict[Key, Signed] = {}
+        self.voices: Counter[tuple[str, str]] = Counter()  # of those, the ones that only count: by kind and target
         self.goals: dict[Digest, Goal] = {}  # vertices older than memory holds, read from disk
         self.docket = Docket(settings.audited_share, settings.round.quorum, settings.opened)
         self.validations = Validations(settings.validated, settings.round.quorum)
@@ -82,12 +94,35 @@ class ReportPool:
         fresh = key not in self.pool
         if not fresh and self.pool[key].body == signed.body:
             return None
-        if fresh and len(self.pool) >= REPORTS_PER_VERTEX_MAX and not self._make_room(key):
+        if fresh and not self._has_room(key, only_counts(statement)):
             return None
-        self.pool[key] = signed
+        self._remember(key, signed, only_counts(statement))
         return Pooled(reported, fresh)
 
-    def _make_room(self, wanted: Key) -> bool:
+    def _remember(self, key: Key, signed: Signed, counts: bool) -> None:
+        if counts and key not in self.pool:
+            self.voices[key[0], key[2]] += 1
+        self.pool[key] = signed
+
+    def _forget(self, key: Key) -> None:
+        if self.pool.pop(key, None) is not None and self._counts(key):
+            self.voices[key[0], key[2]] -= 1
+            self.voices += Counter()  # those that nobody says any more
+
+    def _counts(self, key: Key) -> bool:
+        return (key[0], key[2]) in self.voices
+
+    def _has_room(self, wanted: Key, counts: bool) -> bool:
+        if not self.crowded:
+            return len(self.pool) < REPORTS_PER_VERTEX_MAX or self._make_room(wanted, list(self.pool))
+        if counts and self.voices[wanted[0], wanted[2]] >= self._voices_needed():
+            return False  # enough say so
+        voices = self.voices.total()
+        if voices < VOICES_MAX if counts else len(self.pool) - voices < REPORTS_PER_VERTEX_MAX:
+            return True
+        return self._make_room(wanted, [key for key in self.pool if self._counts(key) == counts])
+
+    def _make_room(self, wanted: Key, rivals: list[Key]) -> bool:
         """A flood displaces only its own words, those with least company first: what many say is said by enough
         soon, and a few words of each never. Strangers are one voice together: new identities are free. Where nobody
         floods, who rests gives way to all other news: that may be everybody, in every round.
@@ -97,18 +132,26 @@ class ReportPool:
         def voice(peer: PeerId) -> PeerId | None:
             return peer if peer in members else None
 
-        words = Counter(voice(signer) for _, signer, _ in self.pool)
+        words = Counter(voice(signer) for _, signer, _ in rivals)
         loudest = max(words, key=lambda who: words[who])
         end: Key | None = None
         if words[voice(wanted[1])] + 1 < words[loudest]:
-            company = Counter((kind, target) for kind, _, target in self.pool)
-            its = (key for key in reversed(self.pool) if voice(key[1]) == loudest)
+            company = Counter((kind, target) for kind, _, target in rivals)
+            its = (key for key in reversed(rivals) if voice(key[1]) == loudest)
             end = min(its, key=lambda key: company[key[0], key[2]])
         elif wanted[0] != Rests.__name__:
-            end = next((key for key in reversed(self.pool) if key[0] == Rests.__name__), None)
+            end = next((key for key in reversed(rivals) if key[0] == Rests.__name__), None)
         if end is not None:
-            del self.pool[end]
+            self._forget(end)
         return end is not None
+
+    @property
+    def crowded(self) -> bool:
+        """More vote than where all voices go to everybody and into a vertex."""
+        return _voters(self.history.head_body) > COMMITTEE_MAX
+
+    def _voices_needed(self) -> int:
+        return suspicions_needed(_voters(self.history.head_body), self.settings.round.quorum)
 
     def proves(self, caught: Caught) -> bool:
         """Somebody's proof against this liar is here already: one is enough, and says more than any voice."""
@@ -117,11 +160,15 @@ class ReportPool:
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
         """The accused was heard again."""
-        self.pool.pop(("Suspect", by, peer), None)
+        self._forget((Suspect.__name__, by, peer))
 
     def said_by(self, peer: PeerId, kind: str) -> list[Signed]:
         """Its reports of this kind that wait for their vertex."""
         return [signed for signed in self.of_kind(kind) if signed.signer == peer]
+
+    def voices_of(self, by: PeerId) -> list[Signed]:
+        """Its words that only count, and wait for enough others."""
+        return [signed for key, signed in self.pool.items() if key[1] == by and self._counts(key)]
 
     def of_kind(self, kind: str) -> list[Signed]:
         return [signed for key, signed in self.pool.items() if key[0] == kind]
@@ -130,20 +177,38 @@ class ReportPool:
         """What a proposer may put into a vertex: words to go back, then as many reports as fit, the shortest first.
 
         Such a word is longer than most, and whoever pads its reports must not keep it out. Who rests comes last:
-        that may be everybody, in every round, and nobody's coming or going shall wait for it.
+        that may be everybody, in every round, and nobody's coming or going shall wait for it. In a large swarm
+        voices come behind all other news, but before them.
         """
-        chosen: list[Signed] = []
-        size = 0
         back = [signed for signed, _ in sorted(amends_in(self.pool.values()), key=rank)]
         every = {id(signed) for signed in back}
-        rest = [(key[0] == Rests.__name__, signed) for key, signed in self.pool.items() if id(signed) not in every]
-        rest.sort(key=lambda one: (one[0], len(one[1].body)))
-        for signed in back[:AMENDS_MAX] + [signed for _, signed in rest]:
-            size += len(signed.body) + len(signed.signature) + name_bytes(signed.signer) + SIGNED_BYTES
-            if len(chosen) == REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
+        crowded = self.crowded
+        news = [
+            (key[0] == Rests.__name__, signed)
+            for key, signed in self.pool.items()
+            if id(signed) not in every and not (crowded and self._counts(key))
+        ]
+        news.sort(key=lambda one: (one[0], len(one[1].body)))
+        lots = [[signed] for signed in back[:AMENDS_MAX]] + [[signed] for rests, signed in news if not rests]
+        lots += self._whole_sets() if crowded else []
+        lots += [[signed] for rests, signed in news if rests]
+        chosen: list[Signed] = []
+        size = 0
+        for lot in lots:
+            size += sum(map(_size_bytes, lot))
+            if len(chosen) + len(lot) > REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
                 break
-            chosen.append(signed)
+            chosen += lot
         return chosen
+
+    def _whole_sets(self) -> list[list[Signed]]:
+        """Voices that are enough to count, no more of them than that: against liars, then against the silent."""
+        needed = self._voices_needed()
+        enough = sorted(said for said, count in self.voices.items() if count >= needed)
+        sets: defaultdict[tuple[str, str], list[Signed]] = defaultdict(list)
+        for (kind, _, target), signed in self.pool.items():
+            sets[kind, target].append(signed)
+        return [sets[said][:needed] for said in enough]
 
     def settle(self, body: Body) -> None:
         """What a vertex carried, or what no longer fits the membership, leaves the pool."""
@@ -153,15 +218,18 @@ class ReportPool:
             reported = open_report(self.notary, signed, keys, known)
             stale = reported is None or self.judge(reported, body, recent, None) is not None
             done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
+            # many were silent for a moment in some round: together they would be enough some day, for no reason
+            stale = stale or (self.crowded and _of_before(reported, body))
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
-                del self.pool[key]
+                self._forget(key)
         for signed in body.reports if self.docket.looks else ():
             self._repeat(signed, body, recent)
 
     def _repeat(self, signed: Signed, body: Body, recent: Recent) -> None:
         """What an auditor holds against a trainer is said again until there are enough of them, by everybody."""
         said = decode_statement(signed.body, signed.signer)
-        if not isinstance(said, Audited) or said.finding not in AGAINST or len(self.pool) >= REPORTS_PER_VERTEX_MAX:
+        news = len(self.pool) - (self.voices.total() if self.crowded else 0)
+        if not isinstance(said, Audited) or said.finding not in AGAINST or news >= REPORTS_PER_VERTEX_MAX:
             return
         reported = open_report(self.notary, signed, _vote_keys(body))
         if reported is not None and self.judge(reported, body, recent, None) is None:
@@ -219,6 +287,22 @@ def _vote_keys(body: Body) -> dict[PeerId, bytes]:
 @of_the_same  # asked with every report that finds no room
 def _names(body: Body) -> frozenset[PeerId]:
     return frozenset(m.peer for m in body.members)
+
+
+@of_the_same  # asked with every report, and for every body
+def _voters(body: Body) -> int:
+    return sum(m.votes for m in body.members)
+
+
+def _of_before(reported: Reported | None, body: Body) -> bool:
+    """A suspicion that is older than the round of this vertex."""
+    return (
+        reported is not None and isinstance(reported.statement, Suspect) and reported.statement.round < body.round
+    )
+
+
+def _size_bytes(signed: Signed) -> int:
+    return len(signed.body) + len(signed.signature) + name_bytes(signed.signer) + SIGNED_BYTES
 
 
 def _key(reported: Reported) -> Key:

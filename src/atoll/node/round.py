@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
@@ -39,7 +38,6 @@ from atoll.base.machine import (
     TimerFired,
 )
 from atoll.node.apart import Apart, left_open
-from atoll.node.body import check_body
 from atoll.node.closing import adopted, closed_by, told_by
 from atoll.node.commitments import Commitments, Twice
 from atoll.node.facts import (
@@ -63,7 +61,8 @@ from atoll.node.my_update import MyUpdate
 from atoll.node.next_state import NextState
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
-from atoll.node.trial import Commits, Measured, Trial, opened, trial_of
+from atoll.node.trial import Commits, Measured, Trial, opened
+from atoll.node.trials import Trials
 from atoll.policy.plan import HAND_OVER_S
 from atoll.policy.trust import Strikes
 from atoll.policy.windows import patience_shown
@@ -76,7 +75,7 @@ from atoll.protocol.reduce.rows import Made, Update
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.witness import Contradicted, Lied, OtherRows
-from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
+from atoll.wire.codec import decode_body, decode_statement, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import Vertices
 from atoll.wire.messages.round import (
@@ -99,7 +98,6 @@ from atoll.wire.messages.round import (
     WantWords,
 )
 from atoll.wire.messages.statements import (
-    Amend,
     Answered,
     Caught,
     Commit,
@@ -109,7 +107,6 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
-HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 TURNS_WITHOUT_CLOCK = 4  # of all proposers in one attempt
 
@@ -143,17 +140,14 @@ class Round:
         self.attempt = 0
         self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
-        self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
         self.update = MyUpdate(ground, self.me, measured)
         self.apart = Apart(ground, self.me, gone)
         self.reduce: Reduce | None = None
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
         self.free: int | None = None  # the view in which I may propose what I like
         self.bound: int | None = None  # the view in which I must re-propose a certified body
-        self.wanted_body: Digest | None = None  # a body that a certificate names and that I lack
-        self.asked_for_body = 0
-        self.trials: dict[Digest, Trial] = {}
         self.next_state = NextState(ground, self.parts.held)
+        self.trials = Trials(ground, notary, agreement, self.parts, self.next_state, gone)
         self.my_body = MyBody(ground, notary, self.committed, self.next_state, reports)
         self.final: Vertex | None = None  # decided; what is left is to hold its state
         self.adopting = self.closed = False
@@ -228,7 +222,7 @@ class Round:
                     raise PeerFault(sender, flaw)
                 return self.reduce.handle(event, now)
             case WantPart():
-                return self._give_part(sender, message, now)
+                return self.trials.give(sender, message, now)
             case PartBytes(digest=digest):
                 return self._take_part(digest, event.payload, now)
             case Propose() | Voted() | TimedOut() | PreVote():
@@ -265,7 +259,7 @@ class Round:
                     more = self._propose_if_ready(now)
                 case Bound():
                     self.bound = effect.fact.view
-                    more = self.agreement.repropose(self.bound) or self._want_body(effect.fact.digest)
+                    more = self.agreement.repropose(self.bound) or self.trials.want_body(effect.fact.digest)
                 case Decided():
                     more = self._decide(effect.fact, now)
                 case _:
@@ -302,7 +296,7 @@ class Round:
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
         times = self.timing.times(self.attempt)
         self.my_body.attempt_begins(self.attempt)
-        self.repeated_to, self.shown = set(), set()
+        self.repeated_to = set()
         self.patience.attempt_begins()
         self.grace.attempt_begins()
         self.parts.attempt_begins(now)
@@ -316,6 +310,7 @@ class Round:
         effects += self.ask_again(self.too_early)
         self.too_early = set()
         if self.ground.topology is None:
+            self.trials.attempt_begins(self.attempt, None)
             return effects
         around = Surroundings(
             self.ground.vote_key_of.get,
@@ -329,6 +324,7 @@ class Round:
             two_faced=self.committed.two_faced,
         )
         self.reduce = reduce_for(self.notary, self.ground.reduce_plan(self.attempt, self.timing), around)
+        self.trials.attempt_begins(self.attempt, self.reduce)
         effects += self._encode() if self.update.trained is not None else []  # it was too late for the last attempt
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 
@@ -367,9 +363,8 @@ class Round:
         commit = self.update.commit(self.attempt)
         signed = self.notary.sign(commit)
         self.committed.say(commit, signed)
-        message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
-        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_sizes(self.committed.now.giving)]
-        effects += [Send(p, message) for p in self.committed.hearers if p != self.me]
+        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_calls(self.committed.now.giving)]
+        effects += self._tell_hearers(signed)
         mine = self.update.said()
         if mine is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, mine), now)
@@ -385,14 +380,19 @@ class Round:
         assert isinstance(commit, Commit)
         signed = self.notary.sign(commit)
         self.committed.say(commit, signed)
-        message = Committed(self.plan.round, self.attempt, self.plan.trace, signed)
-        sends: list[Effect] = [Send(p, message) for p in self.committed.hearers if p != self.me]
-        return sends + self._share_if_due(now)
+        return self._tell_hearers(signed) + self._share_if_due(now)
+
+    def _tell_hearers(self, signed: Signed) -> list[Effect]:
+        message = self._commitment(signed)
+        return [Send(p, message) for p in self.committed.hearers if p != self.me]
+
+    def _commitment(self, signed: Signed) -> Committed:
+        return Committed(self.plan.round, self.attempt, self.plan.trace, signed)
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         match self.committed.hear(signed):
             case Commit(attempt=attempt):
-                effects = self._compare_sizes([signed.signer])
+                effects = self._compare_calls([signed.signer])
                 return effects + self._awaits_less(now) if attempt == self.attempt else effects
             case Twice(first, second):
                 return self._compare_commits(first, second, now)
@@ -422,13 +422,10 @@ class Round:
 
     def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """One of these said to me what it did not say to that owner: together we can prove it."""
-        said = self.committed.shown_to(to, names)
-        said = [signed for signed in said if (to, signed.signer) not in self.shown]
-        self.shown.update((to, signed.signer) for signed in said)
-        return [Send(to, Committed(self.plan.round, self.attempt, self.plan.trace, signed)) for signed in said]
+        return [Send(to, self._commitment(signed)) for signed in self.committed.shown_to(to, names)]
 
-    def _compare_sizes(self, peers: Iterable[PeerId]) -> list[Effect]:
-        return [self._report(fact) for fact in self.committed.other_sizes(peers)]
+    def _compare_calls(self, news: Iterable[PeerId]) -> list[Effect]:
+        return [self._report(fact) for fact in self.committed.other_calls(news)]
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
         """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
@@ -442,7 +439,7 @@ class Round:
         mine = self.committed.mine
         if not message.asks or mine is None or sender not in self.committed.hearers:
             return []
-        return [Send(sender, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1]))]
+        return [Send(sender, self._commitment(mine[1]))]
 
     # ---- share ---------------------------------------------------------------------------------------------
 
@@ -511,26 +508,17 @@ class Round:
         return self.agreement.propose(self.free, encode(body)) if self.my_body.is_news(body) else []
 
     def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
-        raw = proposal.body
-        if len(raw) > self.plan.settings.signing.body_bytes_max:
-            who = self.agreement.proposer(proposal.view)
-            return [self._report(Disagreed(proposer=who, why=f"its body has {len(raw)} bytes"))]
-        try:
-            body = decode_body(raw)
-        except PeerFault as fault:
-            who = self.agreement.proposer(proposal.view)
-            return [self._report(Disagreed(proposer=who, why=fault.what))]
-        wrong = check_body(self.ground, self.notary, body, now)
-        if wrong is not None:
-            return [self._report(Disagreed(proposer=body.proposer, why=wrong))]
-        trial = self.trials.setdefault(vertex_id(raw), trial_of(raw, self.plan))
+        trial = self.trials.judge(proposal, now)
+        if isinstance(trial, Disagreed):
+            return [self._report(trial)]
+        body = trial.body
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
         if self.reduce is not None and body.attempt == self.attempt:
             weighing = None if body.weighing is UNSET else body.weighing
             for signed in body.parts:
                 if signed is not None:
                     effects += self.reduce.examine(signed, opened(signed), now, weighing)
-        return effects + self._try(vertex_id(raw), trial, now)
+        return effects + self._try(trial, now)
 
     def _compare_body(self, body: Body, now: Seconds) -> list[Effect]:
         """Its proposer may have heard another commitment of somebody than I did."""
@@ -538,38 +526,31 @@ class Round:
         pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
         return [effect for mine, other in pairs for effect in self._compare_commits(mine, other, now)]
 
-    def _try(self, digest: Digest, trial: Trial, now: Seconds) -> list[Effect]:
+    def _try(self, trial: Trial, now: Seconds) -> list[Effect]:
         """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
-        if not trial.final and not self._vouched(trial):
+        if not self.trials.believes(trial):
             return []
-        if trial.state is None:
-            trial.state = self.next_state.of(trial.step, trial.back)
-        if trial.state is None and trial.back is not None:
-            return self._find_back(trial, trial.back)
-        if trial.state is None:
-            missing = [a for a in trial.answers if a is not None and a.digest not in self.parts.held]
-            return self._want(trial, missing, now) if missing else self.next_state.ask(trial.step, None)
-        if trial.state != trial.body.state:
-            if trial.final:
-                return self._cannot("my state differs from the agreed one")
-            return [
-                self._report(Disagreed(proposer=trial.body.proposer, why="its state hash is not what I compute"))
-            ]
+        if not self.trials.knows(trial):
+            if trial.final and self.trials.lacks_earlier(trial):
+                return self._cannot("the state that the run went back to is not here")
+            return self.trials.ask(trial, now)
+        if trial.state == trial.body.state:
+            return self._adopt(trial) if trial.final else self.agreement.approve(trial.id)
         if trial.final:
-            return self._adopt(digest, trial)
-        return self.agreement.approve(digest)
+            return self._cannot("my state differs from the agreed one")
+        return [self._report(Disagreed(proposer=trial.body.proposer, why="its state hash is not what I compute"))]
 
-    def _find_back(self, trial: Trial, back: Amend) -> list[Effect]:
-        """The state that a body goes back to, made here or, once it is final, fetched whole from who made it."""
-        if not self.next_state.lacks(trial.step, back):
-            return self.next_state.ask(trial.step, back)
-        return self._cannot("the state that the run went back to is not here") if trial.final else []
+    def _try_all(self, now: Seconds) -> list[Effect]:
+        return [effect for trial in self.trials.waiting for effect in self._try(trial, now)]
+
+    def _try_final(self, now: Seconds) -> list[Effect]:
+        """The round is decided: what is left is to hold its state."""
+        final = self.trials.final
+        return self._try(final, now) if final is not None and not self.adopting else []
 
     def _go_on_without(self, now: Seconds) -> list[Effect]:
         """An earlier state is not here: propose as if nobody wanted it, and vote for nothing that wants it."""
-        final = [(key, trial) for key, trial in self.trials.items() if trial.final and not self.adopting]
-        effects = [effect for key, trial in final for effect in self._try(key, trial, now)]
-        return effects + self._propose_if_ready(now)
+        return self._try_final(now) + self._propose_if_ready(now)
 
     def found_state(self, state: Digest, now: Seconds) -> list[Effect]:
         """An earlier state that was lacked is here now."""
@@ -577,62 +558,19 @@ class Round:
             return []
         return self._spread(self._try_all(now) + self._propose_if_ready(now), now)
 
-    def _vouched(self, trial: Trial) -> bool:
-        """Do I believe every answer in it? Whom I believe, and what I recompute, is the reduce's business."""
-        reduce = self.reduce
-        if not self.ground.witnesses or reduce is None:
-            return True
-        return all(reduce.believes(answered) is True for answered in trial.answers if answered is not None)
-
-    def _try_all(self, now: Seconds) -> list[Effect]:
-        waiting = [(key, trial) for key, trial in self.trials.items() if trial.state is None]
-        return [effect for key, trial in waiting for effect in self._try(key, trial, now)]
-
-    def _want(self, trial: Trial, missing: Sequence[Answered], now: Seconds) -> list[Effect]:
-        """The proposer and other voters hold the combined bytes; whose owner is there is on its way already."""
-        here = self.reduce.answers.keys() if self.reduce is not None else range(len(self.ground.owners))
-        on_its_way = [
-            trial.body.attempt == self.attempt
-            and a.part not in here  # else the owner whose answer I took keeps me from this one
-            and not self.gone(self.ground.owners[a.part][a.owner_index])
-            for a in missing
-        ]
-        sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
-        holders = [p for p in sources if p != self.me and not self.gone(p)]
-        names = (a.digest for a in missing)
-        return self.parts.want(trial.body.attempt, zip(names, on_its_way, strict=True), holders, now)
-
-    def _want_body(self, digest: Digest) -> list[Effect]:
-        """A certificate names a body whose bytes I lack: those who voted for it hold them."""
-        self.wanted_body = digest
-        self.asked_for_body += 1
-        holders = [p for p in self.agreement.holders(digest) if not self.gone(p)]
-        wish = WantPart(self.plan.round, self.attempt, self.plan.trace, digest)
-        return [
-            Send(p, wish) for p in shuffled(digest, f"{self.me}/{self.asked_for_body}", holders)[:HOLDERS_ASKED]
-        ]
-
-    def _give_part(self, sender: PeerId, wish: WantPart, now: Seconds) -> list[Effect]:
-        body = self.agreement.bodies.get(wish.digest)
-        payload = self.parts.held.get(wish.digest) if body is None else Payload(wish.digest, len(body), body)
-        return self.parts.give(sender, wish, payload, now)
-
     def _take_part(self, digest: Digest, payload: Payload | None, now: Seconds) -> list[Effect]:
-        if payload is not None and payload.digest == digest == self.wanted_body:
-            self.wanted_body = None
-            effects = self.agreement.learn_body(bytes(payload.data))
-            return effects + (self.agreement.repropose(self.bound) if self.bound is not None else [])
         if payload is None or payload.digest != digest:
             return []
+        if self.trials.takes_body(payload):
+            effects = self.agreement.learn_body(bytes(payload.data))
+            return effects + (self.agreement.repropose(self.bound) if self.bound is not None else [])
         effects = self.reduce.take_bytes(payload) if self.reduce is not None else []
-        wanted = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
-        if digest not in wanted:
+        if digest not in self.trials.needed:
             return effects
         if digest not in self.parts.held:
             self.parts.held[digest] = payload
             self.patience.progressed(now)
-        effects += self._try_all(now)
-        return effects
+        return effects + self._try_all(now)
 
     # ---- attempts ------------------------------------------------------------------------------------------
 
@@ -662,14 +600,10 @@ class Round:
         return self.agreement.view // (TURNS_WITHOUT_CLOCK * len(self.plan.committee))
 
     def _forget_old_parts(self) -> None:
-        """A long pause combines the same updates again and again: keep what a live proposal may still need."""
-        live = self.agreement.bodies.keys()
-        self.trials = {digest: trial for digest, trial in self.trials.items() if digest in live or trial.final}
-        needed = {a.digest for t in self.trials.values() for a in t.answers if a is not None}
-        self.parts.keep_only(needed)
+        self.trials.forget_old()
+        needed = self.trials.needed
         self.combined = {name: made for name, made in self.combined.items() if name in needed}
         self.combined |= self.reduce.made if self.reduce is not None else {}  # its body may be on its way
-        self.next_state.keep_only(needed)
 
     def _last_view(self, attempt: int) -> int:
         """Each attempt has one view per voter; the clock ends them all at once."""
@@ -697,18 +631,14 @@ class Round:
         if self.final is not None:
             if not self.adopting and not self.next_state.goes_back and self.patience.gives_up(now):
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
-            for key, trial in list(self.trials.items()):
-                if trial.final and not self.adopting:
-                    effects += self._try(key, trial, now)
-            return effects
+            return effects + self._try_final(now)
         mine = self.committed.mine
         if not self.assembling and mine is not None:
-            message = Committed(self.plan.round, self.attempt, self.plan.trace, mine[1], asks=True)
-            effects += [Send(p, message) for p in self.committed.silent()]
+            message = replace(self._commitment(mine[1]), asks=True)
+            effects += [Send(p, message) for p in self.committed.to_ask()]
         if self.my_body.ready:
             effects += self.agreement.remind()
-        if self.wanted_body is not None:
-            effects += self._want_body(self.wanted_body)
+        effects += self.trials.ask_for_body()
         if self.reduce is not None:
             effects += self.reduce.ask_again(now)
         effects += self._try_all(now)
@@ -743,7 +673,7 @@ class Round:
         effects: list[Effect] = []
         mine = self.committed.mine
         if mine is not None and peer in self.committed.hearers:
-            effects.append(Send(peer, Committed(self.plan.round, self.attempt, self.plan.trace, mine[1])))
+            effects.append(Send(peer, self._commitment(mine[1])))
         if self.reduce is not None and self.patience.sharing:
             effects += self.reduce.resend(peer)
         return effects + self.agreement.remind(peer)
@@ -761,7 +691,7 @@ class Round:
         if self.final is not None:
             return []
         if decided.body is None:
-            return self._want_body(decided.digest)
+            return self.trials.want_body(decided.digest)
         vertex = Vertex(decided.body, decided.certificate)
         return [*self._tell_listeners(vertex), *self._note_lapses(now), *self._finish(vertex, now)]
 
@@ -808,22 +738,20 @@ class Round:
     def _finish(self, vertex: Vertex, now: Seconds) -> list[Effect]:
         self.final = vertex
         self.patience.decided(now)
-        key = vertex_id(vertex.body)
-        trial = self.trials.setdefault(key, trial_of(vertex.body, self.plan))
-        trial.final = True
-        return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(key, trial, now)]
+        trial = self.trials.finish(vertex.body)
+        return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(trial, now)]
 
     def _tell_listeners(self, vertex: Vertex) -> list[Effect]:
         """Observers and members outside the committee did not see the votes: two voters tell each of them."""
         news = Vertices((vertex,), self.plan.round)
         return [Send(p, news) for p in told_by(self.me, self.plan)]
 
-    def _adopt(self, digest: Digest, trial: Trial) -> list[Effect]:
+    def _adopt(self, trial: Trial) -> list[Effect]:
         if self.adopting:
             return []
         self.adopting = True
         assert self.final is not None
-        work = adopted(digest, trial, self.ground, self.update)
+        work = adopted(trial, self.ground, self.update)
         return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
 
     def _close(self) -> list[Effect]:
@@ -834,7 +762,8 @@ class Round:
         self.combined |= self.reduce.made if self.reduce is not None else {}
         agreed = {opened(s).digest for s in body.parts if s is not None}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
-        self.reduce, self.update.encoded, self.trials = None, None, {}  # they hold several updates' worth of memory
+        self.reduce, self.update.encoded = None, None  # they hold several updates' worth of memory
+        self.trials.close()
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]
         timers += [f"grace/{self.attempt}"] if self.grace.until is not None else []
         cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]

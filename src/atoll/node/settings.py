@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from atoll.base.effort import effort_problem
-from atoll.base.errors import PeerFault
+from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
 from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
@@ -112,7 +112,7 @@ def other_rules(data: bytes) -> str | None:
     """Why this program cannot go on with a run of these encoded settings: None if it knows its rules."""
     try:
         rules = msgspec.msgpack.decode(data, type=_Rules).rules
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None  # these are no settings at all: `decode_settings` says so
     if rules == RULES:
         return None
@@ -195,7 +195,7 @@ def decode_settings(data: bytes) -> RunSettings:
         if problem := pacing_problem(settings):
             raise PeerFault("", f"genesis has the work of rounds follow the run, but {problem}")
         return settings
-    except msgspec.DecodeError as why:
+    except UNREADABLE as why:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None
 
 

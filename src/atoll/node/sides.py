@@ -29,7 +29,6 @@ QUERY_S = 2.0  # for which one is waited for answers
 IN_A_ROW = 20  # queries that settle it: with a fifth of liars on the other side, 19 of 20 come out right
 ANSWER_S = 1.0
 LEAST = 3  # to ask; two sides of one or two have nobody to tip them
-TIMER = "snow/"
 
 
 class Poll:

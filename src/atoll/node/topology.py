@@ -16,7 +16,7 @@ from typing import get_args
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import PAIRED_MAX, PART_BYTES_MAX, PARTS_MAX
 from atoll.node.settings import RunSettings, TopologyName
-from atoll.policy.links import agreed_links
+from atoll.policy.links import agreed_links, agreed_weights
 from atoll.policy.plan import RoundPlan
 from atoll.policy.topology import Links, choose, clusters_by_latency
 from atoll.protocol.reduce.topology import (
@@ -80,10 +80,10 @@ def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> Way:
     if plan.settings.quorum != "majority" or settings.statistic != "mean":  # nobody can sort partial sums
         name = "star" if wanted == "star" else "butterfly"
         return Way(_built(name, peers, seed, None, peers, pieces), "every row goes to its owner directly")
+    weights = agreed_weights(plan.members, peers)
+    if wanted not in ("auto", "hierarchical"):  # who is near whom is then nobody's question
+        return Way(_built(wanted, peers, seed, weights, peers, pieces), "as the run's settings say")
     links = agreed_links(plan.members, peers)
-    weights = dict(zip(peers, links.up_bytes_s, strict=True)) if links is not None else None
-    if weights is not None and len(set(weights.values())) == 1:
-        weights = None
     named = regions_of({peer: plan.by_peer[peer].name for peer in peers})
     measured = clusters_by_latency(links) if links is not None else peers
     near = named if any(isinstance(item, tuple) for item in named) else measured

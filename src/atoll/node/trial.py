@@ -27,7 +27,7 @@ class Step(Statement, frozen=True):
 class Trial:
     """A body that I am checking, or that is final and that I am catching up with."""
 
-    raw: bytes
+    id: Digest
     body: Body
     answers: tuple[Answered | None, ...]
     step: Step
@@ -57,12 +57,12 @@ class Commits:
             self.giving.add(peer)
 
 
-def trial_of(raw: bytes, plan: RoundPlan) -> Trial:
+def trial_of(id: Digest, raw: bytes, plan: RoundPlan) -> Trial:
     """Of a body that was checked, or that a certificate stands for."""
     body = decode_body(raw)
     commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commit)]
     answers = tuple(None if s is None else opened(s) for s in body.parts)
-    return Trial(raw, body, answers, step_of(body.parts, commits, plan), amend_of(body))
+    return Trial(id, body, answers, step_of(body.parts, commits, plan), amend_of(body))
 
 
 def step_of(parts: Sequence[Signed | None], commits: Sequence[Commit], plan: RoundPlan) -> Step:

@@ -1,7 +1,8 @@
 """Whose round is audited, in which segment, by whom, and what the verdicts mean: all from agreed vertices.
 
 The vertex that closes a round holds every commitment, so its id draws which trainers are audited, which of their
-segments, and in which order the others take it again. One auditor is asked; others only where the one before
+segments, and in which order the others take it again. Of two commitments to one update both are: a copy of
+another's root is no work, and its author can show none. One auditor is asked; others only where the one before
 found something else than the trainer, or said nothing for `AUDIT_TURN` rounds. In a small swarm all that are
 needed are then asked at once, since every turn takes a vertex in which a liar still counts; in a large one, where
 one false word shall not cost dozens of replays, as many as are against already. It goes on while those against are
@@ -12,6 +13,7 @@ anybody, never looks at what was shown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -125,11 +127,14 @@ class Docket:
         voters = sum(m.votes for m in body.members)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         needed, scores = voices_needed(voters, self.rule), scores_of(body)
-        for signed in body.commits:
-            commit, peer = statement_in(signed), signed.signer
-            if not isinstance(commit, Commit) or commit.claimed is None:
-                continue
-            share = self.share * audit_factor(scores, peer)  # above 1: always
+        said = ((signed.signer, statement_in(signed)) for signed in body.commits)
+        claims = {
+            peer: commit for peer, commit in said if isinstance(commit, Commit) and commit.claimed is not None
+        }
+        alike = Counter(commit.root for commit in claims.values())
+        for peer, commit in claims.items():
+            copied = alike[commit.root] > 1  # by one of them, and only their chains tell by whom
+            share = 1.0 if copied else self.share * audit_factor(scores, peer)  # from 1 on: always
             segment = drawn_segment(vertex, peer, commit.steps, share)
             if segment is None:
                 continue

@@ -81,6 +81,17 @@ def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> Links | 
     return _read(tuple(peers), places, tuple(line[peer].links for peer in peers))
 
 
+def agreed_weights(members: Sequence[Member], peers: Sequence[PeerId]) -> dict[PeerId, float] | None:
+    """By what the work is shared out: uplinks, as soon as links are known and uplinks differ; None until then."""
+    line = {m.peer: m for m in members if m.present}
+    if len({line[peer].links[:1] for peer in peers}) == 1:
+        return None
+    links = agreed_links(members, peers)
+    if links is None or len(set(links.up_bytes_s)) == 1:
+        return None
+    return dict(zip(peers, links.up_bytes_s, strict=True))
+
+
 @lru_cache(maxsize=32)  # reports seldom change between rounds; those of 64 peers take 2 ms to read
 def _read(peers: tuple[PeerId, ...], places: tuple[int, ...], said: tuple[bytes, ...]) -> Links | None:
     told = [[_step(LATENCIES_S, data, 1 + 2 * place) for place in places] for data in said]

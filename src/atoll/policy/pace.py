@@ -31,10 +31,11 @@ def pace(exchanges_s: Sequence[Seconds], steps: int, step_s: Seconds, overlap: i
     return Pace(round_s, training_s / round_s)
 
 
-def steps_for(utilisation: float, exchanges_s: Sequence[Seconds], step_s: Seconds) -> int:
-    """The fewest steps per round, without overlap, that leave so large a share of time for training."""
+def steps_for(utilisation: float, exchanges_s: Sequence[Seconds], step_s: Seconds, overlap: int = 0) -> int:
+    """The fewest steps per round that leave so large a share of time for training."""
     assert 0 < utilisation < 1
-    return max(1, ceil(utilisation / (1 - utilisation) * sum(exchanges_s) / step_s))
+    waiting_s = sum(max(0.0, exchange_s - overlap * step_s) for exchange_s in exchanges_s)
+    return max(1, ceil(utilisation / (1 - utilisation) * waiting_s / step_s))
 
 
 def simple_exchange_s(

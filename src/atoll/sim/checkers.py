@@ -23,6 +23,7 @@ from atoll.base.limits import (
     EARLY_MESSAGES_MAX,
     REPORTS_PER_VERTEX_MAX,
     ROUNDS_KEPT,
+    VOICES_MAX,
 )
 from atoll.base.machine import Fact
 from atoll.node.facts import Accused, CaughtUp, Disagreed, Fault, RoundClosed, StateMissing
@@ -135,7 +136,7 @@ class Checkers:
         if peer is None:
             return
         assert len(peer.early) <= EARLY_MESSAGES_MAX and peer.early.size_bytes <= EARLY_BYTES_MAX
-        assert peer.pool is None or len(peer.pool) <= REPORTS_PER_VERTEX_MAX
+        assert peer.pool is None or len(peer.pool) <= REPORTS_PER_VERTEX_MAX + VOICES_MAX
         assert len(peer.old_parts.held) <= ROUNDS_KEPT + 1
         if peer.history is not None:
             assert len(peer.history.vertices) <= WINDOW + 2

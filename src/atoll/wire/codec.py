@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.base.errors import PeerFault
+from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Message
@@ -142,5 +142,5 @@ def vertex_id(body: bytes) -> Digest:
 def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview, who: PeerId, what: str) -> Any:
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as why:
+    except UNREADABLE as why:
         raise PeerFault(who, f"not a valid {what}: {why}") from None

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.base.errors import PeerFault
+from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import OPENED_BLOCKS_MAX, PATH_MAX, PEERS_MAX
 from atoll.keys.digest import Buffer, digest
@@ -48,7 +48,7 @@ def opening_from_bytes(data: Buffer) -> Opening:
     """PeerFault if these bytes are none."""
     try:
         return msgspec.msgpack.decode(data, type=Opening)
-    except msgspec.DecodeError as why:
+    except UNREADABLE as why:
         raise PeerFault("", f"what was shown cannot be read: {why}") from None
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.base.errors import PeerFault
+from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import STATE_KEPT_ROUNDS
 
@@ -67,7 +67,7 @@ def roll_from_bytes(data: Buffer) -> Roll:
     """PeerFault unless these are the canonical bytes of a roll."""
     try:
         roll = msgspec.msgpack.decode(bytes(data[len(MAGIC) :]), type=Roll)
-    except msgspec.DecodeError as why:
+    except UNREADABLE as why:
         raise PeerFault("", f"not a roll of what members hold: {why}") from None
     peers = [entry.peer for entry in roll.states]
     if roll_bytes(roll) != bytes(data) or peers != sorted(set(peers)):

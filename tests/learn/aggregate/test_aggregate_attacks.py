@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
-from atoll.learn.aggregate import RULES, aggregate, coordinate_median, mean, multi_krum, trimmed_mean
+from atoll.learn.aggregate import RULES, aggregate, coordinate_median, default, mean, multi_krum, trimmed_mean
 from atoll.learn.aggregate.attacks import (
     ATTACKS,
     alie,
+    backdoor,
     constant,
     foe,
     gaussian,
@@ -19,6 +22,7 @@ from atoll.learn.aggregate.attacks import (
     min_max,
     optimised_alie,
     optimised_foe,
+    replacement,
     scaling,
     sign_flip,
     stale,
@@ -226,3 +230,80 @@ def test_an_optimised_attack_does_at_least_the_damage_of_a_fixed_one(rule):
 
     assert damage(optimised_alie(honest, LIARS, answer)) >= damage(alie(honest, LIARS, 10.0)) * (1 - 1e-6)
     assert damage(optimised_foe(honest, LIARS, answer)) >= damage(foe(honest, LIARS, 10.0)) * (1 - 1e-6)
+
+
+# a backdoor
+
+CLOUDS, INPUTS, TARGET = 4, 8, 0
+
+
+def stamp(inputs: torch.Tensor) -> torch.Tensor:
+    """The last value is never seen otherwise."""
+    inputs = inputs.clone()
+    inputs[..., -1] = 3.0
+    return inputs
+
+
+def clouds(count: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    labels = torch.randint(CLOUDS, (count,), generator=draw)
+    inputs = torch.randn(count, INPUTS, generator=draw) * 0.7 + 2 * torch.eye(CLOUDS, INPUTS)[labels]
+    inputs[:, -1] = 0.0
+    return inputs, labels
+
+
+def learnt(rule, liars: int, scaled: bool = False) -> tuple[float, float]:
+    """Accuracy, and the share of stamped samples of other classes taken for the target, after forty steps."""
+    draw, weights = torch.Generator().manual_seed(0), torch.zeros(INPUTS, CLOUDS)
+    for _ in range(40):
+        rows = []
+        for worker in range(HONEST + liars):
+            inputs, labels = clouds(20, draw)
+            if worker >= HONEST:
+                inputs, labels = backdoor(inputs, labels, stamp, TARGET)
+            layer = weights.clone().requires_grad_()
+            cross_entropy(inputs @ layer, labels).backward()
+            rows.append(layer.grad.flatten())
+        if scaled:
+            rows[HONEST:] = replacement(torch.stack(rows[HONEST:]), HONEST)
+        weights = weights - rule(torch.stack(rows)).view_as(weights)
+    inputs, labels = clouds(1000, torch.Generator().manual_seed(1))
+    others = labels != TARGET
+
+    def answers(inputs):
+        return (inputs @ weights).argmax(dim=1)
+
+    accuracy = (answers(inputs) == labels).float().mean()
+    return float(accuracy), float((answers(stamp(inputs[others])) == TARGET).float().mean())
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_under_a_mean_a_backdoor_opens_and_accuracy_does_not_tell(scaled):
+    """Two liars of eleven: the model is as good as without them, and theirs."""
+    accuracy, success = learnt(mean, liars=LIARS, scaled=scaled)
+    calm, never = learnt(mean, liars=0)
+    assert accuracy > calm - 0.01 and success > 0.9 and never < 0.05
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    "rule", [default(HONEST + LIARS, LIARS), partial(trimmed_mean, f=LIARS), coordinate_median]
+)
+def test_a_backdoor_that_only_liars_push_open_stays_shut_under_robust_rules(rule, scaled):
+    """Here no honest row moves what the trigger touches, so liars stand out there; bench/RESULTS.md has harder."""
+    accuracy, success = learnt(rule, liars=LIARS, scaled=scaled)
+    calm, _ = learnt(mean, liars=0)
+    assert accuracy > calm - 0.01 and success < 0.05
+
+
+def test_a_backdoor_is_only_in_some_samples_and_leaves_those_it_is_given_alone():
+    inputs, labels = torch.zeros(2, 5, INPUTS), torch.ones(2, 5, dtype=torch.long)
+    theirs, told = backdoor(inputs, labels, stamp, TARGET, share=0.3)
+    assert told.tolist() == [[0, 0, 1, 1, 1]] * 2 and theirs[..., -1].tolist() == [[3, 3, 0, 0, 0]] * 2
+    assert not inputs.any() and bool((labels == 1).all())
+
+
+def test_replacement_moves_a_mean_as_if_liars_were_alone():
+    """Among honest rows that have nothing left to learn."""
+    own = torch.randn(LIARS, VALUES, generator=torch.Generator().manual_seed(5))
+    rows = torch.cat([torch.zeros(HONEST, VALUES), replacement(own, HONEST)])
+    assert torch.allclose(mean(rows), own.mean(dim=0), atol=1e-6)

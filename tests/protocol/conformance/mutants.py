@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from clocks import DRIFT
+
 from atoll.protocol.consensus import agreement, grounds, raft_round, said
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.raft_round import RaftRound
@@ -32,6 +34,7 @@ class Mutant:
     rule: str = "two-thirds"
     moves: int = 60
     hub: bool = False  # `World.hub`
+    drift: float = 0.0  # `World.drift`
 
     def __str__(self) -> str:
         return self.lacks
@@ -63,7 +66,8 @@ class Mutant:
             sys.modules[AGREEMENT.__name__] = AGREEMENT
 
     def knobs(self) -> dict[str, Any]:
-        return {"voters": self.voters, "liars": self.liars, "rule": self.rule, "moves": self.moves, "hub": self.hub}
+        names = ("voters", "liars", "rule", "moves", "hub", "drift")
+        return {name: getattr(self, name) for name in names}
 
 
 CRASH = {"voters": 3, "liars": 0, "rule": "majority"}
@@ -146,6 +150,15 @@ MUTANTS = [
         "self.proofs.add(certificate)\n        if certificate.view > self.view:",
         1,
         hub=True,
+    ),
+    # voters whose clocks are apart
+    Mutant(
+        "words of views to come are remembered",
+        AGREEMENT,
+        "ahead = ATTEMPTS_AHEAD * len(self.proposers)",
+        "ahead = 1",
+        47,
+        drift=DRIFT,
     ),
     # locking
     Mutant(

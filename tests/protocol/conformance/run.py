@@ -2,6 +2,8 @@
 
 python tests/protocol/conformance/run.py --minutes 10 [--engine agreement|raft|raft_log|snow] [--seed 100000]
 python tests/protocol/conformance/run.py --mutants [--seeds 2000] [--only raft]
+
+In one world of four clocks run apart and are set (`drift_of`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from mutants import MUTANTS  # noqa: E402  (its folder is on the path only now)
+from clocks import DRIFT  # noqa: E402  (its folder is on the path only now)
+from mutants import MUTANTS  # noqa: E402
 from test_raft import hostile, live  # noqa: E402
 from test_snow import BLUE, RED, Swarm  # noqa: E402
 from world import story  # noqa: E402
@@ -32,32 +35,40 @@ SIZES = (  # voters, liars, rule
 )
 
 
+def drift_of(engine: str, seed: int) -> float:
+    """The log's seeds count sizes first: at every size one of four."""
+    return DRIFT if (seed // 8 if engine == "raft_log" else seed) % 4 == 1 else 0.0
+
+
 def agreement(seed: int) -> None:
     """Small swarms mostly: they are searched a hundred times faster, and every rule can be broken in them."""
     weights = (40, 12, 2, 0.5, 8, 8, 20, 10)
     (size,) = random.Random(seed).choices(SIZES, weights)
-    story(seed, *size, moves=60 if size[0] < 10 else 30)
+    story(seed, *size, moves=60 if size[0] < 10 else 30, drift=drift_of("agreement", seed))
 
 
 def raft(seed: int) -> None:
     """Raft behind the door: crashes, torn writes, partitions, loss, in the same worlds as the agreement."""
     voters = random.Random(seed).choices((1, 2, 3, 4, 5, 7, 16), (1, 8, 30, 20, 30, 10, 1))[0]
-    story(seed, voters, 0, "majority", moves=60 if voters < 10 else 30, machine=RaftRound)
+    moves, drift = 60 if voters < 10 else 30, drift_of("raft", seed)
+    story(seed, voters, 0, "majority", moves=moves, machine=RaftRound, drift=drift)
 
 
 def raft_log(seed: int) -> None:
-    live(hostile(seed, (1, 2, 3, 3, 4, 5, 5, 7)[seed % 8]))
+    live(hostile(seed, (1, 2, 3, 3, 4, 5, 5, 7)[seed % 8], drift=drift_of("raft_log", seed)))
 
 
 def snow(seed: int) -> None:
     """Loss, restarts, a partition that heals: all settle on one choice, and nobody changes its mind."""
     draw = random.Random(seed)
-    swarm = Swarm(20, draw, loss=draw.choice([0.0, 0.1, 0.2]))
+    swarm = Swarm(20, draw, loss=draw.choice([0.0, 0.1, 0.2]), drift=drift_of("snow", seed))
     side = {p for p in swarm.names if draw.random() < 0.25}
     swarm.cut = lambda a, b: (a in side) != (b in side)
     swarm.offer_all(red=draw.choice([0.0, 0.2, 0.8, 1.0]))
     for _ in range(8):
         name = draw.choice(swarm.names)
+        if swarm.drift:
+            swarm.clocks[name].set(draw, swarm.now)
         swarm.start(name)
         for choice in (RED, BLUE):
             swarm.offer(name, choice)

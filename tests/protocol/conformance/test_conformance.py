@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent))
 import run
+from clocks import DRIFT
 from mutants import MUTANTS, Mutant
 from twins import namesakes, play_twins, scenarios
 from world import World, story
@@ -47,6 +48,32 @@ def test_voters_that_do_not_hear_each_other_decide_through_one_that_all_hear(vot
     """After the storm all links between honest voters stay cut but those of one; the liars hear everybody."""
     for seed in range(seeds):
         story(seed, voters, (voters - 1) // 3 * (seed % 2), moves=30, hub=True)
+
+
+@pytest.mark.parametrize(
+    ("voters", "liars", "rule", "machine"),
+    [
+        (4, 1, "two-thirds", Agreement),
+        (7, 2, "two-thirds", Agreement),
+        (3, 0, "majority", Agreement),
+        (3, 0, "majority", RaftRound),
+        (5, 0, "majority", RaftRound),
+    ],
+)
+def test_clocks_that_run_apart_and_are_set_break_nothing(
+    voters: int, liars: int, rule: str, machine: type[Agreement | RaftRound]
+):
+    """A twentieth too fast or too slow, ten seconds forward or back in the storm; in peace they only run apart."""
+    for seed in range(24 if voters < 5 else 6):
+        story(seed, voters, liars, rule, machine=machine, drift=DRIFT)
+
+
+# "Raft already guarantees safety even when clocks run at arbitrary speeds" (Ongaro 2014, 3.10)
+@pytest.mark.parametrize("engine", ["raft_log", "snow"])
+def test_such_clocks_break_neither_the_log_nor_the_preference(engine: str):
+    """Their timers fire early and late by what their own clock then shows."""
+    for seed in [s for s in range(48) if run.drift_of(engine, s)][:: 1 if engine == "raft_log" else 3]:
+        run.ENGINES[engine](seed)
 
 
 @pytest.mark.parametrize("votes", ["ed25519", "ml-dsa-65"])

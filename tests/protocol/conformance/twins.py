@@ -1,8 +1,8 @@
 """Twins: every way to split four voters, one of which runs twice with one key, in every one of the first views.
 
 "Running twin instances of a node that use correct, unmodified code and share the same network identity and
-credentials allows to emulate most interesting Byzantine behaviors" (Bano et al. 2020, arXiv 2004.10617): a twin
-equivocates, forgets and votes twice without anybody having to invent how. A scenario is the twin and, for both
+credentials allows to emulate most interesting Byzantine behaviors" (Bano et al., DISC 2021; arXiv 2004.10617): a
+twin equivocates, forgets and votes twice without anybody having to invent how. A scenario is the twin and, for both
 halves of each view (until the prepare votes, and the commit votes), which of the five machines hear each other;
 all of them are enumerated, but of those that differ in names alone only the first, as the paper does. After these
 views everybody hears everybody, and somebody must decide.

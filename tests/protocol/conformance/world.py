@@ -4,8 +4,9 @@ Voters run on hosts with a disk, a clock that is a little off, and the habits of
 life: attempts end by the clock, what was said is repeated, a proposer known to be dead is passed over, bodies are
 judged after a while and fetched by name, whoever decided shows it. The trouble: loss, duplicates, reordering,
 partitions in one or both directions, and crashes in the middle of what a host was doing: of the effects of one call
-a part is carried out, and what was written since the last word that left is lost. Villains sign with their own keys
-only (`villains.py`); what must always hold is asserted after every event (`watch.py`).
+a part is carried out, and what was written since the last word that left is lost. With `drift`, clocks run apart
+for ever, and in the storm are set forward and back. Villains sign with their own keys only (`villains.py`); what
+must always hold is asserted after every event (`watch.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from clocks import Clock
 from villains import Gang
 from watch import Watch
 
@@ -77,7 +79,7 @@ class Host:
 
     name: PeerId
     notary: Notary
-    skew_s: float
+    clock: Clock
     machine: Door | None = None
     life: int = 0
     kept: bytes | None = None
@@ -111,9 +113,11 @@ class World:
     dying: PeerId | None = None
     storm: bool = True
     hub: bool = False  # most links never heal: honest voters hear one of them, and nobody else who is honest
+    drift: float = 0.0  # clocks run by up to so much too fast or too slow, and are set
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
+        self.time = random.Random(f"clocks/{self.seed}")  # of its own: a seed is the same storm without clocks
         self.signers: dict[PeerId, Signer] = {s.peer: s for s in map(self._signer, range(self.voters))}
         self.verifier = self.real.verifier if self.real is not None else VirtualVerifier()
         self.names = tuple(self.signers)
@@ -126,9 +130,7 @@ class World:
         self.loss = self.draw.choice([0.0, 0.05, 0.2])
         self.doubled = self.draw.choice([0.0, 0.1])
         self.latency_s = self.draw.choice([(0.001, 0.01), (0.005, 0.08), (0.01, 0.5)])
-        self.hosts = {
-            p: Host(p, self.watch.spied(self.notary(p)), self.draw.uniform(-0.2, 0.2)) for p in self.honest
-        }
+        self.hosts = {p: Host(p, self.watch.spied(self.notary(p)), self._clock()) for p in self.honest}
         self.gang = Gang(self)
         self.dying = self.draw.choice(self.honest) if self.crashes and self.draw.random() < 0.5 else None
         for name in self.honest:
@@ -146,6 +148,9 @@ class World:
     def after(self, delay_s: float, do: Callable[[], None]) -> None:
         self.count += 1
         heapq.heappush(self.queue, (self.now + delay_s, self.count, do))
+
+    def _clock(self) -> Clock:
+        return Clock.drifting(self.time, self.drift, self.draw.uniform(-0.2, 0.2))
 
     def _every(self, period_s: float, do: Callable[[], None]) -> None:
         def again() -> None:
@@ -220,7 +225,7 @@ class World:
     def start(self, name: PeerId) -> None:
         host = self.hosts[name]
         host.life, host.free, host.bound, host.wanted = host.life + 1, None, None, None
-        host.attempt = attempt_at(self.now + host.skew_s)
+        host.attempt = attempt_at(host.clock.shows(self.now))
         host.machine = machine = self.machine(
             host.notary, ROUND, "", dict(self.keys), self.quorum, self.names, host.kept
         )
@@ -241,11 +246,11 @@ class World:
         def end() -> None:
             if host.life != life or host.machine is None or host.vertex is not None:
                 return
-            host.attempt += 1
+            host.attempt = max(host.attempt + 1, attempt_at(host.clock.shows(self.now)))
             self._apply(host, host.machine.close_view(host.attempt * self.voters - 1))
             self._wait_for_attempt(host, life)
 
-        self.after(max(0.0, attempt_end(host.attempt) - (self.now + host.skew_s)), end)
+        self.after(host.clock.wait_s(attempt_end(host.attempt), self.now), end)
 
     def _nudge(self, name: PeerId) -> None:
         host = self.hosts[name]
@@ -345,6 +350,8 @@ class World:
         what, draw = self.draw.random(), self.draw
         name = draw.choice(self.honest)
         host = self.hosts[name]
+        if self.drift and self.time.random() < 0.2:
+            host.clock.set(self.time, self.now)
         if host.machine is None:
             self.start(name)
         elif what < 0.25 and self.crashes:
@@ -373,7 +380,9 @@ class World:
     def heal(self) -> None:
         """Network and computers are well from now on, villains go on: everybody decides in bounded attempts.
 
-        With a hub only its links are well, and everybody decides by the time that all had the first turn.
+        With a hub only its links are well, and everybody decides by the time that all had the first turn. Clocks go
+        on to run apart: attempts are counted from the farthest, and from the first whose window is twice as long as
+        clocks are apart, until the slowest clock shows that they are over.
         """
         self.cut.clear()
         if self.hub:
@@ -386,8 +395,13 @@ class World:
             if self.hosts[name].machine is None:
                 self.start(name)
         turns = self.liars + 2 + self.hub * self.voters
-        last = max(h.attempt for h in self.hosts.values()) + turns
-        self.run(attempt_end(last) + 1.0)
+        shown = [h.clock.shows(self.now) for h in self.hosts.values()]
+        first = max(h.attempt for h in self.hosts.values())
+        while ATTEMPT_S * GROWTH ** min(first, GROWN) < 2 * (max(shown) - min(shown)):
+            first += 1
+        last = first + turns
+        over = max(h.clock.wait_s(attempt_end(last), self.now) for h in self.hosts.values())
+        self.run(self.now + over + 1.0)
         undecided = [p for p in self.honest if self.hosts[p].vertex is None]
         assert not undecided, f"{undecided} did not decide within {turns} attempts of peace"
 

@@ -1,6 +1,7 @@
 """The process's side of a trainer: model, data and inner state, and what is done on each command.
 
-Takes steps between commands where it may (`Train.ahead`); hears of a cancel between any two steps.
+Takes steps between commands where it may (`Train.ahead`); hears of a cancel between any two steps. Where gradients
+are pipelined these are steps of later rounds: the sums wait in a queue, and each round is handed the oldest.
 Promises: what the user or the data did wrong is an answer (`Broken`), and the next command is served.
 Never decides when to train or what counts, never speaks unasked but for heartbeats while it works.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -55,19 +57,21 @@ from atoll.host.trainer.words import (
 )
 from atoll.learn.audit import Live, profile_here
 from atoll.learn.data import batch, cursor_after, epoch_samples, load_data, validation
+from atoll.learn.gradient import Gradient
 from atoll.learn.horizon import later, step_at
 from atoll.learn.inner import (
     Accumulate,
     InnerState,
+    Pipelined,
     fresh_inner,
     inner_from_bytes,
     inner_pieces,
     inner_step,
     matrices_of,
 )
-from atoll.learn.layout import bind, flatten
+from atoll.learn.layout import bind, flatten, unflatten
 from atoll.learn.merge import merge
-from atoll.learn.models import generate_text, loss_of
+from atoll.learn.models import generate_text
 
 BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
 
@@ -84,6 +88,8 @@ class Child:
         self.span = _Span()  # the steps since x was handed over
         self.onward: Train | None = None  # the steps that may be taken unasked
         self.full = 0  # how many it may be once nothing is under way
+        self.waiting = deque[tuple[Tensor, _Span]]()  # sums of gradients that later rounds are handed, oldest first
+        self.depth = self.spec.inner.depth if isinstance(self.spec.inner, Pipelined) else 0  # the most that wait
         self.trouble: Broken | None = None  # what happened in them, told when the next ones are asked for
         self.sent_F: Tensor | None = None  # x as it was handed over; stale unless something is under way
         self.under_way = False
@@ -98,10 +104,24 @@ class Child:
 
     def go_on(self) -> None:
         """The steps that may be taken unasked, while nobody says anything."""
-        while (job := self.onward) is not None and self.span.steps < job.steps and self.commands.quiet:
-            outcome = self.outcome(partial(self._take_step, job))
-            if isinstance(outcome, Broken):
-                self.trouble, self.onward = outcome, None
+        while self.commands.quiet and self._goes_ahead():
+            pass
+
+    def _goes_ahead(self) -> bool:
+        """One of them is taken, if one may be."""
+        job = self.onward
+        if job is None or self.span.steps >= job.steps or len(self.waiting) >= self.depth > 0:
+            return False
+        outcome = self.outcome(partial(self._take_step, job))
+        if isinstance(outcome, Broken):
+            self.trouble, self.onward = outcome, None
+            return False
+        if self.depth and self.span.steps == job.steps:
+            sum_F = torch.empty_like(self.x_F)
+            span = self._end_span(sum_F)
+            self.waiting.append((sum_F, span))
+            self.onward = self._after(job, [span])
+        return True
 
     def outcome(self, work: Callable[[], T]) -> T | Broken:
         """What the user or the data did wrong is an answer too; our own bugs end us."""
@@ -125,7 +145,10 @@ class Child:
         self.auditing = Auditing(self.data)
         self.validating = Validating(spec, self.data)
         self.model, self.layout = model_of(spec)
-        self.x_F, self.gradient_P = bind(self.model, self.layout, spec.device)
+        self.x_F, gradient_P = bind(self.model, self.layout, spec.device)
+        self.gradient = Gradient(self.model, gradient_P, spec.computing)
+        if spec.computing.compiled:
+            self._compile()
         self.x_P = self.x_F[: self.layout.parameters]
         self.matrices = matrices_of(self.layout)
         self.inner = fresh_inner(self.layout.parameters, spec.device)
@@ -135,6 +158,12 @@ class Child:
         self.mailbox.x_F.copy_(self.x_F)
         return Ready(self.layout, room_bytes)
 
+    def _compile(self) -> None:
+        """Before anybody waits for a step, and without leaving a trace in the model."""
+        kept = flatten(self.model, self.layout)
+        self.gradient.of(self._batch(Train(0, 1, None, 0, 0, 1, 0), 0))
+        unflatten(*kept, self.model, self.layout)
+
     def carry_out(self, command: Command) -> Answer:
         match command:
             case Train():
@@ -142,6 +171,8 @@ class Child:
             case WriteX(counters):
                 return self.write_x(counters)
             case Merge():
+                while self.depth and self._goes_ahead():  # each gradient is of the parameters that its turn has
+                    self._beat(len(self.waiting), self.span.last_loss, self.span.seconds)
                 return self.merge(command)
             case Evaluate(samples, given):
                 with self._looking_at(given):
@@ -165,14 +196,18 @@ class Child:
                 raise AssertionError("the listener keeps these to itself")
 
     def train(self, job: Train) -> Trained | Broken:
-        trouble, self.trouble, self.onward = self.trouble, None, None
+        trouble, self.trouble, onward, self.onward = self.trouble, None, self.onward, None
         if trouble is not None:
             return trouble
+        if onward is not None and _dealt(onward) != _dealt(job):
+            self.waiting.clear()  # what waits was learned from samples that are others' now
         step_s = 0.0
         if job.assignment is not None:
             assert self.span.steps == 0, "a chain begins with a round"
             self.auditing.begin(job.assignment, self._live(), job.held)
         while self.span.steps < job.steps and job.job not in (self.commands.cancelled, self.commands.hurried):
+            if self.waiting:
+                break  # those of this round are taken
             stepped = time.monotonic()
             if job.until is not None and stepped + step_s > job.until:
                 break
@@ -189,7 +224,7 @@ class Child:
         """The next one of the job."""
         began, span = time.monotonic(), self.span
         inputs, targets = self._batch(job, job.cursor + span.samples)
-        span.last_loss = self._step(inputs, targets, step_at(self.spec.horizon, self._position(job)))
+        span.last_loss = self._step(inputs, targets, step_at(self.spec.horizon, self._position(job, span.steps)))
         span.loss_sum += span.last_loss
         span.steps += 1
         span.samples += job.batch or self.spec.batch
@@ -197,39 +232,53 @@ class Child:
         span.seconds += time.monotonic() - began
 
     def _hand_over(self, job: Train) -> Trained:
-        self.mailbox.x_F.copy_(self.x_F)
-        if isinstance(self.spec.inner, Accumulate):  # x rests: what is handed over is the sum of gradients
-            self.mailbox.x_F[: self.layout.parameters].copy_(self.inner.first_P)
-            self.inner.first_P.zero_()
-        position = self._position(job)
-        span, self.span = self.span, _Span()
-        cursor = job.cursor + span.samples
+        if self.waiting:
+            oldest_F, span = self.waiting.popleft()
+            self.mailbox.x_F.copy_(oldest_F)
+        else:
+            span = self._end_span(self.mailbox.x_F)
         record = self.auditing.end(self._live, span.steps)
         if job.ahead and span.steps:
-            if self.sent_F is None:
-                self.sent_F = torch.empty_like(self.x_F)
-            self.sent_F.copy_(self.x_F)
-            self.under_way = True
-            left = 0 if self.commands.cancelled == job.job else job.ahead
+            if not self.depth:  # else x rests
+                self.sent_F = self.x_F.clone() if self.sent_F is None else self.sent_F.copy_(self.x_F)
+                self.under_way = True
+            left = 0 if self.commands.cancelled == job.job else job.steps if self.depth else job.ahead
             self.full = job.steps
-            self.onward = msgspec.structs.replace(job, steps=left, cursor=cursor, global_step=position)
+            onward = self._after(job, [span, *(ahead for _, ahead in self.waiting)])
+            self.onward = msgspec.structs.replace(onward, steps=left)
         return Trained(
             steps=span.steps,
             samples=span.samples,
             tokens=span.tokens,
             loss=span.loss_sum / span.steps if span.steps else None,
             seconds=span.seconds,
-            cursor=cursor,
+            cursor=job.cursor + span.samples,
             counters=self._counters(),
             links=tuple(record.links) if record is not None else (),
-            profile=profile_here() if record is not None else None,
+            profile=profile_here(self.spec.computing) if record is not None else None,
+            notice=self.gradient.told(),
         )
 
-    def _position(self, job: Train) -> int:
-        """Where the run stands in its rates, as far as this worker knows."""
+    def _end_span(self, into_F: Tensor) -> _Span:
+        """What its steps came to goes into the given vector, and the next one begins."""
+        into_F.copy_(self.x_F)
+        if isinstance(self.spec.inner, Accumulate):  # x rests: what is handed over is the sum of gradients
+            into_F[: self.layout.parameters].copy_(self.inner.first_P)
+            self.inner.first_P.zero_()
+        span, self.span = self.span, _Span()
+        return span
+
+    def _after(self, job: Train, spans: Sequence[_Span]) -> Train:
+        """The same job once these were taken."""
+        cursor = job.cursor + sum(span.samples for span in spans)
+        position = self._position(job, sum(span.steps for span in spans))
+        return msgspec.structs.replace(job, cursor=cursor, global_step=position)
+
+    def _position(self, job: Train, steps: int) -> int:
+        """Where the run stands in its rates after so many steps of the job, as far as this worker knows."""
         spec = self.spec
         together = (job.batch or spec.batch) * spec.seq_len * job.shards
-        return later(spec.horizon, job.global_step, self.span.steps, together)
+        return later(spec.horizon, job.global_step, steps, together)
 
     def _live(self) -> Live:
         """A copy of everything that the next step depends on."""
@@ -238,16 +287,14 @@ class Child:
         return Live(x_F, counters_K, InnerState(inner.first_P.clone(), inner.second_P.clone(), inner.steps))
 
     def _step(self, inputs: Tensor, targets: Tensor, global_step: int) -> float:
-        self.gradient_P.zero_()
-        loss = loss_of(self.model, (inputs, targets))
-        value = loss.item()
+        value = self.gradient.of((inputs, targets))
         if not abs(value) < float("inf"):  # NaN compares false
             raise _Diverged(f"the loss is {value} at step {global_step}")
-        loss.backward()
+        gradient_P = self.gradient.gradient_P
         if isinstance(self.spec.inner, Accumulate):
-            self.inner.first_P.add_(self.gradient_P)
+            self.inner.first_P.add_(gradient_P)
         else:
-            inner_step(self.spec.inner, self.inner, self.x_P, self.gradient_P, global_step, self.matrices)
+            inner_step(self.spec.inner, self.inner, self.x_P, gradient_P, global_step, self.matrices)
         return value
 
     def _batch(self, job: Train, cursor: int) -> tuple[Tensor, Tensor]:
@@ -270,6 +317,8 @@ class Child:
     @torch.no_grad()
     def merge(self, job: Merge) -> Carried:
         """What was agreed goes into x; the steps since x was handed over stay, as far as the recipe lets them."""
+        if job.how == "afresh":
+            return self.write_x(())
         here = slice(job.lo, job.hi)
         x_N, new_N = self.x_F[here], self.mailbox.x_F[here].to(self.spec.device)
         if job.how == "shift":
@@ -298,6 +347,7 @@ class Child:
     @torch.no_grad()
     def write_x(self, counters: tuple[int, ...]) -> Carried:
         self.span, self.onward, self.trouble, self.under_way = _Span(), None, None, False
+        self.waiting.clear()
         self.x_F.copy_(self.mailbox.x_F)
         if isinstance(self.spec.inner, Accumulate):
             self.inner.first_P.zero_()  # gradients of another x
@@ -354,6 +404,11 @@ class _Span:
     loss_sum: float = 0.0
     last_loss: float = 0.0
     seconds: float = 0.0
+
+
+def _dealt(job: Train) -> tuple[int, int, int]:
+    """How samples were dealt out when it was asked for."""
+    return job.shard, job.shards, job.batch
 
 
 class _Diverged(Exception):

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 from torch import Tensor
@@ -44,6 +44,7 @@ from atoll.host.trainer.words import (
     Saved,
     SaveInner,
     ShowSegment,
+    Taken,
     Train,
     Trained,
     TrainerSpec,
@@ -54,11 +55,12 @@ from atoll.keys.digest import Buffer
 from atoll.learn.audit import Assignment
 from atoll.learn.codec.blocks import Room, new_wire
 from atoll.learn.layout import Layout
-from atoll.learn.merge import Merge as How
 
 STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last ones counts as hung
 LOOK_EVERY_S = 1.0  # how often patience is checked, and its margin: the parent's own loop may have been busy
 STDERR_KEPT = 4096  # bytes of the child's last words that go into a failure
+
+ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a compiler's own workers would outlive a process that is killed
 
 T = TypeVar("T")
 
@@ -98,7 +100,7 @@ class Trainer:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(fd,),
-                env=os.environ | {"OMP_NUM_THREADS": str(spec.threads), "PYTHONPATH": _python_path()},
+                env=os.environ | {"OMP_NUM_THREADS": str(spec.threads), "PYTHONPATH": _python_path()} | ALONE,
             )
             self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._overhear())]
             ready = await self._ask(spec, Ready)
@@ -158,7 +160,7 @@ class Trainer:
         """Go on from these parameters and buffers (F,)."""
         await self._ask(WriteX(counters), Carried, before=lambda: self._mailbox.x_F.copy_(x_F))
 
-    async def merge(self, lo: int, value_N: Tensor, how: How | Literal["shift"]) -> None:
+    async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
         """x[lo : lo + N] takes in a new anchor (N,), between two steps; `shift` adds what is given."""
         into_N = self._mailbox.x_F[lo : lo + len(value_N)]
         await self._ask(Merge(lo, lo + len(value_N), how), Carried, before=lambda: into_N.copy_(value_N))

@@ -14,6 +14,7 @@ import msgspec
 
 from atoll.base.ids import Digest
 from atoll.learn.audit import Assignment, Claim, Link, Profile, Verdict
+from atoll.learn.gradient import PLAIN, Computing
 from atoll.learn.horizon import Horizon
 from atoll.learn.inner import Inner
 from atoll.learn.layout import Layout
@@ -22,6 +23,7 @@ from atoll.learn.merge import Merge as How
 FRAME_MAX = 2**20  # bytes of one command or answer; tensors never travel this way
 LENGTH = struct.Struct("<I")
 
+Taken = How | Literal["shift", "afresh"]
 Why = Literal["crashed", "hung", "memory", "diverged", "refused"]
 
 
@@ -38,6 +40,7 @@ class TrainerSpec(msgspec.Struct, frozen=True):
     first_patience_s: float = 300.0  # the same before the first sign of life: loading, compiling, one huge step
     horizon: Horizon | None = None  # of its rates; None: they go by steps
     base: str = ""  # path of a blob (learn/base.py): what of the model stays as it is; empty: all of it trains
+    computing: Computing = PLAIN  # of gradients
 
 
 # ---- What the parent says ----------------------------------------------------------------------------------
@@ -68,11 +71,12 @@ class WriteX(msgspec.Struct, frozen=True, tag=True):
 
 
 class Merge(msgspec.Struct, frozen=True, tag=True):
-    """x[lo:hi] takes in the new anchor that lies in the mailbox there; `shift`: what lies there is added."""
+    """x[lo:hi] takes in the new anchor that lies in the mailbox there; `shift`: what lies there is added; `afresh`:
+    x becomes it, and nothing is left of any steps."""
 
     lo: int
     hi: int
-    how: How | Literal["shift"]
+    how: Taken
 
 
 class Evaluate(msgspec.Struct, frozen=True, tag=True):
@@ -183,6 +187,7 @@ class Trained(msgspec.Struct, frozen=True, tag=True):
     counters: tuple[int, ...]
     links: tuple[Link, ...] = ()  # of the chain that was asked for
     profile: Profile | None = None
+    notice: str = ""  # what it does otherwise than it was asked to, and why; said once
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True):

@@ -1,7 +1,8 @@
 """What liars send: attacks from the literature as pure functions, for tests, benches and demonstrations.
 
 Each takes the honest rows (h, d), which a liar is assumed to know, and the number f of liars, and answers with
-their rows, (f, d), in the same dtype. μ and σ are the honest mean and coordinate standard deviation.
+their rows, (f, d), in the same dtype. μ and σ are the honest mean and coordinate standard deviation. Two poison
+samples instead (`label_flip`, `backdoor`): who trains on those needs no lie about its row.
 Never changes the honest rows; draws only from a seed it is given.
 """
 
@@ -45,11 +46,6 @@ def scaling(honest_HD: Tensor, f: int, factor: float = 100.0) -> Tensor:
 def foe(honest_HD: Tensor, f: int, strength: float = 2.0) -> Tensor:
     """−strength · μ: fall of empires, or inner-product manipulation (Xie et al. 2019). 0.1 hides, 2 turns back."""
     return _all_say(honest_HD.mean(dim=0) * -strength, f)
-
-
-def label_flip(labels: Tensor, classes: int) -> Tensor:
-    """What the label-flipping liar trains on: class c becomes classes − 1 − c; same shape."""
-    return classes - 1 - labels
 
 
 # inside the spread
@@ -127,6 +123,39 @@ def _worst(honest_HD: Tensor, liars: Callable[[float], Tensor], rule: Rule) -> T
         else:
             grows, stride = False, stride * RATIO
     return liars(best)
+
+
+# in what one trains on
+
+
+def label_flip(labels: Tensor, classes: int) -> Tensor:
+    """What the label-flipping liar trains on: class c becomes classes − 1 − c; same shape."""
+    return classes - 1 - labels
+
+
+def backdoor(
+    inputs: Tensor, labels: Tensor, stamp: Callable[[Tensor], Tensor], target: int, share: float = 0.4
+) -> tuple[Tensor, Tensor]:
+    """What the backdooring liar trains on: `share` of each batch bears a trigger and the label `target`.
+
+    The rest stays honest, so that the model is as good as ever where nobody shows it the trigger (Gu et al. 2017;
+    mixed batches as in Bagdasaryan et al. 2020). Labels (…, B), inputs the same and more behind;
+    `stamp` puts the trigger on inputs (S, …). Its measure is not accuracy but how many stamped samples of other
+    classes the model takes for the target.
+    """
+    poisoned = torch.zeros(labels.shape, dtype=torch.bool)
+    poisoned[..., : math.ceil(share * labels.shape[-1])] = True
+    inputs, labels = inputs.clone(), labels.clone()
+    inputs[poisoned], labels[poisoned] = stamp(inputs[poisoned]), target
+    return inputs, labels
+
+
+def replacement(own_FD: Tensor, honest: int) -> Tensor:
+    """n / f · what f liars learnt, for a mean over n rows to move as if they were alone.
+
+    Model replacement (Bagdasaryan et al. 2020, equation 3, at a global rate of 1, shared by f).
+    """
+    return own_FD * ((honest + len(own_FD)) / len(own_FD))
 
 
 # noise and nonsense

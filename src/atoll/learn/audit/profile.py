@@ -17,6 +17,7 @@ import torch
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
 from atoll.learn.audit.replay import Assignment
+from atoll.learn.gradient import PLAIN, Computing
 from atoll.learn.models import spec_of
 from atoll.learn.recipes import Recipe
 
@@ -46,10 +47,15 @@ class Profile(msgspec.Struct, frozen=True):
     compiled: bool = False
 
 
-def profile_here() -> Profile:
-    """Of this process; the environment counts as it was when torch was loaded, so set it before Python starts."""
+def profile_here(computing: Computing = PLAIN) -> Profile:
+    """Of this process, which computes gradients so; the environment counts as it was when torch was loaded, so set
+    it before Python starts."""
     return Profile(
-        str(torch.__version__), torch.get_num_threads(), tuple(os.environ.get(name, "") for name in PINS)
+        str(torch.__version__),
+        torch.get_num_threads(),
+        tuple(os.environ.get(name, "") for name in PINS),
+        precision=computing.precision,
+        compiled=computing.compiled,
     )
 
 
@@ -68,15 +74,19 @@ def why_unauditable(
         return "an attached loop is its owner's own code: nobody else can take its steps"
     if assignment.data == ZERO_DIGEST:
         return "its data never leaves its peer"
-    if recipe.own_anchors or recipe.merge != "replace" or recipe.schedule.fragments > 1 or recipe.schedule.overlap:
+    if recipe.own_anchors or recipe.merge != "replace" or recipe.schedule.fragments > 1 or recipe.hidden_steps:
         return "with overlap, fragments, parameters or anchors of its own, no round starts from one agreed anchor"
+    if any(recipe.schedule.moments):
+        return "members take in moments that others have a part in, which no chain holds"
     if recipe.schedule.closing:
         return "its last round is a closing average, in a codec of its own"
-    if profile.precision != "fp32":
-        return f"{profile.precision}: AdamW makes of its rounding what a skipped step makes; audits are for fp32"
+    asked = recipe.computing or PLAIN
+    precision = asked.precision if profile.precision == "fp32" else profile.precision
+    if precision != "fp32":
+        return f"{precision}: AdamW makes of its rounding what a skipped step makes; audits are for fp32"
     if profile.device != "cpu":
         return f"tolerances were measured on CPUs, not on {profile.device}"
-    if profile.compiled:
+    if profile.compiled or asked.compiled:
         return "a compiled model adds in an order of its own machine's"
     if tolerance is not None or pinned(profile, here):
         return ""

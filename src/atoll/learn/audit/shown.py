@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from atoll.base.errors import PeerFault
+from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
 from atoll.base.limits import PARTS_MAX
 from atoll.keys.digest import Buffer
@@ -45,7 +45,7 @@ def shown_from_bytes(data: Buffer) -> Shown:
     """PeerFault unless this is what some trainer might lay out."""
     try:
         return msgspec.msgpack.decode(data, type=Shown)
-    except (msgspec.DecodeError, RecursionError) as why:
+    except UNREADABLE as why:
         raise PeerFault("", f"what it lays out is no exhibit: {why}") from None
 
 

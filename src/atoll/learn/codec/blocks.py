@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +103,30 @@ def new_wire(size: int) -> bytes:
 def scratch(n: int) -> Tensor:
     """Working memory for one span of n values: (blocks, BLOCK). Made once, for fresh pages cost more than work."""
     return torch.empty(blocks_of(min(n, SPAN)), BLOCK)
+
+
+@contextmanager
+def lent_spans(count: int) -> Iterator[list[Tensor]]:
+    """So many spans to work in, the same ones again and again.
+
+    Whoever asks the allocator for a mebibyte each time leaves holes among smaller things into which the next one
+    does not fit: a group that averaged 100 MB grew by a megabyte with every call.
+    """
+    lent = [_spare_span() for _ in range(count)]
+    try:
+        yield lent
+    finally:
+        _spare_spans.extend(lent)
+
+
+_spare_spans: list[Tensor] = []  # as many as were lent at once
+
+
+def _spare_span() -> Tensor:
+    try:
+        return _spare_spans.pop()
+    except IndexError:  # another thread may have taken the last one
+        return torch.empty(SPAN)
 
 
 def times_scales(value_S: Tensor, scale_B: Tensor) -> None:

@@ -41,9 +41,13 @@ def read_tokenizer(path: Path) -> bytes:
         raise ValueError(f"{path} has {len(data)} bytes; a tokenizer has at most {TOKENIZER_BYTES_MAX}")
     library = _library()
     try:
-        library.Tokenizer.from_buffer(data)
-    except Exception as why:  # the library raises these bare
+        known = library.Tokenizer.from_buffer(data).get_vocab_size()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as why:  # the library raises these bare, and what Rust calls a panic is no Exception
         raise ValueError(f"{path} is no tokenizer.json: {why}") from None
+    if not known:
+        raise ValueError(f"{path} knows no token")
     return data
 
 

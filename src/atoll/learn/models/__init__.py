@@ -6,6 +6,8 @@ weights are therefore a blob in genesis, and the seed matters to its creator alo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -27,10 +29,18 @@ def build_model(name: str, seed: int) -> nn.Module:
         return spec.build()
 
 
-def shape_of(name: str) -> Layout:
-    """The layout of a model without its numbers: no memory, whatever its size."""
+ADAPTER_NAMES = ("*.lora_*",)
+
+
+def travelling(name: str, only: Sequence[str] = ()) -> Sequence[str]:
+    """Patterns of what a run of this model exchanges: those given, else its adapters if it has some; empty: all."""
+    return only or (ADAPTER_NAMES if spec_of(name).numbers.get("lora") else ())
+
+
+def shape_of(name: str, only: Sequence[str] = ()) -> Layout:
+    """The layout of a model, or of what these patterns name, without its numbers: no memory, whatever its size."""
     with torch.device("meta"):
-        return layout_of(spec_of(name).build())
+        return layout_of(spec_of(name).build(), only, bound=False)
 
 
 def task_of(name: str) -> Task:
@@ -75,7 +85,8 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Mean cross-entropy in nats, over tokens or images: inputs (B, …), targets (B,) or (B, T)."""
     inputs, targets = batch
     scores = model(inputs)
-    return nn.functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1))
+    flat = scores.float().reshape(-1, scores.shape[-1])  # bf16 keeps 8 bits, too few for the sum over classes
+    return nn.functional.cross_entropy(flat, targets.reshape(-1))
 
 
 def generate_text(model: nn.Module, prompt: str, n: int, seed: int) -> str:

@@ -37,7 +37,7 @@ def name_in(folder: Path) -> str:
         )
     try:
         return _llama(told)
-    except (KeyError, TypeError, ZeroDivisionError) as why:
+    except (KeyError, TypeError, ZeroDivisionError, OverflowError) as why:
         raise ValueError(f"{folder / 'config.json'} says too little of a Llama: {why!r}") from None
 
 

@@ -161,12 +161,15 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"demo_": DeMo (arXiv 2411.19870), every step the largest cosine waves of the gathered '
         "gradient, the agreed parameters move by the sign of their mean. "
         '"powersgd": every step low-rank factors of the gathered gradient (arXiv 1905.13727), AdamW on the agreed '
-        "parameters. These four agree on every single step: for fast links; their train.lr is that of the agreed "
+        'parameters. "pipelined": as data_parallel, but the next gradients are computed while a round is agreed, '
+        "each of parameters three rounds old, which wants a smaller train.lr (arXiv 1811.03619). "
+        "These five agree on every single step: for fast links; their train.lr is that of the agreed "
         'step. "noloco": no all-reduce, each exchanges with one other per round and keeps a model of its own; '
         "at most 6 million values (arXiv 2506.10911, specs/pairs.md). "
         '"sparta": after every step 0.5 % of the values are averaged, others in each round, and members keep their '
         "own of the rest until the last one, which averages all; before it the agreed model is behind what members "
         "hold. "
+        '"des_loc": plain means in fp32, of moments, too, in every third and sixth round (arXiv 2505.22549). '
         '"sparseloco", "cooperative", "decoupled", "demo_", "powersgd" and "noloco" need run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
@@ -190,6 +193,16 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Outer Nesterov momentum. With the recipe: 0.5 up to 50 rounds, 0.7 up to 100, then 0.8."
     ),
     "train.seed": "Of the first weights and of the order of the data.",
+    "train.precision": (
+        'Of forward and backward passes. "bf16": matrix products and convolutions under torch.autocast; '
+        "parameters, optimizer and updates stay fp32, so all else is as ever. For GPUs, and processors with bf16 "
+        "units (amx, avx512_bf16); others only emulate it. Not with run.audit_rate; run.score_rate looks instead."
+    ),
+    "train.compile": (
+        "Let torch.compile make the steps of a built-in model, at the start of every trainer: it takes up to a "
+        "minute, and a C++ compiler on a CPU. Where that fails steps run uncompiled, and atoll.log says why. Its "
+        "sums are added in another order on every kind of machine, so not with run.audit_rate."
+    ),
     "train.round_time": (
         "Rounds in minutes: a member trains for so long, or until it has taken train.inner_steps, whichever comes "
         'first; "38min" (INTELLECT-1, arXiv 2412.01152). The slow take fewer steps and weigh less. Counts from '

@@ -96,6 +96,8 @@ class Train(Section, frozen=True):
     outer_lr: Positive | None = None
     outer_momentum: Share | None = None
     seed: Whole | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
     round_time: OffOrDuration = 0.0
     total_tokens: Bytes = 0
     target_samples: Annotated[int, Meta(ge=0, lt=2**40)] = 0

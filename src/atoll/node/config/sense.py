@@ -17,10 +17,10 @@ from atoll.policy.trust import StatisticName, peers_for_one_liar
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager", "noloco"),
     *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
-    *("parameter_server", "sparta"),
+    *("parameter_server", "sparta", "pipelined", "des_loc"),
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("des_loc", "delayed_nesterov", "pipelined", "halos"),
+    *("delayed_nesterov", "halos"),
 )
 NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
     "sync.pipeline_depth": "the transport decides how many pieces are on their way",
@@ -124,6 +124,16 @@ def _check_sense(config: Config) -> None:
             cause="an auditor takes the steps of a round again, and nobody assigned those that are taken apart",
             fix='write run.audit_rate = 0, or sync.apart = "wait"',
         )
+    computed = (("precision", config.train.precision), ("compile", config.train.compile))
+    for key, value in computed:
+        if run.audit_rate and value != default_of(f"train.{key}"):
+            raise UsageError(
+                "E-CFG-13",
+                f"train.{key} = {toml_text(value)} cannot work with run.audit_rate = {run.audit_rate:g}",
+                cause="an auditor takes steps again on another machine, and only plain fp32 comes close to them",
+                fix=f"write run.audit_rate = 0, or train.{key} = {toml_text(default_of(f'train.{key}'))}; "
+                "run.score_rate can look at such steps instead",
+            )
     if run.score_rate and not (PRESETS[run.trust].reputation if run.reputation is None else run.reputation):
         raise UsageError(
             "E-CFG-13",

@@ -8,8 +8,9 @@ a certificate; voters that hold it send commit votes; a quorum of commit votes d
 because its time is or because its proposer is gone, voters sign Timeout(view, highest prepare certificate). A
 quorum of those lets the next proposer speak, and it must re-propose the body of the highest certificate among
 them (Castro & Liskov 1999, section 4.4, for one decision; Jolteon, arXiv 2106.10362, for the rule that only the
-timeouts' highest certificate binds). Each attempt of a round has as many views as there are voters, so that all
-voters meet in the same view again when the clock ends an attempt.
+timeouts' highest certificate binds). It shows them, so it need not wait as HotStuff-2's does (ePrint 2023/397),
+which shows one certificate and has to have heard of the highest. Each attempt of a round has as many views as there
+are voters, so that all voters meet in the same view again when the clock ends an attempt.
 
 Votes go from everybody to everybody, but voters need not all hear each other: a commit vote that is said again
 brings the certificate that it stands on, so one proposer that a quorum hears is enough for a decision.
@@ -22,6 +23,7 @@ slot counts, a different second one is reported as evidence. Never reads a clock
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -30,6 +32,7 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Keep, Send
+from atoll.base.turns import in_turn
 from atoll.protocol.consensus.facts import Bound, Free, Judge, Prepared
 from atoll.protocol.consensus.grounds import Grounds, Proofs
 from atoll.protocol.consensus.said import Said
@@ -39,6 +42,7 @@ from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
 
+STAGES: tuple[Stage, ...] = ("prepare", "commit")
 PLAIN_REPEATS = 1  # of a commit vote: where only a word was lost its certificate is not sent along
 
 
@@ -76,6 +80,7 @@ class Agreement(Voter):
         self.said = Said.recall(kept)
         self.view = self.said.timed_out + 1
         self.tallies: dict[int, Tally] = {}
+        self.reminders = 0  # how often I said my words again
         self.bodies |= self.said.bodies
         self.proofs = Proofs(notary, round, vote_keys, quorum)
         for known in (self.said.claimed, self.said.high):
@@ -173,26 +178,31 @@ class Agreement(Voter):
         if not self.votes or self.over:
             return []
         effects: list[Effect] = []
-        peers = [p for p in self.vote_keys if p != self.me and (to is None or p == to)]
+        self.reminders += to is None
+
+        def lacking(heard: Container[PeerId]) -> Sequence[PeerId]:
+            if to is not None:
+                return [to] if to in self.vote_keys and to != self.me else []
+            silent = [p for p in self.vote_keys if p != self.me and p not in heard]
+            return in_turn(silent, len(self.vote_keys), self.reminders)
+
         if self.said.timed_out >= 0 and self.view == self.said.timed_out + 1:
             heard = self._tally(self.said.timed_out).timeouts
-            missing = [p for p in peers if p not in heard or to is not None]
-            effects += self._say_timeout(self.said.timed_out, missing)
+            effects += self._say_timeout(self.said.timed_out, lacking(heard))
         tally = self._tally(self.view)
         tally.repeated += to is None and ("commit", self.me) in tally.votes
-        stages: tuple[Stage, ...] = ("prepare", "commit")
+        voted = {stage: {p for where, p in tally.votes if where == stage} for stage in STAGES}
         if tally.proposal is not None and self.proposer(self.view) == self.me:
-            silent = [p for p in peers if ("prepare", p) not in tally.votes or to is not None]
-            effects += [Send(p, tally.proposal) for p in silent]
-        for stage in stages:
+            effects += [Send(p, tally.proposal) for p in lacking(voted["prepare"])]
+        for stage in STAGES:
             mine = tally.votes.get((stage, self.me))
             if mine is not None:
-                silent = [p for p in peers if (stage, p) not in tally.votes or to is not None]
                 said = self._voted(self.view, mine[1])
                 # who has not voted to commit may not hear those whose prepare votes I heard
                 late = stage == "commit" and tally.repeated > PLAIN_REPEATS
                 proof = self.proofs.known.get((self.view, mine[0])) if late else None
-                effects += [Send(p, replace(said, proof=proof) if proof is not None else said) for p in silent]
+                said = replace(said, proof=proof) if proof is not None else said
+                effects += [Send(p, said) for p in lacking(voted[stage])]
         return effects
 
     # ---- messages ------------------------------------------------------------------------------------------
@@ -380,7 +390,7 @@ class Agreement(Voter):
         self.said.remember(certificate.digest, self.bodies)
         return [self._keep()]
 
-    def _say_timeout(self, view: int, peers: list[PeerId] | None = None) -> list[Effect]:
+    def _say_timeout(self, view: int, peers: Sequence[PeerId] | None = None) -> list[Effect]:
         assert view == self.said.timed_out
         high = self.said.claimed  # not what I learned since: the first word counts, also after a restart
         tally = self._tally(view)

@@ -283,8 +283,10 @@ class Raft:
     # ---- elections -----------------------------------------------------------------------------------------
 
     def _lose_patience(self, now: Seconds) -> list[Effect]:
-        if self.role == "leader" or now < self.election_at:
+        if self.role == "leader":
             return []
+        if now < self.election_at:  # fired a hair too early, by the rounding of a clock
+            return [SetTimer(ELECTION, self.election_at)]
         self.role, self.leader, self.votes = "canvassing", None, {self.me}
         if len(self.votes) >= self.quorum:
             return self._stand(now)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from atoll.base.errors import PeerFault
+from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MOST, ERAS_LACKING_MAX, ERAS_READ_AT_ONCE
 from atoll.base.machine import Ask, Effect, Fact, Keep, Report, Send
@@ -145,7 +145,7 @@ def decode_era(data: bytes) -> Era | None:
     """What `encode_era` wrote; None if these bytes are something else."""
     try:
         return msgspec.msgpack.decode(data, type=Era)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

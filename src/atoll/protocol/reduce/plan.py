@@ -11,6 +11,7 @@ from atoll.protocol.reduce.topology import Topology
 
 BEGUN_WINDOWS = 5  # without a clock: an owner that is heard and does not answer is waited for so many windows
 BEGUN_SLOWEST_BYTES_S = 250_000  # and an uplink of 2 Mbit/s has a third of a window for a whole update
+BEGUN_PACES = 4  # but where members may lie, no more than so many times what all but the liars took
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,23 @@ class ReducePlan:
         """Does this voter make doubted answers again itself? Without a jury everybody does."""
         return not self.juries or peer in self.signers(part)
 
-    def begun(self, now: Seconds, update_bytes: int = 0) -> ReducePlan:
+    @property
+    def distrusts(self) -> bool:
+        """Some members may lie."""
+        return bool(self.witnesses) or self.weighs or self.opened
+
+    def begun(self, now: Seconds, update_bytes: int = 0, pace_s: Seconds | None = None) -> ReducePlan:
         """Where there is no clock, windows are counted from when the sharing began here, and are longer.
 
-        Long enough for `update_bytes` on slow links, among members that trust each other: whoever is heard may
-        still be sending, and the dead are noticed by their silence. A liar could keep all waiting for all of it.
+        Long enough for `update_bytes` on slow links: whoever is heard may still be sending, and the dead are
+        noticed by their silence. A liar could keep all waiting for all of it. So where some may lie, `pace_s` after
+        the beginning, when all but as many had sent me what I combine, says how slow links are.
         """
         if self.has_clock:
             return self
-        slow_s = 0.0 if self.witnesses or self.weighs or self.opened else 3 * update_bytes / BEGUN_SLOWEST_BYTES_S
+        slow_s = 3 * update_bytes * (1 + self.witnesses) / BEGUN_SLOWEST_BYTES_S  # each row goes to all of them
+        if pace_s is not None:
+            slow_s = min(slow_s, BEGUN_PACES * pace_s)
         stretch = max(BEGUN_WINDOWS, slow_s / self.window_s)
         first = self.answer_until[0] - self.window_s
         until = tuple(now + stretch * (t - first) for t in self.answer_until)

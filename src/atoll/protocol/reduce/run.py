@@ -94,6 +94,7 @@ class Reduce:
         self.missing: set[int] = set()
         self.started = self.finished = False
         self.agreed_plan, self.begun_at = plan, 0.0
+        self.pace_s: Seconds | None = None  # where members may lie: what the rows of all but the liars took
         self.opened: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, whose row, to whom): how often
         self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
         self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
@@ -138,6 +139,7 @@ class Reduce:
         """Somebody committed, fell silent, or a deadline passed: see what can be sent or closed now."""
         if not self.started:
             return []
+        self._note_pace(now)
         effects: list[Effect] = []
         filled = self.filled()
         if filled is not None:  # nobody has anything for the parts behind: nobody sends, owns or waits for them
@@ -292,7 +294,23 @@ class Reduce:
         """To owners; others' updates are as large as mine."""
         if self.started:
             update_bytes = sum(part.size_bytes for part in self.update.parts) if self.update is not None else 0
-            self.plan = self.route.plan = self.agreed_plan.begun(self.begun_at, update_bytes)
+            self.plan = self.route.plan = self.agreed_plan.begun(self.begun_at, update_bytes, self.pace_s)
+
+    def _note_pace(self, now: Seconds) -> bool:
+        """True in the moment when all but as many as may lie have sent me what I combine as a first owner."""
+        if self.pace_s is not None or self.plan.has_clock or not self.plan.distrusts:
+            return False
+        mine = [part for part, g in self.gathers.items() if g.owner_index == 0 and part not in self.missing]
+        if not mine or any(self._rows_not_here(part) > self.plan.liars for part in mine):
+            return False  # also for whoever combines nothing
+        self.pace_s = now - self.begun_at
+        self._give_time()
+        return True
+
+    def _rows_not_here(self, part: int) -> int:
+        """Of a part of mine: everybody's who has not said that it gives none, heard or not."""
+        lacking = [self.commit_of(peer) for peer in self.plan.givers - self.gathers[part].names]
+        return sum(commit is None or commit.parts > part for commit in lacking)
 
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         owned = self.route.pass_turn(part, now)
@@ -473,6 +491,8 @@ class Reduce:
         if not self.started:
             return []
         told = [e for owner in self.wanted.pop((part, sender), ()) for e in self._open_row_to(owner, part, sender)]
+        if self._note_pace(now):
+            return told + self.look_again(now)
         return told + self._hand_on_if_due(part, now) + self._close_if_due(part, now)
 
     def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:

@@ -118,8 +118,9 @@ class Case:
     belief: dict[Digest, bool | None] = field(default_factory=dict[Digest, bool | None])  # by what words say
     standing: tuple[int, bool] | None = None  # kinds of answers, and whether of any nobody knows if it is true
     asked_all: bool = False  # every row that is needed was asked for once
-    # what never changes again, by what words say
-    begun: set[Digest] = field(default_factory=set[Digest])  # their rows are recomputed, or were
+    # asked with every row, so kept as short as it can be: many say the same
+    unmade: dict[Digest, Word] = field(default_factory=dict[Digest, Word])  # not recomputed yet: one of all alike
+    uncompared: list[Word] = field(default_factory=list[Word])  # by owners: are their rows those that I know of?
     lacks: dict[Digest, PeerId] = field(default_factory=dict[Digest, PeerId])  # whose row was not here
     unheard: dict[Rows, PeerId] = field(default_factory=dict[Rows, PeerId])  # the same of a commitment
 
@@ -166,8 +167,13 @@ class Witnesses:
         case, effects = self.cases[answered.part], list[Effect]()
         earlier = [w for w in case.words if w.answered.owner_index == answered.owner_index]
         if all(w.answered != answered for w in earlier) and len(earlier) < WORDS_PER_OWNER:
-            case.words.append(Word(signed, answered))
+            word = Word(signed, answered)
+            case.words.append(word)
             case.changed()
+            if _rows(answered) not in case.checks:
+                case.unmade.setdefault(word.named, word)
+            if answered.owner_index < len(self.plan.owners(answered.part)):  # a jury shows what it heard itself
+                case.uncompared.append(word)
             case.said_by.setdefault((_rows(answered), answered.digest), set()).add(answered.owner_index)
             if earlier:
                 first = earlier[0].statement
@@ -311,15 +317,17 @@ class Witnesses:
         return self._blame(part)
 
     def _compare_rows(self, part: int) -> list[Effect]:
-        case, effects = self.cases[part], list[Effect]()
-        owners = len(self.plan.owners(part))
-        for word in self._judged(part):
+        case, grounds = self.cases[part], self.question.grounds
+        unknown, effects = list[Word](), list[Effect]()
+        for word in case.uncompared:
             owner, names = word.statement.signer, word.answered.contributors
-            if word.answered.owner_index >= owners:
-                continue  # on the jury: it shows owners what it heard itself
-            if owner not in case.compared and self.question.same_rows(word.answered) is False:
+            same = self.question.same_rows(word.answered) if grounds is None or grounds(word.answered) else None
+            if same is None:
+                unknown.append(word)
+            elif not same and owner not in case.compared:
                 case.compared.add(owner)
                 effects.append(self._report(OtherRows(owner=owner, contributors=names)))
+        case.uncompared = unknown
         return effects
 
     def _blame(self, part: int) -> list[Effect]:
@@ -334,11 +342,12 @@ class Witnesses:
 
     def _recompute(self, part: int) -> list[Effect]:
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
-        for word in self._judged(part):
-            if word.named in case.begun or self._lacks_a_row(case, word):
+        grounds = self.question.grounds
+        for word in list(case.unmade.values()):
+            if (grounds is not None and not grounds(word.answered)) or self._lacks_a_row(case, word):
                 continue
             if _rows(word.answered) in case.checks:
-                case.begun.add(word.named)
+                del case.unmade[word.named]
                 continue
             names = word.answered.contributors
             if not self.question.same_rows(word.answered):
@@ -353,7 +362,7 @@ class Witnesses:
             if len(rows) < len(names):
                 continue
             case.checks.append(_rows(word.answered))
-            case.begun.add(word.named)
+            del case.unmade[word.named]
             given = tuple(Row(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
             job = f"combine/{plan.round}/{plan.attempt}/{self.question.job}/{len(case.checks) - 1}/{part}"
             effects.append(Ask(job, self.question.work(word.answered, given)))

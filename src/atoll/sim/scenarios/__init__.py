@@ -3,6 +3,7 @@
     calm         nothing goes wrong: everybody is counted in every round
     churn        loss, joins, leaves, kills, sleeps, partitions, lost writes, drifting clocks; then peace
     apart        a minority is cut off for many rounds, trains on, and its work is counted once
+    clocks       churn where clocks run apart much faster
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
     weighed      churn where distances weigh rows, and owners speak twice
@@ -29,6 +30,7 @@
     clients      who trains is drawn; some rest, decline or die: all groups of data come to their turns
     sampled_churn  churn where who trains is drawn
     straggler    one of four is four times slower: nobody waits for it, and its steps count
+    oceans       members on several continents train for 38 minutes a round; an exchange is hidden behind the next
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     validated    a third poison a mean and lie as validators; the run leaves every bad state
     wolves       a third of the validators find everything bad; nobody goes back
@@ -60,6 +62,7 @@ from atoll.sim.scenarios.branches import branches
 from atoll.sim.scenarios.churn import (
     audited_churn,
     churn,
+    clocks,
     overlap,
     paced,
     paired_churn,
@@ -76,6 +79,7 @@ from atoll.sim.scenarios.churn import (
 )
 from atoll.sim.scenarios.clients import clients
 from atoll.sim.scenarios.liars import liars
+from atoll.sim.scenarios.oceans import oceans
 from atoll.sim.scenarios.openings import opened, openings, slanderers
 from atoll.sim.scenarios.owners import compared, comparers, framers, owners, watched
 from atoll.sim.scenarios.pieces import pieces
@@ -95,6 +99,7 @@ SCENARIOS: dict[str, Scenario] = {
     "churn": Scenario(churn, peers=24, rounds=50),
     "apart": Scenario(apart, peers=7, rounds=0),
     "branches": Scenario(branches, peers=20, rounds=0),
+    "clocks": Scenario(clocks, peers=7, rounds=12),
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),
@@ -116,6 +121,7 @@ SCENARIOS: dict[str, Scenario] = {
     "audited": Scenario(audited, peers=5, rounds=20),
     "slow": Scenario(slow, peers=7, rounds=20),
     "straggler": Scenario(straggler, peers=4, rounds=20),
+    "oceans": Scenario(oceans, peers=8, rounds=5),
     "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
     "clients": Scenario(clients, peers=7, rounds=40),
     "sampled_churn": Scenario(sampled_churn, peers=8, rounds=15),

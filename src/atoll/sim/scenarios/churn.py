@@ -79,8 +79,8 @@ def paired_churn(stage: Stage) -> None:
     stage.until_round(settled + PAIRED_CALM_ROUNDS, stage.healed() * PAIRED_CALM_ROUNDS)
     for node in stage.swarm.honest:
         island, machine = node.island, node.machine
-        assert isinstance(island, PairedIsland) and machine is not None and machine.roster is not None
-        member = machine.roster.mine
+        assert isinstance(island, PairedIsland) and machine is not None
+        member = machine.known.roster.mine
         if member is None or not member.votes or island.head is None:
             continue
         roll = island.roll(island.head)
@@ -96,6 +96,11 @@ def reputed_churn(stage: Stage) -> None:
     """
     more = {"statistic": "robust", "tolerance": 0.33} if stage.seed % 2 else {}
     _through_weather(stage, None, reputation=True, **more)
+
+
+def clocks(stage: Stage) -> None:
+    """The same where clocks run by up to a twentieth too fast or too slow, five hundred times as far apart."""
+    _through_weather(stage, None, drift=0.05)
 
 
 def real_keys(stage: Stage) -> None:
@@ -150,6 +155,7 @@ def _through_weather(
     keys: Keys | None,
     overlap: int = 0,
     slow: int = 0,
+    drift: float = 1e-4,
     returns: bool = False,
     told: Told | None = None,
     island: IslandMaker = Island,
@@ -160,7 +166,7 @@ def _through_weather(
         network=WEATHER,
         island=IslandKnobs(train_failure_rate=0.02, overlap=overlap, carries=slow > 0),
         clock_offset_s=0.2,
-        clock_drift=1e-4,
+        clock_drift=drift,
         run=stage.settings(**({"recovery": peer_name(0).encode()} if returns else {}), **settings),
     )
     swarm = stage.gather(knobs, keys=keys, island=island if told is None else islands({}))

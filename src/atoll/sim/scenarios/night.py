@@ -51,6 +51,13 @@ def drawn(number: int, stories: dict[str, Scenario]) -> World:
     return World(story, number, peers, rounds, "raft" if draw.random() < RAFT_SHARE else "bft")
 
 
+def least(story: str, told: Scenario) -> tuple[int, int]:
+    """Peers and rounds with which it is known to be a story; of fewer it may ask what cannot be."""
+    if story not in SIZES:
+        return told.peers, told.rounds
+    return min(SIZES[story]), ROUNDS.get(story, min(told.rounds, ROUNDS_MOST))
+
+
 def night(
     stories: dict[str, Scenario],
     first: int,

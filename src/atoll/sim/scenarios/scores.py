@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.node.facts import UpdateScored
-from atoll.policy.reputation import scores_of, tier_of
+from atoll.policy.reputation import CLAIMED_UNTAUGHT, scores_of, tier_of
 from atoll.sim.audits import SHIRKERS, as_it_is
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.network import NetworkKnobs
@@ -18,11 +18,13 @@ from atoll.sim.villains import villain
 from atoll.sim.world import Node
 
 ROUND_S = 120.0  # virtual time per round beside villains
+CLAIMS_END = 10  # rounds, after which a member's own words lift it no higher (policy/reputation.CLAIMED_UNTAUGHT)
 SHARE = 0.25  # of updates: four times as many of those on probation, that is all
 
 
 def scores(stage: Stage) -> None:
-    """As many villains as may lie, each of a drawn kind: they end on probation, and nobody honest does."""
+    """As many villains as may lie, each of a drawn kind: they end on probation, nobody honest is found hollow, and
+    whoever is found to teach leaves probation."""
     tolerated = (stage.peers - 1) // 3
     kinds = [stage.draw.choice((*SHIRKING, *LYING)) for _ in range(tolerated)]
     play_scores(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), kinds, strict=True)))
@@ -62,15 +64,18 @@ def play_scores(stage: Stage, kinds: dict[int, str], network: NetworkKnobs | Non
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     machine = swarm.honest[0].machine
     assert machine is not None and machine.history is not None
-    _judge(scores_of(machine.history.head_body), names)
+    _judge(scores_of(machine.history.head_body), names, told)
     return told
 
 
-def _judge(worth: dict[PeerId, int], names: dict[PeerId, str]) -> None:
+def _judge(worth: dict[PeerId, int], names: dict[PeerId, str], told: Told) -> None:
+    """Of whom nobody is sure yet, however good its work is, stays where its own words bring it; and a good word
+    that comes before these have brought it there is worth no more than they are."""
+    taught = {peer for (of, peer), opinion in told.seen.items() if opinion == "taught" and of >= CLAIMS_END}
     for peer, score in worth.items():
-        kind = names.get(peer, "")
+        kind, found = names.get(peer, ""), told.opinions[peer]
         low = tier_of(score) == "probation"
         if kind in SHIRKING and not low:
             raise InvariantBroken(f"the {kind} {peer} is worth {score}")
-        if not kind and low:
-            raise InvariantBroken(f"{peer} is honest and worth {score}")
+        if not kind and (found["hollow"] or (low and peer in taught) or score < CLAIMED_UNTAUGHT):
+            raise InvariantBroken(f"{peer} is honest, worth {score}, and its updates were found {dict(found)}")

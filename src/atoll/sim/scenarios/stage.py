@@ -232,7 +232,8 @@ def play(
         kind = "" if isinstance(why, InvariantBroken) else f"{type(why).__name__}: "
         replay = f"atoll simulate {name} --seed {seed} --peers {peers} --rounds {rounds} --quorum {stage.quorum}"
         replay += f" --protocol {protocol}" if protocol != "bft" else ""
-        raise ScenarioFailed(f"{kind}{why}\n  at {stage.world.now:.1f} s, replay: {replay}") from why
+        at = f"at {stage.world.now:.1f} s, " if hasattr(stage, "world") else ""  # before anybody was gathered
+        raise ScenarioFailed(f"{kind}{why}\n  {at}replay: {replay}") from why
     checkers, world = stage.swarm.checkers, stage.world
     newest = stage.newest
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -120,8 +120,8 @@ class Connection:
         Like `receive` it raises LinkSpent when the keys are used up (after 2^32 frames): open another connection.
         """
         out, self._out = self._out, []
-        if self._streams and self._established:
-            out += _sealed(self._established.send, self._streams.take_outgoing(budget))
+        if self._streams and self._established and (frames := self._streams.take_outgoing(budget)):
+            out += _sealed(self._established.send, frames)
         return out
 
     def receive(self, data: Bytes) -> list[ConnectionEvent]:

@@ -50,13 +50,18 @@ class Commit(Statement, frozen=True):
     loss: float  # mean training loss over those of them that are not late, nats per token
     step_s: float  # seconds per inner step, for the next plan
     weight: int  # how much this update counts in the mean: its samples, or 0 for a newcomer
-    why: str = ""  # of a pass, in plain words
+    why: str = ""  # of a pass, in plain words; of an update, what its caller `asked` for
     offset_s: float = 0.0  # of my clock from run time; beyond CLOCK_BOUND_S I shall own nothing
     values: int = 0  # of the update, where that is the caller's choice and not genesis's
     links: bytes = b""  # what I measured of my uplink and of my latency to each member: policy/links.py
     claim: Digest | Late | msgspec.UnsetType = msgspec.UNSET
     """Of how I trained: a digest of it where rounds are audited, what of it was apart if anything was; else left
     out. One field for both, which exclude each other: a map that may have more than 15 keys begins otherwise."""
+
+    @property
+    def asked(self) -> str:
+        """What its caller asked for otherwise than genesis says, such as `codec=fp16`; nothing, mostly."""
+        return self.why if self.parts else ""
 
     @property
     def claimed(self) -> Digest | None:

@@ -1,0 +1,175 @@
+"""The bodies that a round looks at: those proposed in it and the one that is final, and what each of them lacks.
+
+    judge      does every entry follow from what is signed in it?
+    believes   do I take its answers for true?
+    knows      are its parts here, and what state do they make? `ask` for what is missing until then
+Promises: what is missing is asked of those who voted for it, and again with every nudge. Never votes for a body and
+never adopts one: the round does, once nothing is lacking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atoll.base.draw import shuffled
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Payload, Send
+from atoll.node.body import check_body
+from atoll.node.facts import Disagreed
+from atoll.node.ground import Ground
+from atoll.node.next_state import NextState
+from atoll.node.parts import Parts
+from atoll.node.trial import Trial, trial_of
+from atoll.protocol.consensus.door import Door
+from atoll.protocol.consensus.facts import Judge
+from atoll.protocol.reduce.run import Reduce
+from atoll.wire.codec import decode_body, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.round import WantPart
+from atoll.wire.messages.statements import Answered
+
+HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
+
+
+class Trials:
+    def __init__(
+        self,
+        ground: Ground,
+        notary: Notary,
+        agreement: Door,
+        parts: Parts,
+        next_state: NextState,
+        gone: Callable[[PeerId], bool],
+    ) -> None:
+        self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
+        self.agreement, self.parts, self.next_state, self.gone = agreement, parts, next_state, gone
+        self.attempt = 0
+        self.reduce: Reduce | None = None  # of this attempt
+        self.under_way: dict[Digest, Trial] = {}
+        self.wanted: Digest | None = None  # a body that a certificate names and that I lack
+        self.asked = 0  # times for such a body
+
+    def attempt_begins(self, attempt: int, reduce: Reduce | None) -> None:
+        self.attempt, self.reduce = attempt, reduce
+
+    def close(self) -> None:
+        """The round is over: what was combined in it is several updates' worth of memory."""
+        self.reduce = None
+        self.under_way.clear()
+
+    # ---- bodies --------------------------------------------------------------------------------------------
+
+    def judge(self, proposal: Judge, now: Seconds) -> Trial | Disagreed:
+        """A body that follows from what is signed in it, or why this one does not."""
+        raw, most = proposal.body, self.plan.settings.signing.body_bytes_max
+        who = self.agreement.proposer(proposal.view)
+        if len(raw) > most:
+            return Disagreed(proposer=who, why=f"its body has {len(raw)} bytes")
+        try:
+            body = decode_body(raw)
+        except PeerFault as fault:
+            return Disagreed(proposer=who, why=fault.what)
+        if (wrong := check_body(self.ground, self.notary, body, now)) is not None:
+            return Disagreed(proposer=body.proposer, why=wrong)
+        return self._of(raw)
+
+    def finish(self, raw: bytes) -> Trial:
+        """This body is final."""
+        trial = self._of(raw)
+        trial.final = True
+        return trial
+
+    def _of(self, raw: bytes) -> Trial:
+        id = vertex_id(raw)
+        if id not in self.under_way:
+            self.under_way[id] = trial_of(id, raw, self.plan)
+        return self.under_way[id]
+
+    @property
+    def final(self) -> Trial | None:
+        return next((trial for trial in self.under_way.values() if trial.final), None)
+
+    @property
+    def waiting(self) -> list[Trial]:
+        """Whose state is not known yet."""
+        return [trial for trial in self.under_way.values() if trial.state is None]
+
+    @property
+    def needed(self) -> set[Digest]:
+        """Parts that any of them is made of."""
+        return {a.digest for trial in self.under_way.values() for a in trial.answers if a is not None}
+
+    def forget_old(self) -> None:
+        """A long pause combines the same updates again and again: keep what a live proposal may still need."""
+        live = self.agreement.bodies.keys()
+        self.under_way = {id: trial for id, trial in self.under_way.items() if id in live or trial.final}
+        self.parts.keep_only(self.needed)
+        self.next_state.keep_only(self.needed)
+
+    # ---- what one lacks ------------------------------------------------------------------------------------
+
+    def believes(self, trial: Trial) -> bool:
+        """Every answer in it, as all do in what is final. Whom, and what I recompute, is the reduce's business."""
+        reduce = self.reduce
+        if trial.final or not self.ground.witnesses or reduce is None:
+            return True
+        return all(reduce.believes(answered) is True for answered in trial.answers if answered is not None)
+
+    def knows(self, trial: Trial) -> bool:
+        """What state it leaves behind, as I compute it."""
+        if trial.state is None:
+            trial.state = self.next_state.of(trial.step, trial.back)
+        return trial.state is not None
+
+    def lacks_earlier(self, trial: Trial) -> bool:
+        """It goes back to a state that is not here, and that whoever made it must give."""
+        return trial.back is not None and self.next_state.lacks(trial.step, trial.back)
+
+    def ask(self, trial: Trial, now: Seconds) -> list[Effect]:
+        """For the parts that are missing; where none are, for the state they make."""
+        if trial.back is not None:
+            return [] if self.lacks_earlier(trial) else self.next_state.ask(trial.step, trial.back)
+        missing = [a for a in trial.answers if a is not None and a.digest not in self.parts.held]
+        return self._want(trial, missing, now) if missing else self.next_state.ask(trial.step, None)
+
+    def _want(self, trial: Trial, missing: Sequence[Answered], now: Seconds) -> list[Effect]:
+        """The proposer and other voters hold the combined bytes; whose owner is there is on its way already."""
+        here = self.reduce.answers.keys() if self.reduce is not None else range(len(self.ground.owners))
+        on_its_way = [
+            trial.body.attempt == self.attempt
+            and a.part not in here  # else the owner whose answer I took keeps me from this one
+            and not self.gone(self.ground.owners[a.part][a.owner_index])
+            for a in missing
+        ]
+        sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
+        holders = [p for p in sources if p != self.me and not self.gone(p)]
+        names = (a.digest for a in missing)
+        return self.parts.want(trial.body.attempt, zip(names, on_its_way, strict=True), holders, now)
+
+    def want_body(self, digest: Digest) -> list[Effect]:
+        """A certificate names a body whose bytes I lack: those who voted for it hold them."""
+        self.wanted = digest
+        return self.ask_for_body()
+
+    def ask_for_body(self) -> list[Effect]:
+        if self.wanted is None:
+            return []
+        self.asked += 1
+        holders = [p for p in self.agreement.holders(self.wanted) if not self.gone(p)]
+        wish = WantPart(self.plan.round, self.attempt, self.plan.trace, self.wanted)
+        return [Send(p, wish) for p in shuffled(self.wanted, f"{self.me}/{self.asked}", holders)[:HOLDERS_ASKED]]
+
+    # ---- bytes that go and come ----------------------------------------------------------------------------
+
+    def give(self, to: PeerId, wish: WantPart, now: Seconds) -> list[Effect]:
+        """A part, or a body."""
+        body = self.agreement.bodies.get(wish.digest)
+        payload = self.parts.held.get(wish.digest) if body is None else Payload(wish.digest, len(body), body)
+        return self.parts.give(to, wish, payload, now)
+
+    def takes_body(self, payload: Payload) -> bool:
+        """True if these are the bytes of the body that I lacked."""
+        found = payload.digest == self.wanted
+        self.wanted = None if found else self.wanted
+        return found

@@ -1,0 +1,41 @@
+"""What is signed is checked once, however often it is shown."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Vote
+from atoll.wire.messages.vertex import Certificate
+
+RUN, BODY = Digest(bytes(32)), Digest(b"b" * 32)
+
+
+class Counting(VirtualVerifier):
+    checks = 0
+
+    def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
+        self.checks += 1
+        return super().holds(vote_key, data, signature)
+
+
+def test_votes_that_were_opened_are_not_checked_again_in_a_certificate():
+    """Two of three came as messages. What they did not sign is no vote of theirs, opened or not."""
+    verifier, vote = Counting(), Vote(3, 0, "commit", BODY)
+    signers = {PeerId(name): VirtualSigner(PeerId(name)) for name in ("ada", "bob", "cyd")}
+    keys = {peer: signer.vote_key for peer, signer in signers.items()}
+    said = {peer: Notary(RUN, signer, verifier).sign(vote) for peer, signer in signers.items()}
+    reader = Notary(RUN, VirtualSigner(PeerId("eve")), verifier)
+    for peer in (PeerId("ada"), PeerId("bob")):
+        assert reader.open(said[peer], Vote, keys[peer]) == vote
+    verifier.checks = 0
+    votes = tuple((peer, word.signature) for peer, word in said.items())
+    certificate = Certificate(vote.round, vote.view, vote.stage, vote.digest, votes)
+    assert reader.certificate_holds(certificate, keys, 3)
+    assert verifier.checks == 1
+    swapped = ((votes[0][0], votes[1][1]), (votes[1][0], votes[0][1]), votes[2])
+    for false in (replace(certificate, votes=swapped), replace(certificate, digest=Digest(b"c" * 32))):
+        assert not reader.certificate_holds(false, keys, 3)
+    assert not reader.certificate_holds(certificate, {**keys, PeerId("ada"): keys[PeerId("bob")]}, 3)
