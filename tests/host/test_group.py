@@ -249,7 +249,7 @@ def test_of_two_members_one_may_leave_and_the_other_goes_on(calls: bool):
 
 
 def test_whoever_is_left_alone_by_a_death_is_told_though_it_would_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("atoll.host.group.FAREWELL_S", 0.0)  # the dead one cannot know that it is alone
+    monkeypatch.setattr("atoll.host.group_host.FAREWELL_S", 0.0)  # the dead one cannot know that it is alone
     with groups(2, timeout_s=0.3, silence_s=0.6) as members:
         together(members, [torch.ones(10), torch.ones(10)])
         dies(members[0])
@@ -275,7 +275,7 @@ def test_a_call_that_waits_while_somebody_leaves_still_waits_for_everybody_else(
 
 
 def test_whoever_is_left_alone_by_one_that_could_not_stay_is_told_who_left(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("atoll.host.group.FAREWELL_S", 0.0)
+    monkeypatch.setattr("atoll.host.group_host.FAREWELL_S", 0.0)
     with groups(2) as members:
         together(members, [torch.ones(10), torch.ones(10)])
         passed: SimpleQueue[Passed] = SimpleQueue()

@@ -1,0 +1,363 @@
+"""One member of an all-reduce group: the driver whose "training" is its user's calls.
+
+Lets members in and out between calls, tells callers what they wait for, and ends their calls with words where no
+answer can come. Promises: a call ends as its round was agreed, or with an error that says what happened.
+Never touches tensors (`group_island.py` does), never speaks to users (`group.py` does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.base.errors import UNREADABLE, AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.ids import PeerId, Seconds, names_of
+from atoll.base.limits import BULK_FRAME_MAX
+from atoll.base.machine import Event, Fact, Received, TimerFired
+from atoll.host import driver
+from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Reduced
+from atoll.host.group_trust import Checked
+from atoll.host.store import in_use
+from atoll.node.facts import MembershipChanged, OtherCall, RoundBegan, RoundClosed
+from atoll.node.peer import CaughtUp, GenesisKnown, Refused
+from atoll.node.settings import RunSettings
+from atoll.node.trial import Commits
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.round import Committed
+from atoll.wire.messages.statements import Answered, Join, Leave, Ready, Signed
+from atoll.wire.messages.vertex import Member, Standing
+
+GIVES_WAY = "members come or go"  # why a member passes a round that nobody but they needs; all say it in one word
+FAREWELL_S = 10.0  # for the others to agree that this member is gone, where they need its vote for that
+VERTICES_KEPT = 64  # for members that were away
+FOLDERS = "atoll-group-"
+ABANDONED_S = 60.0  # a younger folder may be that of a member that has not taken its lock yet
+_mine: set[Path] = set()  # folders of this process: to look at its own locks would let go of them
+
+
+class GroupHost(driver.Driver):
+    """The member behind a `Group`; lives in its loop."""
+
+    island: GroupIsland
+    hash_on_loop_bytes = BULK_FRAME_MAX  # its names are quick: a thread would take longer to wake up
+
+    def __init__(self, seat: driver.Seat) -> None:
+        super().__init__(seat, GroupIsland(seat.store))
+        self.follow, self.named = self.island.follow, self.island.named
+        self.listeners = [self._wake, self._react_to_fact]  # no record: nobody plots a group
+        self.on_broken, self.on_entry = self._broke, self._note
+        self._unreachable = ""  # the last address of the ticket's that was dialled in vain
+        self._refused: AtollError | None = None
+        self._had_place = False
+        self._lost_since = self.clock.now()  # a quorum; or the last time that there was one
+        self._news = asyncio.Event()
+
+    async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
+        await super().listen(addresses, announce, upload_bytes_s)
+        self.island.room = self.links.memory  # what a row leaves behind has the size of an answer
+
+    def call(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            self.island.call(call)
+        if self._had_place and self._standing() == "expelled":  # it never comes back
+            self.island.ousted(_without_place(self.me, "expelled"))
+
+    def handle(self, event: Event) -> None:
+        super().handle(event)
+        round = self.machine.round
+        match event:
+            case Received(message=Committed()) if round is not None:
+                commits = [commit for commit, _ in round.commits.get(round.attempt, Commits()).of.values()]
+                if any(commit.why == GIVES_WAY for commit in commits):
+                    self.island.passes(GIVES_WAY)
+                elif commits:
+                    self.island.others_wait()
+            case Received(message=MemberReport()):
+                self._give_way()
+            case TimerFired("beat"):
+                self._tell_if_quorum_is_lost()
+            case _:
+                pass
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        if entry["fact"] == "Unreachable":
+            self._unreachable = entry["why"]
+
+    def _broke(self, why: BaseException) -> None:
+        """A defect: nobody is left to answer the calls that wait."""
+        text = f"an error of Atoll itself: {type(why).__name__}: {why}"
+        fix = "report it with the lines above; close this group and join again"
+        self.island.ousted(RunFailedError("E-INT-01", text, cause="a defect", fix=fix))
+
+    def _give_way(self) -> None:
+        """An idle group lets members in and out: whose user has not called passes, and calls that came are done
+        again."""
+        round, pool = self.machine.round, self.machine.pool
+        if round is None or pool is None or not round.trains or self._closing:
+            return
+        reports = pool.chosen()
+        if _newcomers(round.plan.members) or _lets_in(reports) or _leaving(reports):
+            self.island.passes(GIVES_WAY)
+
+    def _hurry(self) -> None:
+        self._give_way()
+
+    async def members(self) -> tuple[PeerId, ...]:
+        return self._members()
+
+    async def meet(self, count: int, timeout_s: Seconds) -> None:
+        await self._until(lambda: len(self._members()) >= count, timeout_s, f"{count} members are here")
+
+    async def seated(self, timeout_s: Seconds) -> None:
+        """Until the others let me in and I hold what they agreed on."""
+        await self._until(self._is_seated, timeout_s, "the others let this member in")
+
+    async def trouble(self) -> str:
+        round = self.machine.round
+        if round is None and self._unreachable and not self.machine.linked:
+            return f"nobody is reached: {self._unreachable}"
+        if round is None:
+            return "this member is still catching up with the group"
+        names = names_of((m.peer, m.name) for m in round.plan.members)
+        if round.assembling:
+            return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
+        if lost := self._quorum_lost():
+            return lost
+        awaited = [names[p] for p in round.awaited if p != self.me and not self.machine.heartbeat.gone(p)]
+        if awaited:
+            return f"these members have not called yet: {', '.join(awaited)}"
+        return "parts are still on their way"
+
+    async def way(self) -> tuple[str, str]:
+        round = self.machine.round
+        topology = round.ground.topology if round is not None else None
+        return (topology.name, round.ground.why) if round is not None and topology is not None else ("", "")
+
+    async def stop(self, why: str = "the group was closed", farewell: bool = True) -> None:
+        if farewell and not self._closing:
+            await self.leave(why, FAREWELL_S)
+        await super().stop(why, farewell=False)
+        _clear(self.folder)
+
+    def _react_to_fact(self, fact: Fact) -> None:
+        match fact:
+            case GenesisKnown():
+                self._learn_terms(fact.settings)
+            case RoundBegan():
+                asyncio.get_running_loop().call_soon(self._give_way)
+            case RoundClosed():
+                self.store.keep([(f"vertex/{fact.round - VERTICES_KEPT}", None)])
+                if fact.body.parts:
+                    assert self.machine.history is not None
+                    before = self.machine.history.bodies.get(fact.round - 1)
+                    lets_in = _lets_in(fact.body.reports) or (before is not None and _newcomers(before.members))
+                    left = _leaving(fact.body.reports)
+                    again = bool(set(fact.missing) - left) and (lets_in or bool(left))
+                    self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)), again)
+            case CaughtUp(round=round):
+                self.island.missed(round, _left_behind())
+            case MembershipChanged():
+                self._look_at_my_place()
+            case OtherCall():
+                self.island.fails(fact.round, self._other_call(fact))
+            case Refused():
+                self._refused = RefusedError(fact.code, fact.what, fix=fact.fix)
+            case _:
+                pass
+        self._news.set()
+
+    def _standing(self) -> Standing | None:
+        history = self.machine.history
+        members = history.head_body.members if history is not None else ()
+        return next((m.standing for m in members if m.peer == self.me), None)
+
+    def _look_at_my_place(self) -> None:
+        """Where the others agreed to go on without me, my user learns it now and not when its patience ends."""
+        standing = self._standing()
+        has_place = standing in ("new", "member")
+        if self._had_place and not has_place and not self.machine.leaving:
+            self.island.ousted(_without_place(self.me, standing))
+        self._had_place = has_place or (self._had_place and standing == "expelled")
+
+    def _learn_terms(self, settings: RunSettings) -> None:
+        try:
+            self.island.terms = msgspec.msgpack.decode(settings.learning, type=GroupTerms)
+        except UNREADABLE:
+            self._refused = UsageError(
+                "E-RED-12",
+                "this ticket is not of a group",
+                cause="it belongs to a run that learns a model",
+                fix="atoll join TICKET, or atoll.join(ticket) in your own loop",
+            )
+            return
+        self.island.pieces = settings.pieces
+        if settings.tolerance:
+            terms, opened = self.island.terms, settings.opened is not None
+            self.island.checked = Checked(self.store, terms.codec, terms.way_back or terms.codec, opened)
+            self.hash_on_loop_bytes = (
+                driver.Driver.hash_on_loop_bytes
+            )  # these names take longer than a thread's start
+
+    def _other_call(self, fact: OtherCall) -> AtollError:
+        assert self.machine.history is not None
+        names = names_of((m.peer, m.name) for m in self.machine.history.head_body.members)
+        other = names.get(fact.peer, fact.peer)
+        if fact.asked != fact.my_asked:
+            own = f"the group's codec={self.island.terms.codec}"
+            return RunFailedError(
+                "E-RED-10",
+                f"{other} called with {fact.asked or own}, this member with {fact.my_asked or own}",
+                cause="members ask for one all-reduce in different ways",
+                fix="pass the same codec= at all members, or leave it out; this call changed nothing",
+            )
+        return RunFailedError(
+            "E-RED-09",
+            f"{other} called with {fact.values:,} values, this member with {fact.my_values:,}",
+            cause="members do not make the same calls in the same order, or their tensors differ in size",
+            fix="call all_reduce with tensors of the same sizes at all members; this call changed nothing",
+        )
+
+    async def _until(self, holds: Callable[[], bool], timeout_s: Seconds, what: str) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    if self._refused is not None:
+                        raise self._refused
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise NetworkError(
+                "E-RED-07",
+                f"after {timeout_s:.0f} s it is still not true that {what}",
+                cause=await self.trouble(),
+                fix="see that the other processes run and that their addresses can be reached from here",
+            ) from None
+
+    def _is_seated(self) -> bool:
+        history = self.machine.history
+        members = history.head_body.members if history is not None else ()
+        return self.machine.round is not None and any(m.peer == self.me and m.standing == "member" for m in members)
+
+    def _members(self) -> tuple[PeerId, ...]:
+        history = self.machine.history
+        return tuple(m.peer for m in history.head_body.members if m.trains) if history is not None else ()
+
+    def _quorum_lost(self) -> str:
+        """Who is not here, if nothing can be agreed on without them; else nothing."""
+        round = self.machine.round
+        if round is None:
+            return ""
+        left = self._gone_for_good()
+        silent = [p for p in round.plan.voters if p != self.me and p not in left and self.machine.heartbeat.gone(p)]
+        if len(silent) + len(left) <= round.plan.tolerated:
+            return ""
+        names = names_of((m.peer, m.name) for m in round.plan.members)
+        told = [(silent, "cannot be heard"), (left, "left")]
+        who = "; ".join(f"{', '.join(names[p] for p in peers)} {what}" for peers, what in told if peers)
+        return f"too few members are left to agree: {who}"
+
+    def _tell_if_quorum_is_lost(self) -> None:
+        """Those who would have to agree may never come back: calls wait for that as long as for a user."""
+        lost, now = self._quorum_lost(), self.clock.now()
+        if not lost:
+            self._lost_since = now
+        elif self.island.calls and now - self._lost_since >= self.island.terms.timeout_s:
+            self.island.ousted(_quorum_is_lost(lost))
+
+    def _gone_for_good(self) -> list[PeerId]:
+        """Voters that said farewell, and whose vertex is not there yet."""
+        round, pool = self.machine.round, self.machine.pool
+        said = _leaving(pool.chosen()) if pool is not None else set[PeerId]()
+        return [p for p in round.plan.voters if p in said] if round is not None else []
+
+    def _voters(self) -> int:
+        history = self.machine.history
+        return sum(m.votes for m in history.head_body.members) if history is not None else 0
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A place for this member's keys while it lives. Members that were killed could not clear theirs away."""
+    for old in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        with suppress(OSError):
+            if old not in _mine and time.time() - old.stat().st_mtime > ABANDONED_S and not in_use(old):
+                shutil.rmtree(old)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDERS))
+    _mine.add(folder)
+    try:
+        yield folder
+    except BaseException:
+        _clear(folder)
+        raise
+
+
+def _clear(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _mine.discard(folder)
+
+
+def _left_behind() -> AtollError:
+    return RunFailedError(
+        "E-RED-13",
+        "the group agreed on this all-reduce, and its mean did not reach this member",
+        cause="its links were too slow or broke for a while; its tensors are as they were",
+        fix="go on with the next call; where tensors must be equal everywhere, take them from another member first",
+    )
+
+
+def _quorum_is_lost(who: str) -> AtollError:
+    return RunFailedError(
+        "E-RED-18",
+        who,
+        cause="their processes ended, or the network between is broken; this call changed nothing here",
+        fix="call again when they are back, or close this group and found a new one with those that are left",
+    )
+
+
+def _without_place(me: PeerId, standing: Standing | None) -> AtollError:
+    if standing == "expelled":
+        return RefusedError(
+            "E-RED-16",
+            f"the group expelled this member ({me[-8:]}) for good",
+            cause="others proved that what it signed or summed was wrong; memory or a disk may have failed",
+            fix="close this group and join again, which makes a new identity: atoll.reduce.join(ticket)",
+        )
+    return RunFailedError(
+        "E-RED-15",
+        "the group went on without this member: this call and those that waited behind it will not be answered",
+        cause="the others did not hear it, or waited in vain for its answers; its links or computer stood still",
+        fix="call again: it comes back by itself; where tensors must be equal everywhere, take them from another "
+        "member first",
+    )
+
+
+def _newcomers(members: Iterable[Member]) -> bool:
+    return any(m.standing == "new" for m in members)
+
+
+def _lets_in(reports: Iterable[Signed]) -> bool:
+    """True if one of them brings somebody in."""
+    return any(isinstance(decode_statement(s.body, s.signer), Join | Ready) for s in reports)
+
+
+def _leaving(reports: Iterable[Signed]) -> set[PeerId]:
+    """Who says farewell in them."""
+    return {s.signer for s in reports if isinstance(decode_statement(s.body, s.signer), Leave)}
+
+
+def _reduced(fact: RoundClosed, cuts: Cuts) -> Reduced:
+    named: list[tuple[PeerId, ...]] = []
+    for signed in fact.body.parts:
+        answered = decode_statement(signed.body, signed.signer) if signed is not None else None
+        named.append(answered.contributors if isinstance(answered, Answered) else ())
+    parts = tuple(zip(cuts, named, strict=True)) if cuts else ()
+    return Reduced(fact.round, fact.counted, fact.partly, fact.missing, parts)
