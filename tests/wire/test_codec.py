@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent))
 from examples import (
@@ -250,3 +251,10 @@ def mangle(draw: random.Random, data: bytearray, wires: list[bytes]) -> None:
 def test_a_great_deal_of_nonsense(kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules[__name__], "FUZZ", max(FUZZ, 100_000))
     test_nonsense_is_a_fault_and_nothing_else(kind)
+
+
+def test_what_a_caller_asked_for_is_fit_for_a_terminal():
+    """It is shown to the others' users, and its author may be anybody."""
+    commit = replace(COMMIT_LATE, why="codec=\x1b[2Jfp16\r\n")
+    assert commit.asked.isprintable() and "fp16" in commit.asked
+    assert replace(commit, parts=0).asked == "", "of a pass it is the reason"

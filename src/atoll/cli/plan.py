@@ -140,8 +140,8 @@ def row_of(
 def _recommended(recipes: dict[str, Recipe], layout: Layout, links: Links, step_s: float) -> dict[str, Any]:
     """`auto` in rounds as long as these links ask for, and how long those of others would have to be.
 
-    It is nearest to synchronous training for its bytes (bench/RESULTS.md, "convergence"), and loss falls behind as
-    rounds get longer: of all that is not enough of a reason to wait, so nine tenths of the time are for training.
+    It is nearest to synchronous training for its bytes (bench/RESULTS.md, "convergence"). Loss falls behind as
+    rounds get longer, so they are no longer than training for nine tenths of the time takes.
     """
     from atoll.learn.forecast import forecast
     from atoll.learn.methods import auto

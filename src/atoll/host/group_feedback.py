@@ -8,6 +8,7 @@ is owed once its round is agreed: where the mean is without this member's values
 that nobody answered for, which its user keeps, and a call that failed leave what was owed as it was; so if the
 others agreed on a call that failed here (`E-RED-13`, `E-RED-15`), what was owed before it is sent a second time.
 Costs four bytes for every value, and four more for each of the slice under way. Never scales, never forgets.
+Source: Karimireddy et al. 2019, 1901.09847, algorithm 2 (EF-SGD), with the step size left to the caller.
 """
 
 from __future__ import annotations

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Annotated
 
 import msgspec
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from atoll.base.errors import PeerFault
@@ -72,7 +70,7 @@ class Pipelined(Accumulate, frozen=True, tag="pipelined"):
     """The same, and the next gradients are computed while so many sums before them are still under way (Pipe-SGD,
     1811.03619, algorithm 1): none is waited for, each is of parameters that lack the `depth` sums before it."""
 
-    depth: Annotated[int, Meta(ge=1, le=QUEUE_MAX)] = 3
+    depth: int = 3  # 1 to QUEUE_MAX
 
 
 Inner = AdamW | Muon | SGD | Accumulate | Pipelined

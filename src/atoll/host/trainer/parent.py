@@ -60,7 +60,7 @@ STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last on
 LOOK_EVERY_S = 1.0  # how often patience is checked, and its margin: the parent's own loop may have been busy
 STDERR_KEPT = 4096  # bytes of the child's last words that go into a failure
 
-ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a compiler's own workers would outlive a process that is killed
+ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else a compiler starts as many processes as there are cores
 
 T = TypeVar("T")
 

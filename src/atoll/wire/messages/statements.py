@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, one_line
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -60,8 +60,9 @@ class Commit(Statement, frozen=True):
 
     @property
     def asked(self) -> str:
-        """What its caller asked for otherwise than genesis says, such as `codec=fp16`; nothing, mostly."""
-        return self.why if self.parts else ""
+        """What its caller asked for otherwise than genesis says, such as `codec=fp16`; nothing, mostly. Fit for a
+        terminal: other callers are shown it."""
+        return one_line(self.why) if self.parts else ""
 
     @property
     def claimed(self) -> Digest | None:
