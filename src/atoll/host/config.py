@@ -22,7 +22,7 @@ from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
 from atoll.node.config.meaning import chosen_statistic, coded_of, sample_of, tolerance_of
 from atoll.node.config.reading import decode_config
-from atoll.node.config.sections import Config, Sync
+from atoll.node.config.sections import Config, Sync, Train, toml_text
 from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
@@ -122,7 +122,12 @@ def recipe_of(config: Config) -> Recipe:
             recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
             check_recipe(recipe)
     except ValueError as why:
-        raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
+        raise UsageError(
+            "E-CFG-08",
+            f"no recipe follows from {_wishes(config)}",
+            cause=str(why),
+            fix="leave out or change what the cause speaks of; docs/config.md has every key",
+        ) from None
     if train.total_tokens:
         recipe = over_tokens(recipe, train.total_tokens)
     if (computing := Computing(train.precision, train.compile)) != PLAIN:
@@ -136,6 +141,16 @@ def _model(config: Config, default: str = "gpt-tiny") -> str:
 
     name = config.model.name or default
     return with_adapters(name, config.model.lora_rank) if config.model.lora_rank else name
+
+
+def _wishes(config: Config) -> str:
+    """What the config says of recipes in its own words, but for what nobody wrote."""
+    wishes = [f"train.recipe = {toml_text(config.train.recipe)}"]
+    for section, said, usual in (("train", config.train, Train()), ("sync", config.sync, Sync())):
+        for key in said.__struct_fields__:
+            if key != "recipe" and (value := getattr(said, key)) != getattr(usual, key):
+                wishes.append(f"{section}.{key} = {toml_text(value)}")
+    return ", ".join(wishes)
 
 
 def _owners_believed(config: Config) -> bool:
