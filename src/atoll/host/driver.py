@@ -463,7 +463,8 @@ class Driver:
                 self.handle(Woke(late))
 
     def _measure(self, now: Seconds) -> None:
-        carried = self._carriage.look(now, self.links.uploading())
+        round = self.machine.round
+        carried = self._carriage.look(now, self.links.uploading(), round.plan.round if round is not None else None)
         if carried is not None:
             self.handle(carried)
 

@@ -38,7 +38,6 @@ from atoll.wire.messages.round import Answer, Comparison
 from atoll.wire.messages.statements import (
     Amend,
     Answered,
-    Commit,
     Weighing,
 )
 from atoll.wire.messages.vertex import Body, Member
@@ -247,10 +246,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
 
 
 def _answered_bytes(parent: Body) -> int:
-    """Of all combined parts of the last round; 0 where the length of an update is its caller's choice."""
-    commits = [decode_statement(signed.body, signed.signer) for signed in parent.commits[:1]]
-    if any(isinstance(commit, Commit) and commit.values for commit in commits):
-        return 0
+    """Of all combined parts of the last round. Where lengths are callers' choice the next is likely as long."""
     answers = [decode_statement(signed.body, signed.signer) for signed in parent.parts if signed is not None]
     return sum(a.size_bytes for a in answers if isinstance(a, Answered))
 

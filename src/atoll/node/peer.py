@@ -192,8 +192,8 @@ class Peer:
                 return self.heartbeat_facts(self.heartbeat.link(event, now), now)
             case Woke():
                 return self._wake(now)
-            case Carried(bytes_s, to):
-                self.rates = Rates(bytes_s, dict(to))
+            case Carried(bytes_s, to, round):
+                self.rates = Rates(bytes_s, dict(to), round)
                 return []
             case Done() | Failed():
                 return self._answered(event, now)
