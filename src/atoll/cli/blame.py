@@ -12,8 +12,8 @@ from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
 from atoll.cli.checkpoint import read_vertex
-from atoll.cli.say import AsJson, folder_of, say, say_json
-from atoll.cli.verify import Run, kept_in
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.verify import kept_in
 
 CANNOT = (
     "losses are each peer's own word about its own data; updates are not kept, so what one update did is unknown"
@@ -21,8 +21,7 @@ CANNOT = (
 
 
 def blame(
-    run: Run = None,
-    /,
+    run: Dir = None,
     *,
     metric: Annotated[
         Literal["loss"], Parameter(help="What to compare peers by; commitments hold the loss.")

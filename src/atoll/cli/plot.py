@@ -8,14 +8,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
-from atoll.cli.say import AsJson, folder_of, say, say_json
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 MEGA = 1e6
 
 
 def plot(
-    run_dir: Annotated[Path | None, Parameter(help="A peer's folder. Default: $ATOLL_DIR, or ./atoll-run.")] = None,
-    /,
+    run: Dir = None,
     *,
     out: Annotated[
         Path | None, Parameter(help="PNG, SVG or PDF to write. Default: plot.png in that folder.")
@@ -23,7 +22,7 @@ def plot(
     json: AsJson = False,
 ) -> None:
     """Draw training loss and bytes sent over the rounds of a run, running or over."""
-    folder = folder_of(run_dir)
+    folder = folder_of(run)
     rounds = rounds_of(folder / "facts.jsonl")
     if not rounds:
         raise UsageError(
