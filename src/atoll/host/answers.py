@@ -58,7 +58,8 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         return found | {"began": epoch > began, "eras": eras}
 
     async def rollback(with_: dict[str, Any]) -> Any:
-        return await roll_back(host, int(with_["round"]), float(with_.get("wait_s", AGREE_S)))
+        wait_s, without = float(with_.get("wait_s", AGREE_S)), list(map(str, with_.get("without", ())))
+        return await roll_back(host, int(with_["round"]), wait_s, without)
 
     async def leaving(with_: dict[str, Any]) -> Any:
         leave(str(with_.get("why", "left by its owner"))[:200])

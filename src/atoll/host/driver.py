@@ -256,9 +256,10 @@ class Driver:
         """True if genesis names this peer's identity for what no quorum decides alone."""
         return self.machine.settings.recovery == public_bytes(self.identity.public)
 
-    def go_back(self, goal: Goal) -> None:
-        """Put before the members that the run goes on from this earlier vertex. ValueError where that is no use."""
-        self._do(lambda: self.machine.go_back(goal, self._sign_for_long, self.clock.now()))
+    def go_back(self, goal: Goal, without: tuple[PeerId, ...] = ()) -> None:
+        """Put before the members that the run goes on from this earlier vertex, and without these of them. Raises
+        ValueError where that is no use."""
+        self._do(lambda: self.machine.go_back(goal, self._sign_for_long, self.clock.now(), without))
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""

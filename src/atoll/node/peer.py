@@ -888,12 +888,14 @@ class Peer:
         effects += self.known.vouch_for_eras(sign)
         return effects + self._from_round(self._learned(after.round, vertex, now), now)
 
-    def go_back(self, goal: Goal, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
-        """Ask the members to go on from what this earlier vertex of our chain left behind.
+    def go_back(
+        self, goal: Goal, sign: Callable[[bytes], bytes], now: Seconds, without: tuple[PeerId, ...] = ()
+    ) -> list[Effect]:
+        """Ask the members to go on from what this earlier vertex of our chain left behind, without some of them.
 
         `sign` is the recovery identity's. Raises ValueError with the reason where that is no use.
         """
-        amend = way_back(self._known, self.over, goal, sign)
+        amend = way_back(self._known, self.over, goal, without, sign)
         self.known.pool.goals[goal.id] = goal
         return [self._to_local(e) for e in self._tell_members(self.notary.sign(amend), now)]
 
