@@ -910,3 +910,8 @@ def test_who_lets_rounds_be_shorter_is_told_what_rates_then_go_by():
 def test_what_cannot_follow_the_run_is_refused_with_what_to_write(sets: tuple[str, ...], code: str, says: str):
     told = trouble(*sets)
     assert told.code == code and says in str(told) and told.fix
+
+
+def test_updates_are_kept_of_no_more_rounds_than_there_are_states_to_make_them_again_from():
+    assert "E-CFG-13" in str(trouble("keep.updates=9")) and "keep.newest = 9" in trouble("keep.updates=9").fix
+    assert trusted("keep.updates=9", "keep.newest=9")

@@ -55,7 +55,8 @@ from atoll.node.facts import (
 )
 from atoll.node.grace import Grace
 from atoll.node.ground import Ground, size_flaw
-from atoll.node.jobs import Advanced, Encoded, HandOver, Left, Train, Trained
+from atoll.node.jobs import Advanced, Encoded, HandOver, HeldRow, Left, Train, Trained
+from atoll.node.kept_rows import worth_keeping
 from atoll.node.my_body import MyBody
 from atoll.node.my_update import MyUpdate
 from atoll.node.next_state import NextState
@@ -126,6 +127,7 @@ class Round:
         said: dict[str, bytes],
         measured: Callable[[], Measured],
         strikes: Strikes | None = None,
+        keeps_rows: bool = False,
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.timing = ground.plan  # the same plan, with the windows that I go by
@@ -144,6 +146,8 @@ class Round:
         self.apart = Apart(ground, self.me, gone)
         self.reduce: Reduce | None = None
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
+        self.keeps_rows = keeps_rows
+        self.rows: tuple[HeldRow, ...] = ()  # then: of those that counted the ones that I hold, once it is closed
         self.free: int | None = None  # the view in which I may propose what I like
         self.bound: int | None = None  # the view in which I must re-propose a certified body
         self.next_state = NextState(ground, self.parts.held)
@@ -322,6 +326,7 @@ class Round:
             self.unheard,
             judges=self.agreement.votes,
             two_faced=self.committed.two_faced,
+            keeps_rows=self.keeps_rows,
         )
         self.reduce = reduce_for(self.notary, self.ground.reduce_plan(self.attempt, self.timing), around)
         self.trials.attempt_begins(self.attempt, self.reduce)
@@ -762,6 +767,8 @@ class Round:
         self.combined |= self.reduce.made if self.reduce is not None else {}
         agreed = {opened(s).digest for s in body.parts if s is not None}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
+        if self.keeps_rows:
+            self.rows = worth_keeping(body, self.combined.values(), self.reduce.update if self.reduce else None)
         self.reduce, self.update.encoded = None, None  # they hold several updates' worth of memory
         self.trials.close()
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]

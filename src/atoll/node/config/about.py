@@ -337,9 +337,16 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Beside those, the state of every so many rounds stays, the newest 64 of them: the farther back, the later "
         "damage may be noticed. `atoll checkpoint list` says which are here."
     ),
+    "keep.updates": (
+        "Rounds whose encoded updates stay here, so that `atoll blame --round` can say without whom a round would "
+        "have been better; 0: none. Each takes the bytes of two updates, this peer's own and its share of all "
+        "others' (three or more where owners check each other): 50 MB a round for 25 million values in int8. Other "
+        "members need it, too: a row is shown by its author or the owner of its part. Up to 200, and no more than "
+        "keep.newest, since a round is made again from the state before it."
+    ),
     "keep.bytes_max": (
-        "Bytes that these older states may take together; the oldest give way first. 0 keeps the head and what the "
-        "last minute needed. Pieces come first and are not given up."
+        "Bytes that kept updates and these older states may take together; states give way first, oldest before "
+        "newest. 0 keeps the head and what the last minute needed. Pieces come first and are not given up."
     ),
     "keep.coded": (
         'Empty: states of every keep.every_rounds-th round lie whole at every member. "6/10": each is cut into '

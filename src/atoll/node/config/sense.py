@@ -10,7 +10,7 @@ from __future__ import annotations
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.node.config.meaning import coded_of, sample_of, tolerance_of
-from atoll.node.config.sections import Config, Run, default_of, toml_text
+from atoll.node.config.sections import Config, Keep, Run, default_of, toml_text
 from atoll.policy.presets import PRESETS
 from atoll.policy.trust import StatisticName, peers_for_one_liar
 
@@ -70,6 +70,7 @@ def _check_made(config: Config) -> None:
 
 def _check_sense(config: Config) -> None:
     coded_of(config.keep)
+    _check_updates(config.keep)
     run, consensus = config.run, config.consensus
     tolerance = run.byzantine_tolerance
     if tolerance is not None and not 0 <= tolerance <= 1 / 3 + 0.004:
@@ -161,6 +162,16 @@ def _check_sense(config: Config) -> None:
                 f"{small} ({low:g}) must not be more than {large} ({high:g})",
                 fix=f"lower {small.split(' x ')[-1]} or raise {large.rsplit(' ', 1)[-1]}",
             )
+
+
+def _check_updates(keep: Keep) -> None:
+    if keep.updates > keep.newest:
+        raise UsageError(
+            "E-CFG-13",
+            f"keep.updates = {keep.updates} cannot work with keep.newest = {keep.newest}",
+            cause="a round is made again of its updates and of the state before it",
+            fix=f"write keep.newest = {keep.updates} or more, or fewer updates",
+        )
 
 
 def _check_effort(config: Config) -> None:

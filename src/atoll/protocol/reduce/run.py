@@ -90,7 +90,9 @@ class Reduce:
         self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
         self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
         self.answers: dict[int, AnswerHeld] = {}
-        self.made: dict[Digest, Made] = {}  # what I answered, by its digest, where the vertex may draw blocks of it
+        # what I answered, by its digest, where the vertex may draw blocks of it, or I keep rows
+        self.made: dict[Digest, Made] = {}
+        self.keeps_rows = plan.opened or around.keeps_rows
         self.missing: set[int] = set()
         self.started = self.finished = False
         self.agreed_plan, self.begun_at = plan, 0.0
@@ -539,10 +541,9 @@ class Reduce:
             rows_of(c for c in map(self.commit_of, sorted(names)) if c is not None) if plan.opened else UNSET,
         )
         held = AnswerHeld(self.notary.sign(answered), answered, payload)
-        if plan.opened:
-            self.made[answered.digest] = Made(
-                answered, payload, tuple(rows[name] for name in answered.contributors)
-            )
+        if self.keeps_rows:
+            made_of = tuple(rows[name] for name in answered.contributors if name in rows)
+            self.made[answered.digest] = Made(answered, payload, made_of)
         # durable before it is sent: a restarted owner must never give a second, different answer
         effects.append(Keep(self._said_name(part), encode(answered)))
         return effects + self._answer_made(held, now)
