@@ -110,13 +110,13 @@ MUTANTS = [
     ),
     Mutant(
         "only the proposer of the view proposes",
-        AGREEMENT,
+        VOTER,
         "if signed.signer != self.proposer(view):",
         "if False:",
         8,
     ),
     Mutant(
-        "the body is the one proposed", AGREEMENT, "if vertex_id(message.body) != proposed.digest:", "if False:", 69
+        "the body is the one proposed", VOTER, "if vertex_id(message.body) != proposed.digest:", "if False:", 69
     ),
     Mutant("votes of another round count for nothing", AGREEMENT, "vote.round != self.round or not", "not", 10),
     Mutant("a quorum is needed", AGREEMENT, "if len(same) < self.quorum:", "if len(same) < self.quorum - 1:", 0),
@@ -172,7 +172,7 @@ MUTANTS = [
     # voters whose clocks are apart
     Mutant(
         "words of views to come are remembered",
-        AGREEMENT,
+        VOTER,
         "ahead = ATTEMPTS_AHEAD * len(self.proposers)",
         "ahead = 1",
         47,
@@ -269,7 +269,7 @@ MUTANTS = [
     Mutant(
         "a restarted proposer says the same",
         AGREEMENT,
-        "if view in self.said.proposed and self.said.proposed[view] != vertex_id(body):",
+        "if self.said.proposed.get(view, digest) != digest:",
         "if False:",
         1,
         **CRASH,
@@ -402,8 +402,8 @@ MUTANTS = [
     Mutant(
         "raft: a proposal is durable before it is said",
         RAFT,
-        "return [kept, *(Send(peer, message) for peer in self.others), *self._say_vote(view, digest)]",
-        "return [*(Send(peer, message) for peer in self.others), kept, *self._say_vote(view, digest)]",
+        "return [self._accept(view, digest), *sends, *self._say_vote(view, digest)]",
+        "return [*sends, self._accept(view, digest), *self._say_vote(view, digest)]",
         16,
         **CRASH,
     ),
