@@ -124,6 +124,7 @@ def test_names_from_elsewhere_are_answered_with_ours():
         ("run.beat=3", "run.suspect"),
         ("consensus.timeout=20", "run.suspect"),
         ("consensus.protocol=paxos", "no protocol"),
+        ("consensus.protocol=snow", "2,000 peers with k = 10, alpha = 8 and beta = 150"),
         ("train.lr", "no value"),
     ],
 )
@@ -132,7 +133,7 @@ def test_a_value_that_cannot_be_names_its_key_and_what_to_do(given: str, says: s
     assert says in str(told) and told.fix and told.exit_status == 2
 
 
-@pytest.mark.parametrize("key", [*NOT_YET, "consensus.protocol"])
+@pytest.mark.parametrize("key", NOT_YET)
 def test_what_does_not_exist_yet_says_so_instead_of_being_ignored(key: str):
     """Every such key takes its default and refuses anything else."""
     default = value_of(Config(), key)

@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant(
         "votes are for what was judged",
         AGREEMENT,
-        "        if digest in self.approved:\n",
+        "        if tally.digest in self.approved:\n",
         "        if True:\n",
         140,
     ),
@@ -119,7 +119,7 @@ MUTANTS = [
         "the body is the one proposed", VOTER, "if vertex_id(message.body) != proposed.digest:", "if False:", 69
     ),
     Mutant("votes of another round count for nothing", AGREEMENT, "vote.round != self.round or not", "not", 10),
-    Mutant("a quorum is needed", AGREEMENT, "if len(same) < self.quorum:", "if len(same) < self.quorum - 1:", 0),
+    Mutant("a quorum is needed", AGREEMENT, "vote.digest] < self.quorum:", "vote.digest] < self.quorum - 1:", 0),
     Mutant(
         "two phases",
         AGREEMENT,

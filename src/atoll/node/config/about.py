@@ -299,7 +299,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'How members agree on a round. "bft": two phases of signed votes, a rotating proposer, and the quorum that '
         'run.trust asks for. "raft": one phase, one hop and half of the votes less, and a leader that stays while '
         "it lives (specs/raft.md); for clusters whose members crash but never lie, so only with "
-        'run.trust = "private". Both keep a history that strangers can verify. "snow": not yet.'
+        'run.trust = "private". Both keep a history that strangers can verify. "snow" is refused: '
+        "it is no finality below 2,000 peers with k = 10, alpha = 8, beta = 150, and leaves no certificate; where "
+        "a run has two branches it tells on which most members are (specs/branches.md), whatever stands here."
     ),
     "consensus.timeout": (
         "From the end of training until an attempt is given up: a fifth for each of three owners of a "

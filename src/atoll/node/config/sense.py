@@ -13,6 +13,9 @@ from atoll.node.config.meaning import coded_of, sample_of, tolerance_of
 from atoll.node.config.sections import Config, Run, default_of, toml_text
 from atoll.policy.presets import PRESETS
 from atoll.policy.trust import StatisticName, peers_for_one_liar
+from atoll.protocol.consensus.snow import SAFE_SIZE, SnowParams
+
+SNOW = SnowParams()  # as its authors had it
 
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager", "noloco"),
@@ -55,12 +58,14 @@ def _check_made(config: Config) -> None:
             "E-CFG-02", f'train.recipe: no recipe is called "{recipe}"', fix=f"choose one of {', '.join(RECIPES)}"
         )
     protocol = config.consensus.protocol
-    if protocol == "snow":
+    if protocol == "snow":  # specs/raft.md: what a preference gadget would decide
         raise UsageError(
-            "E-CFG-04",
-            'consensus.protocol = "snow": not yet',
-            cause="a preference decides nothing for good (specs/raft.md); it only tells on which branch most are",
-            fix='leave it at "bft"',
+            "E-CFG-11",
+            'consensus.protocol = "snow" decides no round: a preference is final with a probability only',
+            cause=f"that was computed for {SAFE_SIZE:,} peers with k = {SNOW.k}, alpha = {SNOW.alpha} and beta = "
+            f"{SNOW.beta}, and a run begins with one; nor is there a certificate that strangers could check. Where "
+            "a run has two branches, it tells on which most members are, whatever stands here",
+            fix='leave it at "bft", or write "raft" where run.trust = "private"',
         )
     if protocol not in ("bft", "raft"):
         raise UsageError(
