@@ -179,8 +179,9 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     answers: list[Answered | None] = []
     for part, signed in enumerate(body.parts):
         answers.append(None if signed is None else _check_part(ground, notary, body, part, signed))
+    reduce_plan = ground.reduce_plan(body.attempt) if body.parts else None
     for answered in answers:
-        if answered is not None and not ground.reduce_plan(body.attempt).enough(answered.contributors):
+        if reduce_plan is not None and answered is not None and not reduce_plan.enough(answered.contributors):
             return f"part {answered.part} has too few rows for a {ground.statistic}"
     misweighed = _misweighed(ground, body, [answered for answered in answers if answered is not None])
     if misweighed is not None:

@@ -146,7 +146,9 @@ class Voter(Generic[T]):
         self.bodies.setdefault(digest, body)
 
     def _tally(self, view: int) -> T:
-        return self.tallies.setdefault(view, self.heard())
+        if view not in self.tallies:
+            self.tallies[view] = self.heard()
+        return self.tallies[view]
 
     def _in_reach(self, view: int) -> bool:
         """Words of long finished views change nothing; those of far future ones are not remembered."""
