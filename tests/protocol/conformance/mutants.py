@@ -314,6 +314,14 @@ MUTANTS = [
         11,
         **CRASH,
     ),
+    Mutant(
+        "who restarts goes on where it voted",
+        AGREEMENT,
+        "self.view = self.said.view",
+        "self.view = self.said.timed_out + 1",
+        914,
+        **CRASH,
+    ),
     # evidence
     Mutant(
         "what honest names say is signed by them",

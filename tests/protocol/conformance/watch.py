@@ -4,7 +4,8 @@ agreement      no two bodies are decided for one round
 committee      whoever has no vote at this height, or not with this key, says nothing
 validity       what is decided was put forward and is right
 integrity      a decision shows a quorum of distinct voters, and honest ones among them did say so
-no double vote an honest voter never says two things for one slot, across restarts too; nothing in views it closed
+no double vote an honest voter never says two things for one slot, across restarts too; nothing in views it closed,
+               no vote in views before one that it voted in
 grounds        whoever votes after view 0 was shown a quorum of timeouts that allows this body
 lock           whoever voted to commit a body in a view claims a certificate at least as high in later timeouts
 evidence       names liars only, and both signatures hold
@@ -24,6 +25,7 @@ from atoll.keys.signer import Signer
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Equivocation
+from atoll.protocol.consensus.said import BODIES_KEPT
 from atoll.protocol.consensus.voter import ATTEMPTS_AHEAD
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary, signed_bytes
@@ -60,6 +62,7 @@ class Watch:
         self.bodies: set[bytes] = set()  # right ones that were put forward
         self.slots: dict[tuple[PeerId, str, int], bytes] = {}
         self.closed: dict[PeerId, int] = {}
+        self.voted: dict[PeerId, int] = {}
         self.locked: dict[PeerId, int] = {}
         self.wishes: dict[PeerId, int] = {}  # the last view that each would leave
         self.signed: set[tuple[PeerId, bytes]] = set()
@@ -127,6 +130,9 @@ class Watch:
             self._with_leave(who, view)
             return
         assert view > self.closed.get(who, -1), f"{who} spoke as {kind} in view {view} after it had closed it"
+        if isinstance(statement, Vote):
+            assert view >= self.voted.get(who, 0), f"{who} voted in view {view} after {self.voted[who]}"
+            self.voted[who] = view
         if isinstance(statement, Vote) and view > 0:
             assert (view, statement.digest) in self.justified, f"{who} voted in view {view} without grounds"
         if isinstance(statement, Vote) and statement.stage == "commit":
@@ -170,10 +176,10 @@ class Watch:
     def bounded(self, machine: Door) -> None:
         n = len(self.keys)
         assert len(machine.tallies) <= (ATTEMPTS_AHEAD + 2) * n + 2, "tallies pile up"
-        assert len(machine.bodies) <= len(machine.tallies) + 6 >= len(machine.asked), "bodies pile up"
+        assert len(machine.bodies) <= len(machine.tallies) + BODIES_KEPT + 2 >= len(machine.asked), "bodies pile up"
         if isinstance(machine, Agreement):
             assert len(machine.proofs.known) <= 2 + n * len(machine.tallies), "proofs pile up"
-            assert len(machine.said.bodies) <= 5, "bodies pile up"
+            assert len(machine.said.bodies) <= BODIES_KEPT + 1, "bodies pile up"
 
     def _holds(self, peer: PeerId, body: bytes, signature: bytes) -> bool:
         return peer in self.keys and self.reader.verifier.holds(

@@ -75,7 +75,7 @@ class Agreement(Voter[Tally]):
     ) -> None:
         super().__init__(notary, round, trace, vote_keys, quorum, proposers)
         self.said = Said.recall(kept)
-        self.view = self.said.timed_out + 1
+        self.view = self.said.view
         self.reminders = 0  # how often I said my words again
         self.bodies |= self.said.bodies
         self.proofs = Proofs(notary, round, vote_keys, quorum)
