@@ -86,6 +86,86 @@ def test_every_topology_gives_the_mean(topology: str):
         assert torch.allclose(tensors[0].double(), mean, atol=1e-6)
 
 
+def test_a_call_chooses_its_topology_and_the_next_one_another():
+    """Of one group, also one that makes sums on the way, and one whose owners are others; nobody agreed before."""
+    with groups(4, ["eu/a", "eu/b", "us/c", "us/d"], topology="star") as members:
+        torch.manual_seed(0)
+        for topology in ("ring", "tree", "butterfly", None, "hierarchical"):
+            tensors = [torch.randn(300_000) for _ in members]
+            mean = torch.stack(tensors).double().mean(0)
+            for done in together(members, tensors, topology=topology, codec="fp32"):
+                assert len(done.contributors) == 4 and done.complete
+                assert done.topology == (topology or "star")
+            assert all(torch.equal(t, tensors[0]) for t in tensors[1:])
+            assert torch.allclose(tensors[0].double(), mean, atol=1e-6)
+
+
+def test_whoever_does_not_call_works_for_the_topology_that_the_others_chose():
+    """It hears of the choice with the first commitment, and owns its part of what it has no row in."""
+    with groups(3, timeout_s=0.5) as members:
+        tensors = [torch.zeros(300_000), torch.ones(300_000)]
+        works = [
+            m.all_reduce_async(t, topology="ring", codec="int8") for m, t in zip(members[1:], tensors, strict=True)
+        ]
+        for done in (work.wait(PATIENCE_S) for work in works):
+            assert done.missing == (members[0].me,) and done.topology == "ring"
+        assert torch.allclose(tensors[0], torch.full((300_000,), 0.5), atol=0.01)
+        tensors = [torch.full((10,), float(i)) for i in range(3)]
+        assert all(done.complete for done in together(members, tensors, topology="tree"))
+        assert all(torch.equal(t, torch.ones(10)) for t in tensors)
+
+
+@pytest.mark.parametrize("asked", [("ring", "star"), (None, "tree")])
+def test_calls_with_other_topologies_do_not_mix_and_everybody_is_told(asked):
+    """Among three, of whom one has not called: nobody waits for rows that never come."""
+    with groups(3, timeout_s=0.5, silence_s=30.0) as members:
+        together(members, [torch.zeros(1) for _ in members])  # nobody is new any more
+        tensors = [torch.zeros(100_000), torch.ones(100_000)]
+        named = [f"topology={name or 'auto'}" for name in asked]
+        begun = zip(members, tensors, asked, strict=False)
+        works = [m.all_reduce_async(t, topology=topology) for m, t, topology in begun]
+        for i, work in enumerate(works):
+            said = [f"m{1 - i} called with .*{named[1 - i]}.*", f"this member with .*{named[i]}.*"]
+            with pytest.raises(RunFailedError, match=f"E-RED-10 {', '.join(said)}\n(.*\n)*.*same topology= and"):
+                work.wait(PATIENCE_S)
+        assert not tensors[0].any() and tensors[1].all()
+        for done in together(members[:2], tensors, topology="tree"):
+            assert done.complete and done.missing == (members[2].me,)
+        assert torch.equal(tensors[0], torch.full((100_000,), 0.5)) and torch.equal(*tensors)
+
+
+def test_members_average_in_pairs_and_are_told_with_whom():
+    """Of five one stays alone. After a call that all share the next one is drawn anew."""
+    with groups(5, codec="int8") as members:
+        names, partners = [m.me for m in members], set[tuple[str, ...]]()
+        for _ in range(3):
+            tensors = [torch.full((200_000,), float(i)) for i in range(5)]
+            works = [m.average_with_partner_async(t, codec="fp32") for m, t in zip(members, tensors, strict=True)]
+            for i, work in enumerate(works):
+                done = work.wait(PATIENCE_S)
+                rows = [names.index(peer) for peer in done.contributors]
+                assert i in rows and len(rows) <= 2 and done.complete and done.topology == "pairs"
+                assert torch.equal(tensors[i], torch.full((200_000,), sum(rows) / len(rows)))
+                partners.add(done.contributors)
+            assert sum(len(pair) == 2 for pair in partners) >= 2
+            together(members, tensors)
+        assert len(partners) > 5  # three draws of two pairs and one alone would be nine, if none came twice
+
+
+def test_whose_partner_does_not_call_keeps_its_own_values():
+    with groups(2, timeout_s=0.3) as members:
+        tensor = torch.arange(10.0)
+        done = members[0].average_with_partner(tensor, timeout_s=PATIENCE_S)
+        assert done.contributors == (members[0].me,) and torch.equal(tensor, torch.arange(10.0))
+        tensors = [torch.zeros(10), torch.full((10,), 3.0)]
+        works = [
+            m.average_with_partner_async(t, weight=1 + i)
+            for i, (m, t) in enumerate(zip(members, tensors, strict=True))
+        ]
+        assert all(len(work.wait(PATIENCE_S).contributors) == 2 for work in works)
+        assert torch.allclose(tensors[0], torch.full((10,), 2.0)) and torch.equal(*tensors)
+
+
 def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to():
     """Blocks are opened after the call, when the tensor holds the mean and whatever its user wrote over it."""
     with groups(4, trust="community", codec="fp32") as members:

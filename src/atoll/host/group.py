@@ -19,14 +19,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from itertools import accumulate
 from operator import index
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 import msgspec
 from torch import Tensor, strided
 
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.limits import MIB, PEERS_MAX, PIECES_MAX
+from atoll.base.limits import MIB, PAIRED_MAX, PEERS_MAX, PIECES_MAX
 from atoll.host.group_feedback import ErrorFeedback
 from atoll.host.group_host import GroupHost, own_folder
 from atoll.host.group_island import (
@@ -43,8 +43,8 @@ from atoll.host.group_trust import distrusting
 from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.learn.codec import Known, codec_named
-from atoll.node.settings import RunSettings
-from atoll.node.topology import TOPOLOGIES
+from atoll.node.settings import RunSettings, TopologyName
+from atoll.node.topology import PAIRS, TOPOLOGIES
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import StatisticName
 
@@ -102,20 +102,57 @@ class Group:
         *,
         weight: int = 1,
         codec: str | None = None,
+        topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
         timeout_s: Seconds | None = None,
     ) -> Reduced:
         """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
         too few members to agree on anything have been here for the group's `timeout_s`.
 
-        `codec` (default: the group's) must be the same at all members, or all are told; see specs/codecs.md.
-        `error_feedback` keeps what the codec leaves out of these tensors and sends it with the next call that names
-        it. The way back is not in it: a lossy `way_back` loses of every mean again, unless both ways are `randk`.
+        `codec` and `topology` (default: the group's) must be the same at all members, or all are told; see
+        specs/codecs.md and specs/topologies.md. `error_feedback` keeps what the codec leaves out of these tensors
+        and sends it with the next call that names it. The way back is not in it: a lossy `way_back` loses of every
+        mean again, unless both ways are `randk`.
         """
-        work = self.all_reduce_async(tensors, weight=weight, codec=codec, error_feedback=error_feedback)
+        work = self.all_reduce_async(
+            tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback
+        )
         return work.wait(timeout_s)
 
     def all_reduce_async(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        *,
+        weight: int = 1,
+        codec: str | None = None,
+        topology: str | None = None,
+        error_feedback: ErrorFeedback | None = None,
+    ) -> Work:
+        """The same without waiting; the tensors are not to be touched until `wait` has returned."""
+        self._check_open()
+        return self._begin(tensors, weight, codec, self._topology_name(topology), error_feedback)
+
+    def average_with_partner(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        *,
+        weight: int = 1,
+        codec: str | None = None,
+        error_feedback: ErrorFeedback | None = None,
+        timeout_s: Seconds | None = None,
+    ) -> Reduced:
+        """Gossip: the weighted mean with one other member, in place. There is no common result, and much less is
+        sent: each member's tensors once. Errors are those of `all_reduce`.
+
+        All members call it as they would call `all_reduce`, and are drawn in pairs anew with every call; of an odd
+        number one stays alone. `done.contributors` says whose two rows the tensors hold: only my own where my
+        partner died or did not call, nobody's where my own mean was not agreed on and the tensors are as they were.
+        What more than 256 MiB of fp32 hold goes in several rounds, each with a partner of its own (`done.parts`).
+        """
+        work = self.average_with_partner_async(tensors, weight=weight, codec=codec, error_feedback=error_feedback)
+        return work.wait(timeout_s)
+
+    def average_with_partner_async(
         self,
         tensors: Tensor | Sequence[Tensor],
         *,
@@ -125,6 +162,42 @@ class Group:
     ) -> Work:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
         self._check_open()
+        if self._host.island.checked is not None:
+            raise UsageError(
+                "E-RED-14",
+                "averages in pairs, where members may lie",
+                cause="nobody but the two of a pair could say what its mean follows from",
+                fix="call all_reduce",
+            )
+        if (count := len(self.peers)) > PAIRED_MAX:
+            raise UsageError(
+                "E-RED-08",
+                f"pairs of {count} members",
+                cause=f"each tells all others the name of what it holds, so at most {PAIRED_MAX} are drawn",
+                fix="call all_reduce",
+            )
+        return self._begin(tensors, weight, codec, PAIRS, error_feedback)
+
+    def _topology_name(self, asked: str | None) -> str:
+        """What a call asks for otherwise than its group. UsageError for what cannot be."""
+        island, settings = self._host.island, self._host.machine.settings
+        if asked is None or asked == settings.topology:
+            return ""
+        if island.checked is not None:
+            raise UsageError("E-RED-14", "another topology for one call, where members may lie", fix="leave it out")
+        name = _known_topology(asked)
+        if island.terms.way_back == GATHERED:
+            name = _for_rows(name, "private")
+        return name if name != settings.topology else ""
+
+    def _begin(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        weight: int,
+        codec: str | None,
+        topology: str,
+        error_feedback: ErrorFeedback | None,
+    ) -> Work:
         weight = _whole("a weight", weight, WEIGHT_MAX, "give a positive whole number of samples")
         codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
         if codec_name != self._host.island.terms.codec and self._host.island.checked is not None:
@@ -140,7 +213,7 @@ class Group:
         step = SLICE_BYTES // flat_N.element_size()
         slices = [slice(at, at + step) for at in range(0, len(flat_N), step)]
         owed = [None if owed_N is None else owed_N[piece] for piece in slices]
-        calls = [Call(flat_N[s], weight, codec_name, o) for s, o in zip(slices, owed, strict=True)]
+        calls = [Call(flat_N[s], weight, codec_name, o, topology) for s, o in zip(slices, owed, strict=True)]
         self._loop.call_soon_threadsafe(self._host.call, calls)
         return Work(self, given, flat_N, calls)
 
@@ -226,8 +299,8 @@ def found(
     """A new group with this process as its first member; the first all-reduce begins when `peers` are there.
 
     `topology` "auto" is a hierarchy if names say that members are in several places: "eu/ada" is near "eu/bob" and
-    far from "us/cleo"; else what is cheapest on the links that members have measured and agreed on so far. It is
-    the group's, since all members must have the same plan.
+    far from "us/cleo"; else what is cheapest on the links that members have measured and agreed on so far. A call
+    may choose another.
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. With `randk` both
     ways a mean has other places in every call and is zero elsewhere, for `ErrorFeedback`. With
     `way_back="gathered"` all get all rows, or their mean in fp32 where that is shorter, so that nothing is lost a
@@ -241,9 +314,7 @@ def found(
     `upload_bytes_s` is the most that this member sends, 0: no cap.
     Raises UsageError for settings that cannot be.
     """
-    if topology not in TOPOLOGIES:
-        raise UsageError("E-RED-08", f"no topology {topology}", fix=f"choose one of {', '.join(TOPOLOGIES)}")
-    codec = _codec_name(codec)
+    topology, codec = _known_topology(topology), _codec_name(codec)
     if way_back == GATHERED:
         topology = _for_rows(topology, trust)
     elif way_back:
@@ -346,6 +417,13 @@ def _check_tensor(tensor: Tensor) -> None:
         raise UsageError("E-RED-02", "a tensor whose values share memory", fix="reduce tensor.clone()")
 
 
+def _known_topology(name: str) -> TopologyName:
+    if name not in TOPOLOGIES:
+        fix = f"choose one of {', '.join(TOPOLOGIES)}; for means of two, call average_with_partner"
+        raise UsageError("E-RED-08", f"no topology {name}", fix=fix)
+    return cast(TopologyName, name)
+
+
 def _codec_name(name: str) -> str:
     """The full name of a codec that a group can use. UsageError for others."""
     try:
@@ -387,5 +465,5 @@ def _joined(results: Sequence[Reduced], lengths: Sequence[int]) -> Reduced:
         everywhere &= set(result.contributors) - set(result.partly)
     contributors = {peer for result in results for peer in result.contributors}
     missing = {peer for result in results for peer in result.missing} - contributors
-    partly = contributors - everywhere
-    return Reduced(results[-1].round, *(tuple(sorted(s)) for s in (contributors, partly, missing)), tuple(parts))
+    counted, partly, missing = (tuple(sorted(s)) for s in (contributors, contributors - everywhere, missing))
+    return Reduced(results[-1].round, counted, partly, missing, tuple(parts), results[-1].topology)

@@ -36,7 +36,7 @@ from atoll.learn.codec import Codec, Known, codec_named, native, pack_spans
 from atoll.learn.codec.blocks import spans_of
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
-from atoll.learn.combine import combine
+from atoll.learn.combine import combine, gather
 from atoll.learn.update import part_bounds
 from atoll.learn.weighing import weigh
 from atoll.node.jobs import (
@@ -52,6 +52,7 @@ from atoll.node.jobs import (
     Train,
     Trained,
 )
+from atoll.node.topology import ASKED, PAIRS
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh, Weights
 from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 
@@ -74,6 +75,11 @@ class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: Seconds = 60.0
 
 
+def asked_for(codec: str, topology: str) -> str:
+    """What a call wants otherwise than its group, in the words in which members commit to it; empty: nothing."""
+    return " ".join(word for word in (topology and f"{ASKED}{topology}", codec and f"codec={codec}") if word)
+
+
 @dataclass(frozen=True)
 class Reduced:
     """What an all-reduce did. Peers are ids, in order."""
@@ -84,6 +90,7 @@ class Reduced:
     missing: tuple[PeerId, ...]  # members that are in no part
     parts: tuple[Part, ...]
     """A slice that nobody answered for names nobody, and keeps this member's own values."""
+    topology: str = ""  # by which it was reduced
 
     @property
     def complete(self) -> bool:
@@ -99,9 +106,22 @@ class Call:
     weight: int
     codec: str
     owed_N: Tensor | None = None  # (N,) what earlier calls left out, where this one feeds errors back
+    topology: str = ""  # that its caller wants otherwise than its group
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     cuts: Cuts = ()
     left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
+    members: int = 1  # in pairs: as many parts follow each other that hold the same of everybody's rows
+    made: dict[tuple[int, Digest], Tensor] = field(default_factory=dict[tuple[int, Digest], Tensor])
+    """In pairs: by the part and the answer that names it, what I combined for myself. One attempt may differ from
+    another, and the vertex says which of them counts."""
+
+    @property
+    def paired(self) -> bool:
+        return self.topology == PAIRS
+
+    def coded_as(self, part: int) -> int:
+        """The part whose draw this one's codec goes by: what is one row of all has one wire."""
+        return part - part % self.members
 
     def encoded(self, codec: Codec, lo: int, hi: int) -> Buffer:
         x_N = self.flat_N[lo:hi]
@@ -124,7 +144,7 @@ class GroupIsland:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.terms = GroupTerms()
-        self.pieces = 1
+        self.pieces = self.pair_pieces = 1
         self.calls: deque[Call] = deque()
         self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
@@ -201,9 +221,10 @@ class GroupIsland:
             mine.future.set_exception(why)
 
     def cuts_of(self, round: int) -> Cuts:
-        """Where the parts of this round's call lie; nothing if nothing was encoded for it."""
+        """Where the parts of this round's call lie; nothing if nothing was encoded for it, or it cannot succeed: it
+        may have been cut as nobody else's."""
         mine = self._mine(round)
-        return mine.cuts if mine is not None else ()
+        return mine.cuts if mine is not None and not mine.future.done() else ()
 
     # ---- what the driver asks for --------------------------------------------------------------------------
 
@@ -269,17 +290,22 @@ class GroupIsland:
         if not self.calls:
             raise RunFailedError("E-RED-06", self._passes)
         call = self.calls[0]
-        asked = f"codec={call.codec}" if call.codec != self.terms.codec else ""
+        asked = asked_for(call.codec if call.codec != self.terms.codec else "", call.topology)
         return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), asked)
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
         each = part_values(self._codec(call.codec, work.round, 0))
-        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
+        if call.paired:
+            call.members = len(work.shares) // self.pair_pieces
+            call.cuts = paired_cuts(len(call.flat_N), call.members, self.pair_pieces, each)
+        else:
+            call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
         call.left_N = None if call.owed_N is None else torch.empty_like(call.owed_N)
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
-            payloads = tuple(self._encoded(call, work.round, part) for part in range(filled))
+            rows = [self._encoded(call, work.round, part) for part in range(0, filled, call.members)]
+            payloads = tuple(row for row in rows for _ in range(call.members))
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
@@ -303,6 +329,8 @@ class GroupIsland:
         assert self.current is not None
         _, call = self.current
         rows = [(row.weight, row.payload.data) for row in work.rows]
+        if call.paired:
+            return self._combine_pair(call, work, rows)
         if self.terms.way_back == GATHERED:
             done = self._gathering(call, work.round, work.part).answer(rows)
             return done, _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire)) if done.wire else None
@@ -311,6 +339,19 @@ class GroupIsland:
         codecs = [down if row.handed else up for row in work.rows]
         done = combine(rows, values, codecs, down.showing(name.update), room=self.room)
         return done, _quickly_named(done.wire, name.digest()) if done.wire is not None else None
+
+    def _combine_pair(
+        self, call: Call, work: Combine, rows: Sequence[tuple[int, Buffer]]
+    ) -> tuple[Made, Payload | None]:
+        """The mean is mine alone, so its name is all that the others hear of it, and no codec comes between."""
+        lo, hi = call.cuts[work.part]
+        done = gather(rows, hi - lo, self._codec(call.codec, work.round, call.coded_as(work.part)))
+        if done.mean_N is None:
+            return Made(None, done.counted, done.faults, "no row has any weight"), None
+        name = xxhash.xxh3_128_digest(done.mean_N.numpy().data.cast("B"))
+        answer = _quickly_named(name, xxhash.xxh3_128_digest(name))
+        call.made[work.part, answer.digest] = done.mean_N
+        return Made(name, done.counted, done.faults), answer
 
     def _values(self, work: Combine | Compare) -> int:
         call = self._mine(work.round)
@@ -340,9 +381,10 @@ class GroupIsland:
             return  # its user was told that it cannot succeed
         try:
             for part, ((payload, counted), (lo, hi)) in enumerate(zip(parts, call.cuts, strict=bool(parts))):
-                if payload is not None:
-                    call.settle(lo, hi, counted)
-                    self._decode(call, done.round, part, payload)
+                if payload is None or (call.paired and (part, payload.digest) not in call.made):
+                    continue
+                call.settle(lo, hi, counted)
+                self._decode(call, done.round, part, payload)
         except PeerFault as fault:
             why = RunFailedError(
                 "E-RED-17",
@@ -352,12 +394,14 @@ class GroupIsland:
             )
             call.future.set_exception(why)
         else:
-            call.left_N = None  # whoever keeps the result need not keep this
+            call.left_N, call.made = None, {}  # whoever keeps the result need not keep these
             call.future.set_result(done)
 
     def _decode(self, call: Call, round: int, part: int, answer: Payload) -> None:
         lo, hi = call.cuts[part]
-        if self.terms.way_back == GATHERED:
+        if call.paired:
+            call.flat_N[lo:hi] = call.made[part, answer.digest]
+        elif self.terms.way_back == GATHERED:
             call.flat_N[lo:hi] = self._gathering(call, round, part).read(answer.data).value_N
         else:
             self._way_back(call, round, part).decode_into(answer.data, call.flat_N[lo:hi])
@@ -379,7 +423,7 @@ class GroupIsland:
         return codec_named(name, Known(seed=seed_of(round, part)))
 
     def _encoded(self, call: Call, round: int, part: int) -> Payload:
-        codec, (lo, hi) = self._codec(call.codec, round, part), call.cuts[part]
+        codec, (lo, hi) = self._codec(call.codec, round, call.coded_as(part)), call.cuts[part]
         if self.checked is not None:
             wire = call.encoded(codec, lo, hi)
             if np.may_share_memory(np.frombuffer(wire, np.uint8), call.flat_N.numpy()):
@@ -443,6 +487,13 @@ def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_V
     used = turns * owners if turns > 1 else min(owners, max(1, round(values / PART_VALUES_LEAST)))
     filled = part_bounds(values, shares[:used])
     return filled + ((values, values),) * (len(shares) - len(filled))
+
+
+def paired_cuts(values: int, members: int, pieces: int, each: int = PART_VALUES) -> Cuts:
+    """The same where members exchange in pairs: pieces of about `each` values, and of each a part per member."""
+    filled = part_bounds(values, (1,) * min(pieces, max(1, round(values / each))))
+    bounds = filled + ((values, values),) * (pieces - len(filled))
+    return tuple(bound for bound in bounds for _ in range(members))
 
 
 def _quick_name(data: Buffer) -> Digest:

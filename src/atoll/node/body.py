@@ -25,6 +25,7 @@ from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_f
 from atoll.node.ground import Ground
 from atoll.node.reputation import next_scores, resting_among
 from atoll.node.settings import RunSettings, encode_settings
+from atoll.node.topology import topology_in
 from atoll.policy.members import Reported, next_members
 from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import next_credits
@@ -165,7 +166,8 @@ def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str 
 
 
 def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
-    plan, parent = ground.plan, ground.parent
+    plan, parent, asked = ground.plan, ground.parent, asked_in(body.commits)
+    way = ground.by(asked)
     if (body.run, body.round, body.parent, body.epoch) != (notary.run, plan.round, plan.head, parent.epoch):
         return "it does not follow the head"
     if body.trained != _trained(ground, body.reports):
@@ -174,13 +176,13 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "it is not by a voter of this round"
     if not parent.time_s <= body.time_s <= now + CLOCK_SLACK_S:
         return f"its time is {body.time_s - now:+.1f} s from mine"
-    if len(body.parts) != len(ground.owners):
-        return f"it has {len(body.parts)} parts, the plan has {len(ground.owners)}"
+    if len(body.parts) != len(way.owners):
+        return f"it has {len(body.parts)} parts, the plan has {len(way.owners)}"
     answers: list[Answered | None] = []
     for part, signed in enumerate(body.parts):
-        answers.append(None if signed is None else _check_part(ground, notary, body, part, signed))
+        answers.append(None if signed is None else _check_part(way, notary, body, part, signed))
     for answered in answers:
-        if answered is not None and not ground.reduce_plan(body.attempt).enough(answered.contributors):
+        if answered is not None and not way.reduce_plan(body.attempt).enough(answered.contributors):
             return f"part {answered.part} has too few rows for a {ground.statistic}"
     misweighed = _misweighed(ground, body, [answered for answered in answers if answered is not None])
     if misweighed is not None:
@@ -192,6 +194,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         slot = commit.round, commit.attempt
         if slot != (plan.round, body.attempt) or not (commit.parts and parts_fit(ground, commit)):
             return f"the commitment of {signed.signer} is for something else"
+        if topology_in(commit.asked) != topology_in(asked):
+            return f"the commitment of {signed.signer} is for another topology than the others"
         flaw = commit_flaw(commit)
         if flaw is not None:
             return f"the commitment of {signed.signer} {flaw}"
@@ -226,6 +230,12 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     if body.credits != _credits(ground, body.members, contributors):
         return "its credits do not follow from who was drawn and who counts"
     return None
+
+
+def asked_in(commits: Sequence[Signed]) -> str:
+    """What the callers of these updates asked for, by the first of them."""
+    first = decode_statement(commits[0].body, commits[0].signer) if commits else None
+    return first.asked if isinstance(first, Commit) else ""
 
 
 def awaited_in(

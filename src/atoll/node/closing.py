@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from atoll.base.ids import Digest, PeerId
 from atoll.node.apart import late_of
+from atoll.node.body import asked_in
 from atoll.node.facts import RoundClosed
 from atoll.node.ground import Ground
 from atoll.node.jobs import Adopt
@@ -50,6 +51,7 @@ def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> R
     else:
         partly = counted - counted.intersection(*listed)
         trainers = ground.plan.givers - resting_in(body, body.round)
+    topology = ground.by(asked_in(body.commits)).topology
     return RoundClosed(
         vertex=vertex,
         body=body,
@@ -58,6 +60,7 @@ def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> R
         partly=tuple(sorted(partly)),
         missing=() if assembling else tuple(sorted(trainers - counted)),
         parts_missing=sum(s is None for s in body.parts),
+        topology="" if topology is None else topology.name,
     )
 
 

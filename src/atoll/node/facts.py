@@ -329,3 +329,4 @@ class RoundClosed(Fact, frozen=True, kw_only=True):
     partly: tuple[PeerId, ...]  # of those, the ones missing from some part
     missing: tuple[PeerId, ...]  # voting members in no part
     parts_missing: int
+    topology: str = ""  # by which its updates were reduced

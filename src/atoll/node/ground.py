@@ -7,8 +7,8 @@ strangers could grow have their ceilings here. Never holds what was said in the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from msgspec import UNSET
 
@@ -23,7 +23,7 @@ from atoll.base.limits import (
 )
 from atoll.base.recall import of_the_same
 from atoll.node.settings import RunSettings
-from atoll.node.topology import parts_most, way_of
+from atoll.node.topology import Way, parts_most, topology_in, way_asked, way_of
 from atoll.policy.apart import Apart
 from atoll.policy.members import Recent, Reported, admissible
 from atoll.policy.plan import RoundPlan
@@ -69,6 +69,27 @@ class Ground:
     scored: tuple[Score, ...] | None = None  # updates whose scores the parent settled; None: the run has none
     words_lost: bool = False  # of scorers, on this disk: records are taken at their word
     paired: bool = False  # members exchange two by two and have states of their own, which the agreed one names
+    ways: Callable[[str], Way] | None = None  # by its name, where whoever calls may choose how its call is reduced
+
+    def by(self, asked: str) -> Ground:
+        """The same for updates whose callers asked for this. PeerFault for a way that there is none of.
+
+        What the callers chose stands in their commitments, so a round that nobody planned like that is reduced by
+        a plan that all work out alike, and whoever checks its body finds in it what it was reduced by.
+        """
+        name = topology_in(asked) if self.ways is not None and self.topology is not None else ""
+        return self._by(name) if name else self
+
+    def _by(self, name: str) -> Ground:
+        assert self.ways is not None
+        if name not in self._asked:
+            way = self.ways(name)
+            self._asked[name] = replace(self, topology=way.topology, why=way.why)
+        return self._asked[name]
+
+    @cached_property
+    def _asked(self) -> dict[str, Ground]:
+        return {}
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -243,7 +264,10 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
     more = audited, reputed, demanded, opened, settings.apart_terms, scored
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more, paired=settings.paired)
+    chosen = settings.round.quorum == "majority" and not plan.has_clock  # all is direct where members may lie
+    ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
+    fixed = plan, parent, way.topology, way.why, judge
+    return Ground(*fixed, *trust, parts, who, *more, paired=settings.paired, ways=ways)
 
 
 def _answered_bytes(parent: Body) -> int:
