@@ -216,6 +216,26 @@ def test_codecs_are_the_groups_or_the_calls():
         assert int((drawn[0] & drawn[1]).sum()) < 0.1 * 150_000  # a sixteenth, by chance
 
 
+def test_matrices_of_low_rank_travel_as_factors_and_shapes_are_part_of_the_call():
+    """In parts of two owners, of a rank that four directions have room for. Other shapes of as many values would
+    be read as something else."""
+    with groups(2, codec="lowrank:4+fp32", way_back="fp32") as members:
+        torch.manual_seed(0)
+        tensors = [[torch.randn(400, 2) @ torch.randn(2, 500), torch.randn(77)] for _ in members]
+        mean = [(a + b) / 2 for a, b in zip(*tensors, strict=True)]
+        assert all(done.complete for done in together(members, tensors))
+        for mine, yours, wanted in zip(*tensors, mean, strict=True):
+            assert torch.equal(mine, yours) and torch.allclose(mine, wanted, atol=1e-4)
+        works = [
+            m.all_reduce_async(torch.ones(shape)) for m, shape in zip(members, [(40, 50), (50, 40)], strict=True)
+        ]
+        for work in works:
+            with pytest.raises(
+                RunFailedError, match=r"E-RED-10 .*shapes=(\w+), this .*shapes=(?!\1)(.*\n)*.*lowrank"
+            ):
+                work.wait(PATIENCE_S)
+
+
 def test_rows_that_come_back_are_not_coded_twice():
     """The mean of what was sent, in parts of two owners. Of fp32 no rows come, since their mean is shorter."""
     with groups(3, codec="2bit", way_back="gathered") as members:
@@ -527,7 +547,7 @@ def test_mistakes_are_told_with_what_to_do():
         {"way_back": "gathered", "topology": "ring"},
         {"topology": "moebius"},
         {"codec": "int3"},
-        {"codec": "lowrank:4"},
+        {"codec": "topk:0.1+lowrank:4"},
         {"way_back": "delta+int8"},
     ):
         with pytest.raises(UsageError, match="E-RED-08"):

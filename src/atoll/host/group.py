@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from itertools import accumulate
 from operator import index
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 from torch import Tensor, strided
@@ -32,17 +32,20 @@ from atoll.host.group_host import GroupHost, own_folder
 from atoll.host.group_island import (
     GATHERED,
     PART_VALUES,
+    SAMPLE,
+    SAMPLE_VALUES,
     Call,
     GroupTerms,
     Part,
     Reduced,
     fused,
+    placed,
     unfused,
 )
 from atoll.host.group_trust import distrusting
 from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
-from atoll.learn.codec import Known, codec_named
+from atoll.learn.codec import codec_named
 from atoll.node.settings import RunSettings, TopologyName
 from atoll.node.topology import PAIRS, TOPOLOGIES
 from atoll.policy.plan import RoundSettings
@@ -213,7 +216,11 @@ class Group:
         step = SLICE_BYTES // flat_N.element_size()
         slices = [slice(at, at + step) for at in range(0, len(flat_N), step)]
         owed = [None if owed_N is None else owed_N[piece] for piece in slices]
-        calls = [Call(flat_N[s], weight, codec_name, o, topology) for s, o in zip(slices, owed, strict=True)]
+        shaped = "lowrank" in f"{codec_name} {self._host.island.terms.way_back}"
+        calls = [
+            Call(flat_N[s], weight, codec_name, o, topology, placed(given, s.start) if shaped else ())
+            for s, o in zip(slices, owed, strict=True)
+        ]
         self._loop.call_soon_threadsafe(self._host.call, calls)
         return Work(self, given, flat_N, calls)
 
@@ -421,14 +428,23 @@ def _known_topology(name: str) -> TopologyName:
     if name not in TOPOLOGIES:
         fix = f"choose one of {', '.join(TOPOLOGIES)}; for means of two, call average_with_partner"
         raise UsageError("E-RED-08", f"no topology {name}", fix=fix)
-    return cast(TopologyName, name)
+    return name
 
 
 def _codec_name(name: str) -> str:
     """The full name of a codec that a group can use. UsageError for others."""
     try:
-        return codec_named(name, Known(seed=b"any")).name
+        codec = codec_named(name, SAMPLE)
+        codec.wire_bytes(SAMPLE_VALUES)  # of matrices that another codec hides nobody could say how long it is
+        return codec.name
     except ValueError as why:
+        if "delta" in name.split("+"):
+            raise UsageError(
+                "E-RED-08",
+                f"a group cannot use the codec {name}",
+                cause="members keep no tensors between calls: whoever missed one, or is new, cannot read it",
+                fix="subtract what all members hold before the call, and add it again afterwards",
+            ) from None
         raise UsageError(
             "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"
         ) from None

@@ -218,8 +218,8 @@ class GroupHost(driver.Driver):
                 "E-RED-10",
                 f"{other} called with {fact.asked or own}, this member with {fact.my_asked or own}",
                 cause="members ask for one all-reduce in different ways",
-                fix="pass the same topology= and the same codec= at all members, or leave them out; this call "
-                "changed nothing",
+                fix="pass the same topology= and the same codec= at all members, or leave them out; with lowrank, "
+                "tensors of the same shapes; this call changed nothing",
             )
         return RunFailedError(
             "E-RED-09",

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ from atoll.learn.codec.blocks import spans_of
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine, gather
-from atoll.learn.update import part_bounds
+from atoll.learn.update import Placed, matrices, part_bounds
 from atoll.learn.weighing import weigh
 from atoll.node.jobs import (
     Adopt,
@@ -56,6 +56,8 @@ from atoll.node.topology import ASKED, PAIRS
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh, Weights
 from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 
+SAMPLE_VALUES = 2**20
+SAMPLE = Known(seed=b"sample", shapes=((2**10, 2**10),))  # of a codec, to see how long its wires are
 PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
 PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
 PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
@@ -75,9 +77,12 @@ class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: Seconds = 60.0
 
 
-def asked_for(codec: str, topology: str) -> str:
-    """What a call wants otherwise than its group, in the words in which members commit to it; empty: nothing."""
-    return " ".join(word for word in (topology and f"{ASKED}{topology}", codec and f"codec={codec}") if word)
+def asked_for(codec: str, topology: str, tensors: tuple[Placed, ...] = ()) -> str:
+    """What a call wants otherwise than its group, in the words in which members commit to it; empty: nothing. Where
+    tensors matter rows of others would be read as if they were these."""
+    shapes = digest(repr([tuple(tensor) for tensor in tensors]).encode()).hex()[:16] if tensors else ""
+    words = f"{ASKED}{topology}", f"codec={codec}", f"shapes={shapes}"
+    return " ".join(word for word in words if not word.endswith("="))
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class Call:
     codec: str
     owed_N: Tensor | None = None  # (N,) what earlier calls left out, where this one feeds errors back
     topology: str = ""  # that its caller wants otherwise than its group
+    tensors: tuple[Placed, ...] = ()  # where a codec asks what `flat_N` is made of
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     cuts: Cuts = ()
     left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
@@ -290,12 +296,12 @@ class GroupIsland:
         if not self.calls:
             raise RunFailedError("E-RED-06", self._passes)
         call = self.calls[0]
-        asked = asked_for(call.codec if call.codec != self.terms.codec else "", call.topology)
+        asked = asked_for(call.codec if call.codec != self.terms.codec else "", call.topology, call.tensors)
         return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), asked)
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
-        each = part_values(self._codec(call.codec, work.round, 0))
+        each = part_values(codec_named(call.codec, SAMPLE))
         if call.paired:
             call.members = len(work.shares) // self.pair_pieces
             call.cuts = paired_cuts(len(call.flat_N), call.members, self.pair_pieces, each)
@@ -334,7 +340,7 @@ class GroupIsland:
         if self.terms.way_back == GATHERED:
             done = self._gathering(call, work.round, work.part).answer(rows)
             return done, _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire)) if done.wire else None
-        up, down = self._codec(call.codec, work.round, work.part), self._way_back(call, work.round, work.part)
+        up, down = self._codec(call.codec, call, work.round, work.part), self._way_back(call, work.round, work.part)
         name = xxhash.xxh3_128()
         codecs = [down if row.handed else up for row in work.rows]
         done = combine(rows, values, codecs, down.showing(name.update), room=self.room)
@@ -345,7 +351,7 @@ class GroupIsland:
     ) -> tuple[Made, Payload | None]:
         """The mean is mine alone, so its name is all that the others hear of it, and no codec comes between."""
         lo, hi = call.cuts[work.part]
-        done = gather(rows, hi - lo, self._codec(call.codec, work.round, call.coded_as(work.part)))
+        done = gather(rows, hi - lo, self._codec(call.codec, call, work.round, work.part))
         if done.mean_N is None:
             return Made(None, done.counted, done.faults, "no row has any weight"), None
         name = xxhash.xxh3_128_digest(done.mean_N.numpy().data.cast("B"))
@@ -409,21 +415,22 @@ class GroupIsland:
     def _gathering(self, call: Call, round: int, part: int) -> Answering:
         """Of a part that is one tensor, and nobody asks how much the rows agree."""
         lo, hi = call.cuts[part]
-        return Answering(self._codec(call.codec, round, part), None, "mean", False, (hi - lo,))
+        return Answering(self._codec(call.codec, call, round, part), None, "mean", False, (hi - lo,))
 
     def _way_back(self, call: Call, round: int, part: int) -> Codec:
-        return self._codec(self.terms.way_back or call.codec, round, part)
+        return self._codec(self.terms.way_back or call.codec, call, round, part)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
-    def _codec(self, name: str, round: int, part: int) -> Codec:
+    def _codec(self, name: str, call: Call, round: int, part: int) -> Codec:
         """Where members trust each other nobody looks for numbers that are none."""
         if name == "fp32" and self.checked is None:
             return TRUSTED_FP32
-        return codec_named(name, Known(seed=seed_of(round, part)))
+        shapes = matrices(call.tensors, *call.cuts[part]) if "lowrank" in name else None
+        return codec_named(name, Known(seed=seed_of(round, call.coded_as(part)), shapes=shapes))
 
     def _encoded(self, call: Call, round: int, part: int) -> Payload:
-        codec, (lo, hi) = self._codec(call.codec, round, call.coded_as(part)), call.cuts[part]
+        codec, (lo, hi) = self._codec(call.codec, call, round, part), call.cuts[part]
         if self.checked is not None:
             wire = call.encoded(codec, lo, hi)
             if np.may_share_memory(np.frombuffer(wire, np.uint8), call.flat_N.numpy()):
@@ -470,8 +477,7 @@ def seed_of(round: int, part: int) -> bytes:
 
 def part_values(codec: Codec) -> int:
     """How many values of a large call make a part: as many bytes as in fp32, but not too much work at once."""
-    sample = 2**20
-    return min(PART_VALUES_MOST, 4 * PART_VALUES * sample // codec.wire_bytes(sample))
+    return min(PART_VALUES_MOST, 4 * PART_VALUES * SAMPLE_VALUES // codec.wire_bytes(SAMPLE_VALUES))
 
 
 def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_VALUES) -> Cuts:
@@ -519,6 +525,16 @@ def fused(tensors: Sequence[Tensor]) -> Tensor:
         flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1))
         at += tensor.numel()
     return flat_N
+
+
+def placed(tensors: Sequence[Tensor], origin: int) -> tuple[Placed, ...]:
+    """Where they lie in such a vector, counted from `origin`."""
+    ends = accumulate(tensor.numel() for tensor in tensors)
+    return tuple(
+        Placed(end - t.numel() - origin, t.numel(), tuple(t.shape))
+        for t, end in zip(tensors, ends, strict=True)
+        if t.numel()
+    )
 
 
 def unfused(flat_N: Tensor, tensors: Sequence[Tensor]) -> None:
