@@ -236,6 +236,28 @@ def test_matrices_of_low_rank_travel_as_factors_and_shapes_are_part_of_the_call(
                 work.wait(PATIENCE_S)
 
 
+@pytest.mark.parametrize("remembered", [False, True])
+def test_what_answers_leave_out_comes_with_later_ones_where_owners_remember(remembered: bool, monkeypatch):
+    """The same tensors in every call, in slices, exact on the way up: the sum of all answers misses what two bits
+    of one answer leave out, once and not every time. A call of other tensors between them changes nothing."""
+    monkeypatch.setattr("atoll.host.group.SLICE_BYTES", 200_000 * 4)
+    with groups(3, codec="fp32", way_back="2bit", remembered=remembered) as members:
+        torch.manual_seed(0)
+        mine = [torch.randn(300_000) for _ in members]
+        mean, got = sum(mine) / 3, torch.zeros(300_000)
+        owed = [atoll.reduce.ErrorFeedback() for _ in members]
+        for _ in range(6):
+            tensors = [x.clone() for x in mine]
+            calls = zip(members, tensors, owed, strict=True)
+            works = [m.all_reduce_async(t, error_feedback=o) for m, t, o in calls]
+            assert all(work.wait(PATIENCE_S).complete for work in works)
+            assert torch.equal(tensors[0], tensors[1]) and torch.equal(tensors[0], tensors[2])
+            got += tensors[0]
+            together(members, [torch.randn(1000) for _ in members])
+        error = float((got - 6 * mean).norm() / mean.norm())
+        assert error < 1 if remembered else error > 1.5  # six times what one answer leaves out, or once
+
+
 def test_rows_that_come_back_are_not_coded_twice():
     """The mean of what was sent, in parts of two owners. Of fp32 no rows come, since their mean is shorter."""
     with groups(3, codec="2bit", way_back="gathered") as members:
@@ -545,6 +567,8 @@ def test_mistakes_are_told_with_what_to_do():
         atoll.reduce.join("ATOLL1:any", upload_bytes_s=-1)
     for wrong in (
         {"way_back": "gathered", "topology": "ring"},
+        {"way_back": "gathered", "remembered": True},
+        {"remembered": True, "topology": "tree"},
         {"topology": "moebius"},
         {"codec": "int3"},
         {"codec": "topk:0.1+lowrank:4"},

@@ -115,7 +115,7 @@ class Group:
         `codec` and `topology` (default: the group's) must be the same at all members, or all are told; see
         specs/codecs.md and specs/topologies.md. `error_feedback` keeps what the codec leaves out of these tensors
         and sends it with the next call that names it. The way back is not in it: a lossy `way_back` loses of every
-        mean again, unless both ways are `randk`.
+        mean again, unless both ways are `randk`, or owners remember (`found(remembered=True)`).
         """
         work = self.all_reduce_async(
             tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback
@@ -189,8 +189,8 @@ class Group:
         if island.checked is not None:
             raise UsageError("E-RED-14", "another topology for one call, where members may lie", fix="leave it out")
         name = _known_topology(asked)
-        if island.terms.way_back == GATHERED:
-            name = _for_rows(name, "private")
+        if island.remembers or island.terms.way_back == GATHERED:
+            name = _for_rows(name, "private", "a group whose owners answer with more than a mean")
         return name if name != settings.topology else ""
 
     def _begin(
@@ -217,8 +217,19 @@ class Group:
         slices = [slice(at, at + step) for at in range(0, len(flat_N), step)]
         owed = [None if owed_N is None else owed_N[piece] for piece in slices]
         shaped = "lowrank" in f"{codec_name} {self._host.island.terms.way_back}"
+        answers = error_feedback.answers if error_feedback is not None and self._host.island.remembers else None
         calls = [
-            Call(flat_N[s], weight, codec_name, o, topology, placed(given, s.start) if shaped else ())
+            Call(
+                flat_N[s],
+                weight,
+                codec_name,
+                o,
+                topology,
+                placed(given, s.start) if shaped else (),
+                answers if topology != PAIRS else None,
+                s.start,
+                len(flat_N),
+            )
             for s, o in zip(slices, owed, strict=True)
         ]
         self._loop.call_soon_threadsafe(self._host.call, calls)
@@ -293,6 +304,7 @@ def found(
     peers: int = 1,
     codec: str = "fp32",
     way_back: str = "",
+    remembered: bool = False,
     topology: str = "auto",
     statistic: StatisticName = "mean",
     trust: str = "private",
@@ -311,7 +323,9 @@ def found(
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. With `randk` both
     ways a mean has other places in every call and is zero elsewhere, for `ErrorFeedback`. With
     `way_back="gathered"` all get all rows, or their mean in fp32 where that is shorter, so that nothing is lost a
-    second time: as many bytes back as all members sent, and no topology that makes sums on the way. A member whose
+    second time: as many bytes back as all members sent, and no topology that makes sums on the way. With
+    `remembered` members answer for the same values in every call, keep in the `ErrorFeedback` of their own call
+    what their answers left out, and make it good in the next ones: the bytes of `way_back` alone. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone; one
     that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`, or
     after as long as three such calls take at 2 Mbit/s; where members may lie, no longer than four times what all
@@ -322,10 +336,12 @@ def found(
     Raises UsageError for settings that cannot be.
     """
     topology, codec = _known_topology(topology), _codec_name(codec)
-    if way_back == GATHERED:
-        topology = _for_rows(topology, trust)
-    elif way_back:
-        way_back = _codec_name(way_back)
+    if remembered and way_back == GATHERED:
+        raise UsageError("E-RED-08", f'remembered = True with way_back = "{GATHERED}"', fix="leave one of them out")
+    if remembered or way_back == GATHERED:
+        topology = _for_rows(topology, trust, "remembered = True" if remembered else f'way_back = "{GATHERED}"')
+    if way_back != GATHERED:
+        way_back = _codec_name(way_back) if way_back else ""
     peers = _whole("peers", peers, PEERS_MAX, "say how many members there are when the first all-reduce begins")
     upload_bytes_s = _cap(upload_bytes_s)
     terms = GroupTerms(codec, way_back, timeout_s)
@@ -345,6 +361,7 @@ def found(
         pieces=min(PIECES_MAX, max(1, SLICE_BYTES // (4 * PART_VALUES * max(peers, 2)))),
         update_bytes=SLICE_BYTES,
         learning=msgspec.msgpack.encode(terms),
+        steady=True if remembered else msgspec.UNSET,
     )
     settings = distrusting(settings, trust, statistic, codec, way_back or codec, peers)
     with_room(settings)
@@ -450,21 +467,21 @@ def _codec_name(name: str) -> str:
         ) from None
 
 
-def _for_rows(topology: str, trust: str) -> Literal["butterfly", "star"]:
-    """The topology of a group whose members get each other's rows. UsageError where they would not."""
+def _for_rows(topology: str, trust: str, asked: str) -> Literal["butterfly", "star"]:
+    """The topology of a group whose owners answer with what they got, or remember. UsageError where they cannot."""
     if trust != "private":
         raise UsageError(
             "E-RED-14",
-            f'way_back = "{GATHERED}" with trust = "{trust}"',
-            cause="owners that hand rows on could not be checked yet",
-            fix='say way_back = "fp32", or trust = "private"',
+            f'{asked} with trust = "{trust}"',
+            cause="owners that hand rows on, or answer with what only they know, could not be checked",
+            fix='leave it out and say way_back = "fp32", or trust = "private"',
         )
     if topology not in ("auto", "butterfly", "star"):
         raise UsageError(
             "E-RED-08",
-            f'way_back = "{GATHERED}" with topology = "{topology}"',
+            f'{asked} with topology = "{topology}"',
             cause="its owners get sums that were made on the way, and no rows",
-            fix='say topology = "butterfly", or way_back = "fp32"',
+            fix='say topology = "butterfly", or leave it out and say way_back = "fp32"',
         )
     return "star" if topology == "star" else "butterfly"
 

@@ -201,6 +201,7 @@ class GroupHost(driver.Driver):
             )
             return
         self.island.pieces, self.island.pair_pieces = settings.pieces, pair_pieces(settings)
+        self.island.remembers = settings.steady is True
         if settings.tolerance:
             terms, opened = self.island.terms, settings.opened is not None
             self.island.checked = Checked(self.store, terms.codec, terms.way_back or terms.codec, opened)

@@ -29,6 +29,7 @@ from atoll.base.machine import Message, Payload
 from atoll.host.bulk import Follower
 from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
+from atoll.host.owing import Owing
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import Answering
@@ -113,6 +114,9 @@ class Call:
     owed_N: Tensor | None = None  # (N,) what earlier calls left out, where this one feeds errors back
     topology: str = ""  # that its caller wants otherwise than its group
     tensors: tuple[Placed, ...] = ()  # where a codec asks what `flat_N` is made of
+    owing: Owing | None = None  # what my answers for these tensors left out, where owners remember
+    at: int = 0  # where `flat_N` begins in what was called for, which has so many values
+    whole: int = 0
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     cuts: Cuts = ()
     left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
@@ -151,10 +155,12 @@ class GroupIsland:
         self.store = store
         self.terms = GroupTerms()
         self.pieces = self.pair_pieces = 1
+        self.remembers = False  # what answers left out, where a call says with what
         self.calls: deque[Call] = deque()
         self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
         self._parts: tuple[Agreed, ...] = ()  # of the round that was agreed last, until they are delivered
+        self._led: tuple[Digest, ...] = ()  # of those, the ones that I answered
         self._deliveries: set[asyncio.Future[None]] = set()
         self._states: deque[Digest] = deque(maxlen=STATES_KEPT)
         self._changed = asyncio.Event()  # there is a call, or it is time to pass
@@ -188,12 +194,12 @@ class GroupIsland:
     def closed(self, done: Reduced, again: bool) -> None:
         """The round was agreed. `again`: it only made room for a newcomer, the call is for the next one."""
         self._others_are_served()
-        mine, parts = self._mine(done.round), self._parts
+        mine, parts, led = self._mine(done.round), self._parts, self._led
         self.current, self._parts = None, ()
         if mine is None or (again and not mine.future.done()):
             return  # it went on without me: the call, if there is one, is for the next round
         self.calls.popleft()
-        delivery = asyncio.ensure_future(self._off_loop(self._deliver, (mine, parts, done)))
+        delivery = asyncio.ensure_future(self._off_loop(self._deliver, (mine, parts, led, done)))
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
 
@@ -308,6 +314,8 @@ class GroupIsland:
         else:
             call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
         call.left_N = None if call.owed_N is None else torch.empty_like(call.owed_N)
+        if call.owing is not None:
+            call.owing.settle((), call.whole)  # what waits is of a round that failed here
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
             rows = [self._encoded(call, work.round, part) for part in range(0, filled, call.members)]
@@ -341,6 +349,14 @@ class GroupIsland:
             done = self._gathering(call, work.round, work.part).answer(rows)
             return done, _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire)) if done.wire else None
         up, down = self._codec(call.codec, call, work.round, work.part), self._way_back(call, work.round, work.part)
+        if call.owing is not None:
+            lo = call.at + call.cuts[work.part][0]
+            done, left_N = call.owing.combine(rows, lo, values, up, down)
+            if done.wire is None or left_N is None:
+                return done, None
+            payload = _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire))
+            call.owing.waits(payload.digest, lo, left_N)
+            return done, payload
         name = xxhash.xxh3_128()
         codecs = [down if row.handed else up for row in work.rows]
         done = combine(rows, values, codecs, down.showing(name.update), room=self.room)
@@ -378,11 +394,11 @@ class GroupIsland:
 
     def _adopt(self, work: Adopt) -> None:
         answers, self._agreed = self._agreed.get(work.state, ()), {}
-        self._parts = tuple(zip(answers, work.counted or repeat(False), strict=False))
+        self._parts, self._led = tuple(zip(answers, work.counted or repeat(False), strict=False)), work.led
         self.store.drop_blobs({*self._states, work.state, *self._needed})
 
-    def _deliver(self, delivery: tuple[Call, tuple[Agreed, ...], Reduced]) -> None:
-        call, parts, done = delivery
+    def _deliver(self, delivery: tuple[Call, tuple[Agreed, ...], tuple[Digest, ...], Reduced]) -> None:
+        call, parts, led, done = delivery
         if call.future.done():
             return  # its user was told that it cannot succeed
         try:
@@ -400,6 +416,8 @@ class GroupIsland:
             )
             call.future.set_exception(why)
         else:
+            if call.owing is not None:
+                call.owing.settle(led, call.whole)
             call.left_N, call.made = None, {}  # whoever keeps the result need not keep these
             call.future.set_result(done)
 
