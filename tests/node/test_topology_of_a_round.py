@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.limits import MIB, PART_BYTES_MAX
+from atoll.base.limits import MIB, OWNERS_PER_PART, PART_BYTES_MAX
 from atoll.base.machine import Fact
 from atoll.keys.digest import digest
-from atoll.node.facts import RoundBegan
+from atoll.node.facts import RoundBegan, RoundClosed, ShareBegan
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.node.topology import TOPOLOGIES, regions_of, way_of
 from atoll.policy.links import Rates, report
@@ -23,6 +23,8 @@ from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.sim.world import Node
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Answered
 
 
 def plan_of(names: list[str]) -> RoundPlan:
@@ -153,6 +155,37 @@ def test_a_swarm_learns_its_links_and_reduces_by_them():
     assert machine.round is not None and machine.round.ground.topology is not None
     parts = machine.round.ground.topology.parts
     assert names[0] not in {part.owners[0] for part in parts} | {p for part in parts for p in part.parents.values()}
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_where_all_six_owners_of_everything_are_killed_the_seven_that_are_left_still_have_their_mean(seed: int):
+    """A star of thirteen, in the moment in which somebody begins to share: who is left of the plan answers at once,
+    in the same attempt, and voters take that for an answer. Also where a word of the dead comes late."""
+    settings = RunSettings(topology="star", round=RoundSettings(inner_steps=20, first_train_s=10))
+    swarm = Swarm(seed, SwarmKnobs(peers=13, run=settings))
+    doomed, closed = set[PeerId](), list[RoundClosed]()
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        match fact:
+            case ShareBegan(round=1) if not doomed:
+                assert node.machine.round is not None
+                doomed.update(node.machine.round.ground.owners[0])
+                assert len(doomed) == OWNERS_PER_PART
+                for name in sorted(doomed):
+                    swarm.world.at(now, lambda name=name: swarm.world.crash(name))
+            case RoundClosed(round=1) if node.name not in doomed:
+                closed.append(fact)
+            case _:
+                pass
+
+    swarm.world.watchers.append(watch)
+    swarm.world.run(300.0, stop=lambda: len(closed) >= 7)
+    assert {fact.id for fact in closed} == {closed[0].id} and len(closed) == 7
+    (signed,) = closed[0].body.parts
+    assert signed is not None and signed.signer not in doomed and closed[0].body.attempt == 0
+    answered = decode_statement(signed.body, signed.signer)
+    assert isinstance(answered, Answered) and answered.owner_index >= OWNERS_PER_PART
+    assert len(set(answered.contributors) - doomed) == 7 and closed[0].body.time_s < 10
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)

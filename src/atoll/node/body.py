@@ -31,6 +31,7 @@ from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import next_credits
 from atoll.policy.windows import Shown, next_window
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
+from atoll.protocol.reduce.plan import with_reserves
 from atoll.protocol.reduce.rows import name_of
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
@@ -299,6 +300,8 @@ def _forged(ground: Ground, notary: Notary, signed: Signed, report: Reported) ->
 def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: Signed) -> Answered:
     answered = notary.open(signed, Answered, ground.vote_key_of.get(signed.signer))
     owners = ground.owners[part]
+    if answered.owner_index >= len(owners):
+        owners = with_reserves(owners, ground.reserves)
     fits = (
         (answered.round, answered.attempt, answered.part) == (body.round, body.attempt, part)
         and 0 <= answered.owner_index < len(owners)

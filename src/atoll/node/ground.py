@@ -166,6 +166,13 @@ class Ground:
         return witnesses(owners, liars_among(len(self.plan.voters), self.tolerance)) if self.witnessed else 0
 
     @cached_property
+    def reserves(self) -> tuple[PeerId, ...]:
+        """Who takes parts of which every owner is gone: authors have their rows still. Where members may lie a part
+        needs an owner that was drawn for it; in pairs it is nobody else's."""
+        believed = self.plan.settings.quorum == "majority" and self.statistic == "mean"
+        return self.plan.owners if believed and self.topology is not None and not self.topology.apart else ()
+
+    @cached_property
     def juries(self) -> tuple[tuple[PeerId, ...], ...]:
         """Of each part, in a large committee: if every voter opened all rows of a doubted part, that would be the
         whole updates of all to all. Where rows are weighed, comparisons are made again by everybody."""
@@ -198,6 +205,7 @@ class Ground:
             plan.has_clock,
             self.influence if self.weighs else {},
             self.opened,
+            self.reserves,
         )
 
     @cached_property

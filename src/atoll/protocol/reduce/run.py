@@ -74,6 +74,7 @@ class Reduce:
             around.unheard,
         )
         self.route, self.hearsay = Route(plan, self.me, self.gone), Hearsay(plan, self.gone)
+        self.said_before = around.said
         self.update: Update | None = None
         self.my_rows: dict[int, Held] = {}  # of it, for those who ask again and again
         self.gathers: dict[int, Gather] = {}  # parts that I may have to answer for
@@ -193,7 +194,7 @@ class Reduce:
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         """Who gets my own row now, if it has not had it."""
         to, owners = self.route.target(part), self.plan.owners(part)
-        if to != self.me or not any(map(self.unheard, owners[: owners.index(to)])):
+        if to != self.me or to not in owners or not any(map(self.unheard, owners[: owners.index(to)])):
             return (to,)
         # it is my turn only as I see it: whoever is next has my row for others, and their answer for me
         return (to, *[owner for owner in owners[owners.index(to) + 1 :] if not self.gone(owner)][:1])
@@ -239,6 +240,13 @@ class Reduce:
     def _window(self, part: int, gather: Gather) -> int | None:
         """The owner index by whose window I gather as an owner of this part; None: it is not my turn."""
         return gather.owner_index if self.route.turn[part] == gather.owner_index else None
+
+    def _stand_in(self, part: int) -> Gather:
+        """Rows of a part that I have as a reserve, of whom there may be many: from when the first one comes."""
+        if part not in self.gathers:
+            index = self.plan.signers(part).index(self.me)
+            self.gathers[part] = Gather(index, closed=self._said_name(part) in self.said_before)
+        return self.gathers[part]
 
     def _forget_rows(self, gather: Gather) -> None:
         """They are combined: an update's worth of memory, wanted for the next parts."""
@@ -314,6 +322,8 @@ class Reduce:
 
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         owned = self.route.pass_turn(part, now)
+        if owned and self.route.owner[part] == self.me:
+            self._stand_in(part)
         if part in self.answers:
             return self._show_next_owner(part)
         lacking = self._owner_lacks_its_row(part)
@@ -361,12 +371,12 @@ class Reduce:
             return self._row_to(part, to)
         relay = self.relays.get(part)
         row = relay.done if relay is not None and relay.done is not None else self._my_row(part)
-        self.gathers[part].add(self.me, row)
+        self._stand_in(part).add(self.me, row)
         return []
 
     def _row_to(self, part: int, to: PeerId) -> list[Effect]:
         plan, relay = self.plan, self.relays.get(part)
-        owners = plan.owners(part)
+        owners = plan.owners(part) if to in plan.owners(part) else plan.signers(part)
         index = owners.index(to) if to in owners and self.route.above(part, self.me) != to else ONWARD
         if relay is not None and relay.done is not None:
             done = relay.done
@@ -470,6 +480,8 @@ class Reduce:
 
     def _gather_for(self, part: int, owner_index: int) -> Gather | None:
         gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
+        if gather is None and 0 <= part < self.plan.parts and self.plan.signer(part, owner_index) == self.me:
+            gather = self._stand_in(part)
         if gather is None or gather.owner_index != owner_index or gather.closed or part in self.answers:
             return None
         return gather
