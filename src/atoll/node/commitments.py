@@ -191,8 +191,7 @@ class Commitments:
     def awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
         """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""
         commits = self.now
-        unwaited = self.two_faced | self.elsewhere if self.elsewhere else self.two_faced
-        unwaited = unwaited if not self.ground.witnesses else ()
+        unwaited = self.two_faced if not self.ground.witnesses else ()
         for peer in commits.giving if among is None else among:
             if peer in names or (peer != self.me and (peer in unwaited or self.gone(peer))):
                 continue

@@ -77,11 +77,8 @@ class Ground:
         What the callers chose stands in their commitments, so a round that nobody planned like that is reduced by
         a plan that all work out alike, and whoever checks its body finds in it what it was reduced by.
         """
-        name = topology_in(asked) if self.ways is not None and self.topology is not None else ""
-        return self._by(name) if name else self
-
-    def _by(self, name: str) -> Ground:
-        assert self.ways is not None
+        if self.ways is None or self.topology is None or not (name := topology_in(asked)):
+            return self
         if name not in self._asked:
             way = self.ways(name)
             self._asked[name] = replace(self, topology=way.topology, why=way.why)

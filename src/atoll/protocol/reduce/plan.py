@@ -35,9 +35,7 @@ class ReducePlan:
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
     influence: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # on rows, after distances
     opened: bool = False  # blocks of answers are opened: owners say which commitments they combined, and keep rows
-    reserves: tuple[
-        PeerId, ...
-    ] = ()  # who takes a part of which every owner is gone, the first of them that is left
+    reserves: tuple[PeerId, ...] = ()  # who takes parts that lost every owner, the first that is left
     stretch: float = 1.0  # how many times as long as agreed windows are, once it has begun
 
     @cached_property
