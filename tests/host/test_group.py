@@ -551,7 +551,15 @@ def test_a_large_call_in_fewer_bytes_has_fewer_messages(codec: str, parts: int):
 def test_a_call_of_ten_megabytes_is_everybodys_work(owners: int):
     """One owner of all would take in and hold everybody's rows: with 8 members seven times its tensors."""
     sizes = [hi - lo for lo, hi in cuts(2_500_000, (1,) * owners * 4, 4)]
-    assert min(sizes[:owners]) > 0.9 * 2_500_000 / owners
+    assert min(sum(sizes[owner::owners]) for owner in range(owners)) > 0.9 * 2_500_000 / owners
+
+
+@pytest.mark.parametrize("owners", [2, 4, 8, 12])
+def test_no_owner_of_a_large_call_holds_all_rows_of_its_share_at_once(owners: int):
+    """Its own tensors a second time they would be; a part of each turn is a third of that."""
+    values = 25_000_000
+    sizes = [hi - lo for lo, hi in cuts(values, (1,) * owners * 4, 4)]
+    assert max(sizes) * (owners - 1) < 0.34 * values
 
 
 def test_a_group_learns_its_links_while_it_works_and_says_why_it_reduces_as_it_does():

@@ -57,6 +57,8 @@ from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 
 PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
 PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
+TURNS = 3  # of every owner, in fp32: it holds everybody's rows of one of them, not of its whole share
+TURN_VALUES_LEAST = 2**19  # of a part for that: below it more messages cost more than the memory is worth
 PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
 GATHERED = "gathered"  # a way back without a codec: answers are the rows themselves, and everybody combines them
 QUICK = Contribution | RowBytes | Answer | PartBytes  # messages whose payloads a private group names by XXH3
@@ -433,13 +435,14 @@ def part_values(codec: Codec) -> int:
 def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_VALUES) -> Cuts:
     """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs.
 
-    The parts are `pieces` turns of all owners, of about `each` values. Few values fill only the first turn, or a
-    part of it, and the other parts are empty: every part costs each member a message there and back. An owner alone
-    would take in and give out what all together do, and hold everybody's rows, so all are owners as soon as that
-    pays.
+    The parts are `pieces` turns of all owners, of about `each` values, or less for the sake of memory. Few values
+    fill only the first turn, or a part of it, and the other parts are empty: every part costs each member a message
+    there and back. An owner alone would take in and give out what all together do, and hold everybody's rows, so
+    all are owners as soon as that pays.
     """
     owners = len(shares) // pieces
-    turns = min(pieces, round(values / (each * owners)))
+    share = values / owners
+    turns = min(pieces, max(round(share / each), min(TURNS * PART_VALUES // each, int(share / TURN_VALUES_LEAST))))
     used = turns * owners if turns > 1 else min(owners, max(1, round(values / PART_VALUES_LEAST)))
     filled = part_bounds(values, shares[:used])
     return filled + ((values, values),) * (len(shares) - len(filled))
