@@ -8,9 +8,9 @@ a digest of the whole state, so equal names are equal bits of model, outer momen
 is compared, too, so that what differs is found where it began. Threads are one everywhere; both sides are on this
 processor. What it takes from the real run beside genesis: in which order the peers' ids stand, since rows are added
 up in that order, while shares of the data are dealt out in the order of joining; and the number of the first round
-that trained, by which `randk` draws. In pairs a state is the roll of
-what each member holds, so one name is that of all their models. Beside it stand the bytes that one peer's sockets
-sent in a round, with everything that was said.
+that trained, by which `randk` draws. In pairs a state is the roll of what each member holds, so one name is that of
+all their models. `decoupled` is asked to wait for all four: who is late where a quorum is fewer, no experiment
+knows. Beside the names stand the bytes that one peer's sockets sent in a round, with everything that was said.
 
 A round that lacks a peer, as on a busy computer, shows nothing: such a run says so, and is done once more. Parts
 are sized by measured uplinks, which the experiment takes for equal: where load makes them differ, borders of parts
@@ -72,6 +72,11 @@ RECIPES = {
     "noloco": ROUNDS,
     "des_loc": (*SMALL, "run.rounds=7", "train.inner_steps=4"),
     "sparta": (*STEPS, "sync.topology=butterfly"),
+    "eager": ROUNDS,
+    "sparseloco": ROUNDS,
+    "cooperative": ROUNDS,
+    "decoupled": (*SMALL, "run.rounds=2", "train.inner_steps=24", "sync.fragments=3", "sync.quorum=4"),
+    "parameter_server": STEPS,
 }
 
 
@@ -96,8 +101,9 @@ class Told:
             if body.round != before.round + 1:  # whoever had begun to train for it went on from later samples
                 return f"between rounds {before.round} and {body.round} one ended without training"
         expected = self.learning.recipe.schedule.turn_steps
+        parts = 1 if self.learning.recipe.reducer.group == "server" else len(self.shares)
         for body in self.bodies:
-            if len(body.parts) != len(self.shares):
+            if len(body.parts) != parts:
                 return f"round {body.round} was cut into {len(body.parts)} parts: owners' measured uplinks differed"
             if None in body.parts:
                 return f"round {body.round} has parts without an answer"

@@ -353,12 +353,23 @@ def test_noloco_members_hear_one_other_only_and_gamma_pulls_their_anchors_togeth
 
 
 def test_eager_rounds_leave_out_nothing_and_count_nothing_twice():
-    """Plain averaging in fp32: at the end all anchors are where averages of every round's updates lead."""
+    """Averaging in fp32: a member lacks the others' newest shares alone, the agreed anchor nothing."""
     run = begun(eager(rounds=4, inner_steps=5, outer_momentum=0.0, up="fp32", down="fp32"))
+    first, sums = run.agreed().clone(), torch.zeros_like(run.agreed())
+    encoded, sent = run._encoded, dict[int, torch.Tensor]()
+
+    def noted(peer, *rest):
+        sent[peer] = run.own[peer].anchor_F - run.workers[peer].x_F
+        return encoded(peer, *rest)
+
+    run._encoded = noted
     while run.now < run.steps:
-        apart = spread(run)
-        run.step()
-    assert apart > 1e-4 and spread(run) < 1e-5
+        if run.step():
+            sums += torch.stack(list(sent.values())).mean(0)
+    assert torch.allclose(run.agreed(), first - sums, atol=1e-6)
+    for peer, own in enumerate(run.own):
+        others = sum(sent[other] for other in sent if other != peer) / 4
+        assert torch.allclose(own.anchor_F - run.agreed(), others, atol=1e-6) and float(others.norm()) > 1e-3
 
 
 def test_an_eager_worker_feels_its_own_newest_share_at_once():
@@ -367,9 +378,9 @@ def test_an_eager_worker_feels_its_own_newest_share_at_once():
     while not run.history:
         apart = [worker.x_F.clone() for worker in run.workers]
         run.step()
-    for worker, x, anchor in zip(run.workers, apart, run.anchors, strict=True):
-        assert torch.equal(worker.x_F, anchor)
-        share = float((before - anchor).norm() / (before - x).norm())
+    for worker, x, own in zip(run.workers, apart, run.own, strict=True):
+        assert torch.equal(worker.x_F, own.anchor_F)
+        share = float((before - own.anchor_F).norm() / (before - x).norm())
         assert 0.2 < share < 0.35, "a quarter of its own, nothing of the others yet"
 
 

@@ -246,9 +246,10 @@ class Run:
         sent_F = self._give_x()
         loss = self._loss_sum / self._reported if self._reported else 0.0
         steps, samples, seconds = self._steps, self._steps * self._batch, self._seconds
-        self._sent_F = sent_F if job.ahead else None
-        self._full = job.steps if job.ahead else 0
-        self._may = 0 if self._cancelled >= job.job else job.ahead
+        goes_on = job.ahead is not None
+        self._sent_F = sent_F if goes_on else None
+        self._full = job.steps if goes_on else 0
+        self._may = 0 if self._cancelled >= job.job else job.ahead or 0
         self._job, self._steps, self._reported, self._loss_sum, self._seconds = None, 0, 0, 0.0, 0.0
         self._say(Trained(steps, samples, samples, loss, seconds, 0, ()))
 
