@@ -355,6 +355,15 @@ def test_a_recipe_whose_owners_must_be_believed_is_founded_only_where_they_are(c
         decode_learning(forged)
 
 
+def test_cooperative_runs_keep_the_records_that_their_rows_weigh_by_unless_told_not_to():
+    def records(*sets: str) -> bool:
+        config = load_config(None, ("model.name=gpt-nano", *sets), {})
+        return settings_of(config, recipe_of(config)).reputed
+
+    assert records("train.recipe=cooperative") and not records("train.recipe=diloco")
+    assert not records("train.recipe=cooperative", "run.reputation=false")
+
+
 def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
     """Decoupled as its paper has it, diloco with a quorum of one's own; nowhere where the first one may lie."""
     sets = ("train.recipe=decoupled", "sync.quorum=2", "sync.fragments=2", "model.name=gpt-nano")

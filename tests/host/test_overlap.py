@@ -121,6 +121,29 @@ def test_owners_that_say_more_than_a_mean_say_what_the_experiment_does(tmp_path,
     story(tell, Members(tmp_path, recipe, book))
 
 
+def test_a_cooperative_round_weighs_members_by_their_records_as_the_experiment_does(tmp_path, book):
+    """Influence 3 : 1 times as many steps, as commitments have it: bit for bit, and not what equal rows come to."""
+    recipe = SAYING_MORE["cooperative"]
+    steps, records = recipe.schedule.inner_steps, (9000, 3000)
+    run, plain = (
+        Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, Trouble(), loss_of)
+        for _ in range(2)
+    )
+    run.records = records
+
+    async def tell(members: Members) -> None:
+        for turn in (1, 2):
+            await members.play(weights={peer: worth * steps for peer, worth in enumerate(records)})
+            while run.now < turn * steps:
+                run.step()
+                plain.step()
+            head_F = members.islands[0].head.anchor_F
+            assert torch.equal(head_F, run.agreed()) and not torch.equal(head_F, plain.agreed())
+
+    torch.manual_seed(0)
+    story(tell, Members(tmp_path, recipe, book))
+
+
 @pytest.mark.parametrize("statistic", ["mean", "radial"])
 def test_a_round_without_a_late_member_is_what_the_experiment_makes_of_it(tmp_path, book, statistic):
     """Decoupled: member 1 is late in every other round, and what it said waits in its feedback. Six rounds.

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from toy import PARAMETERS, begun, model, tried
 
 from atoll.learn.codec.fp32 import FP32
-from atoll.learn.experiment import Trouble
+from atoll.learn.experiment import Absence, Trouble, experiment
 from atoll.learn.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
 from atoll.learn.layout import layout_of
 from atoll.learn.methods import (
@@ -337,6 +337,24 @@ def test_cooperative_workers_keep_a_share_of_their_own_and_want_company():
     assert float((apart - run.agreed()).norm()) > 0
     few = begun(cooperative(rounds=2, inner_steps=10), peers=2)
     assert [one for _ in range(20) for one in few.step()] == [], "with two of three members there is no round"
+
+
+def test_a_cooperative_mean_weighs_members_by_their_records_and_by_those_of_the_accepted_alone():
+    """Records of 10, 30, 50 and 10, no momentum: a weighted mean. Without the third the others' shares grow."""
+    recipe = cooperative(rounds=2, inner_steps=5, alpha=0.5, up="fp32", down="fp32", outer_momentum=0.0)
+    for lost, shares in ((None, (0.1, 0.3, 0.5, 0.1)), (2, (0.2, 0.6, 0.0, 0.2))):
+        run = begun(recipe)
+        run.records = (10, 30, 50, 10)
+        run.trouble = Trouble(absent=() if lost is None else (Absence(lost, 0),))
+        while not run.history:
+            run.step()
+        sent = [2 * worker.x_F - run.agreed() for worker in run.workers]  # x = (sent + mean) / 2
+        mean = sum(share * x_F for share, x_F in zip(shares, sent, strict=True))
+        assert torch.allclose(run.agreed(), mean, atol=1e-5)
+    with pytest.raises(ValueError, match="one number per peer"):
+        experiment(recipe, records=(1, 2), peers=4)
+    with pytest.raises(ValueError, match="reduce all together"):
+        experiment(noloco(rounds=1), records=(1, 2, 3, 4), peers=4)
 
 
 # ---- gossip and eager: anchors of their own ----------------------------------------------------------------------

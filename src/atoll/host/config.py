@@ -20,7 +20,7 @@ from atoll.base.effort import Batches, Effort
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
-from atoll.node.config.meaning import chosen_statistic, coded_of, sample_of, tolerance_of
+from atoll.node.config.meaning import chosen_statistic, coded_of, keeps_records, sample_of, tolerance_of
 from atoll.node.config.reading import decode_config
 from atoll.node.config.sections import Config, Sync
 from atoll.node.settings import RunSettings
@@ -181,7 +181,6 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
     """What genesis fixes beside the recipe, for a model of so many values."""
     run, consensus, preset = config.run, config.consensus, PRESETS[config.run.trust]
     owner_s = consensus.timeout / 5
-    reputed = preset.reputation if run.reputation is None else run.reputation
     if coded := coded_of(config.keep):
         demand_ready()
     return RunSettings(
@@ -197,7 +196,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         witnessed=preset.witnessed,
         audit_rate=_audit_rate(config, recipe, floats) or UNSET,
         score_rate=run.score_rate or UNSET,
-        reputation=reputed or UNSET,
+        reputation=keeps_records(config) or UNSET,
         validation=_rule(config) if run.validate_every else UNSET,
         coded=coded or UNSET,
         openings=_openings(config, recipe),

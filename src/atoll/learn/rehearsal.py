@@ -137,6 +137,7 @@ class Experiment:
         self.present = list(range(peers))
         self.clients: Clients | None = None  # where not everybody trains in every round
         self.drawn_for = -1  # which of them they were drawn for
+        self.records: tuple[int, ...] = ()  # by peer, where they decide what rows weigh
         first_F, _ = flatten(model, self.layout)
         anchors, self.regions = peers if recipe.paired else 1, None
         if isinstance(recipe.outer, Regional):
@@ -545,6 +546,8 @@ class Experiment:
     def _weight(self, peer: int, fragment: int) -> int:
         worker = self.workers[peer]
         samples, steps = worker.samples[fragment], worker.steps[fragment]
+        if self.records:
+            return self.records[peer] * steps
         return weight_of(self.recipe.reducer, samples, samples * self.recipe.seq_len, steps)
 
     def _seed(self) -> bytes:
@@ -589,6 +592,7 @@ class Experiment:
         """What real rounds would name it by; None where they cannot do this, or their members never agree."""
         recipe, trouble = self.recipe, self.trouble
         ours = self.clients is not None or recipe.schedule.epochs is not UNSET  # rounds of data of one's own
+        ours |= bool(self.records)  # those of real runs move
         apart = ours or self.own_data or recipe.paired or self.layout.counters
         whole = self.steps % recipe.schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
         if apart or swarm_problem(recipe) or trouble != Trouble() or not whole:

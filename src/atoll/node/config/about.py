@@ -62,7 +62,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "True: vertices keep a score of every member's record (specs/reputation.md). It decides how often it is "
         "audited, whether it owns parts, and what its rows weigh: after sync.statistic looked for liars, and never "
         "more than half as much again as an equal share. Samples that members claim then move nothing. Left out: "
-        'true with run.trust = "community" and "open".'
+        'true with run.trust = "community" and "open", and with train.recipe = "cooperative".'
     ),
     "run.validate_every": (
         "Training rounds after which members look at the agreed model: some, drawn by the vertex, sign its loss on "
@@ -154,7 +154,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "handed on, these three have answers in int8. "
         '"fedavg": SGD inside, plain means (arXiv 1602.05629). '
         '"sparseloco": one value of 64 in 2 bits, rows gathered and clipped, no outer momentum (arXiv 2508.15706). '
-        '"cooperative": peers keep half of their own parameters, momentum follows agreement; three at least '
+        '"cooperative": peers keep half of their own parameters, the mean weighs members by their '
+        "records (run.reputation), momentum follows agreement; three at least "
         '(arXiv 1808.07576). "decoupled": rounds wait for a quorum and a grace, four fragments, mean length times '
         'mean direction (arXiv 2604.21428). "data_parallel": the mean gradient of every step in fp32, AdamW on the '
         'agreed parameters. "parameter_server": the same through one member (sync.topology = "star"). '

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
-from atoll.node.config.meaning import coded_of, sample_of, tolerance_of
+from atoll.node.config.meaning import coded_of, keeps_records, sample_of, tolerance_of
 from atoll.node.config.sections import Config, Run, default_of, toml_text
-from atoll.policy.presets import PRESETS
 from atoll.policy.trust import StatisticName, peers_for_one_liar
 
 RECIPES = (
@@ -134,7 +133,7 @@ def _check_sense(config: Config) -> None:
                 fix=f"write run.audit_rate = 0, or train.{key} = {toml_text(default_of(f'train.{key}'))}; "
                 "run.score_rate can look at such steps instead",
             )
-    if run.score_rate and not (PRESETS[run.trust].reputation if run.reputation is None else run.reputation):
+    if run.score_rate and not keeps_records(config):
         raise UsageError(
             "E-CFG-13",
             f"run.score_rate = {run.score_rate:g} would decide nothing: this run keeps no records of its members",
