@@ -9,8 +9,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
 from atoll.cli.say import AsJson, folder_of, say, say_json
-
-MEGA = 1e6
+from atoll.learn.picture import MEGA, two_charts
 
 
 def plot(
@@ -61,30 +60,17 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
 
 
 def _draw(rounds: list[dict[str, Any]], path: Path) -> None:
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UsageError("E-PLOT-02", "matplotlib is not installed", fix="pip install 'atoll[plot]'") from None
     steps = [row["trained"] for row in rounds]
-    figure, (loss, sent) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    loss.plot(steps, [row["loss"] for row in rounds], color="#0072b2")
-    loss.set(title="training loss", xlabel="round", ylabel="nats")
-    peers = loss.twinx()
-    peers.step(steps, [row["peers"] for row in rounds], where="mid", color="#999999", linewidth=1)
-    peers.set(ylabel="peers counted", ylim=(0, max(row["peers"] for row in rounds) + 1))
-    sent.plot(steps, [row["bytes_out"] / MEGA for row in rounds], color="#009e73", label="this peer sent")
-    naive = [row["bytes_data_parallel"] / MEGA for row in rounds]
-    if naive[-1]:
-        sent.plot(steps, naive, color="#d55e00", linestyle="--", label="data-parallel would have sent")
-        sent.set_yscale("log")
-    sent.set(title="traffic", xlabel="round", ylabel="MB")
-    sent.legend(frameon=False)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as why:
-        raise UsageError("E-PLOT-03", f"cannot write {path}: {why}", fix="name a .png, .svg or .pdf file") from None
-    finally:
-        pyplot.close(figure)
+    with two_charts(path) as (loss, sent):
+        loss.plot(steps, [row["loss"] for row in rounds], color="#0072b2")
+        loss.set(title="training loss", xlabel="round", ylabel="nats")
+        peers = loss.twinx()
+        peers.step(steps, [row["peers"] for row in rounds], where="mid", color="#999999", linewidth=1)
+        peers.set(ylabel="peers counted", ylim=(0, max(row["peers"] for row in rounds) + 1))
+        sent.plot(steps, [row["bytes_out"] / MEGA for row in rounds], color="#009e73", label="this peer sent")
+        naive = [row["bytes_data_parallel"] / MEGA for row in rounds]
+        if naive[-1]:
+            sent.plot(steps, naive, color="#d55e00", linestyle="--", label="data-parallel would have sent")
+            sent.set_yscale("log")
+        sent.set(title="traffic", xlabel="round", ylabel="MB")
+        sent.legend(frameon=False)

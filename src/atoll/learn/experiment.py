@@ -3,6 +3,7 @@
     from atoll.learn.recipes import diloco
     done = atoll.experiment(diloco(rounds=30, inner_steps=32, up="2bit", down="2bit"), peers=4)
     done.val_loss, done.upload_ratio
+    done.plot("diloco.png")  # beside others: done.plot("both.png", "diloco", auto=other)
 
 With villains (learn/villains), and owners that withstand them:
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 import torch
@@ -41,6 +42,7 @@ from atoll.learn.outer import (
     momentum_of,
     move,
 )
+from atoll.learn.picture import draw_outcomes
 from atoll.learn.recipes import Coding, Recipe, closing, swarm_problem
 from atoll.learn.reducer import (
     agreement,
@@ -89,6 +91,10 @@ class Outcome:
     history: tuple[Round, ...]
     model_F: Tensor  # the agreed model as one flat vector
     state: Digest | None  # what real rounds would name it; None where they cannot do this, or members never agree
+
+    def plot(self, path: Path | str, name: str = "this recipe", **others: Outcome) -> None:
+        """Draw its losses over steps and bytes, beside those of others by name: done.plot("a.png", auto=other)."""
+        draw_outcomes({name: self, **others}, path)
 
 
 @dataclass
