@@ -41,7 +41,7 @@ from atoll.learn.experiment import Absence, Outcome, Round, Trouble, experiment
 from atoll.learn.forecast import layout_of_size
 from atoll.learn.methods import METHODS
 from atoll.learn.recipes import Coding, Recipe
-from atoll.learn.schedule import Phase
+from atoll.learn.schedule import phases_named
 from atoll.node.config.sense import RECIPES
 
 QUICK_STEPS = 300
@@ -54,14 +54,6 @@ def value(text: str) -> object:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def phases_of(text: str) -> tuple[Phase, ...]:
-    def one(words: list[str]) -> Phase:
-        up, down = [*words[2:], "", ""][:2]
-        return Phase(float(words[0]), int(words[1]), up, down)
-
-    return tuple(one(piece.split(":")) for piece in text.split(","))
 
 
 def absence(text: str) -> Absence:
@@ -78,7 +70,7 @@ def recipe_of(name: str, given: dict[str, object], steps: int, seed: int) -> Rec
     recipe = make("gpt-tiny", rounds=rounds, seed=seed, **given)
     schedule, coding = recipe.schedule, recipe.coding
     if "phases" in pieces:
-        schedule = msgspec.structs.replace(schedule, phases=phases_of(str(pieces["phases"])))
+        schedule = msgspec.structs.replace(schedule, phases=phases_named(str(pieces["phases"])))
     if "closing" in pieces:
         schedule = msgspec.structs.replace(schedule, closing=str(pieces["closing"]))
     if "answer" in pieces:

@@ -77,6 +77,7 @@ RECIPES = {
     "cooperative": ROUNDS,
     "decoupled": (*SMALL, "run.rounds=2", "train.inner_steps=24", "sync.fragments=3", "sync.quorum=4"),
     "parameter_server": STEPS,
+    "phases": ("train.recipe=diloco", *ROUNDS, "sync.phases=0.4:4,0.8:3:2bit:int8"),
 }
 
 
@@ -100,7 +101,7 @@ class Told:
         for before, body in pairwise(self.bodies):
             if body.round != before.round + 1:  # whoever had begun to train for it went on from later samples
                 return f"between rounds {before.round} and {body.round} one ended without training"
-        expected = self.learning.recipe.schedule.turn_steps
+        schedule = self.learning.recipe.schedule
         parts = 1 if self.learning.recipe.reducer.group == "server" else len(self.shares)
         for body in self.bodies:
             if len(body.parts) != parts:
@@ -118,9 +119,10 @@ class Told:
                     return f"round {body.round} lacked {', '.join(lacking)} in part {part}"
             if tuple(m.peer for m in body.members if m.trains) != self.shares:
                 return f"round {body.round} changed who trains"
+            expected = schedule.begun(body.trained) - schedule.begun(body.trained - 1)
             if body.metrics.steps != expected * len(self.shares):
                 return f"round {body.round} has {body.metrics.steps} steps, not {expected} of every peer"
-        wanted = self.learning.recipe.schedule.turns
+        wanted = schedule.turns
         return "" if len(self.bodies) == wanted else f"{len(self.bodies)} rounds trained, not {wanted}"
 
 
@@ -182,7 +184,7 @@ def compared(run: Told) -> Compared:
     beside.first_round = run.bodies[0].round
     differs, roll = None, Roll(0, 0, 0, 0, ())
     for turn, body in enumerate(run.bodies, 1):
-        landed = turn * schedule.turn_steps + recipe.hidden_steps
+        landed = schedule.begun(turn) + recipe.hidden_steps
         while beside.now < min(landed, schedule.steps):
             beside.step()
         if landed >= schedule.steps and turn < len(run.bodies):

@@ -364,6 +364,32 @@ def test_cooperative_runs_keep_the_records_that_their_rows_weigh_by_unless_told_
     assert not records("train.recipe=cooperative", "run.reputation=false")
 
 
+def test_changes_of_rhythm_travel_in_rounds_and_are_refused_where_rounds_have_one_length(book: str):
+    """Ten rounds of 50 in three of 50 and fifty of 7; genesis says both ways, and neither may be changed alone."""
+    sets = ("model.name=gpt-nano", "run.rounds=10", "train.inner_steps=50", f"data.source={book}")
+    config = load_config(None, (*sets, "sync.phases=0.3:7:2bit"), {})
+    recipe = recipe_of(config)
+    settings = found(built_in(recipe, book), settings_of(config, recipe)).settings
+    assert settings.round.rhythm == ((1, 50), (2, 50), (1, 7), (49, 7)) and settings.rounds == 53
+    steps = [settings.round.steps_after(trained) for trained in (0, 2, 3, 52, 53)]
+    assert steps == [50, 50, 7, 7, 50]
+    forged = replace(settings, round=replace(settings.round, rhythm=UNSET))
+    with pytest.raises(PeerFault, match="other lengths by its recipe"):
+        decode_learning(forged)
+    for more, why in {
+        "sync.overlap=2": "whole models that all wait for",
+        "sync.apart=merge": "rounds of one length",
+        "train.round_time=60": "rounds that follow the run",
+        "run.rounds=0": "no end",
+    }.items():
+        config = load_config(None, (*sets, "sync.phases=0.3:7", more), {})
+        recipe = recipe_of(config)
+        with pytest.raises(UsageError, match=why):
+            found(built_in(recipe, book), settings_of(config, recipe))
+    with pytest.raises(UsageError, match="is no phase"):
+        recipe_of(load_config(None, (*sets, "sync.phases=later"), {}))
+
+
 def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
     """Decoupled as its paper has it, diloco with a quorum of one's own; nowhere where the first one may lie."""
     sets = ("train.recipe=decoupled", "sync.quorum=2", "sync.fragments=2", "model.name=gpt-nano")

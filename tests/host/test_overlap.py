@@ -20,8 +20,9 @@ from atoll.learn.inner import AdamW, Muon
 from atoll.learn.merge import Mix
 from atoll.learn.methods import auto, cooperative, decoupled, eager, sparseloco, streaming
 from atoll.learn.models import build_model, loss_of
-from atoll.learn.recipes import Recipe, in_swarm, overlapping
+from atoll.learn.recipes import Recipe, diloco, in_swarm, overlapping
 from atoll.learn.reducer import Reducer
+from atoll.learn.schedule import phases_named
 from atoll.node.jobs import HandOver, Restore
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
@@ -86,6 +87,26 @@ def test_a_closing_average_is_the_experiments_whatever_the_rounds_before_it_were
     recipe = in_swarm(streaming("gpt-nano", closing="int8", **sizes))
     assert recipe.coding.answer == "remembered" and recipe.outer.momentum
     beside_the_experiment(tmp_path, recipe, book)
+
+
+def test_rounds_that_change_their_length_and_codecs_are_the_experiments(tmp_path, book):
+    """Rounds of 6, 8, 4, 4 and 2 steps, the last two with updates in two bits: phases begin within rounds."""
+    recipe = diloco("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, up="int8", down="int8")
+    schedule = replace(recipe.schedule, phases=phases_named("0.4:4,0.8:3:2bit:fp16"))
+    recipe = replace(recipe, schedule=schedule)
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, Trouble(), loss_of)
+
+    async def tell(members: Members) -> None:
+        for turn in range(1, schedule.turns + 1):
+            members.steps = schedule.begun(turn) - schedule.begun(turn - 1)
+            await members.play()
+            while run.now < schedule.begun(turn):
+                run.step()
+            assert torch.equal(members.islands[0].head.anchor_F, run.agreed()), turn
+        assert members.state == run.state() and run.now == 24
+
+    torch.manual_seed(0)
+    story(tell, Members(tmp_path, recipe, book, settings=RunSettings(rounds=schedule.turns)))
 
 
 SAYING_MORE = {

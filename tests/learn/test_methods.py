@@ -51,7 +51,7 @@ from atoll.learn.outer import (
 from atoll.learn.recipes import Coding
 from atoll.learn.reducer import Reducer, agreement, arrived, scales_of, support_mean, weight_of
 from atoll.learn.regions import Regions
-from atoll.learn.schedule import Phase, Schedule, due, fragments_of, phase_at
+from atoll.learn.schedule import Phase, Schedule, due, fragments_of, phase_at, phases_named
 
 
 def rows(*values: list[float]) -> list[tuple[int, bytes]]:
@@ -355,6 +355,23 @@ def test_a_cooperative_mean_weighs_members_by_their_records_and_by_those_of_the_
         experiment(recipe, records=(1, 2), peers=4)
     with pytest.raises(ValueError, match="reduce all together"):
         experiment(noloco(rounds=1), records=(1, 2, 3, 4), peers=4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rounds", "phases"),
+    [(6, 4, "0.4:4,0.8:3"), (20, 5, "0.5:10,0.9:2"), (50, 7, "0.33:60,0.5:7"), (8, 4, "0.05:9,0.1:3,0.97:50")],
+)
+def test_rounds_that_change_their_length_are_those_of_the_steps_at_which_something_is_due(steps, rounds, phases):
+    """What is agreed on is counted in rounds, what is trained in steps: both say when a round ends."""
+    schedule = Schedule(steps, rounds, phases=phases_named(phases))
+    ends = [step for step in range(1, schedule.steps + 1) if due(schedule, step, schedule.steps)]
+    assert [schedule.begun(turn) for turn in range(schedule.turns + 1)] == [0, *ends]
+
+
+@pytest.mark.parametrize("text", ["0.5", "half:8", "0.5:8:int8:int8:int8", "0.5:x"])
+def test_what_is_no_phase_is_refused_with_one_that_is(text):
+    with pytest.raises(ValueError, match="is no phase"):
+        phases_named(text)
 
 
 # ---- gossip and eager: anchors of their own ----------------------------------------------------------------------

@@ -80,6 +80,7 @@ def recipe_of(config: Config) -> Recipe:
     from atoll.learn.inner import tuned
     from atoll.learn.methods import METHODS
     from atoll.learn.recipes import check_recipe, demo_recipe, in_swarm, over_tokens, overlapping
+    from atoll.learn.schedule import phases_named
 
     train, sync = config.train, config.sync
     schedule = config.run.rounds if config.run.rounds is not None else None
@@ -112,6 +113,9 @@ def recipe_of(config: Config) -> Recipe:
             published = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
             recipe = _adjusted(published, given, _model(config, published.model))
         recipe = overlapping(recipe, sync.overlap, sync.fragments)
+        if sync.phases:
+            recipe = replace(recipe, schedule=replace(recipe.schedule, phases=phases_named(sync.phases)))
+            check_recipe(recipe)
         numbers = {k: v for k, v in inner.items() if v is not None}
         if train.recipe in EVERY_STEP:  # the outer step is the optimizer
             _check_given(train.recipe, numbers, recipe.outer.__struct_fields__)
@@ -185,7 +189,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         demand_ready()
     return RunSettings(
         name=run.name,
-        rounds=recipe.schedule.turns if run.rounds is None else run.rounds * recipe.schedule.fragments,
+        rounds=0 if run.rounds == 0 else recipe.schedule.turns,
         start_peers=run.start_peers,
         min_peers=run.min_peers,
         open_to_all=run.open_to_all,

@@ -21,7 +21,7 @@ from atoll.learn.merge import Merge
 from atoll.learn.models import spec_of
 from atoll.learn.outer import AVERAGE, SHARED, Agreeing, Delayed, Gossip, Moments, Nesterov, Outer, Regional, Sign
 from atoll.learn.reducer import SCALED, Reducer
-from atoll.learn.schedule import Schedule, check_schedule
+from atoll.learn.schedule import Schedule, check_schedule, phase_at
 
 BATCH = 4  # samples per step of one peer, small for two cores
 SEQ_LEN = 64  # tokens per sample where nobody says: enough to learn words from bytes
@@ -122,7 +122,14 @@ def swarm_problem(recipe: Recipe) -> str:
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
-        "a change of rhythm": bool(schedule.phases),
+        "a change of rhythm beside anything but whole models that all wait for": bool(schedule.phases)
+        and (
+            schedule != Schedule(schedule.inner_steps, schedule.rounds, phases=schedule.phases)
+            or recipe.hidden_steps > 0
+            or isinstance(recipe.inner, Accumulate)
+            or recipe.own_anchors
+            or reducer.quorum > 0
+        ),
         "owners that remember what answers of more than a mean left out": (
             coding.answer == "remembered"
             and (reducer.statistic != "mean" or recipe.own_anchors or isinstance(recipe.outer, Agreeing))
@@ -148,6 +155,12 @@ def swarm_problem(recipe: Recipe) -> str:
         ),
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
+
+
+def coding_at(recipe: Recipe, step: int, steps: int) -> Coding:
+    """How what is sent after so many of the run's steps travels."""
+    coding, (_, phase) = recipe.coding, phase_at(recipe.schedule, step, steps)
+    return msgspec.structs.replace(coding, up=phase.up or coding.up, down=phase.down or coding.down)
 
 
 def closing(recipe: Recipe) -> Recipe:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
 import torch
 from msgspec import UNSET
 from torch import Tensor, nn
@@ -43,7 +42,7 @@ from atoll.learn.outer import (
     move,
 )
 from atoll.learn.picture import draw_outcomes
-from atoll.learn.recipes import Coding, Recipe, closing, swarm_problem
+from atoll.learn.recipes import Coding, Recipe, closing, coding_at, swarm_problem
 from atoll.learn.reducer import (
     agreement,
     answered,
@@ -529,9 +528,7 @@ class Experiment:
         return peer if len(self.anchors) > 1 else 0
 
     def _coding(self, step: int) -> Coding:
-        coding, (_, phase) = self.recipe.coding, phase_at(self.recipe.schedule, step, self.steps)
-        up, down = phase.up or coding.up, phase.down or coding.down
-        return msgspec.structs.replace(coding, up=up, down=down)
+        return coding_at(self.recipe, step, self.steps)
 
     def _codecs(self, name: str, bounds: Bounds, lo: int) -> tuple[Codec, ...]:
         state = SharedState(self.anchors[0], self.momentum_P, torch.zeros(0, dtype=torch.int64))
@@ -583,7 +580,7 @@ class Experiment:
     def shared(self) -> SharedState:
         """The state that real rounds would hold now, without what is under way."""
         recipe, turns = self.recipe, len(self.history) - len(self.flights)
-        steps = turns * recipe.schedule.turn_steps
+        steps = recipe.schedule.begun(turns)
         samples = steps * recipe.batch * len(self.workers)
         if self.rhythm.effort is not None:
             steps, samples = self.now, self.rhythm.dealt
@@ -600,7 +597,9 @@ class Experiment:
         ours = self.clients is not None or recipe.schedule.epochs is not UNSET  # rounds of data of one's own
         ours |= bool(self.records)  # those of real runs move
         apart = ours or self.own_data or recipe.paired or self.layout.counters
-        whole = self.steps % recipe.schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
+        schedule = recipe.schedule
+        whole = self.steps % schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
+        whole &= not schedule.phases or self.steps == schedule.steps
         if apart or swarm_problem(recipe) or trouble != Trouble() or not whole:
             return None
         return state_hash(state_bytes(self.shared(), self.layout))

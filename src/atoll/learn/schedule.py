@@ -54,12 +54,22 @@ class Schedule(msgspec.Struct, frozen=True):
     @property
     def turns(self) -> int:
         """Agreed rounds of a real run: each carries one fragment."""
-        return self.rounds * self.fragments
+        return sum(rounds for rounds, _ in stretches_of(self)) if self.phases else self.rounds * self.fragments
 
     @property
     def turn_steps(self) -> int:
-        """Inner steps of each of them."""
+        """Inner steps of each of them, where nothing changes that."""
         return self.inner_steps // self.fragments
+
+    def begun(self, turns: int) -> int:
+        """Steps of the run that so many of them take together."""
+        if not self.phases:
+            return turns * self.turn_steps
+        taken = 0
+        for rounds, steps in stretches_of(self):
+            taken += min(turns, rounds) * steps
+            turns -= min(turns, rounds)
+        return taken
 
 
 def fragments_of(layout: Layout, count: int) -> Bounds:
@@ -102,6 +112,35 @@ def phase_at(schedule: Schedule, step: int, steps: int) -> tuple[int, Phase]:
         if step > begins:
             found = (begins, phase)
     return found
+
+
+def stretches_of(schedule: Schedule) -> tuple[tuple[int, int], ...]:
+    """(rounds, steps of each) in order, where phases change their length: what is left of a phase when the next one
+    begins goes into its first round, and what is left of the run into one more. Of whole models only."""
+    begins = [round(phase.since * schedule.steps) for phase in schedule.phases]
+    lengths = [schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)]
+    found, ended = list[tuple[int, int]](), 0
+    for steps, (begin, end) in zip(lengths, pairwise([0, *begins, schedule.steps]), strict=True):
+        rounds = (end - begin) // steps
+        if rounds:
+            found += [(1, begin + steps - ended), (rounds - 1, steps)]
+            ended = begin + rounds * steps
+    found.append((1, schedule.steps - ended))
+    return tuple((rounds, steps) for rounds, steps in found if rounds and steps)
+
+
+def phases_named(text: str) -> tuple[Phase, ...]:
+    """since:inner_steps[:up[:down]], more with commas: "0.8:16,0.9:8:int8:int8". ValueError if it is none."""
+    found = list[Phase]()
+    for piece in filter(None, text.split(",")):
+        since, steps, up, down, *more = [*piece.split(":"), "", "", ""]
+        try:
+            found.append(Phase(float(since), int(steps), up, down))
+        except ValueError:
+            more = [piece]
+        if any(more):
+            raise ValueError(f"{piece!r} is no phase: it is since:inner_steps[:up[:down]], such as 0.9:8:int8")
+    return tuple(found)
 
 
 def due(schedule: Schedule, step: int, steps: int) -> tuple[int, ...]:

@@ -254,6 +254,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "sync.fragments steps, a run has run.rounds x sync.fragments rounds, and the last one carries everything. "
         "The bytes are the same, but come in smaller waves: for thin links. It must divide train.inner_steps."
     ),
+    "sync.phases": (
+        'Changes of rhythm, by shares of the run: "0.8:16,0.9:8:int8:int8" has rounds of 16 steps from 0.8 of its '
+        "run.rounds x train.inner_steps steps on, and of 8 with these codecs (up, down; left out: as before) from "
+        "0.9. Rounds are then more than run.rounds. Shorter ones at the end average the last steps away. Not with "
+        "fragments, overlap, sync.quorum, sync.apart, audits, scores, or rounds that follow the run."
+    ),
     "sync.pipeline_depth": "Pieces of an update on their way at once. Not yet: the transport decides; keep 3.",
     "sync.compression_ratio": 'Share of values that "topk" and "randk" keep, unless it is named: "topk:0.05".',
     "sync.compression_level": 'Effort of "zstd", unless it is named ("zstd:9"): 3, 5 or 9.',

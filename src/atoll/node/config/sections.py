@@ -117,6 +117,7 @@ class Sync(Section, frozen=True):
     error_feedback: Share | None = None
     overlap: Whole | None = None
     fragments: Count | None = None
+    phases: str = ""
     pipeline_depth: Count = 3
     compression_ratio: Share = 0.1
     compression_level: Literal[3, 5, 9] = 3
