@@ -460,8 +460,9 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
     unequal = recipe_of(load_config(None, ("sync.fragments=3",), {}))
     with pytest.raises(UsageError, match="3 fragments in rounds of 50 steps"):
         found(built_in(unequal, "stdlib"), RunSettings())
-    with pytest.raises(UsageError, match="needs more than"):
-        recipe_of(load_config(None, ("sync.overlap=25", "sync.fragments=2"), {}))
+    crowded = recipe_of(load_config(None, ("sync.overlap=25", "sync.fragments=2"), {}))
+    with pytest.raises(UsageError, match="needs more than 50 steps"):
+        found(built_in(crowded, "stdlib"), RunSettings())
     tiny = recipe_of(load_config(None, ("sync.fragments=10", "model.name=gpt-nano"), {}))
     with pytest.raises(UsageError, match="cannot be cut into 10 fragments"):
         found(built_in(tiny, "stdlib"), RunSettings())

@@ -208,7 +208,7 @@ def test_pieces_that_do_not_fit_are_refused_in_words():
     whole = diloco()
     for wrong, words in (
         (replace(whole, reducer=replace(whole.reducer, group="pair")), "gossip"),
-        (replace(whole, schedule=replace(whole.schedule, fragments=4, overlap=13)), "more than 52 steps"),
+        (replace(whole, schedule=replace(whole.schedule, fragments=4, overlap=50)), "more than 50 steps"),
         (replace(data_parallel(), merge="delta"), "merge='replace'"),
         (replace(whole, coding=replace(whole.coding, down="int8+zstd")), "cannot carry answers"),
     ):

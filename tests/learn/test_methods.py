@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 import torch
 from msgspec.structs import replace
-from toy import PARAMETERS, begun, model, tried
+from toy import DATA, PARAMETERS, begun, model, tried
 
 from atoll.learn.codec.fp32 import FP32
-from atoll.learn.experiment import Absence, Trouble, experiment
+from atoll.learn.experiment import Absence, Experiment, Trouble, experiment
 from atoll.learn.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
 from atoll.learn.layout import layout_of
 from atoll.learn.methods import (
@@ -35,7 +35,7 @@ from atoll.learn.methods import (
     sparta,
     streaming,
 )
-from atoll.learn.models import build_model
+from atoll.learn.models import build_model, loss_of
 from atoll.learn.outer import (
     Agreeing,
     Delayed,
@@ -114,6 +114,19 @@ def test_a_fragment_is_applied_so_many_steps_after_it_was_sent():
         run.step()
         changed.append(not torch.equal(run.agreed()[lo:hi], before[lo:hi]))
     assert changed == [False] * 7 + [True] * 2, "sent after step 5, applied after step 8"
+
+
+def test_decoupled_as_published_has_several_fragments_under_way_at_once():
+    """One of 24 sent after every step, applied two steps later: two are on their way, and all have their turn."""
+    deep = "gpt:d=8,l=6,h=2,t=16"
+    recipe = decoupled(deep, rounds=2, fragments=24, batch=1, seq_len=16)
+    run = Experiment(recipe, build_model(deep, 0), DATA, 4, recipe.schedule.steps, Trouble(), loss_of)
+    first = run.agreed().clone()
+    for step in range(1, 25):
+        run.step()
+        assert [flight.fragment for flight in run.flights] == [s % 24 for s in range(max(1, step - 1), step + 1)]
+    moved = [not torch.equal(run.agreed()[lo:hi], first[lo:hi]) for lo, hi in run.fragments]
+    assert [k for k, has in enumerate(moved) if not has] == [0, 23], "those that are under way"
 
 
 def test_mixing_keeps_a_share_of_ones_own():

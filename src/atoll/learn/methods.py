@@ -406,7 +406,8 @@ def decoupled(
     """Decoupled DiLoCo (2604.21428): a fragment is closed by a quorum and a grace period, rows weigh
     tokens^2 / steps, and the mean is mean length times mean direction (RDA). H = 24, tau = 2, K = 1, int4.
 
-    The paper has 24 fragments and takes embeddings by the plain mean; here 4, and every tensor alike. In
+    The paper has 24 fragments, so several are under way at once, and takes embeddings by the plain mean; here 4, as
+    real runs have one under way, and every tensor alike (fragments=24 for models of as many tensors). In
     real runs whoever is slow hands over what it has when the quorum is there, and x keeps the steps of the overlap.
     """
     return recipe_for(

@@ -33,7 +33,9 @@ class Schedule(msgspec.Struct, frozen=True):
     inner_steps: int = 50  # H; the gap to synchronous training grows with it, the bytes shrink
     rounds: int = 30
     fragments: int = 1  # each synchronises once per round, inner_steps / fragments steps after the one before
-    overlap: int = 0  # tau: steps between sending and applying; 0 waits. Keep below inner_steps / fragments
+    overlap: int = 0
+    """tau: steps between sending and applying; 0 waits. Below inner_steps, and in real runs below a turn's: they
+    have one fragment under way at a time."""
     phases: tuple[Phase, ...] = ()
     closing: str = ""  # codec of one last average of live parameters, both ways; empty: the last round is like all
     moments: tuple[int, int] = (0, 0)  # rounds between averages of inner moments (first, second); 0: never
@@ -162,10 +164,10 @@ def check_schedule(schedule: Schedule) -> None:
     shortest = min([schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)])
     if schedule.fragments > shortest:
         raise ValueError(f"{schedule.fragments} fragments do not fit rounds of {shortest} steps")
-    if schedule.overlap and schedule.overlap >= shortest / schedule.fragments:
+    if schedule.overlap and schedule.overlap >= shortest:
         raise ValueError(
-            f"an overlap of {schedule.overlap} steps needs more than {schedule.overlap * schedule.fragments} steps "
-            f"per round, or one fragment would be under way while the next is sent; a round has {shortest}"
+            f"an overlap of {schedule.overlap} steps needs more than {schedule.overlap} steps per round, or a "
+            f"fragment would be sent again while it is under way; a round has {shortest}"
         )
     since = [phase.since for phase in schedule.phases]
     if since != sorted(since) or any(not 0 < at < 1 for at in since):
