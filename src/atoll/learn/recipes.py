@@ -122,8 +122,8 @@ def swarm_problem(recipe: Recipe) -> str:
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
-        f"an overlap of {schedule.overlap} steps in turns of {schedule.turn_steps}, so that a fragment is under way "
-        f"while the next is sent (it needs more than {schedule.overlap * schedule.fragments} steps per round)": (
+        f"an overlap of {schedule.overlap} steps in turns of {schedule.turn_steps}, so that one is under way while "
+        f"the next is sent (it needs more than {schedule.overlap * schedule.fragments} steps per round)": (
             schedule.overlap >= schedule.turn_steps
         ),
         "a change of rhythm beside anything but whole models that all wait for": bool(schedule.phases)
