@@ -9,8 +9,9 @@ is compared, too, so that what differs is found where it began. Threads are one 
 processor. What it takes from the real run beside genesis: in which order the peers' ids stand, since rows are added
 up in that order, while shares of the data are dealt out in the order of joining; and the number of the first round
 that trained, by which `randk` draws. In pairs a state is the roll of what each member holds, so one name is that of
-all their models. `decoupled` is asked to wait for all four: who is late where a quorum is fewer, no experiment
-knows. Beside the names stand the bytes that one peer's sockets sent in a round, with everything that was said.
+all their models. `decoupled` and `delayed_nesterov` are asked to wait for all four: who is late where a quorum is
+fewer, no experiment knows. Beside the names stand the bytes that one peer's sockets sent in a round, with all that
+was said.
 
 A round that lacks a peer, as on a busy computer, shows nothing: such a run says so, and is done once more. Parts
 are sized by measured uplinks, which the experiment takes for equal: where load makes them differ, borders of parts
@@ -77,6 +78,7 @@ RECIPES = {
     "cooperative": ROUNDS,
     "decoupled": (*SMALL, "run.rounds=2", "train.inner_steps=24", "sync.fragments=3", "sync.quorum=4"),
     "parameter_server": STEPS,
+    "delayed_nesterov": (*ROUNDS, "run.start_peers=4", "sync.quorum=4"),
     "phases": ("train.recipe=diloco", *ROUNDS, "sync.phases=0.4:4,0.8:3:2bit:int8"),
 }
 

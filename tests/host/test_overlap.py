@@ -18,7 +18,7 @@ from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.inner import AdamW, Muon
 from atoll.learn.merge import Mix
-from atoll.learn.methods import auto, cooperative, decoupled, eager, sparseloco, streaming
+from atoll.learn.methods import auto, cooperative, decoupled, delayed_nesterov, eager, sparseloco, streaming
 from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe, diloco, in_swarm, overlapping
 from atoll.learn.reducer import Reducer
@@ -107,6 +107,27 @@ def test_rounds_that_change_their_length_and_codecs_are_the_experiments(tmp_path
 
     torch.manual_seed(0)
     story(tell, Members(tmp_path, recipe, book, settings=RunSettings(rounds=schedule.turns)))
+
+
+def test_delayed_momentum_is_the_experiments_also_in_a_round_without_a_late_member(tmp_path, book):
+    """Two members, a round that one of them misses: half as much is learned, and the renewal waits for that."""
+    recipe = in_swarm(delayed_nesterov("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, every=2))
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, Trouble(), loss_of)
+
+    async def tell(members: Members) -> None:
+        for turn in range(1, 5):
+            late = turn == 2
+            await members.play(counted=(0,) if late else (0, 1))
+            run.trouble = Trouble(late=(0, 50) if late else ())
+            while run.now < turn * 6:
+                run.step()
+            head = members.islands[0].head
+            assert torch.equal(head.anchor_F, run.agreed()), turn
+            assert torch.equal(head.momentum_P, run.momentum_P) and float(head.momentum_P.norm()) > 0
+            assert head.tokens == sum(2 * 6 * 16 * (1 if played == 2 else 2) for played in range(1, turn + 1))
+
+    torch.manual_seed(0)
+    story(tell, Members(tmp_path, recipe, book))
 
 
 SAYING_MORE = {

@@ -48,7 +48,7 @@ from atoll.learn.outer import (
     move,
     outer_step,
 )
-from atoll.learn.recipes import Coding
+from atoll.learn.recipes import Coding, in_swarm
 from atoll.learn.reducer import Reducer, agreement, arrived, scales_of, support_mean, weight_of
 from atoll.learn.regions import Regions
 from atoll.learn.schedule import Phase, Schedule, due, fragments_of, phase_at, phases_named
@@ -210,6 +210,18 @@ def test_delayed_nesterov_feels_its_momentum_with_every_fourth_update_only():
         at.append(anchor.item())
     # a quarter each; then the mean of four times 0.5; at the second renewal m = 0.5 * 1 + 1
     assert at == [-0.25, -0.5, -0.75, -1.5, -1.75, -2.0, -2.25, -3.25]
+
+
+def test_in_rounds_an_update_counts_by_the_tokens_behind_it_and_the_momentum_is_renewed_by_them():
+    """Four times 10 tokens renew it: half a round moves half as far, and two of these are felt like a whole one."""
+    outer = Delayed(lr=1.0, momentum=0.5, every=40)
+    state, anchor, at = fresh_outer(outer, 1), torch.zeros(1), []
+    for tokens in (20, 20, 40, 30, 10):
+        anchor, state = move(outer, state, anchor, torch.ones(1), Moment(0, learned=tokens))
+        at.append(anchor.item())
+    assert at == [-0.5, -1.5, -3.25, -4.0, -5.125]
+    recipe = in_swarm(delayed_nesterov(rounds=2, inner_steps=6, batch=4, seq_len=16))
+    assert recipe.outer.every == 4 * 6 * 4 * 16 and recipe.reducer == Reducer(quorum=1)
 
 
 def test_asynchronous_workers_wait_for_nobody_and_the_slow_take_fewer_steps():

@@ -52,6 +52,7 @@ BUILT = (
     "decoupled",
     "noloco",
     "des_loc",
+    "delayed_nesterov",
     *EVERY_STEP,
 )  # made as the config says; others are only adjusted
 
@@ -107,6 +108,9 @@ def recipe_of(config: Config) -> Recipe:
                 _check_given("noloco", given, given.keys() - {"down"})  # nobody is answered with a mean
             if train.recipe == "des_loc":  # plain means in fp32
                 _check_given("des_loc", given, given.keys() - {"up", "down", "outer_lr", "outer_momentum"})
+            if train.recipe == "delayed_nesterov":
+                _check_given("delayed_nesterov", given, given.keys() - {"down"})
+                given["every"] = max(1, config.run.start_peers)
             recipe = METHODS[train.recipe](_model(config), **given)
             recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
         else:

@@ -468,7 +468,11 @@ def delayed_nesterov(
     **setting: Unpack[Setting],
 ) -> Recipe:
     """Asynchronous local SGD with delayed Nesterov momentum (2401.09135): updates are applied one by one as they
-    come; slower members take fewer steps per round (DyLU). Fragile from scratch: see the figures."""
+    come; slower members take fewer steps per round (DyLU). Fragile from scratch: see the figures.
+
+    In real runs they come in rounds (`recipes.in_swarm`): whoever is first begins the exchange, all others hand
+    over the steps that they have, and count by them. `every` is about the number of members.
+    """
     return recipe_for(
         model,
         inner=AdamW(lr=lr),

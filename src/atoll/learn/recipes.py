@@ -147,8 +147,9 @@ def swarm_problem(recipe: Recipe) -> str:
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
             not isinstance(recipe.outer, SHARED | Gossip)
-            or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW))
+            or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW | Delayed))
         ),
+        "a delayed step that comes after nothing": isinstance(recipe.outer, Delayed) and recipe.outer.every < 1,
         "an outer AdamW whose numbers divide by zero": isinstance(recipe.outer, AdamW) and not _steps(recipe.outer),
         f"updates in {coding.up} between members that share no state": (
             recipe.paired and not _stands_alone(coding.up)
@@ -210,11 +211,25 @@ def sample_problem(recipe: Recipe) -> str:
 def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recipe:
     """The nearest that a real run can do. Where owners are not `believed`, or say more than a mean, they remember
     nothing of their answers, which nobody could check; these are finer instead."""
+    if isinstance(recipe.outer, Delayed) and recipe.reducer.group == "one":
+        return _in_rounds(recipe, recipe.outer)
     if recipe.coding.answer != "remembered" or (believed and not swarm_problem(recipe)):
         return recipe
     coding = msgspec.structs.replace(recipe.coding, answer="once", down=down)
     nearest = msgspec.structs.replace(recipe, coding=coding)
     return recipe if swarm_problem(nearest) else nearest
+
+
+def _in_rounds(recipe: Recipe, outer: Delayed) -> Recipe:
+    """Updates as they come, several in one: a round begins to share with the first, and counts by what all learned.
+    What comes too late for it waits in the feedback."""
+    tokens = recipe.schedule.inner_steps * recipe.batch * recipe.seq_len  # behind a whole update
+    return msgspec.structs.replace(
+        recipe,
+        outer=msgspec.structs.replace(outer, every=outer.every * tokens),
+        coding=msgspec.structs.replace(recipe.coding, beta=1.0),
+        reducer=Reducer(quorum=1),
+    )
 
 
 def overlapping(recipe: Recipe, overlap: int | None, fragments: int | None) -> Recipe:

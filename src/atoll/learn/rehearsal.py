@@ -109,6 +109,7 @@ class Flight:
     combined: dict[int, Tensor] = field(default_factory=dict)  # anchor -> update
     mean_anchor: dict[int, Tensor] = field(default_factory=dict)
     agreement: Tensor | float = 1.0
+    learned: int = 1  # what it counts where the outer step is Delayed: an update, or the tokens behind a round
 
 
 class Experiment:
@@ -399,6 +400,8 @@ class Experiment:
                 extra += 8 * (len(rows) + 1) ** 2  # the part's Gram matrix, to every other owner
             self.traffic.part(owner, says, counted, None if gathered else done.sent_bytes + extra)
         flight.combined[0] = combined
+        samples = sum(self.workers[p].samples[flight.fragment] for p in counted)
+        flight.learned = samples * self.recipe.seq_len
         if agreed is not None:
             flight.agreement = agreed[: self._inside(flight.lo, flight.hi)]
         for peer in updates:
@@ -475,7 +478,8 @@ class Experiment:
         for index, combined in flight.combined.items():
             anchor_F, state = self.anchors[index], self.outers[index][flight.fragment]
             mean_anchor = flight.mean_anchor.get(index)
-            moment = Moment(flight.begun, flight.agreement, None if mean_anchor is None else mean_anchor[:inside])
+            near = None if mean_anchor is None else mean_anchor[:inside]
+            moment = Moment(flight.begun, flight.agreement, near, flight.learned)
             inside_P = anchor_F[lo : lo + inside]
             after_P, after = move(outer or self.recipe.outer, state, inside_P, combined[:inside], moment)
             self._check_finite(after_P, flight.lands_at)

@@ -171,7 +171,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "own of the rest until the last one, which averages all; before it the agreed model is behind what members "
         "hold. "
         '"des_loc": plain means in fp32, of moments, too, in every third and sixth round (arXiv 2505.22549). '
-        '"sparseloco", "cooperative", "decoupled", "demo_", "powersgd" and "noloco" need run.trust = "private". '
+        '"delayed_nesterov": a round begins to share as soon as one member has its steps, all others hand over '
+        "what they have and count by it, and the momentum is felt once per run.start_peers of full updates (arXiv "
+        "2401.09135). "
+        '"sparseloco", "cooperative", "decoupled", "delayed_nesterov", "demo_", "powersgd" and "noloco" need '
+        'run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (

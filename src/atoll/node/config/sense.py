@@ -16,10 +16,10 @@ from atoll.policy.trust import StatisticName, peers_for_one_liar
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager", "noloco"),
     *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
-    *("parameter_server", "sparta", "pipelined", "des_loc"),
+    *("parameter_server", "sparta", "pipelined", "des_loc", "delayed_nesterov"),
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("delayed_nesterov", "halos"),
+    "halos",
 )
 NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
     "sync.pipeline_depth": "the transport decides how many pieces are on their way",
