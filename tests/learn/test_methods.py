@@ -216,10 +216,10 @@ def test_in_rounds_an_update_counts_by_the_tokens_behind_it_and_the_momentum_is_
     """Four times 10 tokens renew it: half a round moves half as far, and two of these are felt like a whole one."""
     outer = Delayed(lr=1.0, momentum=0.5, every=40)
     state, anchor, at = fresh_outer(outer, 1), torch.zeros(1), []
-    for tokens in (20, 20, 40, 30, 10):
+    for tokens in (20, 20, 40, 30, 10, 400):
         anchor, state = move(outer, state, anchor, torch.ones(1), Moment(0, learned=tokens))
         at.append(anchor.item())
-    assert at == [-0.5, -1.5, -3.25, -4.0, -5.125]
+    assert at == [-0.5, -1.5, -3.25, -4.0, -5.125, -7.0625], "of ten times as many members no more than the mean"
     recipe = in_swarm(delayed_nesterov(rounds=2, inner_steps=6, batch=4, seq_len=16))
     assert recipe.outer.every == 4 * 6 * 4 * 16 and recipe.reducer == Reducer(quorum=1)
 

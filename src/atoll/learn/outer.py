@@ -157,8 +157,9 @@ def delayed_step(
     outer: Delayed, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor, before: int, learned: int
 ) -> tuple[Tensor, Tensor]:
     """(anchor', momentum'), each (P,), bit-identical everywhere. `learned` is what the update counts, `before` what
-    came before it, in the unit of `every`. The momentum gathers what came since it was renewed."""
-    share_P = combined_P * (learned / outer.every)
+    came before it, in the unit of `every`; more than that is a run that grew, and moves no further. The momentum
+    gathers what came since it was renewed."""
+    share_P = combined_P * min(1.0, learned / outer.every)
     anchor_P, momentum_P = anchor_P - share_P * outer.lr, momentum_P + share_P
     if (before + learned) // outer.every > before // outer.every:
         anchor_P = anchor_P - momentum_P * (outer.lr * outer.momentum)

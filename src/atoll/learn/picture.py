@@ -34,10 +34,11 @@ def two_charts(path: Path) -> Iterator[tuple[Any, Any]]:
         figure, charts = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
         try:
             yield charts[0], charts[1]
-            figure.savefig(path, dpi=130)
-        except (OSError, ValueError) as why:
-            what = f"cannot write {path}: {why}"
-            raise UsageError("E-PLOT-03", what, fix="name a .png, .svg or .pdf file") from None
+            try:
+                figure.savefig(path, dpi=130)
+            except (OSError, ValueError) as why:
+                what = f"cannot write {path}: {why}"
+                raise UsageError("E-PLOT-03", what, fix="name a .png, .svg or .pdf file") from None
         finally:
             pyplot.close(figure)
 
