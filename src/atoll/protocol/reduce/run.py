@@ -427,12 +427,15 @@ class Reduce:
         return [Ask(self._job(f"{job}/{part}"), work)]
 
     def _cannot(self, part: int, why: str, now: Seconds) -> list[Effect]:
-        """I cannot combine this part: nobody shall wait for me."""
+        """I cannot combine this part."""
+        return self._say_declined(part, why) + self._decline(part, self.me, now)
+
+    def _say_declined(self, part: int, why: str) -> list[Effect]:
+        """Nobody shall wait for me."""
         plan = self.plan
         word = Declined(plan.round, plan.attempt, plan.trace, part)
-        told: list[Effect] = [self._report(NoAnswer(part=part, why=why))]
-        told += [Send(peer, word) for peer in plan.listeners if peer != self.me]
-        return told + self._decline(part, self.me, now)
+        told = [Send(peer, word) for peer in plan.listeners if peer != self.me]
+        return [self._report(NoAnswer(part=part, why=why)), *told]
 
     def _decline(self, part: int, who: PeerId, now: Seconds) -> list[Effect]:
         if not 0 <= part < self.plan.parts:
