@@ -87,7 +87,7 @@ def story(kind: str, rounds: int, protocol: str) -> dict[str, Any]:
         swarm.found()
         liars = range(PEERS - LIARS, PEERS) if kind == "liars" else range(0)
         for index in range(1, PEERS):
-            lie = (sys.executable, str(VILLAIN), "equivocator", "2")
+            lie = (sys.executable, str(VILLAIN), "--villain", "equivocator", "--honest-rounds", "2")
             swarm.join(index, command=lie if index in liars else None)
         killed = 0
         if kind == "killed":

@@ -2,7 +2,8 @@
 
     python bench/allreduce.py --setup                      once: hivemind and torchft in an environment of the bench
     python bench/allreduce.py [--peers 4] [--megabytes 100] [--codec fp32,int8] [--topology butterfly]
-                              [--against gloo,hivemind,torchft] [--beside FOLDER]
+                              [--way-back same,gathered,remembered] [--against gloo,hivemind,torchft]
+                              [--beside FOLDER]
                               [--repeat 7] [--quick] [--json]
 
 One process per peer, one thread each. Every repetition fills fresh N(0, 1) vectors and runs every system once, in
@@ -10,6 +11,10 @@ turn, because boxes are busy; the first repetition is not counted. A time is tha
 moment at which all may start until it holds the mean. Bytes are those of `lo` in a network namespace of our own,
 headers and encryption included. Several `--peers` and `--megabytes` (comma between them) make a matrix. `--beside`
 takes the `src` of another version: the peers of both run in turn, so that what the box does befalls both alike.
+
+`--way-back` is how means come back: in the same codec, in another one by its name, as the rows themselves
+(`gathered`), or from owners that remember what answers left out (`remembered`; the errors below are then those of
+one call, in which that of the call before is made good: what remains of many is `bench/way_back.py --groups`).
 
     ratio_to_gloo_fp32   this median over gloo's, same peers and megabytes, same run
     ratio_to_bound       this median over that of plain TCP moving the 2(n−1)/n × bytes × n of fp32 (systems/tcp.py)
@@ -43,6 +48,7 @@ MB = 10**6
 REPEAT, QUICK_REPEAT = 7, 3  # after one to warm up
 MEGABYTES, QUICK_MEGABYTES = "100", "20"
 BESIDE = "beside"  # what rows of another version say behind the system's name
+SAME = "same"  # codec back as there
 LEAD_S = 0.02  # from saying when to start until then: every process has read it and sleeps
 
 
@@ -50,9 +56,17 @@ class Row:
     """One system in one setting, and what was measured of it so far."""
 
     def __init__(
-        self, system: str, codec: str, topology: str, peers: int, megabytes: float, source: str = ""
+        self,
+        system: str,
+        codec: str,
+        topology: str,
+        peers: int,
+        megabytes: float,
+        source: str = "",
+        way_back: str = "",
     ) -> None:
         self.system, self.codec, self.topology, self.source = system, codec, topology, source
+        self.way_back = way_back
         self.peers, self.megabytes = peers, megabytes
         self.values = round(megabytes * MB / 4)
         self.seconds: list[float] = []
@@ -65,14 +79,15 @@ class Row:
 
     @property
     def name(self) -> str:
-        return f"{self.version} {self.codec} {self.topology}".strip()
+        return f"{self.version} {self.codec} {self.topology} {self.way_back}".strip()
 
     @property
     def version(self) -> str:
         return f"{self.system} {BESIDE}" if self.source else self.system
 
     def open(self) -> None:
-        self.crew = Crew(self.system, self.peers, self.values, self.codec, self.topology, self.source)
+        back = "" if self.way_back == SAME else self.way_back
+        self.crew = Crew(self.system, self.peers, self.values, self.codec, self.topology, self.source, back)
 
     def gather(self) -> None:
         assert self.crew is not None
@@ -127,6 +142,7 @@ class Row:
             "system": self.version,
             "codec": self.codec,
             "topology": self.topology,
+            "way_back": self.way_back,
             "peers": self.peers,
             "megabytes": self.megabytes,
             "repetitions": len(self.seconds),
@@ -185,16 +201,22 @@ def measure(rows: list[Row], repeat: int, watch: probe.Watch) -> None:
 
 
 def planned(
-    systems: list[str], codecs: list[str], topologies: list[str], sources: list[str], peers: int, megabytes: float
+    systems: list[str],
+    codecs: list[str],
+    topologies: list[str],
+    sources: list[str],
+    backs: list[str],
+    peers: int,
+    megabytes: float,
 ) -> list[Row]:
     """One row per setting that the system knows; another's missing codec costs a row, not an error."""
     rows = []
     for system in systems:
         if system == "atoll":
-            ways = product(codecs, topologies, sources)
+            ways = product(codecs, topologies, sources, backs)
         else:
-            ways = product([c for c in CODECS[system] if c in {"fp32", *codecs}], [""], [""])
-        rows += [Row(system, codec, topology, peers, megabytes, source) for codec, topology, source in ways]
+            ways = product([c for c in CODECS[system] if c in {"fp32", *codecs}], [""], [""], [""])
+        rows += [Row(system, codec, way, peers, megabytes, source, back) for codec, way, source, back in ways]
     return rows
 
 
@@ -259,6 +281,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "system": "system",
         "codec": "codec",
         "topology": "topology",
+        "way_back": "way back",
         "peers": "peers",
         "megabytes": "MB",
         "seconds_median": "median s",
@@ -288,6 +311,7 @@ def main() -> None:
     asked.add_argument("--megabytes", help=f"10^6 bytes of fp32; {MEGABYTES}, with --quick {QUICK_MEGABYTES}")
     asked.add_argument("--codec", default="fp32", help="atoll's, and those of them that others have")
     asked.add_argument("--topology", default="butterfly", help="atoll's")
+    asked.add_argument("--way-back", default=SAME, help="of atoll's means: same, gathered, remembered, or a codec")
     asked.add_argument("--against", default="gloo,hivemind,torchft")
     asked.add_argument("--beside", help="the `src` of another version of atoll, to run in turn with this one")
     asked.add_argument("--repeat", type=int, help=f"{REPEAT}, with --quick {QUICK_REPEAT}")
@@ -306,7 +330,7 @@ def main() -> None:
     found, watch = [], probe.Watch()
     for peers in map(int, options.peers.split(",")):
         for size in map(float, megabytes.split(",")):
-            rows = planned(systems, codecs, topologies, sources, peers, size)
+            rows = planned(systems, codecs, topologies, sources, options.way_back.split(","), peers, size)
             measure(rows, repeat, watch)
             median = {
                 row.version: statistics.median(row.seconds) for row in rows if row.seconds and row.codec == "fp32"

@@ -11,6 +11,10 @@ copy of every tensor payload that one peer sends and hears (`atoll.learn.experim
 kept in `--baselines`, a JSON file, by setting, so that many recipes need it only once. `--absent 5:300 4:0:600`:
 peer 5 vanishes after step 300 for good, peer 4 comes after step 600. The baseline knows no trouble.
 
+`wire_ratio` is what sockets count, with all that is said beside tensors (bench/wire.py): real peers run the recipe
+for a few rounds where `--wire MODEL` names one of 10 M parameters or so. Without it, or where real runs cannot do
+this, it is null, and `wire` says why.
+
 `modelled_h` is arithmetic, not measured: hours for as many steps of 1 s of a model of 100 M parameters, by this
 very recipe among as many peers, every one on a link of 20, 100 or 1000 Mbit/s each way and 50 ms from the others,
 by the forecast of `atoll plan`. `bench/pareto.py` makes a table and a picture of many of these reports.
@@ -30,13 +34,15 @@ import msgspec
 import torch
 from form import asking, report, versions
 
+import wire
 from atoll.cli.plan import Links, row_of
 from atoll.learn.data import Data, data_digest, load_data
 from atoll.learn.experiment import Absence, Outcome, Round, Trouble, experiment
 from atoll.learn.forecast import layout_of_size
 from atoll.learn.methods import METHODS
 from atoll.learn.recipes import Coding, Recipe
-from atoll.learn.schedule import Phase
+from atoll.learn.schedule import phases_named
+from atoll.node.config.sense import RECIPES
 
 QUICK_STEPS = 300
 MODELLED, STEP_S, LATENCY_S = 100_000_000, 1.0, 0.05  # parameters of the modelled run, its steps and its links
@@ -48,14 +54,6 @@ def value(text: str) -> object:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def phases_of(text: str) -> tuple[Phase, ...]:
-    def one(words: list[str]) -> Phase:
-        up, down = [*words[2:], "", ""][:2]
-        return Phase(float(words[0]), int(words[1]), up, down)
-
-    return tuple(one(piece.split(":")) for piece in text.split(","))
 
 
 def absence(text: str) -> Absence:
@@ -72,7 +70,7 @@ def recipe_of(name: str, given: dict[str, object], steps: int, seed: int) -> Rec
     recipe = make("gpt-tiny", rounds=rounds, seed=seed, **given)
     schedule, coding = recipe.schedule, recipe.coding
     if "phases" in pieces:
-        schedule = msgspec.structs.replace(schedule, phases=phases_of(str(pieces["phases"])))
+        schedule = msgspec.structs.replace(schedule, phases=phases_named(str(pieces["phases"])))
     if "closing" in pieces:
         schedule = msgspec.structs.replace(schedule, closing=str(pieces["closing"]))
     if "answer" in pieces:
@@ -125,6 +123,7 @@ def measured(asked: argparse.Namespace) -> dict:
         "live_loss": round(statistics.mean(one.live_loss for one in outcomes), 5),
         "upload_ratio": _ratio(outcomes[0].upload_ratio),
         "download_ratio": _ratio(outcomes[0].download_ratio),
+        **on_the_wire(asked),
         "rounds": outcomes[0].rounds,
         "wall_s": round(wall_s, 1),
         "modelled_h": modelled_h(recipe_of(asked.recipe, given, asked.steps, asked.seed), asked.steps, asked.peers),
@@ -135,6 +134,22 @@ def measured(asked: argparse.Namespace) -> dict:
         )
         figures |= {"val_loss_data_parallel": round(theirs, 5), "gap_percent": round(100 * (loss / theirs - 1), 2)}
     return figures
+
+
+def on_the_wire(asked: argparse.Namespace) -> dict[str, object]:
+    """`wire_ratio` by sockets' counters, and what it was measured with; null, and why, where it was not."""
+    why = ""
+    if not asked.wire:
+        why = "not asked for: --wire gpt-10m"
+    elif asked.recipe not in RECIPES:
+        why = f"real runs have no {asked.recipe}"
+    elif asked.set:
+        why = "real runs here have a recipe's own numbers, and --set asks for others"
+    if why:
+        return {"wire_ratio": None, "wire": why}
+    found = wire.measured(asked.recipe, asked.wire, asked.peers, wire.ROUNDS)
+    told = f"{found['rounds']} rounds of {found['peers']} peers, {found['parameters']} parameters, by the plan"
+    return {"wire_ratio": found["wire_ratio"], "wire": f"{told} {found['upload_ratio']}"}
 
 
 def modelled_h(recipe: Recipe, steps: int, peers: int) -> dict[str, float | None]:
@@ -169,6 +184,7 @@ def main() -> None:
     parser.add_argument("--absent", type=absence, nargs="*", default=[], metavar="PEER:SINCE[:UNTIL]")
     parser.add_argument("--data", default="stdlib", metavar="FILE")
     parser.add_argument("--baselines", default="", metavar="FILE")
+    parser.add_argument("--wire", default="", metavar="MODEL", help="count sockets' bytes of a short real run, too")
     parser.add_argument("--alone", action="store_true", help="without the baseline")
     asked = parser.parse_args()
     if asked.quick:

@@ -8,9 +8,10 @@ a digest of the whole state, so equal names are equal bits of model, outer momen
 is compared, too, so that what differs is found where it began. Threads are one everywhere; both sides are on this
 processor. What it takes from the real run beside genesis: in which order the peers' ids stand, since rows are added
 up in that order, while shares of the data are dealt out in the order of joining; and the number of the first round
-that trained, by which `randk` draws. In pairs a state is the roll of
-what each member holds, so one name is that of all their models. Beside it stand the bytes that one peer's sockets
-sent in a round, with everything that was said.
+that trained, by which `randk` draws. In pairs a state is the roll of what each member holds, so one name is that of
+all their models. `decoupled` and `delayed_nesterov` are asked to wait for all four: who is late where a quorum is
+fewer, no experiment knows. Beside the names stand the bytes that one peer's sockets sent in a round, with all that
+was said.
 
 A round that lacks a peer, as on a busy computer, shows nothing: such a run says so, and is done once more. Parts
 are sized by measured uplinks, which the experiment takes for equal: where load makes them differ, borders of parts
@@ -72,6 +73,13 @@ RECIPES = {
     "noloco": ROUNDS,
     "des_loc": (*SMALL, "run.rounds=7", "train.inner_steps=4"),
     "sparta": (*STEPS, "sync.topology=butterfly"),
+    "eager": ROUNDS,
+    "sparseloco": ROUNDS,
+    "cooperative": ROUNDS,
+    "decoupled": (*SMALL, "run.rounds=2", "train.inner_steps=24", "sync.fragments=3", "sync.quorum=4"),
+    "parameter_server": STEPS,
+    "delayed_nesterov": (*ROUNDS, "run.start_peers=4", "sync.quorum=4"),
+    "phases": ("train.recipe=diloco", *ROUNDS, "sync.phases=0.4:4,0.8:3:2bit:int8"),
 }
 
 
@@ -95,9 +103,10 @@ class Told:
         for before, body in pairwise(self.bodies):
             if body.round != before.round + 1:  # whoever had begun to train for it went on from later samples
                 return f"between rounds {before.round} and {body.round} one ended without training"
-        expected = self.learning.recipe.schedule.turn_steps
+        schedule = self.learning.recipe.schedule
+        parts = 1 if self.learning.recipe.reducer.group == "server" else len(self.shares)
         for body in self.bodies:
-            if len(body.parts) != len(self.shares):
+            if len(body.parts) != parts:
                 return f"round {body.round} was cut into {len(body.parts)} parts: owners' measured uplinks differed"
             if None in body.parts:
                 return f"round {body.round} has parts without an answer"
@@ -112,9 +121,10 @@ class Told:
                     return f"round {body.round} lacked {', '.join(lacking)} in part {part}"
             if tuple(m.peer for m in body.members if m.trains) != self.shares:
                 return f"round {body.round} changed who trains"
+            expected = schedule.begun(body.trained) - schedule.begun(body.trained - 1)
             if body.metrics.steps != expected * len(self.shares):
                 return f"round {body.round} has {body.metrics.steps} steps, not {expected} of every peer"
-        wanted = self.learning.recipe.schedule.turns
+        wanted = schedule.turns
         return "" if len(self.bodies) == wanted else f"{len(self.bodies)} rounds trained, not {wanted}"
 
 
@@ -176,7 +186,7 @@ def compared(run: Told) -> Compared:
     beside.first_round = run.bodies[0].round
     differs, roll = None, Roll(0, 0, 0, 0, ())
     for turn, body in enumerate(run.bodies, 1):
-        landed = turn * schedule.turn_steps + recipe.hidden_steps
+        landed = schedule.begun(turn) + recipe.hidden_steps
         while beside.now < min(landed, schedule.steps):
             beside.step()
         if landed >= schedule.steps and turn < len(run.bodies):

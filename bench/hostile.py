@@ -49,8 +49,8 @@ def story(villains: list[str], rounds: int, steps: int, statistic: str, base: Pa
     with Swarm(base, settings) as swarm:
         swarm.found()
         for index in range(1, PEERS):
-            lie = (sys.executable, str(VILLAIN), kinds.get(index, ""), str(HONEST_ROUNDS))
-            swarm.join(index, command=lie if index in kinds else None)
+            lie = ("--villain", kinds.get(index, ""), "--honest-rounds", str(HONEST_ROUNDS))
+            swarm.join(index, command=(sys.executable, str(VILLAIN), *lie) if index in kinds else None)
         honest = [i for i in range(PEERS) if i not in kinds]
         for index in honest:
             swarm.closed(rounds, peer=index, patience_s=STORY_S)

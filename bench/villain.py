@@ -1,8 +1,8 @@
-"""A peer that breaks the rules, for benches and tests of real swarms: `atoll up` or `atoll join` with a lie inside.
+"""The test build of `atoll`: all its verbs, and for `up` and `join` one more option, `--villain KIND`.
 
-    python bench/villain.py KIND AFTER join TICKET --dir FOLDER …
+    python bench/villain.py join TICKET --dir FOLDER --villain miscounter [--honest-rounds 4] …
 
-After so many rounds of training, with its own keys and in perfect form otherwise:
+With its own keys, in perfect form otherwise, and after so many honest rounds of training:
 
 poison        its update is ten times the way back of what it learnt
 miscounter    as owner and as witness of parts it answers with other bytes than the rows make
@@ -11,15 +11,15 @@ mute          it combines its parts and never says a word of it
 miscomparer   where distances weigh rows, it signs other products than the rows of its parts have
 equivocator   it votes, proposes and commits one way to every second member, and another way to the rest
 
-It says so itself, with facts `Confessed`. Never part of the package: who installs Atoll installs no
-villain.
+It says so itself, with facts `Confessed`. Never part of the package, nor reached from it by a variable or an
+extra: who installs Atoll installs no villain.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import struct
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +37,7 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Comparison, RoundMessage
 from atoll.wire.messages.statements import Answered, Compared
 
+KINDS = ("poison", "miscounter", "two_tongued", "mute", "miscomparer", "equivocator")
 BACK = 10.0  # how far, in lengths of the honest update
 
 
@@ -131,23 +132,29 @@ def poisoned(honest: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def main() -> None:
-    kind, after, words = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-    if kind == "poison":
-        honest = island.Island._encode
-        lie = poisoned(mine.encode_update)
-
-        def _encode(self: island.Island, work: Any) -> Any:
-            if self.head is None or self.head.round < after:
-                return honest(self, work)
-            confess(work.round)
-            mine.encode_update = lie
-            return honest(self, work)
-
-        island.Island._encode = _encode
-    else:
-        Liar.kind, Liar.after = kind, after
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # all other words are atoll's own
+    parser.add_argument("--villain", choices=KINDS)
+    parser.add_argument("--honest-rounds", type=int, default=0)
+    lie, words = parser.parse_known_args()
+    if lie.villain == "poison":
+        poison_after(lie.honest_rounds)
+    elif lie.villain is not None:
+        Liar.kind, Liar.after = lie.villain, lie.honest_rounds
         driver.Peer = Liar
     atoll(words)
+
+
+def poison_after(rounds: int) -> None:
+    honest, lie = island.Island._encode, poisoned(mine.encode_update)
+
+    def _encode(self: island.Island, work: Any) -> Any:
+        if self.head is None or self.head.round < rounds:
+            return honest(self, work)
+        confess(work.round)
+        mine.encode_update = lie
+        return honest(self, work)
+
+    island.Island._encode = _encode
 
 
 if __name__ == "__main__":

@@ -7,21 +7,28 @@ it: after the first round it shows what one round loses, after the twentieth wha
 Bytes are those of one member, one round, all parts together: `up` is what it says about its own update, `down`
 what it must hear to know the mean of all; the table has them per value.
 
-    python bench/way_back.py [--quick] [--json]
+    python bench/way_back.py [--groups] [--quick] [--json]
+
+`--groups` plays the same in all-reduce groups (`atoll.reduce`), members in threads of one process with sockets
+between them: error feedback is the callers', owners are the groups', and bytes are those that a member's sockets
+carried per call, both halves of the reduce, encryption and agreement included.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import torch
 from form import asking, report, versions
 from torch import Tensor
 
+import atoll.reduce
 from atoll.keys.digest import Buffer
 from atoll.learn.codec import Codec, Known, codec_named, pack
 from atoll.learn.combine import combine, combine_remembering, gather
 
+PATIENCE_S = 60.0
 SIDE, QUICK_SIDE = 512, 128  # a square matrix: low-rank codecs want one
 MEMBERS, ROUNDS = 4, 20
 ANSWER, REMEMBERING, GATHER = "answer", "answer, owner remembers", "gather"
@@ -30,6 +37,7 @@ WAYS = (  # (way up, way down): the first is exact on the way up, so that only t
     *(("topk:0.1+int8", "int8"), ("topk:0.1+int8", "topk:0.1+int8"), ("sparseloco", "int8")),
     *(("sparseloco", "sparseloco"), ("randk:0.1+int8", "int8"), ("lowrank:4+int8", "int8")),
 )
+GROUP_WAYS = (("fp32", "2bit"), ("2bit", "2bit"), ("lowrank:4+int8", "int8"))
 
 
 @lru_cache(maxsize=ROUNDS)  # every way of a round sees the same
@@ -95,18 +103,67 @@ def measured(mode: str, up: str, down: str, side: int) -> dict:
     }
 
 
+def measured_group(mode: str, up: str, down: str, side: int) -> dict:
+    ways = {ANSWER: {"way_back": down}, REMEMBERING: {"way_back": down, "remembered": True}}
+    way, n = ways.get(mode, {"way_back": "gathered"}), side * side
+    members = [atoll.reduce.found(peers=MEMBERS, codec=up, topology="butterfly", **way)]
+    try:
+        with ThreadPoolExecutor() as pool:
+            members += pool.map(atoll.reduce.join, [members[0].ticket] * (MEMBERS - 1))
+        owed = [atoll.reduce.ErrorFeedback() for _ in members]
+        for work in [member.all_reduce_async(torch.zeros(1)) for member in members]:  # who is new counts nothing
+            work.wait(PATIENCE_S)
+        applied, true, errors = torch.zeros(n), torch.zeros(n), []
+        before = [(m._host.bytes_out, m._host.bytes_in) for m in members]
+        for round_index in range(ROUNDS):
+            xs = updates(round_index, side)
+            tensors = [x.clone().view(side, side) for x in xs]
+            calls = zip(members, tensors, owed, strict=True)
+            works = [member.all_reduce_async(tensor, error_feedback=memory) for member, tensor, memory in calls]
+            if not all(work.wait(PATIENCE_S).complete for work in works):
+                raise RuntimeError(f"somebody is missing in call {round_index}")
+            applied += tensors[0].view(-1)
+            true += sum(xs) / MEMBERS
+            errors.append(float((applied - true).norm() / true.norm()))
+        after = [(m._host.bytes_out, m._host.bytes_in) for m in members]
+    finally:
+        for member in members:
+            member.close()
+    moved = [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(before, after, strict=True)]
+    return {
+        "mode": mode,
+        "codec": up if mode == GATHER else f"{up} / {down}",
+        "bytes_up": sum(out for out, _ in moved) // MEMBERS // ROUNDS,
+        "bytes_down": sum(into for _, into in moved) // MEMBERS // ROUNDS,
+        "rms_error_1": round(errors[0], 5),
+        "rms_error_20": round(errors[-1], 5),
+    }
+
+
 def main() -> None:
-    asked = asking(__doc__, "a smaller vector").parse_args()
+    asked = asking(__doc__, "a smaller vector")
+    asked.add_argument("--groups", action="store_true", help="in groups of atoll.reduce")
+    asked = asked.parse_args()
     torch.set_num_threads(1)
     side = QUICK_SIDE if asked.quick else SIDE
-    modes = [(mode, up, down) for up, down in WAYS for mode in (ANSWER, REMEMBERING)]
-    modes += [(GATHER, up, "") for up in dict.fromkeys(up for up, _ in WAYS)]
-    figures = [measured(mode, up, down or up, side) for mode, up, down in modes]
+    ways = GROUP_WAYS if asked.groups else WAYS
+    modes = [(mode, up, down) for up, down in ways for mode in (ANSWER, REMEMBERING)]
+    modes += [(GATHER, up, "") for up in dict.fromkeys(up for up, _ in ways)]
+    one = measured_group if asked.groups else measured
+    figures = [one(mode, up, down or up, side) for mode, up, down in modes]
     if asked.json:
-        settings = {"values": side * side, "members": MEMBERS, "rounds": ROUNDS, "beta": 1.0, "quick": asked.quick}
+        settings = {
+            "by": "groups" if asked.groups else "functions",
+            "values": side * side,
+            "members": MEMBERS,
+            "rounds": ROUNDS,
+            "beta": 1.0,
+            "quick": asked.quick,
+        }
         print(report("way_back", settings, figures, versions("torch")))
         return
-    print("| mode | codec up / down | bytes up | bytes down | rms error, round 1 | round 20 |")
+    directions = "bytes out | bytes in" if asked.groups else "bytes up | bytes down"
+    print(f"| mode | codec up / down | {directions} | rms error, round 1 | round 20 |")
     print("|---|---|---|---|---|---|")
     for row in figures:
         per_value = {name: f"{row[name] / (side * side):.4f}" for name in ("bytes_up", "bytes_down")}

@@ -20,6 +20,7 @@ from form import asking, report, versions
 
 RECIPES = ("auto", "streaming", "muloco")
 QUICK_MODEL = "gpt-small"
+ROUNDS = 4
 
 
 def asked_json(words: list[str]) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def main() -> None:
     arguments.add_argument("--recipes", nargs="+", default=RECIPES)
     arguments.add_argument("--model", default="gpt-10m")
     arguments.add_argument("--peers", type=int, default=2)
-    arguments.add_argument("--rounds", type=int, default=4)
+    arguments.add_argument("--rounds", type=int, default=ROUNDS)
     asked = arguments.parse_args()
     if asked.quick:
         asked.recipes, asked.model, asked.rounds = asked.recipes[:1], QUICK_MODEL, 2

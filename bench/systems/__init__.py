@@ -29,6 +29,7 @@ class Task:
     topology: str
     folder: str  # of the group; empty at first
     losses: int = 0  # peers that may die: 0 lets a system insist on everybody
+    way_back: str = ""  # of atoll: a codec, "gathered", or "remembered": the codec's, whose owners remember
 
 
 @dataclass(frozen=True)

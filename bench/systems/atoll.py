@@ -7,17 +7,20 @@ from atoll.learn.codec import native
 from systems import Done, Task, vector
 
 PATIENCE_S = 60.0
+REMEMBERED = "remembered"
 
 
 class Atoll:
     def __init__(self, task: Task) -> None:
         self.task, self.x = task, vector(task)
         self.group: atoll.reduce.Group | None = None
+        self.owed = atoll.reduce.ErrorFeedback() if task.way_back == REMEMBERED else None
 
     def invite(self) -> str:
         if self.group is None:
             _, *rules = self.task.system.split("+")
             statistic, trust = rules or ("mean", "private")
+            remembers = self.task.way_back == REMEMBERED
             self.group = atoll.reduce.found(
                 peers=self.task.peers,
                 codec=self.task.codec,
@@ -25,6 +28,8 @@ class Atoll:
                 timeout_s=PATIENCE_S,
                 statistic=statistic,
                 trust=trust,
+                way_back="" if remembers else self.task.way_back,
+                **({"remembered": True} if remembers else {}),  # which older versions do not know
             )
         return self.group.ticket
 
@@ -35,7 +40,7 @@ class Atoll:
         native.load()  # or the first large call would begin to, beside whatever is being measured
 
     def average(self) -> Done:
-        done = self.group.all_reduce([self.x])
+        done = self.group.all_reduce([self.x], error_feedback=self.owed)
         named = tuple(str(peer) for peer in done.contributors)
         parts = tuple((lo, hi, tuple(str(peer) for peer in names)) for (lo, hi), names in done.parts if hi > lo)
         return Done(len(named), named, tuple(str(peer) for peer in done.partly), parts)

@@ -139,11 +139,21 @@ def start(task: Task, source: str = "") -> Process:
 class Crew:
     """All the peers of one group."""
 
-    def __init__(self, system: str, peers: int, values: int, codec: str, topology: str, source: str = "") -> None:
+    def __init__(
+        self,
+        system: str,
+        peers: int,
+        values: int,
+        codec: str,
+        topology: str,
+        source: str = "",
+        way_back: str = "",
+    ) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.processes: list[Process] = []
         for rank in range(peers):
-            task = Task(system, rank, peers, values, codec, topology, str(Path(self.folder.name)))
+            folder = str(Path(self.folder.name))
+            task = Task(system, rank, peers, values, codec, topology, folder, way_back=way_back)
             self.processes.append(start(task, source))
 
     def gather(self) -> None:

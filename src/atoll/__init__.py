@@ -1,8 +1,9 @@
 """Atoll trains one PyTorch model on many machines that nobody fully controls.
 
-What stands here is promised to stay: `join`, `found` and `local` for your own training loop (`atoll.host.attach`),
-`Run`, which they return, `experiment`, which tries a recipe in one process, `reduce`, the all-reduce alone, and the
-errors. All else may move. Importing this package imports nothing heavy.
+What stands here is promised to stay: `join` and `found` for your own training loop, with the `Run` they return
+(`atoll.host.attach`), `local`, which runs such a script many times on this computer (`atoll.host.local`),
+`experiment`, which tries a recipe in one process, `reduce`, the all-reduce alone, and the errors. All else may
+move. Importing this package imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedE
 
 if TYPE_CHECKING:
     from atoll import reduce
-    from atoll.host.attach import Run, found, join, local
+    from atoll.host.attach import Run, found, join
+    from atoll.host.local import local
     from atoll.learn.experiment import experiment
 
 __version__ = "0.1.0"
@@ -36,7 +38,7 @@ _LAZY = {  # they import torch
     "Run": "atoll.host.attach",
     "found": "atoll.host.attach",
     "join": "atoll.host.attach",
-    "local": "atoll.host.attach",
+    "local": "atoll.host.local",
     "experiment": "atoll.learn.experiment",
 }
 

@@ -29,9 +29,8 @@ def test_an_owner_that_answers_with_false_sums_is_expelled_and_nobody_else_is(tm
         ticket = running[0].until_fact("Opened")["ticket"]
         for name in ("bob", "cleo"):
             running.append(Peer("join", ticket, "--dir", tmp_path / name, "--name", name))
-        liar = Peer(
-            "join", ticket, "--dir", tmp_path / "dan", "--name", "dan", command=(VILLAIN, "miscounter", "1")
-        )
+        lie = ("--villain", "miscounter", "--honest-rounds", "1")
+        liar = Peer("join", ticket, "--dir", tmp_path / "dan", "--name", "dan", *lie, command=(VILLAIN,))
         running.append(liar)
         name = liar.until_fact("Opened")["peer"]
         states: dict[int, set[str]] = defaultdict(set)

@@ -54,3 +54,12 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
         words = atoll("checkpoint", "list", b, "--all").stdout
         assert f"back to round {goal['round']}" in words and "can be gone back to from here: rounds " in words
         assert f"went back to the state of round {goal['round']}" in atoll("verify", a).stdout
+
+        # by name, and only by a name that one member has, somebody is sent away for good with it
+        for name, what in (("zoe", "names 0 members"), ("ada", "cannot send itself away")):
+            wrong = atoll("checkpoint", "rollback", str(done["round"]), "--without", name, "--dir", a)
+            assert wrong.returncode == 2 and "E-CHK-14" in wrong.stderr and what in wrong.stderr
+        again = answer_of("checkpoint", "rollback", str(done["round"]), "--without", "bob", "--dir", a)
+        assert again["agreed"] and again["without"] == [bob.until_fact("Opened")["peer"]]
+        standings = {m["name"]: m["standing"] for m in answer_of("peers", "--dir", a)}
+        assert standings == {"ada": "member", "bob": "expelled"}

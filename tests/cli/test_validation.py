@@ -33,19 +33,21 @@ if "join" in sys.orig_argv:
 def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
     """Eve's updates of two rounds point the wrong way, two hundred times as far; the run goes on from before.
 
-    Bob and Eve fetch the canary data from Ada: all three measure two losses.
+    Bob and Eve fetch the canary data from Ada: all three measure two losses. All keep updates, so Ada can make a
+    refused round again without each of them: it was Eve.
     """
     villain = tmp_path / "villain"
     villain.mkdir()
     (villain / "sitecustomize.py").write_text(POISON)
     lies = {"PYTHONPATH": os.pathsep.join([str(villain), os.environ.get("PYTHONPATH", "")])}
     (canary := tmp_path / "canary.txt").write_text(Path(os.__file__).read_text())
-    more = ("--set", f"data.canary={canary}")
+    keep = ("--set", "keep.updates=40", "--set", "keep.newest=40")
+    more = ("--set", f"data.canary={canary}", *keep)
     with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *VALIDATED, *more)) as running:
         ada = running[0]
         ticket = ada.until_fact("Opened")["ticket"]
-        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob"))
-        running.append(Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies))
+        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob", *keep))
+        running.append(Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", *keep, env=lies))
         ada.until_fact("RoundBegan", assembling=False)
         for trained in (1, 3):  # each with patience of its own
             ada.until(lambda f, least=trained: f["fact"] == "RoundClosed" and f["trained"] >= least)
@@ -66,3 +68,7 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         blamed = answer_of("blame", tmp_path / "ada")
         assert blamed["refused"][0]["back_to"] == went["back_to"]
         assert "the model was bad" in atoll("blame", tmp_path / "ada").stdout
+        found = [answer_of("blame", tmp_path / "ada", "--round", r) for r in went["refused"]]
+        assert all(one["exact"] and not one["gone"] for one in found)
+        named = [[p["name"] for p in one["peers"] if p["notable"]] for one in found]
+        assert ["eve"] in named and {name for names in named for name in names} == {"eve"}

@@ -56,7 +56,7 @@ class Inside:
         shards,
         global_step,
         until=None,
-        ahead=0,
+        ahead=None,
         assignment=None,
         held=(),
         apart=False,

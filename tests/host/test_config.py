@@ -124,6 +124,7 @@ def test_names_from_elsewhere_are_answered_with_ours():
         ("run.beat=3", "run.suspect"),
         ("consensus.timeout=20", "run.suspect"),
         ("consensus.protocol=paxos", "no protocol"),
+        ("consensus.protocol=snow", "2,000 peers with k = 10, alpha = 8 and beta = 150"),
         ("train.lr", "no value"),
     ],
 )
@@ -132,7 +133,7 @@ def test_a_value_that_cannot_be_names_its_key_and_what_to_do(given: str, says: s
     assert says in str(told) and told.fix and told.exit_status == 2
 
 
-@pytest.mark.parametrize("key", [*NOT_YET, "consensus.protocol"])
+@pytest.mark.parametrize("key", NOT_YET)
 def test_what_does_not_exist_yet_says_so_instead_of_being_ignored(key: str):
     """Every such key takes its default and refuses anything else."""
     default = value_of(Config(), key)
@@ -355,6 +356,41 @@ def test_a_recipe_whose_owners_must_be_believed_is_founded_only_where_they_are(c
         decode_learning(forged)
 
 
+def test_cooperative_runs_keep_the_records_that_their_rows_weigh_by_unless_told_not_to():
+    def records(*sets: str) -> bool:
+        config = load_config(None, ("model.name=gpt-nano", *sets), {})
+        return settings_of(config, recipe_of(config)).reputed
+
+    assert records("train.recipe=cooperative") and not records("train.recipe=diloco")
+    assert not records("train.recipe=cooperative", "run.reputation=false")
+
+
+def test_changes_of_rhythm_travel_in_rounds_and_are_refused_where_rounds_have_one_length(book: str):
+    """Ten rounds of 50 in three of 50 and fifty of 7; genesis says both ways, and neither may be changed alone."""
+    sets = ("model.name=gpt-nano", "run.rounds=10", "train.inner_steps=50", f"data.source={book}")
+    config = load_config(None, (*sets, "sync.phases=0.3:7:2bit"), {})
+    recipe = recipe_of(config)
+    settings = found(built_in(recipe, book), settings_of(config, recipe)).settings
+    assert settings.round.rhythm == ((1, 50), (2, 50), (1, 7), (49, 7)) and settings.rounds == 53
+    steps = [settings.round.steps_after(trained) for trained in (0, 2, 3, 52, 53)]
+    assert steps == [50, 50, 7, 7, 50]
+    forged = replace(settings, round=replace(settings.round, rhythm=UNSET))
+    with pytest.raises(PeerFault, match="other lengths by its recipe"):
+        decode_learning(forged)
+    for more, why in {
+        "sync.overlap=2": "whole models that all wait for",
+        "sync.apart=merge": "rounds of one length",
+        "train.round_time=60": "rounds that follow the run",
+        "run.rounds=0": "no end",
+    }.items():
+        config = load_config(None, (*sets, "sync.phases=0.3:7", more), {})
+        recipe = recipe_of(config)
+        with pytest.raises(UsageError, match=why):
+            found(built_in(recipe, book), settings_of(config, recipe))
+    with pytest.raises(UsageError, match="is no phase"):
+        recipe_of(load_config(None, (*sets, "sync.phases=later"), {}))
+
+
 def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
     """Decoupled as its paper has it, diloco with a quorum of one's own; nowhere where the first one may lie."""
     sets = ("train.recipe=decoupled", "sync.quorum=2", "sync.fragments=2", "model.name=gpt-nano")
@@ -425,8 +461,9 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
     unequal = recipe_of(load_config(None, ("sync.fragments=3",), {}))
     with pytest.raises(UsageError, match="3 fragments in rounds of 50 steps"):
         found(built_in(unequal, "stdlib"), RunSettings())
-    with pytest.raises(UsageError, match="needs more than"):
-        recipe_of(load_config(None, ("sync.overlap=25", "sync.fragments=2"), {}))
+    crowded = recipe_of(load_config(None, ("sync.overlap=25", "sync.fragments=2"), {}))
+    with pytest.raises(UsageError, match="needs more than 50 steps"):
+        found(built_in(crowded, "stdlib"), RunSettings())
     tiny = recipe_of(load_config(None, ("sync.fragments=10", "model.name=gpt-nano"), {}))
     with pytest.raises(UsageError, match="cannot be cut into 10 fragments"):
         found(built_in(tiny, "stdlib"), RunSettings())
@@ -910,3 +947,8 @@ def test_who_lets_rounds_be_shorter_is_told_what_rates_then_go_by():
 def test_what_cannot_follow_the_run_is_refused_with_what_to_write(sets: tuple[str, ...], code: str, says: str):
     told = trouble(*sets)
     assert told.code == code and says in str(told) and told.fix
+
+
+def test_updates_are_kept_of_no_more_rounds_than_there_are_states_to_make_them_again_from():
+    assert "E-CFG-13" in str(trouble("keep.updates=9")) and "keep.newest = 9" in trouble("keep.updates=9").fix
+    assert trusted("keep.updates=9", "keep.newest=9")

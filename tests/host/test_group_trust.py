@@ -30,6 +30,10 @@ def test_a_group_whose_members_may_lie_checks_its_owners_or_has_them_watched():
         ({"trust": "community", "peers": 4, "codec": "topk:0.1+int8"}, 'say codec = "int8"'),
         ({"trust": "open", "peers": 4, "way_back": "randk:0.1"}, 'trust = "private"'),
         ({"trust": "community", "peers": 4, "way_back": "gathered"}, 'trust = "private"'),
+        ({"trust": "open", "peers": 4, "remembered": True}, 'trust = "private"'),
+        ({"trust": "open", "peers": 4, "codec": "lowrank:4"}, 'say codec = "topk:0.1+int8"'),
+        ({"trust": "open", "peers": 4, "topology": "ring"}, 'say topology = "butterfly"'),
+        ({"trust": "community", "peers": 4, "topology": "tree"}, 'say topology = "butterfly"'),
     ],
 )
 def test_a_group_that_would_withstand_nobody_is_not_founded(asked: dict[str, object], says: str):

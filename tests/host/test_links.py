@@ -70,6 +70,21 @@ async def test_what_goes_to_a_peer_on_this_computer_is_no_link_to_be_measured_un
 
 
 @story
+async def test_a_part_that_was_handed_to_its_connection_still_waits_for_the_network():
+    """A connection takes half a megabyte at once, however slow it is: small parts would tell nothing of a link."""
+    ada, bob = await pair(settings=LinkSettings(upload_bytes_s=256 * 1024))
+    ada.links.send(bob.name, b"part", Lane.BULK, b"the first one opens a connection")
+    await bob.until(lambda: bob.heard)
+    ada.links.send(bob.name, b"part", Lane.BULK, bytes(256 * 1024))
+    ada.links.send(bob.name, b"a word that does not wait")
+    await bob.until(lambda: len(bob.heard) == 2)
+    assert ada.links.uploading()[bob.name][1]
+    await bob.until(lambda: len(bob.heard) == 3)
+    assert not ada.links.uploading()[bob.name][1]
+    await closed(ada, bob)
+
+
+@story
 async def test_a_burst_larger_than_every_window_arrives_in_order():
     """14 MiB of control messages at once, then goodbye: yamux windows and socket buffers fill several times."""
     ada, bob = await pair()

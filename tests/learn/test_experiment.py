@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from toy import DATA, PARAMETERS, begun, model, short, tried
 
 import atoll
+from atoll.base.errors import UsageError
 from atoll.learn.clients import Clients
 from atoll.learn.codec.two_bit import TWO_BIT
 from atoll.learn.data import Text, batch, epoch_samples
@@ -207,7 +208,7 @@ def test_pieces_that_do_not_fit_are_refused_in_words():
     whole = diloco()
     for wrong, words in (
         (replace(whole, reducer=replace(whole.reducer, group="pair")), "gossip"),
-        (replace(whole, schedule=replace(whole.schedule, fragments=4, overlap=13)), "more than 52 steps"),
+        (replace(whole, schedule=replace(whole.schedule, fragments=4, overlap=50)), "more than 50 steps"),
         (replace(data_parallel(), merge="delta"), "merge='replace'"),
         (replace(whole, coding=replace(whole.coding, down="int8+zstd")), "cannot carry answers"),
     ):
@@ -269,3 +270,13 @@ def test_a_sample_of_everybody_is_nobody_left_out_to_the_bit():
 def test_what_cannot_be_sampled_is_refused_in_words(recipe: Recipe, more: dict, says: str):
     with pytest.raises(ValueError, match=says):
         tried(recipe, **more)
+
+
+def test_outcomes_are_drawn_side_by_side_under_their_names(tmp_path):
+    """In an SVG, whose words can be read; a folder that is not there is said to be the trouble."""
+    done = tried(diloco(rounds=2, inner_steps=2))
+    done.plot(tmp_path / "two.svg", "plain averages", momentum=done)
+    drawn = (tmp_path / "two.svg").read_text()
+    assert all(word in drawn for word in ("plain averages", "momentum", "MB that a peer sent"))
+    with pytest.raises(UsageError, match="cannot write"):
+        done.plot(tmp_path / "nowhere" / "a.png")

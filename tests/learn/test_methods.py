@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 import torch
 from msgspec.structs import replace
-from toy import PARAMETERS, begun, model, tried
+from toy import DATA, PARAMETERS, begun, model, tried
 
 from atoll.learn.codec.fp32 import FP32
-from atoll.learn.experiment import Trouble
+from atoll.learn.experiment import Absence, Experiment, Trouble, experiment
 from atoll.learn.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
 from atoll.learn.layout import layout_of
 from atoll.learn.methods import (
@@ -35,7 +35,7 @@ from atoll.learn.methods import (
     sparta,
     streaming,
 )
-from atoll.learn.models import build_model
+from atoll.learn.models import build_model, loss_of
 from atoll.learn.outer import (
     Agreeing,
     Delayed,
@@ -48,10 +48,10 @@ from atoll.learn.outer import (
     move,
     outer_step,
 )
-from atoll.learn.recipes import Coding
+from atoll.learn.recipes import Coding, in_swarm
 from atoll.learn.reducer import Reducer, agreement, arrived, scales_of, support_mean, weight_of
 from atoll.learn.regions import Regions
-from atoll.learn.schedule import Phase, Schedule, due, fragments_of, phase_at
+from atoll.learn.schedule import Phase, Schedule, check_schedule, due, fragments_of, phase_at, phases_named
 
 
 def rows(*values: list[float]) -> list[tuple[int, bytes]]:
@@ -114,6 +114,19 @@ def test_a_fragment_is_applied_so_many_steps_after_it_was_sent():
         run.step()
         changed.append(not torch.equal(run.agreed()[lo:hi], before[lo:hi]))
     assert changed == [False] * 7 + [True] * 2, "sent after step 5, applied after step 8"
+
+
+def test_decoupled_as_published_has_several_fragments_under_way_at_once():
+    """One of 24 sent after every step, applied two steps later: two are on their way, and all have their turn."""
+    deep = "gpt:d=8,l=6,h=2,t=16"
+    recipe = decoupled(deep, rounds=2, fragments=24, batch=1, seq_len=16)
+    run = Experiment(recipe, build_model(deep, 0), DATA, 4, recipe.schedule.steps, Trouble(), loss_of)
+    first = run.agreed().clone()
+    for step in range(1, 25):
+        run.step()
+        assert [flight.fragment for flight in run.flights] == [s % 24 for s in range(max(1, step - 1), step + 1)]
+    moved = [not torch.equal(run.agreed()[lo:hi], first[lo:hi]) for lo, hi in run.fragments]
+    assert [k for k, has in enumerate(moved) if not has] == [0, 23], "those that are under way"
 
 
 def test_mixing_keeps_a_share_of_ones_own():
@@ -197,6 +210,18 @@ def test_delayed_nesterov_feels_its_momentum_with_every_fourth_update_only():
         at.append(anchor.item())
     # a quarter each; then the mean of four times 0.5; at the second renewal m = 0.5 * 1 + 1
     assert at == [-0.25, -0.5, -0.75, -1.5, -1.75, -2.0, -2.25, -3.25]
+
+
+def test_in_rounds_an_update_counts_by_the_tokens_behind_it_and_the_momentum_is_renewed_by_them():
+    """Four times 10 tokens renew it: half a round moves half as far, and two of these are felt like a whole one."""
+    outer = Delayed(lr=1.0, momentum=0.5, every=40)
+    state, anchor, at = fresh_outer(outer, 1), torch.zeros(1), []
+    for tokens in (20, 20, 40, 30, 10, 400):
+        anchor, state = move(outer, state, anchor, torch.ones(1), Moment(0, learned=tokens))
+        at.append(anchor.item())
+    assert at == [-0.5, -1.5, -3.25, -4.0, -5.125, -7.0625], "of ten times as many members no more than the mean"
+    recipe = in_swarm(delayed_nesterov(rounds=2, inner_steps=6, batch=4, seq_len=16))
+    assert recipe.outer.every == 4 * 6 * 4 * 16 and recipe.reducer == Reducer(quorum=1)
 
 
 def test_asynchronous_workers_wait_for_nobody_and_the_slow_take_fewer_steps():
@@ -339,6 +364,47 @@ def test_cooperative_workers_keep_a_share_of_their_own_and_want_company():
     assert [one for _ in range(20) for one in few.step()] == [], "with two of three members there is no round"
 
 
+def test_a_cooperative_mean_weighs_members_by_their_records_and_by_those_of_the_accepted_alone():
+    """Records of 10, 30, 50 and 10, no momentum: a weighted mean. Without the third the others' shares grow."""
+    recipe = cooperative(rounds=2, inner_steps=5, alpha=0.5, up="fp32", down="fp32", outer_momentum=0.0)
+    for lost, shares in ((None, (0.1, 0.3, 0.5, 0.1)), (2, (0.2, 0.6, 0.0, 0.2))):
+        run = begun(recipe)
+        run.records = (10, 30, 50, 10)
+        run.trouble = Trouble(absent=() if lost is None else (Absence(lost, 0),))
+        while not run.history:
+            run.step()
+        sent = [2 * worker.x_F - run.agreed() for worker in run.workers]  # x = (sent + mean) / 2
+        mean = sum(share * x_F for share, x_F in zip(shares, sent, strict=True))
+        assert torch.allclose(run.agreed(), mean, atol=1e-5)
+    with pytest.raises(ValueError, match="one number per peer"):
+        experiment(recipe, records=(1, 2), peers=4)
+    with pytest.raises(ValueError, match="reduce all together"):
+        experiment(noloco(rounds=1), records=(1, 2, 3, 4), peers=4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rounds", "phases"),
+    [(6, 4, "0.4:4,0.8:3"), (20, 5, "0.5:10,0.9:2"), (50, 7, "0.33:60,0.5:7"), (8, 4, "0.05:9,0.1:3,0.97:50")],
+)
+def test_rounds_that_change_their_length_are_those_of_the_steps_at_which_something_is_due(steps, rounds, phases):
+    """What is agreed on is counted in rounds, what is trained in steps: both say when a round ends."""
+    schedule = Schedule(steps, rounds, phases=phases_named(phases))
+    ends = [step for step in range(1, schedule.steps + 1) if due(schedule, step, schedule.steps)]
+    assert [schedule.begun(turn) for turn in range(schedule.turns + 1)] == [0, *ends]
+
+
+@pytest.mark.parametrize("text", ["0.5:0", "0.5:-4"])
+def test_a_phase_of_no_steps_is_refused_as_such(text):
+    with pytest.raises(ValueError, match=r"inner_steps \(of phases, too\)"):
+        check_schedule(Schedule(20, 5, phases=phases_named(text)))
+
+
+@pytest.mark.parametrize("text", ["0.5", "half:8", "0.5:8:int8:int8:int8", "0.5:x"])
+def test_what_is_no_phase_is_refused_with_one_that_is(text):
+    with pytest.raises(ValueError, match="is no phase"):
+        phases_named(text)
+
+
 # ---- gossip and eager: anchors of their own ----------------------------------------------------------------------
 
 
@@ -353,12 +419,23 @@ def test_noloco_members_hear_one_other_only_and_gamma_pulls_their_anchors_togeth
 
 
 def test_eager_rounds_leave_out_nothing_and_count_nothing_twice():
-    """Plain averaging in fp32: at the end all anchors are where averages of every round's updates lead."""
+    """Averaging in fp32: a member lacks the others' newest shares alone, the agreed anchor nothing."""
     run = begun(eager(rounds=4, inner_steps=5, outer_momentum=0.0, up="fp32", down="fp32"))
+    first, sums = run.agreed().clone(), torch.zeros_like(run.agreed())
+    encoded, sent = run._encoded, dict[int, torch.Tensor]()
+
+    def noted(peer, *rest):
+        sent[peer] = run.own[peer].anchor_F - run.workers[peer].x_F
+        return encoded(peer, *rest)
+
+    run._encoded = noted
     while run.now < run.steps:
-        apart = spread(run)
-        run.step()
-    assert apart > 1e-4 and spread(run) < 1e-5
+        if run.step():
+            sums += torch.stack(list(sent.values())).mean(0)
+    assert torch.allclose(run.agreed(), first - sums, atol=1e-6)
+    for peer, own in enumerate(run.own):
+        others = sum(sent[other] for other in sent if other != peer) / 4
+        assert torch.allclose(own.anchor_F - run.agreed(), others, atol=1e-6) and float(others.norm()) > 1e-3
 
 
 def test_an_eager_worker_feels_its_own_newest_share_at_once():
@@ -367,9 +444,9 @@ def test_an_eager_worker_feels_its_own_newest_share_at_once():
     while not run.history:
         apart = [worker.x_F.clone() for worker in run.workers]
         run.step()
-    for worker, x, anchor in zip(run.workers, apart, run.anchors, strict=True):
-        assert torch.equal(worker.x_F, anchor)
-        share = float((before - anchor).norm() / (before - x).norm())
+    for worker, x, own in zip(run.workers, apart, run.own, strict=True):
+        assert torch.equal(worker.x_F, own.anchor_F)
+        share = float((before - own.anchor_F).norm() / (before - x).norm())
         assert 0.2 < share < 0.35, "a quarter of its own, nothing of the others yet"
 
 

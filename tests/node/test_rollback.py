@@ -173,6 +173,25 @@ def test_the_word_is_good_once():
     assert [back for _, back in returns(swarm)] == [2, body.round - 1]
 
 
+def test_the_word_sends_a_member_away_with_it_and_not_more_than_quorums_bear():
+    """Back to round 2 without Dora: she is out for good, the others go on, and whoever reads the history agrees."""
+    swarm = swarm_of()
+    reach(swarm, 6)
+    node = swarm.world.nodes[CREATOR]
+    say = partial(node.machine.go_back, goal(swarm, 2), as_creator, node.clock.local(swarm.world.now))
+    for names, why in (((CARL, DORA), "2 of 4 voters; 1 may go"), ((PeerId("nobody"),), "who is no member")):
+        with pytest.raises(ValueError, match=why):
+            say(names)
+    swarm.world.carry_out(node, say((DORA,)))
+    body, rest = until_returned(swarm), [CREATOR, BOB, CARL]
+    assert [m.peer for m in body.members if m.standing == "member"] == rest
+    reach(swarm, body.round + 6, rest)
+    assert next(m for m in history_of(swarm).head_body.members if m.peer == DORA).standing == "expelled"
+    rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
+    audit = verify_history(Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+    assert audit.intact and [r.round for r in audit.returns] == [body.round]
+
+
 def test_a_word_that_the_recovery_identity_did_not_say_is_its_bringers_fault():
     swarm = swarm_of()
     reach(swarm, 6)

@@ -9,11 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import PeerId
-from atoll.base.limits import MIB, PART_BYTES_MAX
+from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.limits import MIB, OWNERS_PER_PART, PART_BYTES_MAX
 from atoll.base.machine import Fact
 from atoll.keys.digest import digest
-from atoll.node.facts import RoundBegan
+from atoll.node.facts import RoundBegan, RoundClosed, ShareBegan
+from atoll.node.ground import ground_after
+from atoll.node.my_update import MyUpdate
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.node.topology import TOPOLOGIES, regions_of, way_of
 from atoll.policy.links import Rates, report
@@ -23,6 +25,8 @@ from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.sim.world import Node
+from atoll.wire.codec import decode_statement, encode
+from atoll.wire.messages.statements import Answered, Commit, Signed
 
 
 def plan_of(names: list[str]) -> RoundPlan:
@@ -98,6 +102,41 @@ def test_members_that_measured_two_places_and_a_thin_link_between_reduce_in_a_hi
         assert sum(peers.index(p) // 3 != peers.index(q) // 3 for p, q in ups if q is not None) == 1
 
 
+def test_names_of_what_pairs_hold_say_nothing_of_how_long_the_next_update_is():
+    """Among two places with a thin link between: what is long goes by the hierarchy, a few bytes to everybody."""
+    swarm = Swarm(1, SwarmKnobs(peers=6))
+    swarm.world.run(0.5)
+    machine = swarm.world.nodes[peer_name(0)].machine
+    peers = [m.peer for m in machine.round.plan.members]
+    thin = {i: Rates(None, {peers[j]: 3e4 for j in range(6) if two_places(i, j) > 0.05}) for i in range(6)}
+    plan = measured(machine.round.plan, two_places, thin)
+    answers = tuple(Answered(0, 0, part, 0, ZERO_DIGEST, 16, plan.owners) for part in range(6))
+
+    def topology_after(asked: str) -> str:
+        commit = Commit(0, 0, ZERO_DIGEST, 4, 1, 1, 0.0, 0.0, 1, asked)
+        said = [Signed(plan.owners[0], encode(word), b"") for word in (commit, *answers)]
+        parent = replace(machine.history.head_body, commits=tuple(said[:1]), parts=tuple(said[1:]), trained=1)
+        return ground_after(AUTO, plan, parent, machine.known.pool.recent(), machine.run).topology.name
+
+    assert topology_after("") == "butterfly" and topology_after("topology=pairs") == "hierarchical"
+
+
+@pytest.mark.parametrize("quorum", ["majority", "two-thirds"])
+def test_words_of_a_topology_change_nothing_where_it_is_nobodys_choice(quorum, monkeypatch: pytest.MonkeyPatch):
+    """One member of five names one in its commitment: once no body with its row was believed, for ever."""
+    honest = MyUpdate.commit
+
+    def commit(mine: MyUpdate, attempt: int) -> Commit:
+        said = honest(mine, attempt)
+        return replace(said, why="topology=star") if mine.me == peer_name(4) and said.parts else said
+
+    monkeypatch.setattr(MyUpdate, "commit", commit)
+    rounds = RoundSettings(inner_steps=20, first_train_s=10, quorum=quorum)
+    swarm = Swarm(3, SwarmKnobs(peers=5, run=RunSettings(topology="butterfly", round=rounds)))
+    swarm.world.run(20.0)
+    assert min(swarm.heads()) >= 1
+
+
 def test_a_slow_uplink_owns_less_and_a_very_slow_one_nothing():
     plan = plan_of(["a", "b", "c", "d"])
     flat = RunSettings(topology="butterfly", update_bytes=8 * MIB)
@@ -153,6 +192,37 @@ def test_a_swarm_learns_its_links_and_reduces_by_them():
     assert machine.round is not None and machine.round.ground.topology is not None
     parts = machine.round.ground.topology.parts
     assert names[0] not in {part.owners[0] for part in parts} | {p for part in parts for p in part.parents.values()}
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_where_all_six_owners_of_everything_are_killed_the_seven_that_are_left_still_have_their_mean(seed: int):
+    """A star of thirteen, in the moment in which somebody begins to share: who is left of the plan answers at once,
+    in the same attempt, and voters take that for an answer. Also where a word of the dead comes late."""
+    settings = RunSettings(topology="star", round=RoundSettings(inner_steps=20, first_train_s=10))
+    swarm = Swarm(seed, SwarmKnobs(peers=13, run=settings))
+    doomed, closed = set[PeerId](), list[RoundClosed]()
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        match fact:
+            case ShareBegan(round=1) if not doomed:
+                assert node.machine.round is not None
+                doomed.update(node.machine.round.ground.owners[0])
+                assert len(doomed) == OWNERS_PER_PART
+                for name in sorted(doomed):
+                    swarm.world.at(now, lambda name=name: swarm.world.crash(name))
+            case RoundClosed(round=1) if node.name not in doomed:
+                closed.append(fact)
+            case _:
+                pass
+
+    swarm.world.watchers.append(watch)
+    swarm.world.run(300.0, stop=lambda: len(closed) >= 7)
+    assert {fact.id for fact in closed} == {closed[0].id} and len(closed) == 7
+    (signed,) = closed[0].body.parts
+    assert signed is not None and signed.signer not in doomed and closed[0].body.attempt == 0
+    answered = decode_statement(signed.body, signed.signer)
+    assert isinstance(answered, Answered) and answered.owner_index >= OWNERS_PER_PART
+    assert len(set(answered.contributors) - doomed) == 7 and closed[0].body.time_s < 10
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)

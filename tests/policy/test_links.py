@@ -105,6 +105,17 @@ def test_a_run_that_had_many_members_in_its_life_still_measures_those_it_has():
     assert agreed_links(closed, PEERS) is not None
 
 
+def test_a_report_is_never_longer_than_there_is_room_for_however_many_members_come_after_it():
+    """Of two members one says as much as a commitment may hold; then the others of a full mesh are let in."""
+    longest = bytes([1] * REPORT_BYTES_MAX)
+    assert report_flaw(longest) is None
+    members = tuple(member(p, longest) for p in PEERS[:2])
+    for k in range(2, FULL_MESH_MAX, 2):
+        members = after(members, *(joined(PeerId(f"p{n:02}")) for n in (k, k + 1)))
+    assert sum(m.present for m in members) == FULL_MESH_MAX
+    assert all(len(m.links) <= REPORT_BYTES_MAX for m in members) and members[0].links
+
+
 def test_old_rows_do_not_stay_for_ever_where_nobody_reports_any_more():
     """The sixty-fifth member is let in: from now on nobody measures everybody, and what was said grows old."""
     peers = tuple(PeerId(f"p{k:02}") for k in range(FULL_MESH_MAX))
@@ -137,6 +148,20 @@ def test_all_that_two_places_send_each_other_is_taken_to_share_one_link():
     assert set(links.wan_bytes_s) == {(0, 1), (1, 0)}
 
 
+def test_rates_of_different_rounds_do_not_add_up():
+    """Each of two had the link between two places to itself once: it carries what one of them sent, not both."""
+    near = {p: {q: 0.001 if (p < "p2") == (q < "p2") else 0.08 for q in PEERS if q != p} for p in PEERS}
+
+    def carries(first: int, second: int) -> float:
+        sent = {"p0": Rates(None, {PEERS[2]: 1e6}, first), "p1": Rates(None, {PEERS[3]: 1e6}, second)}
+        members = tuple(member(p, report(sent.get(p, Rates()), near[p], PEERS)) for p in PEERS)
+        links = agreed_links(after(members, joined(PeerId("a newcomer"))), PEERS)
+        assert links is not None
+        return links.wan_bytes_s[0, 1]
+
+    assert carries(5, 5) == 2 * carries(5, 6)
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.0, -1.0])
 def test_what_is_no_measurement_is_not_reported(wrong: float):
     assert report(Rates(wrong, {PEERS[2]: wrong}), {PEERS[1]: wrong}, PEERS) == bytes(9)
@@ -144,7 +169,8 @@ def test_what_is_no_measurement_is_not_reported(wrong: float):
 
 def test_too_many_members_to_measure_report_nothing():
     assert report(Rates(1e6), {}, [PeerId(str(i)) for i in range(FULL_MESH_MAX + 1)]) == b""
-    assert len(report(Rates(1e6), {}, [PeerId(str(i)) for i in range(FULL_MESH_MAX)])) == REPORT_BYTES_MAX
+    known = Rates(1e6, {PeerId("0"): 1e6}, 3)
+    assert len(report(known, {}, [PeerId(str(i)) for i in range(FULL_MESH_MAX)])) == REPORT_BYTES_MAX
 
 
 @given(st.binary(max_size=2 * REPORT_BYTES_MAX))

@@ -59,6 +59,7 @@ class Group:
     now: float = 0.0
     has_clock: bool = True
     silent: bool = False  # the dead are gone for their silence alone
+    reserves: bool = False  # members stand in for owners that are all gone
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
@@ -66,7 +67,8 @@ class Group:
         topology = topology_named(self.topology, self.names)
         never = 0.0 if self.has_clock else 1e8
         until = tuple(never + t for t in ANSWER_UNTIL[: min(OWNERS_PER_PART, self.count)])
-        self.plan = ReducePlan(0, 0, "", topology, self.names, until, has_clock=self.has_clock)
+        reserves = self.names if self.reserves else ()
+        self.plan = ReducePlan(0, 0, "", topology, self.names, until, has_clock=self.has_clock, reserves=reserves)
         self.flying: list[tuple[PeerId, Send]] = []
         self.timers: dict[tuple[PeerId, str], float] = {}
         self.kept: dict[PeerId, dict[str, bytes]] = {p: {} for p in self.names}
@@ -252,6 +254,32 @@ def test_a_part_without_any_owner_is_missing_and_the_others_are_not():
     for p in set(group.names) - group.dead:
         missing = {f.part for f in group.facts[p] if isinstance(f, PartMissing)}
         assert 0 in missing and missing | group.parts_of(p).keys() == set(range(9))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_where_all_owners_of_a_part_die_whoever_is_left_stands_in(topology: str, seed: int):
+    """The six of a drawn part of thirteen, one after the other, after they may have had any of its rows, and the
+    first reserve after them: authors have theirs still. No deadline is needed, and nobody counts twice."""
+    group, draw = Group(13, topology, reserves=True).begin(), random.Random(seed)
+    part = draw.randrange(group.plan.parts)
+    doomed = [*group.plan.owners(part), next(p for p in group.names if p not in group.plan.owners(part))]
+    while doomed:
+        for _ in range(draw.randrange(30)):
+            if group.flying:
+                group.deliver(draw.randrange(len(group.flying)))
+        if part in {j for p in group.names if p not in group.dead for j in group.parts_of(p)}:
+            return  # it was answered before all were dead: the others have it from whoever holds it
+        group.dies(doomed.pop(0))
+    while group.flying:
+        group.deliver(draw.randrange(len(group.flying)))
+    group.check()
+    living = set(group.names) - group.dead
+    for p in living:
+        assert group.parts_of(p).keys() == set(range(group.plan.parts))
+        assert living <= set(group.parts_of(p)[part])
+        assert group.machines[p].answers[part].answered.owner_index > OWNERS_PER_PART
+    assert len({group.parts_of(p)[part] for p in living}) == 1
 
 
 def test_five_of_nine_that_die_at_once_leave_every_part_somebody_to_combine_it():

@@ -17,7 +17,7 @@ from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Bound, Decided, Free
 from atoll.protocol.consensus.said import Said
 from atoll.wire.codec import vertex_id
-from atoll.wire.messages.round import Propose, Voted
+from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Timeout, Vote
 
 P0, P1, P2, P3 = names_of(4)
@@ -144,3 +144,59 @@ def test_who_went_on_votes_in_no_view_before():
     table.do(P3, table.at[P3].close_view(0))
     table.do(P3, table.at[P3].receive(P0, proposal))
     assert not table.at[P3].has_voted and not table.at[P3].approve(vertex_id(FIRST))
+
+
+# The same across a restart: what was voted for is durable, so the view it was voted for in is known.
+def test_who_restarts_votes_in_no_view_before_the_one_it_voted_in():
+    """p3 comes from view 0 straight to view 2, votes there and dies: a proposal of view 1 is too late for it."""
+    table = Table(4, Agreement)
+
+    def says(view: int, body: bytes) -> Propose:
+        timeouts = tuple(table.sign(p, Timeout(ROUND, view - 1, -1, ZERO_DIGEST)) for p in (P0, P1, P2))
+        leader = table.at[P3].proposer(view)
+        return Propose(
+            ROUND, 0, "t", table.sign(leader, Proposed(ROUND, view, vertex_id(body))), body, timeouts, None
+        )
+
+    table.do(P3, table.at[P3].receive(P2, says(2, SECOND)))
+    assert table.at[P3].has_voted and table.at[P3].view == 2
+    again = table.start(P3)
+    table.mail.clear()
+    table.do(P3, again.receive(P1, says(1, FIRST)))
+    assert again.view == 2 and not [m for _, _, m in table.mail if isinstance(m, Voted)]
+
+
+# "a lock (a quorum certificate)" binds who proposes next, whenever it is shown; so its body has to be somewhere.
+def test_a_lock_that_a_liar_kept_to_itself_binds_nobody_to_a_body_that_is_gone():
+    """p3 alone saw the first body prepared. Five bodies later, none of them prepared, it shows that certificate."""
+    table, honest = proposed(), (P0, P1, P2)
+    table.deaf = {P3}
+    table.deliver()
+    prepare = Vote(ROUND, 0, "prepare", vertex_id(FIRST))
+    hidden = Certificate(
+        ROUND, 0, "prepare", prepare.digest, tuple((p, table.sign(p, prepare).signature) for p in (P0, P1, P3))
+    )
+    for view in range(8):
+        table.mail = []  # the votes: lost, all of them
+        table.facts.clear()
+        nothing = view < 7
+        timeout = Timeout(ROUND, view, *((-1, ZERO_DIGEST) if nothing else (0, prepare.digest)))
+        shown = TimedOut(ROUND, 0, "t", table.sign(P3, timeout), None if nothing else hidden)
+        for name in honest:
+            table.do(name, table.at[name].receive(P3, shown))
+        for name in honest:
+            table.do(name, table.at[name].close_view(view))
+        table.deliver()
+        leader = table.at[P0].proposer(view + 1)
+        if table.told(Free, leader):
+            table.mail = []
+            table.do(leader, table.at[leader].propose(view + 1, b"body of view %d" % (view + 1)))
+            table.mail = [route for route in table.mail if isinstance(route[2], Propose)]
+            table.deliver()
+    (bound,) = table.told(Bound, P2)
+    assert (bound.view, bound.digest) == (8, prepare.digest)
+    held = [table.at[p].bodies[prepare.digest] for p in honest if prepare.digest in table.at[p].bodies]
+    assert held, "nobody honest has the only body that may be proposed from now on"
+    table.do(P2, [*table.at[P2].learn_body(held[0]), *table.at[P2].repropose(8)])
+    table.settle()
+    assert table.decided() == dict.fromkeys(honest, FIRST)

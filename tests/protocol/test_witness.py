@@ -169,7 +169,7 @@ def test_who_has_no_vote_takes_what_the_first_owner_shows():
 def test_an_answer_that_lists_who_does_not_decode_is_false(names):
     judge = Judge().hears(A, names=names, shown=True).looks()
     case = judge.at.cases[0]
-    case.checks.append((names, rows_of(map(promise, names))))
+    case.checks[case.words[0].rows] = case.words[0]
     judge.does(judge.at.recomputed(0, 0, Combined(Payload(truth(names), 8, names), names[1:], names[:1])))
     assert judge.told(Lied) == [A]
 

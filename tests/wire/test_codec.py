@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent))
 from examples import (
+    AMEND_WITHOUT,
     ANSWER_WEIGHED,
     BODY,
     BODY_ASKING,
@@ -88,6 +89,7 @@ def test_the_bytes_of_every_word_are_frozen(value):
         (BODY_ASKING, "effort", "asking"),
         (PLACED_AGAIN, "since", "again"),
         (COMMIT_LATE, "claim", "late"),
+        (AMEND_WITHOUT, "without", "without"),
         (VOTED_PROVEN, "proof", "proven"),
     ],
     ids=[
@@ -98,6 +100,7 @@ def test_the_bytes_of_every_word_are_frozen(value):
         "Body.asking",
         "Placed.again",
         "Commit.late",
+        "Amend.without",
         "Voted.proven",
     ],
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
+from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Vote
+from atoll.wire.messages.statements import Timeout, Vote
 from atoll.wire.messages.vertex import Certificate
 
 RUN, BODY = Digest(bytes(32)), Digest(b"b" * 32)
@@ -39,3 +41,21 @@ def test_votes_that_were_opened_are_not_checked_again_in_a_certificate():
     for false in (replace(certificate, votes=swapped), replace(certificate, digest=Digest(b"c" * 32))):
         assert not reader.certificate_holds(false, keys, 3)
     assert not reader.certificate_holds(certificate, {**keys, PeerId("ada"): keys[PeerId("bob")]}, 3)
+
+
+def test_readers_of_one_world_share_what_they_opened_and_nothing_that_does_not_hold():
+    """Bob reads what ada has read: no second check. A forged word, or another key, is refused to each of them."""
+    verifier, vote = Counting(), Vote(3, 0, "commit", BODY)
+    cyd = VirtualSigner(PeerId("cyd"))
+    said = Notary(RUN, cyd, verifier).sign(vote)
+    ada, bob = (Notary(RUN, VirtualSigner(PeerId(name)), verifier) for name in ("ada", "bob"))
+    bob.opened = ada.opened
+    assert ada.open(said, Vote, cyd.vote_key) is bob.open(said, Vote, cyd.vote_key)
+    assert verifier.checks == 1
+    for reader in (ada, bob):
+        with pytest.raises(PeerFault):
+            reader.open(replace(said, signature=b"forged"), Vote, cyd.vote_key)
+        with pytest.raises(PeerFault):
+            reader.open(said, Vote, VirtualSigner(PeerId("cyd"), session=1).vote_key)
+        with pytest.raises(PeerFault):
+            reader.open(said, Timeout, cyd.vote_key)

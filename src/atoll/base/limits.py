@@ -26,6 +26,7 @@ OWNER_WINDOWS = 3  # sub-deadlines in the plan; owners behind the third stand in
 ATTEMPTS_MAX = 64  # windows grow 1.5x per attempt: attempt 20 already waits an hour
 EARLY_MESSAGES_MAX = 2048  # messages for a round not reached yet; older ones are dropped first
 EARLY_BYTES_MAX = 256 * MIB  # their payloads and bodies
+UPDATES_KEPT_MAX = 200  # rounds whose rows stay on a disk: their vertices must still be in memory, which holds 256
 ROUNDS_KEPT = 32  # rounds whose combined parts are served to laggards, as far as HELD_BYTES_MAX allows
 EARLY_PER_SENDER_MAX = 256  # of those, from one peer: a flood displaces only its own words
 EARLY_ROUNDS = 2  # rounds ahead of mine that are remembered; whoever is further ahead sends me vertices

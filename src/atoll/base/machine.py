@@ -117,6 +117,7 @@ class Carried(msgspec.Struct, frozen=True, gc=False):
 
     bytes_s: float  # to everybody together
     to: tuple[tuple[PeerId, float], ...]  # to single peers, as far as something waited for them
+    round: int | None = None  # in which what `to` says was measured
 
 
 Event = Start | Received | TimerFired | Done | Failed | LinkUp | LinkDown | Woke | Carried

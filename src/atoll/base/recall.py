@@ -18,7 +18,7 @@ R = TypeVar("R")
 LAST = 16  # a peer asks about one or two vertices; all peers of one simulation share them
 
 
-def of_the_same(make: Callable[[A], R]) -> Callable[[A], R]:
+def of_the_same(make: Callable[[A], R], last: int = LAST) -> Callable[[A], R]:
     """`make`, asked once per object."""
     known: dict[int, tuple[A, R]] = {}
 
@@ -27,7 +27,7 @@ def of_the_same(make: Callable[[A], R]) -> Callable[[A], R]:
         if found is not None:
             return found[1]
         answer = make(value)
-        if len(known) >= LAST:
+        if len(known) >= last:
             known.pop(next(iter(known)), None)
         known[id(value)] = value, answer
         return answer

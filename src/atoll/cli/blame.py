@@ -1,40 +1,54 @@
-"""`atoll blame`: whose losses stand apart, and after which rounds the loss rose; from a run's history, offline.
+"""`atoll blame`: after which rounds did the loss rise, and whose update was it?
 
-Says what vertices hold and no more: losses are what each peer reported of its own data, and updates are not kept,
-so nobody can be convicted by this. Reads as `atoll checkpoint` does, without judging. Never imports torch.
+    atoll blame RUN              from the history, offline: losses as each peer reported them of its own data
+    atoll blame RUN --round R    asks the peer that runs here: the round made again without each contributor
+
+The first says what vertices hold and no more, the second is a measurement of kept updates (specs/blame.md); nobody
+is convicted by either. Never imports torch.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
 from atoll.cli.checkpoint import read_vertex
-from atoll.cli.say import AsJson, folder_of, say, say_json
-from atoll.cli.verify import Run, kept_in
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.verify import kept_in
 
 CANNOT = (
-    "losses are each peer's own word about its own data; updates are not kept, so what one update did is unknown"
+    "losses are each peer's own word about its own data; what one update did: atoll blame --round, if it is kept"
 )
+MEASURED = "a measurement of one round on the data that the run holds out: no proof that anybody meant harm"
 
 
 def blame(
-    run: Run = None,
-    /,
+    run: Dir = None,
     *,
     metric: Annotated[
         Literal["loss"], Parameter(help="What to compare peers by; commitments hold the loss.")
     ] = "loss",
+    round: Annotated[
+        int | None, Parameter(help="Make this round again without each contributor in turn; a peer must run here.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Whose loss stands apart from the others', and who counted before it rose; from the history, offline."""
+    """Whose loss stands apart, and who counted before it rose; with --round, what each update did to the model."""
+    folder = folder_of(run)
+    if round is not None:
+        return _without_each(folder, round, json)
+    _by_loss(folder, metric, json)
+
+
+def _by_loss(folder: Path, metric: str, json: bool) -> None:
+    """From the history, offline."""
     from msgspec.structs import asdict
 
     from atoll.node.blame import blame_by_loss, refusals
 
-    folder = folder_of(run)
     with kept_in(folder) as kept:
         peers, jumps = blame_by_loss(read_vertex(kept, folder, r)[1] for r in kept.rounds)
         refused = refusals(read_vertex(kept, folder, r)[1] for r in kept.rounds)
@@ -62,6 +76,40 @@ def blame(
         rounds, who = ", ".join(map(str, r.refused)), ", ".join(names.get(p, p) for p in r.contributors)
         say(f"  round {r.round:>6}: the model was bad, back to round {r.back_to}; in rounds {rounds} counted {who}")
     say(f"  {CANNOT}")
+
+
+def _without_each(folder: Path, round: int, json: bool) -> None:
+    """By the peer that runs here."""
+    from atoll.host.api import ask
+
+    told = ask(folder, "blame", round=round)
+    if json:
+        say_json(told | {"cannot_tell": MEASURED})
+        return
+    say(f"  round {round}: loss on held-out data {_loss(told['before'])} before it, {_loss(told['loss'])} after it")
+    for p in told["peers"]:
+        change = p["why"] or f"{_loss(p['loss'])}  ({_signed(p['change'])})"
+        say(f"  {'!' if p['notable'] else ' '} without {p['name']:<16}  {change}")
+    for row in told["gone"]:
+        say(f"  gone: part {row['part']} of the update of {row['name']}")
+    say(f"  {_made_again(told)}; {MEASURED}")
+    if not any(p["notable"] for p in told["peers"]):
+        say("  nobody stands out")
+
+
+def _made_again(told: dict[str, Any]) -> str:
+    """How far what was measured is the round that was."""
+    if told["exact"]:
+        return "made again, it is the very state that was agreed on"
+    if parts := told["parts_left_out"]:
+        return f"made again without parts {', '.join(map(str, parts))}, which count for nobody here"
+    if (topology := told["summed_on_the_way"]) != "":
+        return f"made again it is not bit for bit the same, since rows were summed on the way ({topology})"
+    return "made again it is another state than the one that was agreed on: read this with care"
+
+
+def _loss(value: float | None) -> str:
+    return f"{value:.4f}" if value is not None else "not finite"
 
 
 def _signed(value: float | None) -> str:

@@ -18,8 +18,8 @@ from msgspec import UnsetType
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId, names_of
 from atoll.base.units import bytes_text, seconds_text
-from atoll.cli.say import AsJson, folder_of, say, say_json
-from atoll.cli.verify import Run, kept_in, spans_of, spans_text
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.verify import kept_in, spans_of, spans_text
 
 if TYPE_CHECKING:
     from atoll.node.verify import Kept
@@ -37,8 +37,7 @@ checkpoint = cyclopts.App(
 
 @checkpoint.command(name="list")
 def listing(
-    run: Run = None,
-    /,
+    run: Dir = None,
     *,
     all: Annotated[bool, Parameter(negative="", help=f"Every round, not only the newest {LISTED}.")] = False,
     json: AsJson = False,
@@ -79,8 +78,8 @@ def listing(
 @checkpoint.command
 def show(
     round: Annotated[int, Parameter(help="The round; -1 is genesis.")],
-    run: Run = None,
     /,
+    run: Dir = None,
     *,
     json: AsJson = False,
 ) -> None:
@@ -108,8 +107,8 @@ def export(
     to: Annotated[
         Path, Parameter(help="The file (safetensors) or, with --hf, the folder to write; it must not exist yet.")
     ],
-    run: Run = None,
     /,
+    run: Dir = None,
     *,
     hf: Annotated[
         bool,

@@ -8,14 +8,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
-from atoll.cli.say import AsJson, folder_of, say, say_json
-
-MEGA = 1e6
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.learn.picture import MEGA, two_charts
 
 
 def plot(
-    run_dir: Annotated[Path | None, Parameter(help="A peer's folder. Default: $ATOLL_DIR, or ./atoll-run.")] = None,
-    /,
+    run: Dir = None,
     *,
     out: Annotated[
         Path | None, Parameter(help="PNG, SVG or PDF to write. Default: plot.png in that folder.")
@@ -23,7 +21,7 @@ def plot(
     json: AsJson = False,
 ) -> None:
     """Draw training loss and bytes sent over the rounds of a run, running or over."""
-    folder = folder_of(run_dir)
+    folder = folder_of(run)
     rounds = rounds_of(folder / "facts.jsonl")
     if not rounds:
         raise UsageError(
@@ -49,7 +47,9 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
     progress, rows = Progress(), dict[int, dict[str, Any]]()
     for entry in entries_in(record):
         progress.see(entry)
-        if entry.get("fact") == "RoundClosed" and entry.get("counted"):
+        if entry.get("fact") == "RoundClosed" and "back_to" in entry:  # what it went back behind is no part of it
+            rows = {trained: row for trained, row in rows.items() if trained <= entry["trained"]}
+        elif entry.get("fact") == "RoundClosed" and entry.get("counted"):
             rows[entry["trained"]] = {
                 "trained": entry["trained"],
                 "loss": entry["loss"],
@@ -61,30 +61,17 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
 
 
 def _draw(rounds: list[dict[str, Any]], path: Path) -> None:
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UsageError("E-PLOT-02", "matplotlib is not installed", fix="pip install 'atoll[plot]'") from None
     steps = [row["trained"] for row in rounds]
-    figure, (loss, sent) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    loss.plot(steps, [row["loss"] for row in rounds], color="#0072b2")
-    loss.set(title="training loss", xlabel="round", ylabel="nats")
-    peers = loss.twinx()
-    peers.step(steps, [row["peers"] for row in rounds], where="mid", color="#999999", linewidth=1)
-    peers.set(ylabel="peers counted", ylim=(0, max(row["peers"] for row in rounds) + 1))
-    sent.plot(steps, [row["bytes_out"] / MEGA for row in rounds], color="#009e73", label="this peer sent")
-    naive = [row["bytes_data_parallel"] / MEGA for row in rounds]
-    if naive[-1]:
-        sent.plot(steps, naive, color="#d55e00", linestyle="--", label="data-parallel would have sent")
-        sent.set_yscale("log")
-    sent.set(title="traffic", xlabel="round", ylabel="MB")
-    sent.legend(frameon=False)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as why:
-        raise UsageError("E-PLOT-03", f"cannot write {path}: {why}", fix="name a .png, .svg or .pdf file") from None
-    finally:
-        pyplot.close(figure)
+    with two_charts(path) as (loss, sent):
+        loss.plot(steps, [row["loss"] for row in rounds], color="#0072b2")
+        loss.set(title="training loss", xlabel="round", ylabel="nats")
+        peers = loss.twinx()
+        peers.step(steps, [row["peers"] for row in rounds], where="mid", color="#999999", linewidth=1)
+        peers.set(ylabel="peers counted", ylim=(0, max(row["peers"] for row in rounds) + 1))
+        sent.plot(steps, [row["bytes_out"] / MEGA for row in rounds], color="#009e73", label="this peer sent")
+        naive = [row["bytes_data_parallel"] / MEGA for row in rounds]
+        if naive[-1]:
+            sent.plot(steps, naive, color="#d55e00", linestyle="--", label="data-parallel would have sent")
+            sent.set_yscale("log")
+        sent.set(title="traffic", xlabel="round", ylabel="MB")
+        sent.legend(frameon=False)

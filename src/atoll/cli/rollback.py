@@ -17,6 +17,10 @@ def rollback(
     round: Annotated[int, Parameter(help="The round whose state the run goes on from; -1 is genesis.")],
     /,
     *,
+    without: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="Send this member away for good, by name or id; repeatable."),
+    ] = None,
     dir: Dir = None,
     json: AsJson = False,
 ) -> None:
@@ -29,11 +33,12 @@ def rollback(
     from atoll.policy.members import AMEND_ROUNDS
 
     folder = folder_of(dir)
-    answer = ask(folder, "rollback", round=round)
+    answer = ask(folder, "rollback", round=round, without=without or [])
     if json:
         say_json(answer)
     elif answer["agreed"]:
-        say(f"round {answer['round']} went back to the state of round {round}; all members go on from there")
+        gone = f", without {', '.join(without)}" if without else ""
+        say(f"round {answer['round']} went back to the state of round {round}; all members go on from there{gone}")
     else:
         say(
             f"the members were told, and no round has ended with it yet: atoll checkpoint list {folder}. "

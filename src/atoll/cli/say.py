@@ -17,7 +17,7 @@ from atoll.base.errors import AtollError
 
 DEFAULT_DIR = "atoll-run"
 
-Dir = Annotated[Path | None, Parameter(help="Folder of the peer. Default: $ATOLL_DIR, or ./atoll-run.")]
+Dir = Annotated[Path | None, Parameter(name="--dir", help="A peer's folder. Default: $ATOLL_DIR, or ./atoll-run.")]
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Answer with one JSON object.")]
 Sets = Annotated[
     list[str],

@@ -17,19 +17,16 @@ from cyclopts import Parameter
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
 from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
-from atoll.cli.say import AsJson, folder_of, say, say_json
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 if TYPE_CHECKING:
     from atoll.node.verify import Audit, Kept
 
 CHANGES_SHOWN = 12  # of the membership, the newest; --json has them all
 
-Run = Annotated[Path | None, Parameter(help="A peer's folder. Default: $ATOLL_DIR, or ./atoll-run.")]
-
 
 def verify(
-    run: Run = None,
-    /,
+    run: Dir = None,
     *,
     trusted: Annotated[
         str,

@@ -17,6 +17,7 @@ from msgspec import UNSET
 from atoll import __version__
 from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.host.api import Handler
+from atoll.host.blaming import blame_round
 from atoll.host.record import line_of
 from atoll.host.rollback import roll_back
 from atoll.keys.erasure import piece_bytes
@@ -58,7 +59,11 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         return found | {"began": epoch > began, "eras": eras}
 
     async def rollback(with_: dict[str, Any]) -> Any:
-        return await roll_back(host, int(with_["round"]), float(with_.get("wait_s", AGREE_S)))
+        wait_s, without = float(with_.get("wait_s", AGREE_S)), list(map(str, with_.get("without", ())))
+        return await roll_back(host, int(with_["round"]), wait_s, without)
+
+    async def blame(with_: dict[str, Any]) -> Any:
+        return await blame_round(host, int(with_["round"]))
 
     async def leaving(with_: dict[str, Any]) -> Any:
         leave(str(with_.get("why", "left by its owner"))[:200])
@@ -89,6 +94,7 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         "invitations": invitations,
         "recover": recover,
         "rollback": rollback,
+        "blame": blame,
         "leave": leaving,
         "stop": leaving,
         "evaluate": evaluate,

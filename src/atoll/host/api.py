@@ -153,7 +153,7 @@ def nobody_here(folder: Path) -> NetworkError:
     return NetworkError(
         "E-DOOR-01",
         f"no peer is running in {folder}",
-        cause="it was stopped" if held else "nothing was founded or joined in this folder yet",
+        cause="it was stopped, or its run is over" if held else "nothing was founded or joined in this folder yet",
         fix=f"atoll up --dir {folder}" if held else "atoll up, or atoll join TICKET; or name its folder with --dir",
     )
 

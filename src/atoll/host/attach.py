@@ -246,9 +246,10 @@ class Run:
         sent_F = self._give_x()
         loss = self._loss_sum / self._reported if self._reported else 0.0
         steps, samples, seconds = self._steps, self._steps * self._batch, self._seconds
-        self._sent_F = sent_F if job.ahead else None
-        self._full = job.steps if job.ahead else 0
-        self._may = 0 if self._cancelled >= job.job else job.ahead
+        goes_on = job.ahead is not None
+        self._sent_F = sent_F if goes_on else None
+        self._full = job.steps if goes_on else 0
+        self._may = 0 if self._cancelled >= job.job else job.ahead or 0
         self._job, self._steps, self._reported, self._loss_sum, self._seconds = None, 0, 0, 0.0, 0.0
         self._say(Trained(steps, samples, samples, loss, seconds, 0, ()))
 
@@ -476,57 +477,3 @@ def _checked(group: str) -> str:
     if problem := group_problem(group):
         raise UsageError("E-ATT-07", f"group={group!r}: {problem}", fix='name it like "hospital-a"')
     return group
-
-
-def local(script: str | Path, *arguments: str, peers: int = 4, folder: str | Path = "atoll-local") -> None:
-    """Run a training script in `peers` processes on this computer that form one private swarm.
-
-    The script says `run = atoll.join(or_found={…}).attach(model, optimizer)`; this function sets the environment
-    that makes the first process found the run and the others join it. In a notebook, write the script
-    with `%%writefile`.
-    Raises RunFailedError if a process fails.
-    """
-    script, base = Path(script), Path(folder)
-    if not script.exists():
-        raise UsageError("E-USE-07", f"there is no script {script}", fix="%%writefile train.py in a notebook")
-    if peers < 1:
-        raise UsageError("E-USE-08", "a swarm needs at least one peer")
-    base.mkdir(parents=True, exist_ok=True)
-    children: list[subprocess.Popen[bytes]] = []
-    try:
-        for index in range(peers):
-            own = base / f"peer-{index + 1}"
-            extra = {"ATOLL_DIR": str(own), "ATOLL_NAME": own.name, "OMP_NUM_THREADS": "1"}
-            extra |= (
-                {"ATOLL_START_PEERS": str(peers)}
-                if index == 0
-                else {"ATOLL_TICKET": _ticket_in(base / "peer-1", children)}
-            )
-            paths = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-            children.append(
-                subprocess.Popen([sys.executable, str(script), *arguments], env=os.environ | paths | extra)
-            )
-        failed = [c.wait() for c in children]
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.terminate()
-    if any(failed):
-        raise RunFailedError("E-LOC-01", f"{sum(map(bool, failed))} of {peers} processes failed", cause="see above")
-
-
-def _ticket_in(folder: Path, children: list[subprocess.Popen[bytes]]) -> str:
-    """The ticket that the founder leaves in its folder."""
-    import sqlite3
-
-    deadline = time.monotonic() + FIRST_WORD_S
-    while time.monotonic() < deadline and children[0].poll() is None:
-        with suppress(sqlite3.Error):
-            uri = f"file:{folder / 'kept.sqlite'}?mode=ro"
-            with sqlite3.connect(uri, uri=True) as database:
-                row = database.execute("SELECT value FROM kept WHERE name = 'ticket'").fetchone()
-            database.close()
-            if row is not None:
-                return row[0].decode()
-        time.sleep(0.1)
-    raise RunFailedError("E-LOC-02", "the founding process printed no ticket", cause="its script failed: see above")

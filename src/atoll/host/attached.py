@@ -181,7 +181,7 @@ class AttachedTrainer:
         shards: int,
         global_step: int,
         until: float | None = None,
-        ahead: int = 0,
+        ahead: int | None = None,
         apart: bool = False,  # data are the loop's own
     ) -> Trained:
         if self.schedule.epochs is not msgspec.UNSET:

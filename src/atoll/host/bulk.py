@@ -270,6 +270,11 @@ class BulkLane:
                 self._shared = None
         return records
 
+    @property
+    def waits(self) -> bool:
+        """Whether some of what it carries has not left for the network."""
+        return self.queued_bytes > 0 or any(channel.waits for channel in self.channels)
+
     def attach(self, channel: BulkChannel) -> None:
         self.channels.append(channel)
         channel.pump()
@@ -422,6 +427,11 @@ class BulkChannel:
         self._coming: Record | None = None  # whose body stands at the beginning of the inbox, or will
         self._pump_scheduled = False
         self._waiting = False  # for memory
+
+    @property
+    def waits(self) -> bool:
+        """Whether the cap, or the network, holds back something that it was given."""
+        return bool(self._sealed) or self.wire.waits
 
     def pump(self) -> None:
         self.wire.guarded(self._pump)

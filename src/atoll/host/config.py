@@ -20,9 +20,9 @@ from atoll.base.effort import Batches, Effort
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
-from atoll.node.config.meaning import chosen_statistic, coded_of, sample_of, tolerance_of
+from atoll.node.config.meaning import chosen_statistic, coded_of, keeps_records, sample_of, tolerance_of
 from atoll.node.config.reading import decode_config
-from atoll.node.config.sections import Config, Sync
+from atoll.node.config.sections import Config, Sync, Train, toml_text
 from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
@@ -52,6 +52,7 @@ BUILT = (
     "decoupled",
     "noloco",
     "des_loc",
+    "delayed_nesterov",
     *EVERY_STEP,
 )  # made as the config says; others are only adjusted
 
@@ -80,6 +81,7 @@ def recipe_of(config: Config) -> Recipe:
     from atoll.learn.inner import tuned
     from atoll.learn.methods import METHODS
     from atoll.learn.recipes import check_recipe, demo_recipe, in_swarm, over_tokens, overlapping
+    from atoll.learn.schedule import phases_named
 
     train, sync = config.train, config.sync
     schedule = config.run.rounds if config.run.rounds is not None else None
@@ -106,12 +108,18 @@ def recipe_of(config: Config) -> Recipe:
                 _check_given("noloco", given, given.keys() - {"down"})  # nobody is answered with a mean
             if train.recipe == "des_loc":  # plain means in fp32
                 _check_given("des_loc", given, given.keys() - {"up", "down", "outer_lr", "outer_momentum"})
+            if train.recipe == "delayed_nesterov":
+                _check_given("delayed_nesterov", given, given.keys() - {"down"})
+                given["every"] = max(1, config.run.start_peers)
             recipe = METHODS[train.recipe](_model(config), **given)
             recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
         else:
             published = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
             recipe = _adjusted(published, given, _model(config, published.model))
         recipe = overlapping(recipe, sync.overlap, sync.fragments)
+        if sync.phases:
+            recipe = replace(recipe, schedule=replace(recipe.schedule, phases=phases_named(sync.phases)))
+            check_recipe(recipe)
         numbers = {k: v for k, v in inner.items() if v is not None}
         if train.recipe in EVERY_STEP:  # the outer step is the optimizer
             _check_given(train.recipe, numbers, recipe.outer.__struct_fields__)
@@ -122,7 +130,12 @@ def recipe_of(config: Config) -> Recipe:
             recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
             check_recipe(recipe)
     except ValueError as why:
-        raise UsageError("E-CFG-08", f"no such recipe: {why}", fix="docs/config.md has every key") from None
+        raise UsageError(
+            "E-CFG-08",
+            f"no recipe follows from {_wishes(config)}",
+            cause=str(why),
+            fix="leave out or change what the cause speaks of; docs/config.md has every key",
+        ) from None
     if train.total_tokens:
         recipe = over_tokens(recipe, train.total_tokens)
     if (computing := Computing(train.precision, train.compile)) != PLAIN:
@@ -136,6 +149,16 @@ def _model(config: Config, default: str = "gpt-tiny") -> str:
 
     name = config.model.name or default
     return with_adapters(name, config.model.lora_rank) if config.model.lora_rank else name
+
+
+def _wishes(config: Config) -> str:
+    """What the config says of recipes in its own words, but for what nobody wrote."""
+    wishes = [f"train.recipe = {toml_text(config.train.recipe)}"]
+    for section, said, usual in (("train", config.train, Train()), ("sync", config.sync, Sync())):
+        for key in said.__struct_fields__:
+            if key != "recipe" and (value := getattr(said, key)) != getattr(usual, key):
+                wishes.append(f"{section}.{key} = {toml_text(value)}")
+    return ", ".join(wishes)
 
 
 def _owners_believed(config: Config) -> bool:
@@ -181,12 +204,11 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
     """What genesis fixes beside the recipe, for a model of so many values."""
     run, consensus, preset = config.run, config.consensus, PRESETS[config.run.trust]
     owner_s = consensus.timeout / 5
-    reputed = preset.reputation if run.reputation is None else run.reputation
     if coded := coded_of(config.keep):
         demand_ready()
     return RunSettings(
         name=run.name,
-        rounds=recipe.schedule.turns if run.rounds is None else run.rounds * recipe.schedule.fragments,
+        rounds=0 if run.rounds == 0 else recipe.schedule.turns,
         start_peers=run.start_peers,
         min_peers=run.min_peers,
         open_to_all=run.open_to_all,
@@ -197,7 +219,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         witnessed=preset.witnessed,
         audit_rate=_audit_rate(config, recipe, floats) or UNSET,
         score_rate=run.score_rate or UNSET,
-        reputation=reputed or UNSET,
+        reputation=keeps_records(config) or UNSET,
         validation=_rule(config) if run.validate_every else UNSET,
         coded=coded or UNSET,
         openings=_openings(config, recipe),

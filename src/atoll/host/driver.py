@@ -256,9 +256,10 @@ class Driver:
         """True if genesis names this peer's identity for what no quorum decides alone."""
         return self.machine.settings.recovery == public_bytes(self.identity.public)
 
-    def go_back(self, goal: Goal) -> None:
-        """Put before the members that the run goes on from this earlier vertex. ValueError where that is no use."""
-        self._do(lambda: self.machine.go_back(goal, self._sign_for_long, self.clock.now()))
+    def go_back(self, goal: Goal, without: tuple[PeerId, ...] = ()) -> None:
+        """Put before the members that the run goes on from this earlier vertex, and without these of them. Raises
+        ValueError where that is no use."""
+        self._do(lambda: self.machine.go_back(goal, self._sign_for_long, self.clock.now(), without))
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""
@@ -463,7 +464,8 @@ class Driver:
                 self.handle(Woke(late))
 
     def _measure(self, now: Seconds) -> None:
-        carried = self._carriage.look(now, self.links.uploading())
+        round = self.machine.round
+        carried = self._carriage.look(now, self.links.uploading(), round.plan.round if round is not None else None)
         if carried is not None:
             self.handle(carried)
 

@@ -26,25 +26,28 @@ from torch import Tensor, strided
 
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.limits import MIB, PEERS_MAX, PIECES_MAX
+from atoll.base.limits import MIB, PAIRED_MAX, PEERS_MAX, PIECES_MAX
 from atoll.host.group_feedback import ErrorFeedback
 from atoll.host.group_host import GroupHost, own_folder
 from atoll.host.group_island import (
     GATHERED,
     PART_VALUES,
+    SAMPLE,
+    SAMPLE_VALUES,
     Call,
     GroupTerms,
     Part,
     Reduced,
     fused,
+    placed,
     unfused,
 )
 from atoll.host.group_trust import distrusting
 from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
-from atoll.learn.codec import Known, codec_named
-from atoll.node.settings import RunSettings
-from atoll.node.topology import TOPOLOGIES
+from atoll.learn.codec import codec_named
+from atoll.node.settings import RunSettings, TopologyName
+from atoll.node.topology import PAIRS, TOPOLOGIES
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import StatisticName
 
@@ -55,7 +58,21 @@ WEIGHT_MAX = 2**31 - 1  # samples behind one call; the sum over all members fits
 FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
 SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that nobody holds more than this twice
 STATE = b"atoll/group/1"  # a group begins with nothing: its members bring their tensors with them
+SPAN_MIN_S = 0.1  # a shorter silence would make beats more work than what they watch
 MEET_S = 120.0  # for all founding peers to be there
+
+
+_open: set[Group] = set()
+
+
+def _close_all() -> None:
+    """For scripts that end without a farewell."""
+    for group in list(_open):
+        group.close()
+
+
+# while threads can still be given work, which a farewell needs: atexit comes after the pools of threads have ended
+getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
 class Group:
@@ -71,7 +88,7 @@ class Group:
         except BaseException:
             self._stop_loop()
             raise
-        atexit.register(self.close)
+        _open.add(self)
 
     @property
     def me(self) -> PeerId:
@@ -102,20 +119,57 @@ class Group:
         *,
         weight: int = 1,
         codec: str | None = None,
+        topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
         timeout_s: Seconds | None = None,
     ) -> Reduced:
         """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
         too few members to agree on anything have been here for the group's `timeout_s`.
 
-        `codec` (default: the group's) must be the same at all members, or all are told; see specs/codecs.md.
-        `error_feedback` keeps what the codec leaves out of these tensors and sends it with the next call that names
-        it. The way back is not in it: a lossy `way_back` loses of every mean again, unless both ways are `randk`.
+        `codec` and `topology` (default: the group's) must be the same at all members, or all are told; see
+        specs/codecs.md and specs/topologies.md. `error_feedback` keeps what the codec leaves out of these tensors
+        and sends it with the next call that names it. The way back is not in it: a lossy `way_back` loses of every
+        mean again, unless both ways are `randk`, or owners remember (`found(remembered=True)`).
         """
-        work = self.all_reduce_async(tensors, weight=weight, codec=codec, error_feedback=error_feedback)
+        work = self.all_reduce_async(
+            tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback
+        )
         return work.wait(timeout_s)
 
     def all_reduce_async(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        *,
+        weight: int = 1,
+        codec: str | None = None,
+        topology: str | None = None,
+        error_feedback: ErrorFeedback | None = None,
+    ) -> Work:
+        """The same without waiting; the tensors are not to be touched until `wait` has returned."""
+        self._check_open()
+        return self._begin(tensors, weight, codec, self._topology_name(topology), error_feedback)
+
+    def average_with_partner(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        *,
+        weight: int = 1,
+        codec: str | None = None,
+        error_feedback: ErrorFeedback | None = None,
+        timeout_s: Seconds | None = None,
+    ) -> Reduced:
+        """Gossip: the weighted mean with one other member, in place. There is no common result, and much less is
+        sent: each member's tensors once. Errors are those of `all_reduce`.
+
+        All members call it as they would call `all_reduce`, and are drawn in pairs anew with every call; of an odd
+        number one stays alone. `done.contributors` says whose two rows the tensors hold: only my own where my
+        partner died or did not call, nobody's where my own mean was not agreed on and the tensors are as they were.
+        What more than 256 MiB of fp32 hold goes in several rounds, each with a partner of its own (`done.parts`).
+        """
+        work = self.average_with_partner_async(tensors, weight=weight, codec=codec, error_feedback=error_feedback)
+        return work.wait(timeout_s)
+
+    def average_with_partner_async(
         self,
         tensors: Tensor | Sequence[Tensor],
         *,
@@ -125,6 +179,42 @@ class Group:
     ) -> Work:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
         self._check_open()
+        if self._host.island.checked is not None:
+            raise UsageError(
+                "E-RED-14",
+                "averages in pairs, where members may lie",
+                cause="nobody but the two of a pair could say what its mean follows from",
+                fix="call all_reduce",
+            )
+        if (count := len(self.peers)) > PAIRED_MAX:
+            raise UsageError(
+                "E-RED-08",
+                f"pairs of {count} members",
+                cause=f"each tells all others the name of what it holds, so at most {PAIRED_MAX} are drawn",
+                fix="call all_reduce",
+            )
+        return self._begin(tensors, weight, codec, PAIRS, error_feedback)
+
+    def _topology_name(self, asked: str | None) -> str:
+        """What a call asks for otherwise than its group. UsageError for what cannot be."""
+        island, settings = self._host.island, self._host.machine.settings
+        if asked is None or asked == settings.topology:
+            return ""
+        if island.checked is not None:
+            raise UsageError("E-RED-14", "another topology for one call, where members may lie", fix="leave it out")
+        name = _known_topology(asked)
+        if island.remembers or island.terms.way_back == GATHERED:
+            name = _for_rows(name, "private", "a group whose owners answer with more than a mean")
+        return name if name != settings.topology else ""
+
+    def _begin(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        weight: int,
+        codec: str | None,
+        topology: str,
+        error_feedback: ErrorFeedback | None,
+    ) -> Work:
         weight = _whole("a weight", weight, WEIGHT_MAX, "give a positive whole number of samples")
         codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
         if codec_name != self._host.island.terms.codec and self._host.island.checked is not None:
@@ -140,7 +230,22 @@ class Group:
         step = SLICE_BYTES // flat_N.element_size()
         slices = [slice(at, at + step) for at in range(0, len(flat_N), step)]
         owed = [None if owed_N is None else owed_N[piece] for piece in slices]
-        calls = [Call(flat_N[s], weight, codec_name, o) for s, o in zip(slices, owed, strict=True)]
+        shaped = "lowrank" in f"{codec_name} {self._host.island.terms.way_back}"
+        answers = error_feedback.answers if error_feedback is not None and self._host.island.remembers else None
+        calls = [
+            Call(
+                flat_N[s],
+                weight,
+                codec_name,
+                o,
+                topology,
+                placed(given, s.start) if shaped else (),
+                answers if topology != PAIRS else None,
+                s.start,
+                len(flat_N),
+            )
+            for s, o in zip(slices, owed, strict=True)
+        ]
         self._loop.call_soon_threadsafe(self._host.call, calls)
         return Work(self, given, flat_N, calls)
 
@@ -150,7 +255,7 @@ class Group:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        _open.discard(self)
         self._run(self._host.stop())
         self._stop_loop()
 
@@ -213,6 +318,7 @@ def found(
     peers: int = 1,
     codec: str = "fp32",
     way_back: str = "",
+    remembered: bool = False,
     topology: str = "auto",
     statistic: StatisticName = "mean",
     trust: str = "private",
@@ -226,12 +332,14 @@ def found(
     """A new group with this process as its first member; the first all-reduce begins when `peers` are there.
 
     `topology` "auto" is a hierarchy if names say that members are in several places: "eu/ada" is near "eu/bob" and
-    far from "us/cleo"; else what is cheapest on the links that members have measured and agreed on so far. It is
-    the group's, since all members must have the same plan.
+    far from "us/cleo"; else what is cheapest on the links that members have measured and agreed on so far. A call
+    may choose another.
     `codec` encodes what members send, `way_back` (default: the same) the mean that comes back. With `randk` both
     ways a mean has other places in every call and is zero elsewhere, for `ErrorFeedback`. With
     `way_back="gathered"` all get all rows, or their mean in fp32 where that is shorter, so that nothing is lost a
-    second time: as many bytes back as all members sent, and no topology that makes sums on the way. A member whose
+    second time: as many bytes back as all members sent, and no topology that makes sums on the way. With
+    `remembered` members answer for the same values in every call, keep in the `ErrorFeedback` of their own call
+    what their answers left out, and make it good in the next ones: the bytes of `way_back` alone. A member whose
     user has not called for `timeout_s` while others wait passes; one that is silent for `silence_s` is gone; one
     that is heard and does not answer for its part of a call is answered for by another after 5 x `timeout_s`, or
     after as long as three such calls take at 2 Mbit/s; where members may lie, no longer than four times what all
@@ -241,15 +349,16 @@ def found(
     `upload_bytes_s` is the most that this member sends, 0: no cap.
     Raises UsageError for settings that cannot be.
     """
-    if topology not in TOPOLOGIES:
-        raise UsageError("E-RED-08", f"no topology {topology}", fix=f"choose one of {', '.join(TOPOLOGIES)}")
-    codec = _codec_name(codec)
-    if way_back == GATHERED:
-        topology = _for_rows(topology, trust)
-    elif way_back:
-        way_back = _codec_name(way_back)
+    topology, codec = _known_topology(topology), _codec_name(codec)
+    if remembered and way_back == GATHERED:
+        raise UsageError("E-RED-08", f'remembered = True with way_back = "{GATHERED}"', fix="leave one of them out")
+    if remembered or way_back == GATHERED:
+        topology = _for_rows(topology, trust, "remembered = True" if remembered else f'way_back = "{GATHERED}"')
+    if way_back != GATHERED:
+        way_back = _codec_name(way_back) if way_back else ""
     peers = _whole("peers", peers, PEERS_MAX, "say how many members there are when the first all-reduce begins")
     upload_bytes_s = _cap(upload_bytes_s)
+    timeout_s, silence_s = _span("timeout_s", timeout_s), _span("silence_s", silence_s)
     terms = GroupTerms(codec, way_back, timeout_s)
     rounds = RoundSettings(
         inner_steps=1,
@@ -267,6 +376,7 @@ def found(
         pieces=min(PIECES_MAX, max(1, SLICE_BYTES // (4 * PART_VALUES * max(peers, 2)))),
         update_bytes=SLICE_BYTES,
         learning=msgspec.msgpack.encode(terms),
+        steady=True if remembered else msgspec.UNSET,
     )
     settings = distrusting(settings, trust, statistic, codec, way_back or codec, peers)
     with_room(settings)
@@ -328,6 +438,13 @@ def _whole(what: str, value: object, most: int, fix: str) -> int:
     return number
 
 
+def _span(what: str, value: object) -> Seconds:
+    """This length of time. UsageError for none, of which beats would follow each other without a pause."""
+    if not isinstance(value, int | float) or not SPAN_MIN_S <= value <= FOREVER_S:
+        raise UsageError("E-RED-02", f"{what} of {value!r}", fix=f"say how many seconds, {SPAN_MIN_S} at least")
+    return value
+
+
 def _cap(upload_bytes_s: object) -> int:
     none = upload_bytes_s == 0
     return 0 if none else _whole("upload_bytes_s", upload_bytes_s, RATE_MAX, "say how many bytes per second")
@@ -346,31 +463,49 @@ def _check_tensor(tensor: Tensor) -> None:
         raise UsageError("E-RED-02", "a tensor whose values share memory", fix="reduce tensor.clone()")
 
 
+def _known_topology(name: str) -> TopologyName:
+    if name not in TOPOLOGIES:
+        fix = f"choose one of {', '.join(TOPOLOGIES)}; for means of two, call average_with_partner"
+        raise UsageError("E-RED-08", f"no topology {name}", fix=fix)
+    return name
+
+
 def _codec_name(name: str) -> str:
     """The full name of a codec that a group can use. UsageError for others."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("E-RED-08", f"no codec {name!r}", fix='give a name, such as codec="int8"')
     try:
-        return codec_named(name, Known(seed=b"any")).name
+        codec = codec_named(name, SAMPLE)
+        codec.wire_bytes(SAMPLE_VALUES)  # of matrices that another codec hides nobody could say how long it is
+        return codec.name
     except ValueError as why:
+        if "delta" in name.split("+"):
+            raise UsageError(
+                "E-RED-08",
+                f"a group cannot use the codec {name}",
+                cause="members keep no tensors between calls: whoever missed one, or is new, cannot read it",
+                fix="subtract what all members hold before the call, and add it again afterwards",
+            ) from None
         raise UsageError(
             "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"
         ) from None
 
 
-def _for_rows(topology: str, trust: str) -> Literal["butterfly", "star"]:
-    """The topology of a group whose members get each other's rows. UsageError where they would not."""
+def _for_rows(topology: str, trust: str, asked: str) -> Literal["butterfly", "star"]:
+    """The topology of a group whose owners answer with what they got, or remember. UsageError where they cannot."""
     if trust != "private":
         raise UsageError(
             "E-RED-14",
-            f'way_back = "{GATHERED}" with trust = "{trust}"',
-            cause="owners that hand rows on could not be checked yet",
-            fix='say way_back = "fp32", or trust = "private"',
+            f'{asked} with trust = "{trust}"',
+            cause="owners that hand rows on, or answer with what only they know, could not be checked",
+            fix='leave it out and say way_back = "fp32", or trust = "private"',
         )
     if topology not in ("auto", "butterfly", "star"):
         raise UsageError(
             "E-RED-08",
-            f'way_back = "{GATHERED}" with topology = "{topology}"',
+            f'{asked} with topology = "{topology}"',
             cause="its owners get sums that were made on the way, and no rows",
-            fix='say topology = "butterfly", or way_back = "fp32"',
+            fix='say topology = "butterfly", or leave it out and say way_back = "fp32"',
         )
     return "star" if topology == "star" else "butterfly"
 
@@ -387,5 +522,5 @@ def _joined(results: Sequence[Reduced], lengths: Sequence[int]) -> Reduced:
         everywhere &= set(result.contributors) - set(result.partly)
     contributors = {peer for result in results for peer in result.contributors}
     missing = {peer for result in results for peer in result.missing} - contributors
-    partly = contributors - everywhere
-    return Reduced(results[-1].round, *(tuple(sorted(s)) for s in (contributors, partly, missing)), tuple(parts))
+    counted, partly, missing = (tuple(sorted(s)) for s in (contributors, contributors - everywhere, missing))
+    return Reduced(results[-1].round, counted, partly, missing, tuple(parts), results[-1].topology)

@@ -7,7 +7,10 @@ The others need not know: any member may do so alone, and a newcomer's begins wi
 is owed once its round is agreed: where the mean is without this member's values they are owed as a whole. A slice
 that nobody answered for, which its user keeps, and a call that failed leave what was owed as it was; so if the
 others agreed on a call that failed here (`E-RED-13`, `E-RED-15`), what was owed before it is sent a second time.
-Costs four bytes for every value, and four more for each of the slice under way. Never scales, never forgets.
+Where the group has `remembered` owners it keeps what *answers* left out, too: of those that this member gave for
+these tensors (`host/owing.py`). Whoever owns a part gives its answers under the feedback of its own call.
+Costs four bytes for every value, and four more for each of the slice under way; where owners remember, four more
+for every value. Never scales, never forgets.
 Source: Karimireddy et al. 2019, 1901.09847, algorithm 2 (EF-SGD), with the step size left to the caller.
 """
 
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from atoll.base.errors import UsageError
+from atoll.host.owing import Owing
 
 
 class ErrorFeedback:
@@ -27,6 +31,7 @@ class ErrorFeedback:
     def __init__(self) -> None:
         self._sizes: tuple[int, ...] = ()
         self._owed_N: Tensor | None = None
+        self.answers = Owing()
 
     def owed(self, tensors: Sequence[Tensor]) -> Tensor:
         """(N,) what is owed for the values of these tensors, in order. UsageError if they are others."""

@@ -23,12 +23,14 @@ from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX
 from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.host import driver
-from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Reduced
+from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Reduced, asked_for
 from atoll.host.group_trust import Checked
 from atoll.host.store import in_use
 from atoll.node.facts import MembershipChanged, OtherCall, RoundBegan, RoundClosed
+from atoll.node.kept_rows import commits_in
 from atoll.node.peer import CaughtUp, GenesisKnown, Refused
 from atoll.node.settings import RunSettings
+from atoll.node.topology import PAIRS, pair_pieces
 from atoll.node.trial import Commits
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
@@ -139,8 +141,8 @@ class GroupHost(driver.Driver):
 
     async def way(self) -> tuple[str, str]:
         round = self.machine.round
-        topology = round.ground.topology if round is not None else None
-        return (topology.name, round.ground.why) if round is not None and topology is not None else ("", "")
+        topology = round.way.topology if round is not None else None
+        return (topology.name, round.way.why) if round is not None and topology is not None else ("", "")
 
     async def stop(self, why: str = "the group was closed", farewell: bool = True) -> None:
         if farewell and not self._closing:
@@ -162,7 +164,10 @@ class GroupHost(driver.Driver):
                     lets_in = _lets_in(fact.body.reports) or (before is not None and _newcomers(before.members))
                     left = _leaving(fact.body.reports)
                     again = bool(set(fact.missing) - left) and (lets_in or bool(left))
-                    self.island.closed(_reduced(fact, self.island.cuts_of(fact.round)), again)
+                    if not again and (other := self._others_mean(fact)) is not None:
+                        self.island.fails(fact.round, self._other_call(other))
+                    cuts = () if again else self.island.cuts_of(fact.round)
+                    self.island.closed(_reduced(fact, cuts, self.me), again)
             case CaughtUp(round=round):
                 self.island.missed(round, _left_behind())
             case MembershipChanged():
@@ -199,7 +204,8 @@ class GroupHost(driver.Driver):
                 fix="atoll join TICKET, or atoll.join(ticket) in your own loop",
             )
             return
-        self.island.pieces = settings.pieces
+        self.island.pieces, self.island.pair_pieces = settings.pieces, pair_pieces(settings)
+        self.island.remembers = settings.steady is True
         if settings.tolerance:
             terms, opened = self.island.terms, settings.opened is not None
             self.island.checked = Checked(self.store, terms.codec, terms.way_back or terms.codec, opened)
@@ -207,17 +213,27 @@ class GroupHost(driver.Driver):
                 driver.Driver.hash_on_loop_bytes
             )  # these names take longer than a thread's start
 
+    def _others_mean(self, fact: RoundClosed) -> OtherCall | None:
+        """A call that it is the mean of, if nobody in it called as I did: that may have reached me never before."""
+        mine, theirs = self.island.asked_in(fact.round), commits_in(fact.body)
+        if mine is None or not theirs or any((c.values, c.asked) == mine for c in theirs.values()):
+            return None
+        peer, commit = next(iter(theirs.items()))
+        values, asked = mine
+        return OtherCall(peer=peer, values=commit.values, asked=commit.asked, my_values=values, my_asked=asked)
+
     def _other_call(self, fact: OtherCall) -> AtollError:
         assert self.machine.history is not None
         names = names_of((m.peer, m.name) for m in self.machine.history.head_body.members)
         other = names.get(fact.peer, fact.peer)
         if fact.asked != fact.my_asked:
-            own = f"the group's codec={self.island.terms.codec}"
+            own = f"the group's {asked_for(self.island.terms.codec, self.machine.settings.topology)}"
             return RunFailedError(
                 "E-RED-10",
                 f"{other} called with {fact.asked or own}, this member with {fact.my_asked or own}",
                 cause="members ask for one all-reduce in different ways",
-                fix="pass the same codec= at all members, or leave it out; this call changed nothing",
+                fix="pass the same topology= and the same codec= at all members (average_with_partner is "
+                "topology=pairs); with lowrank, tensors of the same shapes; this call changed nothing",
             )
         return RunFailedError(
             "E-RED-09",
@@ -354,10 +370,18 @@ def _leaving(reports: Iterable[Signed]) -> set[PeerId]:
     return {s.signer for s in reports if isinstance(decode_statement(s.body, s.signer), Leave)}
 
 
-def _reduced(fact: RoundClosed, cuts: Cuts) -> Reduced:
+def _reduced(fact: RoundClosed, cuts: Cuts, me: PeerId) -> Reduced:
+    """What it did for me: where members exchange in pairs, what is in my own parts."""
     named: list[tuple[PeerId, ...]] = []
     for signed in fact.body.parts:
         answered = decode_statement(signed.body, signed.signer) if signed is not None else None
         named.append(answered.contributors if isinstance(answered, Answered) else ())
     parts = tuple(zip(cuts, named, strict=True)) if cuts else ()
-    return Reduced(fact.round, fact.counted, fact.partly, fact.missing, parts)
+    if fact.topology != PAIRS:
+        return Reduced(fact.round, fact.counted, fact.partly, fact.missing, parts, fact.topology)
+    owners = (signed.signer if signed is not None else None for signed in fact.body.parts)
+    mine = tuple(part for part, owner in zip(parts, owners, strict=False) if owner == me)
+    rows = [frozenset(names) for _, names in mine]
+    held = frozenset[PeerId]().union(*rows)
+    partly = held - held.intersection(*rows)
+    return Reduced(fact.round, tuple(sorted(held)), tuple(sorted(partly)), fact.missing, mine, fact.topology)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from atoll.base.machine import Message, Payload
 from atoll.host.bulk import Follower
 from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
+from atoll.host.owing import Owing
 from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import Answering
@@ -36,8 +37,8 @@ from atoll.learn.codec import Codec, Known, codec_named, native, pack_spans
 from atoll.learn.codec.blocks import spans_of
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
-from atoll.learn.combine import combine
-from atoll.learn.update import part_bounds
+from atoll.learn.combine import combine, gather
+from atoll.learn.update import Placed, matrices, part_bounds
 from atoll.learn.weighing import weigh
 from atoll.node.jobs import (
     Adopt,
@@ -52,11 +53,16 @@ from atoll.node.jobs import (
     Train,
     Trained,
 )
+from atoll.node.topology import ASKED, PAIRS
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh, Weights
 from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 
+SAMPLE_VALUES = 2**20
+SAMPLE = Known(seed=b"sample", shapes=((2**10, 2**10),))  # of a codec, to see how long its wires are
 PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
 PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
+TURNS = 3  # of every owner, in fp32: it holds everybody's rows of one of them, not of its whole share
+TURN_VALUES_LEAST = 2**19  # of a part for that: below it more messages cost more than the memory is worth
 PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
 GATHERED = "gathered"  # a way back without a codec: answers are the rows themselves, and everybody combines them
 QUICK = Contribution | RowBytes | Answer | PartBytes  # messages whose payloads a private group names by XXH3
@@ -74,6 +80,14 @@ class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: Seconds = 60.0
 
 
+def asked_for(codec: str, topology: str, tensors: tuple[Placed, ...] = ()) -> str:
+    """What a call wants otherwise than its group, in the words in which members commit to it; empty: nothing. Where
+    tensors matter rows of others would be read as if they were these."""
+    shapes = digest(repr([tuple(tensor) for tensor in tensors]).encode()).hex()[:16] if tensors else ""
+    words = f"{ASKED}{topology}", f"codec={codec}", f"shapes={shapes}"
+    return " ".join(word for word in words if not word.endswith("="))
+
+
 @dataclass(frozen=True)
 class Reduced:
     """What an all-reduce did. Peers are ids, in order."""
@@ -84,6 +98,7 @@ class Reduced:
     missing: tuple[PeerId, ...]  # members that are in no part
     parts: tuple[Part, ...]
     """A slice that nobody answered for names nobody, and keeps this member's own values."""
+    topology: str = ""  # by which it was reduced
 
     @property
     def complete(self) -> bool:
@@ -99,9 +114,26 @@ class Call:
     weight: int
     codec: str
     owed_N: Tensor | None = None  # (N,) what earlier calls left out, where this one feeds errors back
+    topology: str = ""  # that its caller wants otherwise than its group
+    tensors: tuple[Placed, ...] = ()  # where a codec asks what `flat_N` is made of
+    owing: Owing | None = None  # what my answers for these tensors left out, where owners remember
+    at: int = 0  # where `flat_N` begins in what was called for, which has so many values
+    whole: int = 0
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     cuts: Cuts = ()
     left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
+    members: int = 1  # in pairs: as many parts follow each other that hold the same of everybody's rows
+    made: dict[tuple[int, Digest], Tensor] = field(default_factory=dict[tuple[int, Digest], Tensor])
+    """In pairs: by the part and the answer that names it, what I combined for myself. One attempt may differ from
+    another, and the vertex says which of them counts."""
+
+    @property
+    def paired(self) -> bool:
+        return self.topology == PAIRS
+
+    def coded_as(self, part: int) -> int:
+        """The part whose draw this one's codec goes by: what is one row of all has one wire."""
+        return part - part % self.members
 
     def encoded(self, codec: Codec, lo: int, hi: int) -> Buffer:
         x_N = self.flat_N[lo:hi]
@@ -124,11 +156,13 @@ class GroupIsland:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.terms = GroupTerms()
-        self.pieces = 1
+        self.pieces = self.pair_pieces = 1
+        self.remembers = False  # what answers left out, where a call says with what
         self.calls: deque[Call] = deque()
         self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
         self._parts: tuple[Agreed, ...] = ()  # of the round that was agreed last, until they are delivered
+        self._led: tuple[Digest, ...] = ()  # of those, the ones that I answered
         self._deliveries: set[asyncio.Future[None]] = set()
         self._states: deque[Digest] = deque(maxlen=STATES_KEPT)
         self._changed = asyncio.Event()  # there is a call, or it is time to pass
@@ -162,12 +196,12 @@ class GroupIsland:
     def closed(self, done: Reduced, again: bool) -> None:
         """The round was agreed. `again`: it only made room for a newcomer, the call is for the next one."""
         self._others_are_served()
-        mine, parts = self._mine(done.round), self._parts
+        mine, parts, led = self._mine(done.round), self._parts, self._led
         self.current, self._parts = None, ()
         if mine is None or (again and not mine.future.done()):
             return  # it went on without me: the call, if there is one, is for the next round
         self.calls.popleft()
-        delivery = asyncio.ensure_future(self._off_loop(self._deliver, (mine, parts, done)))
+        delivery = asyncio.ensure_future(self._off_loop(self._deliver, (mine, parts, led, done)))
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
 
@@ -201,9 +235,15 @@ class GroupIsland:
             mine.future.set_exception(why)
 
     def cuts_of(self, round: int) -> Cuts:
-        """Where the parts of this round's call lie; nothing if nothing was encoded for it."""
+        """Where the parts of this round's call lie; nothing if nothing was encoded for it, or it cannot succeed: it
+        may have been cut as nobody else's."""
         mine = self._mine(round)
-        return mine.cuts if mine is not None else ()
+        return mine.cuts if mine is not None and not mine.future.done() else ()
+
+    def asked_in(self, round: int) -> tuple[int, str] | None:
+        """What my call of this round committed to, its values and what it wants; nothing as above."""
+        mine = self._mine(round)
+        return (len(mine.flat_N), self._asked(mine)) if mine is not None and not mine.future.done() else None
 
     # ---- what the driver asks for --------------------------------------------------------------------------
 
@@ -269,17 +309,23 @@ class GroupIsland:
         if not self.calls:
             raise RunFailedError("E-RED-06", self._passes)
         call = self.calls[0]
-        asked = f"codec={call.codec}" if call.codec != self.terms.codec else ""
-        return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), asked)
+        return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
 
     def _encode(self, work: Encode) -> Encoded:
         call = self.calls[0]
-        each = part_values(self._codec(call.codec, work.round, 0))
-        call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
+        each = part_values(codec_named(call.codec, SAMPLE))
+        if call.paired:
+            call.members = len(work.shares) // self.pair_pieces
+            call.cuts = paired_cuts(len(call.flat_N), call.members, self.pair_pieces, each)
+        else:
+            call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
         call.left_N = None if call.owed_N is None else torch.empty_like(call.owed_N)
+        if call.owing is not None:
+            call.owing.settle((), call.whole)  # what waits is of a round that failed here
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         try:
-            payloads = tuple(self._encoded(call, work.round, part) for part in range(filled))
+            rows = [self._encoded(call, work.round, part) for part in range(0, filled, call.members)]
+            payloads = tuple(row for row in rows for _ in range(call.members))
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
@@ -303,14 +349,37 @@ class GroupIsland:
         assert self.current is not None
         _, call = self.current
         rows = [(row.weight, row.payload.data) for row in work.rows]
+        if call.paired:
+            return self._combine_pair(call, work, rows)
         if self.terms.way_back == GATHERED:
             done = self._gathering(call, work.round, work.part).answer(rows)
             return done, _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire)) if done.wire else None
-        up, down = self._codec(call.codec, work.round, work.part), self._way_back(call, work.round, work.part)
+        up, down = self._codec(call.codec, call, work.round, work.part), self._way_back(call, work.round, work.part)
+        if call.owing is not None:
+            lo = call.at + call.cuts[work.part][0]
+            done, left_N = call.owing.combine(rows, lo, values, up, down)
+            if done.wire is None or left_N is None:
+                return done, None
+            payload = _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire))
+            call.owing.waits(payload.digest, lo, left_N)
+            return done, payload
         name = xxhash.xxh3_128()
         codecs = [down if row.handed else up for row in work.rows]
         done = combine(rows, values, codecs, down.showing(name.update), room=self.room)
         return done, _quickly_named(done.wire, name.digest()) if done.wire is not None else None
+
+    def _combine_pair(
+        self, call: Call, work: Combine, rows: Sequence[tuple[int, Buffer]]
+    ) -> tuple[Made, Payload | None]:
+        """The mean is mine alone, so its name is all that the others hear of it, and no codec comes between."""
+        lo, hi = call.cuts[work.part]
+        done = gather(rows, hi - lo, self._codec(call.codec, call, work.round, work.part))
+        if done.mean_N is None:
+            return Made(None, done.counted, done.faults, "no row has any weight"), None
+        name = xxhash.xxh3_128_digest(done.mean_N.numpy().data.cast("B"))
+        answer = _quickly_named(name, xxhash.xxh3_128_digest(name))
+        call.made[work.part, answer.digest] = done.mean_N
+        return Made(name, done.counted, done.faults), answer
 
     def _values(self, work: Combine | Compare) -> int:
         call = self._mine(work.round)
@@ -331,18 +400,19 @@ class GroupIsland:
 
     def _adopt(self, work: Adopt) -> None:
         answers, self._agreed = self._agreed.get(work.state, ()), {}
-        self._parts = tuple(zip(answers, work.counted or repeat(False), strict=False))
+        self._parts, self._led = tuple(zip(answers, work.counted or repeat(False), strict=False)), work.led
         self.store.drop_blobs({*self._states, work.state, *self._needed})
 
-    def _deliver(self, delivery: tuple[Call, tuple[Agreed, ...], Reduced]) -> None:
-        call, parts, done = delivery
+    def _deliver(self, delivery: tuple[Call, tuple[Agreed, ...], tuple[Digest, ...], Reduced]) -> None:
+        call, parts, led, done = delivery
         if call.future.done():
             return  # its user was told that it cannot succeed
         try:
             for part, ((payload, counted), (lo, hi)) in enumerate(zip(parts, call.cuts, strict=bool(parts))):
-                if payload is not None:
-                    call.settle(lo, hi, counted)
-                    self._decode(call, done.round, part, payload)
+                if payload is None or (call.paired and (part, payload.digest) not in call.made):
+                    continue
+                call.settle(lo, hi, counted)
+                self._decode(call, done.round, part, payload)
         except PeerFault as fault:
             why = RunFailedError(
                 "E-RED-17",
@@ -352,12 +422,16 @@ class GroupIsland:
             )
             call.future.set_exception(why)
         else:
-            call.left_N = None  # whoever keeps the result need not keep this
+            if call.owing is not None:
+                call.owing.settle(led, call.whole)
+            call.left_N, call.made = None, {}  # whoever keeps the result need not keep these
             call.future.set_result(done)
 
     def _decode(self, call: Call, round: int, part: int, answer: Payload) -> None:
         lo, hi = call.cuts[part]
-        if self.terms.way_back == GATHERED:
+        if call.paired:
+            call.flat_N[lo:hi] = call.made[part, answer.digest]
+        elif self.terms.way_back == GATHERED:
             call.flat_N[lo:hi] = self._gathering(call, round, part).read(answer.data).value_N
         else:
             self._way_back(call, round, part).decode_into(answer.data, call.flat_N[lo:hi])
@@ -365,21 +439,25 @@ class GroupIsland:
     def _gathering(self, call: Call, round: int, part: int) -> Answering:
         """Of a part that is one tensor, and nobody asks how much the rows agree."""
         lo, hi = call.cuts[part]
-        return Answering(self._codec(call.codec, round, part), None, "mean", False, (hi - lo,))
+        return Answering(self._codec(call.codec, call, round, part), None, "mean", False, (hi - lo,))
 
     def _way_back(self, call: Call, round: int, part: int) -> Codec:
-        return self._codec(self.terms.way_back or call.codec, round, part)
+        return self._codec(self.terms.way_back or call.codec, call, round, part)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
-    def _codec(self, name: str, round: int, part: int) -> Codec:
+    def _asked(self, call: Call) -> str:
+        return asked_for(call.codec if call.codec != self.terms.codec else "", call.topology, call.tensors)
+
+    def _codec(self, name: str, call: Call, round: int, part: int) -> Codec:
         """Where members trust each other nobody looks for numbers that are none."""
         if name == "fp32" and self.checked is None:
             return TRUSTED_FP32
-        return codec_named(name, Known(seed=seed_of(round, part)))
+        shapes = matrices(call.tensors, *call.cuts[part]) if "lowrank" in name else None
+        return codec_named(name, Known(seed=seed_of(round, call.coded_as(part)), shapes=shapes))
 
     def _encoded(self, call: Call, round: int, part: int) -> Payload:
-        codec, (lo, hi) = self._codec(call.codec, round, part), call.cuts[part]
+        codec, (lo, hi) = self._codec(call.codec, call, round, part), call.cuts[part]
         if self.checked is not None:
             wire = call.encoded(codec, lo, hi)
             if np.may_share_memory(np.frombuffer(wire, np.uint8), call.flat_N.numpy()):
@@ -426,23 +504,30 @@ def seed_of(round: int, part: int) -> bytes:
 
 def part_values(codec: Codec) -> int:
     """How many values of a large call make a part: as many bytes as in fp32, but not too much work at once."""
-    sample = 2**20
-    return min(PART_VALUES_MOST, 4 * PART_VALUES * sample // codec.wire_bytes(sample))
+    return min(PART_VALUES_MOST, 4 * PART_VALUES * SAMPLE_VALUES // codec.wire_bytes(SAMPLE_VALUES))
 
 
 def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_VALUES) -> Cuts:
     """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs.
 
-    The parts are `pieces` turns of all owners, of about `each` values. Few values fill only the first turn, or a
-    part of it, and the other parts are empty: every part costs each member a message there and back. An owner alone
-    would take in and give out what all together do, and hold everybody's rows, so all are owners as soon as that
-    pays.
+    The parts are `pieces` turns of all owners, of about `each` values, or less for the sake of memory. Few values
+    fill only the first turn, or a part of it, and the other parts are empty: every part costs each member a message
+    there and back. An owner alone would take in and give out what all together do, and hold everybody's rows, so
+    all are owners as soon as that pays.
     """
     owners = len(shares) // pieces
-    turns = min(pieces, round(values / (each * owners)))
+    share = values / owners
+    turns = min(pieces, max(round(share / each), min(TURNS * PART_VALUES // each, int(share / TURN_VALUES_LEAST))))
     used = turns * owners if turns > 1 else min(owners, max(1, round(values / PART_VALUES_LEAST)))
     filled = part_bounds(values, shares[:used])
     return filled + ((values, values),) * (len(shares) - len(filled))
+
+
+def paired_cuts(values: int, members: int, pieces: int, each: int = PART_VALUES) -> Cuts:
+    """The same where members exchange in pairs: pieces of about `each` values, and of each a part per member."""
+    filled = part_bounds(values, (1,) * min(pieces, max(1, round(values / each))))
+    bounds = filled + ((values, values),) * (pieces - len(filled))
+    return tuple(bound for bound in bounds for _ in range(members))
 
 
 def _quick_name(data: Buffer) -> Digest:
@@ -468,6 +553,16 @@ def fused(tensors: Sequence[Tensor]) -> Tensor:
         flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1))
         at += tensor.numel()
     return flat_N
+
+
+def placed(tensors: Sequence[Tensor], origin: int) -> tuple[Placed, ...]:
+    """Where they lie in such a vector, counted from `origin`."""
+    ends = accumulate(tensor.numel() for tensor in tensors)
+    return tuple(
+        Placed(end - t.numel() - origin, t.numel(), tuple(t.shape))
+        for t, end in zip(tensors, ends, strict=True)
+        if t.numel()
+    )
 
 
 def unfused(flat_N: Tensor, tensors: Sequence[Tensor]) -> None:

@@ -62,6 +62,20 @@ def distrusting(
             f'trust = "{trust}" with statistic = "{statistic}" withstands nobody among {peers} peers',
             fix=f"say peers = {least} or more",
         )
+    if settings.topology not in ("auto", "butterfly", "star"):
+        raise UsageError(
+            "E-RED-14",
+            f'topology = "{settings.topology}" with trust = "{trust}"',
+            cause="rows are combined on the way, and whoever hands on a sum could say anything of those below it",
+            fix='say topology = "butterfly" (or "star", or "auto"), or trust = "private"',
+        )
+    if "lowrank" in f"{up} {down}":
+        raise UsageError(
+            "E-RED-14",
+            f'codec or way_back = "lowrank" with trust = "{trust}"',
+            cause="its rows are read by the shapes of the reader's own tensors, and nobody could compare answers",
+            fix='say codec = "topk:0.1+int8" with trust = "open", or trust = "private"',
+        )
     if "randk" in f"{up} {down}":
         raise UsageError(
             "E-RED-14",

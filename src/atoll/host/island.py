@@ -43,6 +43,7 @@ from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.validating import canary_in, validated
+from atoll.host.without import Leaving
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import remembers
 from atoll.learn.data import position_after
@@ -65,10 +66,14 @@ from atoll.node.jobs import (
     HandOver,
     Hold,
     HoldPieces,
+    HoldRows,
     Judge,
     JudgeOpening,
+    KeepRows,
     LayOpen,
+    LeaveOut,
     OthersStates,
+    ReadRow,
     Rebuild,
     Restore,
     Score,
@@ -92,7 +97,7 @@ class Island:
         trainer: AttachedTrainer | None = None,
         keep: Keep = Keep(),  # a frozen value
     ) -> None:
-        self.store, self.trains = store, trains
+        self.store, self.trains, self.keep = store, trains, keep
         self.learning: Learning | None = None
         self.tended = Tended(threads, trainer)
         self.trainer = self.tended.trainer
@@ -229,6 +234,15 @@ class Island:
                 return await self.scoring.show(work)
             case Score() if self.scoring is not None:
                 return await self.scoring.score(work)
+            case KeepRows():
+                return await loop.run_in_executor(self._disk, self.shelf.rows.put, work.rows)
+            case HoldRows():
+                return await loop.run_in_executor(self._disk, self.shelf.rows.hold, work.blobs)
+            case ReadRow():
+                return await loop.run_in_executor(self._disk, self.shelf.rows.read, work.blob, work.digest)
+            case LeaveOut():
+                hands = self.store, self.shelf, self.tended, self._arithmetic, self._ready
+                return await Leaving(self._learning, *hands).left_out(work)
             case CloseBlob():
                 await loop.run_in_executor(self._disk, stored, self.store, work)
                 return self.shelf.hold_a_while(work.blob)

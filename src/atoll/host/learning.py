@@ -28,8 +28,8 @@ from atoll.learn.models import build_model, misfit, tokens_misfit, travelling
 from atoll.learn.models.weights import load_weights
 from atoll.learn.opening import Cut, unopened
 from atoll.learn.outer import momentum_of
-from atoll.learn.recipes import Recipe, check_recipe, closing, sample_problem, swarm_problem
-from atoll.learn.schedule import fragments_of, longest_turn, turn_of
+from atoll.learn.recipes import Recipe, check_recipe, closing, coding_at, sample_problem, swarm_problem
+from atoll.learn.schedule import fragments_of, longest_turn, stretches_of, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
 from atoll.learn.update import Common
@@ -60,9 +60,13 @@ class Learning(msgspec.Struct, frozen=True):
 
     def recipe_after(self, before: SharedState) -> Recipe:
         """What the round after this state is made of: the last one may be a closing average."""
-        schedule = self.recipe.schedule
-        closes = schedule.closing and before.round + 1 == schedule.turns
-        return closing(self.recipe) if closes else self.recipe
+        recipe, schedule = self.recipe, self.recipe.schedule
+        if schedule.closing and before.round + 1 == schedule.turns:
+            return closing(recipe)
+        if not schedule.phases:
+            return recipe
+        coding = coding_at(recipe, schedule.begun(before.round + 1), schedule.steps)
+        return msgspec.structs.replace(recipe, coding=coding)
 
     def common(self, round: int, before: SharedState, name: Digest) -> Common:
         """What all members of this round know: the state of this name that it builds on."""
@@ -101,6 +105,10 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"not everybody can train in this run's rounds: {problem}")
     if problem := effort_misfit(learning.recipe, settings.round.effort):
         raise PeerFault("", f"rounds of this run cannot follow it: {problem}")
+    if problem := rhythm_problem(learning.recipe, settings):
+        raise PeerFault("", f"rounds of this run cannot change their length: {problem}")
+    if settings.round.rhythm != _rhythm(learning.recipe):
+        raise PeerFault("", "this run's rounds are of other lengths by its recipe than by its settings")
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
         raise PeerFault("", "this run validates on other sets of data than it names")
     if (terms := settings.opened) is not None:
@@ -155,6 +163,25 @@ def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
     if growing and recipe.reducer.quorum:
         return "steps that a round went on without have the batch of the round before"
     return ""
+
+
+def rhythm_problem(recipe: Recipe, settings: RunSettings) -> str:
+    """Why rounds of this run cannot change their length as the recipe asks; empty if they can, or need not."""
+    if not recipe.schedule.phases:
+        return ""
+    stands = {
+        "it has no end, of which a phase could be a share": settings.rounds == 0,
+        "rounds that follow the run have a length of their own": settings.round.effort is not UNSET,
+        "audits, scores and openings know one codec": (
+            settings.audited_share or settings.scored_share or settings.opened is not None
+        ),
+        "whoever trains apart counts in rounds of one length": settings.apart_terms is not None,
+    }
+    return "; ".join(why for why, asked in stands.items() if asked)
+
+
+def _rhythm(recipe: Recipe) -> tuple[tuple[int, int], ...] | UnsetType:
+    return stretches_of(recipe.schedule) if recipe.schedule.phases else UNSET
 
 
 def apart_problem(recipe: Recipe) -> str:
@@ -315,7 +342,7 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
         start_peers=max(reducer.peers_min, settings.start_peers),
         topology=topology,
         steady=True if remembers(recipe) else UNSET,
-        round=msgspec.structs.replace(settings.round, acceptance=accepted),
+        round=msgspec.structs.replace(settings.round, acceptance=accepted, rhythm=_rhythm(recipe)),
     )
     if reducer.quorum and (problem := acceptance_problem(settings)):
         raise UsageError(
@@ -424,6 +451,14 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             f"rounds of this run cannot follow it: {problem}",
             cause="train.round_time, target_samples, adaptive_steps, adaptive_batching or total_tokens asks for it",
             fix="leave those keys out, or choose the recipe diloco with sync.overlap = 0 and sync.quorum = 0",
+        )
+    if problem := rhythm_problem(beginning.recipe, settings):
+        raise UsageError(
+            "E-RUN-22",
+            f"rounds of this run cannot change their length: {problem}",
+            cause="sync.phases asks for it",
+            fix="leave sync.phases out, or give run.rounds and none of run.audit_rate, run.score_rate, "
+            "run.openings, sync.apart, and of the keys by which rounds follow the run",
         )
     if settings.apart_terms is not None and (problem := apart_problem(beginning.recipe)):
         raise UsageError(

@@ -206,7 +206,7 @@ class Links:
         for peer, link in self._links.items():
             wires = [channel.wire for channel in link.bulk.channels]
             if self._settings.upload_bytes_s or not any(wire.local for wire in wires):
-                found[peer] = sum(wire.acked_bytes for wire in wires), link.bulk.queued_bytes > 0
+                found[peer] = sum(wire.acked_bytes for wire in wires), link.bulk.waits
         return found
 
     async def close(self) -> None:

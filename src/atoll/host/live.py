@@ -105,7 +105,8 @@ class Live:
                     shards=work.shards,
                     global_step=position_of(learning.recipe, agreed.head),
                     until=until,
-                    ahead=recipe.hidden_steps if self._mine.own is None else recipe.schedule.inner_steps,
+                    # with an anchor of my own it goes on as soon as that has what it sent: `follow`
+                    ahead=(recipe.hidden_steps or None) if self._mine.own is None else 0,
                     **more,
                 )
                 if done.notice:

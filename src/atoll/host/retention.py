@@ -8,7 +8,7 @@ is not its business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 
 from atoll.base.errors import PeerFault
@@ -43,8 +43,8 @@ class Retention:
         spaced = range(last, max(-2, last - SPACED_MAX * every), -every)
         return list(dict.fromkeys(r for r in chain(newest, spaced) if -1 <= r < head))
 
-    def states(self, head: int) -> set[Digest]:
-        """The blobs among them that are here, as many as may be."""
+    def states(self, head: int, rows: Collection[Digest] = ()) -> set[Digest]:
+        """The blobs among them that are here, as many as may be beside pieces and these kept rows."""
         rounds = self.rounds(head)
         self._agreed = {r: self._agreed[r] for r in rounds if r in self._agreed}
         if self._whole is None:
@@ -53,7 +53,7 @@ class Retention:
             newest = [round for round in rounds if round >= head - self.keep.newest]
             states = [*(self._state_of(round) for round in newest), *self._whole]
         kept: set[Digest] = set()
-        size = sum(self._size(piece) for piece in self._pieces)
+        size = sum(self._size(blob) for blob in {*self._pieces, *rows})
         for state in states:
             if state is None or state in kept:
                 continue

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from atoll.base.errors import PeerFault, RefusedError, RunFailedError, UsageError
-from atoll.base.ids import Seconds
+from atoll.base.ids import PeerId, Seconds, one_line
 from atoll.node.amend import Goal, amend_of, goal_of
 from atoll.node.jobs import FindState
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
@@ -24,8 +25,9 @@ if TYPE_CHECKING:  # the driver imports torch, and this file is read by light ve
 SHOWN = 12  # rounds named in a refusal
 
 
-async def roll_back(host: PeerHost, round: int, wait_s: Seconds) -> dict[str, Any]:
-    """Say to the members that the run goes on from this round's state, and wait for the vertex that does it."""
+async def roll_back(host: PeerHost, round: int, wait_s: Seconds, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Say to the members that the run goes on from this round's state, and without those named, and wait for the
+    vertex that does it."""
     if not host.may_recover:
         raise RefusedError(
             "E-CHK-10",
@@ -49,10 +51,11 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds) -> dict[str, An
             cause=f"the newest round here is {newest}",
             fix="atoll checkpoint list",
         )
+    names = tuple(sorted({_member(host, name) for name in without}))
     await _demand(host, goal, wait_s)
     said_after = history.head
     try:
-        host.go_back(goal)
+        host.go_back(goal, names)
     except ValueError as why:
         raise RefusedError("E-CHK-11", f"the run cannot go back: {why}", fix="atoll status") from None
     until = time.monotonic() + wait_s
@@ -64,7 +67,24 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds) -> dict[str, An
         "back_to": goal.round,
         "state": goal.state.hex(),
         "trained": goal.trained,
+        "without": list(names),
     }
+
+
+def _member(host: PeerHost, named: str) -> PeerId:
+    """By its name, or the beginning of its id."""
+    assert host.machine.history is not None
+    members = [m for m in host.machine.history.head_body.members if m.standing != "expelled"]
+    found = [m.peer for m in members if m.name == named] or [m.peer for m in members if m.peer.startswith(named)]
+    if len(found) == 1 and found[0] != host.me:
+        return found[0]
+    what = f"{one_line(named)!r} names {len(found)} members"
+    raise UsageError(
+        "E-CHK-14",
+        "this peer cannot send itself away" if found == [host.me] else what,
+        cause="atoll peers lists their names and ids",
+        fix="--without with a name that one member has, or the beginning of its id",
+    )
 
 
 async def _demand(host: PeerHost, goal: Goal, wait_s: Seconds) -> None:

@@ -23,7 +23,7 @@ from atoll.keys.erasure import ready
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.export import tensor_file
 from atoll.learn.models import task_of
-from atoll.node.facts import CaughtUp, GenesisKnown, Refused, StateLost, StateRebuilt
+from atoll.node.facts import CaughtUp, GenesisKnown, Refused, RowsGathered, StateLost, StateRebuilt
 from atoll.protocol.transfer.fetch import Fetched
 
 
@@ -35,8 +35,10 @@ class PeerHost(Driver):
     def __init__(self, me: Seat, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
         self._data = ""  # where the data set is
         self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states that somebody waits for
+        self._rows_gathered: dict[int, asyncio.Future[RowsGathered]] = {}  # rounds whose rows somebody waits for
         super().__init__(me, island, on_fact=on_fact)
         island.tended.on_beat = self._stepped
+        self.machine.kept_rows.rounds = island.keep.updates
 
     def _hurry(self) -> None:
         self.island.trainer.cancel()  # nobody waits for the rest of my steps
@@ -64,6 +66,17 @@ class PeerHost(Driver):
         except TimeoutError:
             return False
 
+    async def gather_rows(self, round: int) -> RowsGathered:
+        """Get the rows of this round here. ValueError where it cannot be made again, or while another one is."""
+        if self._rows_gathered:
+            raise ValueError(f"round {next(iter(self._rows_gathered))} is being looked at just now")
+        gathered = self._rows_gathered[round] = asyncio.get_running_loop().create_future()
+        try:
+            self._do(lambda: self.machine.gather_rows(round))
+            return await gathered
+        finally:
+            del self._rows_gathered[round]
+
     def _react_to_fact(self, fact: Fact) -> None:
         match fact:
             case GenesisKnown():
@@ -72,6 +85,8 @@ class PeerHost(Driver):
                 self._spawn(self.island.warm_up())
             case StateRebuilt(state=state) | StateLost(state=state) if state in self._sought:
                 self._sought.pop(state).set_result(isinstance(fact, StateRebuilt))
+            case RowsGathered(of=of) if (waits := self._rows_gathered.get(of)) is not None and not waits.done():
+                waits.set_result(fact)
             case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
                 self._use_data_blob(blob)
             case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.base:

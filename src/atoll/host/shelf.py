@@ -20,6 +20,7 @@ from torch import Tensor
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.host.retention import Retention
+from atoll.host.rows import Rows
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import tensor_over
@@ -41,6 +42,7 @@ class Shelf:
 
     def __init__(self, store: Store, keep: Keep = Keep()) -> None:  # a frozen value
         self._store, self._retention = store, Retention(store, keep)
+        self.rows = Rows(store)
         self._looked_for: OrderedDict[Digest, None] = OrderedDict()
         self._pieces: frozenset[Digest] = frozenset()  # of older states, where these lie in pieces
         self._held: OrderedDict[Digest, SharedState] = OrderedDict()
@@ -109,13 +111,14 @@ class Shelf:
 
     def tidy(self, needed: set[Digest], round: int) -> None:
         """Forget the blobs that neither are needed nor were put there lately. `round` is the head's."""
-        to_keep = self._retention.states(round)
+        rows = self.rows.kept(self._retention.keep.bytes_max)
+        to_keep = self._retention.states(round, rows)
         recent = time.monotonic() - STATES_KEPT_S
         with self._tidying:
             newest = list(self._kept_since.items())[-STATES_KEPT_MAX:]
             self._kept_since = {name: since for name, since in newest if since > recent}
             kept = {*self._held, *self._kept_since, *self._looked_for, *self._pieces}
-            self._store.drop_blobs({*kept, *to_keep, *needed})
+            self._store.drop_blobs({*kept, *to_keep, *rows, *needed})
 
     def _hold(self, name: Digest, state: SharedState) -> None:
         self._held[name] = state

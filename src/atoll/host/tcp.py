@@ -223,6 +223,13 @@ class Wire(asyncio.BufferedProtocol):
         """What the other end has acknowledged (`tcpi_bytes_acked`, at 120); 0 where the kernel does not tell."""
         return _asked(self._transport, "TCP_INFO", 128, lambda raw: struct.unpack_from("=Q", raw, 120)[0]) or 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether something written has not left for the network, here or in the kernel (`tcpi_notsent_bytes`, at
+        144): it takes a record of half a megabyte at once, however slow the link is."""
+        kept = _asked(self._transport, "TCP_INFO", 148, lambda raw: struct.unpack_from("=I", raw, 144)[0])
+        return self.unsent_bytes > 0 or bool(kept)
+
     # ---- what asyncio calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -3,6 +3,7 @@
     from atoll.learn.recipes import diloco
     done = atoll.experiment(diloco(rounds=30, inner_steps=32, up="2bit", down="2bit"), peers=4)
     done.val_loss, done.upload_ratio
+    done.plot("diloco.png")  # beside others: done.plot("both.png", "diloco", auto=other)
 
 With villains (learn/villains), and owners that withstand them:
 
@@ -63,6 +64,7 @@ def experiment(
     only: Sequence[str] = (),
     sample: float | None = None,
     groups: Sequence[str] = (),
+    records: Sequence[int] = (),
     loss: Loss = built_in_loss,
     precision: Precision | None = None,
     compiled: bool | None = None,
@@ -81,9 +83,11 @@ def experiment(
     but their rows are added up in the order of their ids. Parameters of `model` that require no gradient are
     neither trained nor exchanged nor counted; `only` names what is (`learn/exchanged.py`). `sample`, a share of the
     peers (0.5) or how many of them (10), train in a round, drawn as real rounds draw them; `groups` says of each
-    whose data it has. Where the recipe's schedule counts `epochs`, a peer's round is so many passes over its own
-    share. `precision="bf16"` and `compiled=True` (torch.compile) say how workers compute gradients, in place of the
-    recipe (`learn/gradient.py`); losses are looked at in fp32. ValueError if the recipe cannot be run.
+    whose data it has. `records`: what the rows of each peer weigh, times its steps, in place of its samples: its
+    influence in a run that keeps records (specs/reputation.md), which here stays as it is. Where the recipe's
+    schedule counts `epochs`, a peer's round is so many passes over its own share. `precision="bf16"` and
+    `compiled=True` (torch.compile) say how workers compute gradients, in place of the recipe
+    (`learn/gradient.py`); losses are looked at in fp32. ValueError if the recipe cannot be run.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"a recipe is what a method of atoll.learn.methods returns: diloco(), …; not {recipe!r}")
@@ -108,6 +112,8 @@ def experiment(
     if effort is not None and (problem := rhythm_misfit(effort, recipe)):
         raise ValueError(f"rounds of this recipe cannot follow the run: {problem}")
     check_clients(sample, groups, peers)
+    if records and (len(records) != peers or min(records) < 1 or recipe.reducer.group not in ("all", "server")):
+        raise ValueError("records are one number per peer, at least 1, where members reduce all together")
     if sample is not None and (problem := sample_problem(recipe) or _unsampled(recipe)):
         raise ValueError(f"rounds of this recipe cannot be sampled: {problem}")
     own = recipe.own_anchors or recipe.reducer.group == "one" or recipe.merge == "swap"
@@ -131,6 +137,7 @@ def experiment(
     length, trouble = steps or recipe.schedule.steps, trouble or Trouble()
     run = Experiment(recipe, model, found, peers, length, trouble, loss, order, effort, only)
     run.clients = None if sample is None else Clients(peers, sample, groups)
+    run.records = tuple(records)
     return run.whole(evaluate_every, samples, progress)
 
 

@@ -406,7 +406,8 @@ def decoupled(
     """Decoupled DiLoCo (2604.21428): a fragment is closed by a quorum and a grace period, rows weigh
     tokens^2 / steps, and the mean is mean length times mean direction (RDA). H = 24, tau = 2, K = 1, int4.
 
-    The paper has 24 fragments and takes embeddings by the plain mean; here 4, and every tensor alike. In
+    The paper has 24 fragments, so several are under way at once, and takes embeddings by the plain mean; here 4, as
+    real runs have one under way, and every tensor alike (fragments=24 for models of as many tensors). In
     real runs whoever is slow hands over what it has when the quorum is there, and x keeps the steps of the overlap.
     """
     return recipe_for(
@@ -436,7 +437,11 @@ def cooperative(
 ) -> Recipe:
     """Cooperative SGD (1808.07576): x <- alpha x + (1 - alpha) mean, with at least three members.
 
-    The mean moves with a momentum that follows how much the members' updates agree (`outer.Agreeing`).
+    Rows weigh by their members' records, shares being of the rows that were accepted; a run of this recipe keeps
+    records unless it is told not to (run.reputation), an experiment has those that it is given (`records`); without
+    any, rows weigh by samples. The mean moves with a momentum that follows how much the members' updates agree
+    (`outer.Agreeing`). Three members can outvote nobody: to withstand a liar takes five, with Krum 2f + 3, and
+    another recipe, since what these owners say cannot be checked.
     """
     return recipe_for(
         model,
@@ -463,7 +468,11 @@ def delayed_nesterov(
     **setting: Unpack[Setting],
 ) -> Recipe:
     """Asynchronous local SGD with delayed Nesterov momentum (2401.09135): updates are applied one by one as they
-    come; slower members take fewer steps per round (DyLU). Fragile from scratch: see the figures."""
+    come; slower members take fewer steps per round (DyLU). Fragile from scratch: see the figures.
+
+    In real runs they come in rounds (`recipes.in_swarm`): whoever is first begins the exchange, all others hand
+    over the steps that they have, and count by them. `every` is about the number of members.
+    """
     return recipe_for(
         model,
         inner=AdamW(lr=lr),

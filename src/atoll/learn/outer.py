@@ -45,13 +45,14 @@ class Sign(msgspec.Struct, frozen=True, tag="sign"):
 
 
 class Delayed(msgspec.Struct, frozen=True, tag="delayed"):
-    """Delayed Nesterov (2401.09135, algorithm 3), for updates that arrive one by one: each moves the anchor by
-    lr d / every; the momentum is renewed and felt only with every so-manieth of them.
+    """Delayed Nesterov (2401.09135, algorithm 3), for updates that arrive as they come: each moves the anchor by
+    lr d / every; the momentum is renewed and felt only with every so-manieth of them. Where rounds carry the mean
+    of several, and not always of all, `every` counts the tokens behind them.
     """
 
     lr: float = 0.7
     momentum: float = 0.9
-    every: int = 4  # about the number of workers
+    every: int = 4  # about the number of workers; in rounds the tokens that all of them learn from in one
 
 
 class Regional(msgspec.Struct, frozen=True, tag="regional"):
@@ -94,7 +95,7 @@ class Moments(msgspec.Struct, frozen=True, tag="moments"):
 Outer = Nesterov | Sign | Delayed | Regional | Gossip | Agreeing | Moments | AdamW
 AVERAGE = Nesterov(lr=1.0, momentum=0.0)  # the anchor becomes the mean of the members
 PLAIN = Nesterov | Sign | Agreeing | Moments  # they are single-rounded operations alone
-SHARED = PLAIN | AdamW  # every peer computes the same bits
+SHARED = PLAIN | AdamW | Delayed  # every peer computes the same bits
 
 
 def momentum_of(outer: Outer) -> float:
@@ -152,6 +153,20 @@ def outer_step(
     return new_anchor_P, new_momentum_P
 
 
+def delayed_step(
+    outer: Delayed, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor, before: int, learned: int
+) -> tuple[Tensor, Tensor]:
+    """(anchor', momentum'), each (P,), bit-identical everywhere. `learned` is what the update counts, `before` what
+    came before it, in the unit of `every`; more than that is a run that grew, and moves no further. The momentum
+    gathers what came since it was renewed."""
+    share_P = combined_P * min(1.0, learned / outer.every)
+    anchor_P, momentum_P = anchor_P - share_P * outer.lr, momentum_P + share_P
+    if (before + learned) // outer.every > before // outer.every:
+        anchor_P = anchor_P - momentum_P * (outer.lr * outer.momentum)
+        momentum_P = momentum_P * outer.momentum
+    return anchor_P, momentum_P
+
+
 def agreed_moments(first_P: Tensor, second_P: Tensor | None, given_N: Tensor) -> tuple[Tensor, Tensor | None]:
     """The members' mean moments after a round whose answers have `given_N` behind the parameters, negative: one
     vector (P,) or two. Where it is zero nobody answered, or there is nothing to know: the old ones stay."""
@@ -170,10 +185,9 @@ class OuterState:
     """What an outer optimizer remembers of one anchor, or one fragment of it."""
 
     momentum_P: Tensor
-    buffer_P: Tensor | None = None  # Delayed: what arrived since the momentum was renewed
     inner: InnerState | None = None  # AdamW: its two moments
     second_P: Tensor | None = None  # Moments: the second of those that were agreed on
-    steps: int = 0
+    steps: int = 0  # updates; Delayed: in the unit of its `every`
 
 
 @dataclass(frozen=True)
@@ -183,16 +197,12 @@ class Moment:
     step: int  # of the run
     agreement_P: Tensor | float = 1.0  # how much the updates agree, 0 … 1
     mean_anchor_P: Tensor | None = None  # of the group, where members have anchors of their own
+    learned: int = 1  # what the update counts where its outer step is Delayed
 
 
 def fresh_outer(outer: Outer, parameters: int) -> OuterState:
     outer = outer.below if isinstance(outer, Regional) else outer
-    zeros_P = torch.zeros(parameters)
-    return OuterState(
-        zeros_P,
-        zeros_P.clone() if isinstance(outer, Delayed) else None,
-        fresh_inner(parameters) if isinstance(outer, AdamW) else None,
-    )
+    return OuterState(torch.zeros(parameters), fresh_inner(parameters) if isinstance(outer, AdamW) else None)
 
 
 def move(
@@ -211,14 +221,10 @@ def move(
             anchor_P = anchor_P + momentum_P
         case Regional(below):
             return move(below, state, anchor_P, combined_P, moment)
-        case Delayed(lr, momentum, every):
-            assert state.buffer_P is not None
-            share_P = combined_P / every
-            anchor_P, buffer_P, steps = anchor_P - share_P * lr, state.buffer_P + share_P, state.steps + 1
-            if steps % every == 0:
-                momentum_P = momentum_P * momentum + buffer_P
-                anchor_P, buffer_P = anchor_P - momentum_P * (lr * momentum), torch.zeros_like(buffer_P)
-            return anchor_P, replace(state, momentum_P=momentum_P, buffer_P=buffer_P, steps=steps)
+        case Delayed():
+            counted = state.steps, moment.learned
+            anchor_P, momentum_P = delayed_step(outer, anchor_P, momentum_P, combined_P, *counted)
+            return anchor_P, replace(state, momentum_P=momentum_P, steps=sum(counted))
         case AdamW():
             assert state.inner is not None
             old = state.inner

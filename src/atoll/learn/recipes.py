@@ -21,7 +21,7 @@ from atoll.learn.merge import Merge
 from atoll.learn.models import spec_of
 from atoll.learn.outer import AVERAGE, SHARED, Agreeing, Delayed, Gossip, Moments, Nesterov, Outer, Regional, Sign
 from atoll.learn.reducer import SCALED, Reducer
-from atoll.learn.schedule import Schedule, check_schedule
+from atoll.learn.schedule import Schedule, check_schedule, phase_at
 
 BATCH = 4  # samples per step of one peer, small for two cores
 SEQ_LEN = 64  # tokens per sample where nobody says: enough to learn words from bytes
@@ -122,7 +122,18 @@ def swarm_problem(recipe: Recipe) -> str:
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
         ),
-        "a change of rhythm": bool(schedule.phases),
+        f"an overlap of {schedule.overlap} steps in turns of {schedule.turn_steps}, so that one is under way while "
+        f"the next is sent (it needs more than {schedule.overlap * schedule.fragments} steps per round)": (
+            schedule.overlap >= schedule.turn_steps
+        ),
+        "a change of rhythm beside anything but whole models that all wait for": bool(schedule.phases)
+        and (
+            schedule != Schedule(schedule.inner_steps, schedule.rounds, phases=schedule.phases)
+            or recipe.hidden_steps > 0
+            or isinstance(recipe.inner, Accumulate)
+            or recipe.own_anchors
+            or reducer.quorum > 0
+        ),
         "owners that remember what answers of more than a mean left out": (
             coding.answer == "remembered"
             and (reducer.statistic != "mean" or recipe.own_anchors or isinstance(recipe.outer, Agreeing))
@@ -136,8 +147,9 @@ def swarm_problem(recipe: Recipe) -> str:
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
             not isinstance(recipe.outer, SHARED | Gossip)
-            or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW))
+            or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW | Delayed))
         ),
+        "a delayed step that comes after nothing": isinstance(recipe.outer, Delayed) and recipe.outer.every < 1,
         "an outer AdamW whose numbers divide by zero": isinstance(recipe.outer, AdamW) and not _steps(recipe.outer),
         f"updates in {coding.up} between members that share no state": (
             recipe.paired and not _stands_alone(coding.up)
@@ -148,6 +160,12 @@ def swarm_problem(recipe: Recipe) -> str:
         ),
     }
     return ", ".join(what for what, asked in cannot.items() if asked)
+
+
+def coding_at(recipe: Recipe, step: int, steps: int) -> Coding:
+    """How what is sent after so many of the run's steps travels."""
+    coding, (_, phase) = recipe.coding, phase_at(recipe.schedule, step, steps)
+    return msgspec.structs.replace(coding, up=phase.up or coding.up, down=phase.down or coding.down)
 
 
 def closing(recipe: Recipe) -> Recipe:
@@ -193,11 +211,25 @@ def sample_problem(recipe: Recipe) -> str:
 def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recipe:
     """The nearest that a real run can do. Where owners are not `believed`, or say more than a mean, they remember
     nothing of their answers, which nobody could check; these are finer instead."""
+    if isinstance(recipe.outer, Delayed) and recipe.reducer.group == "one":
+        return _in_rounds(recipe, recipe.outer)
     if recipe.coding.answer != "remembered" or (believed and not swarm_problem(recipe)):
         return recipe
     coding = msgspec.structs.replace(recipe.coding, answer="once", down=down)
     nearest = msgspec.structs.replace(recipe, coding=coding)
     return recipe if swarm_problem(nearest) else nearest
+
+
+def _in_rounds(recipe: Recipe, outer: Delayed) -> Recipe:
+    """Updates as they come, several in one: a round begins to share with the first, and counts by what all learned.
+    What comes too late for it waits in the feedback."""
+    tokens = recipe.schedule.inner_steps * recipe.batch * recipe.seq_len  # behind a whole update
+    return msgspec.structs.replace(
+        recipe,
+        outer=msgspec.structs.replace(outer, every=outer.every * tokens),
+        coding=msgspec.structs.replace(recipe.coding, beta=1.0),
+        reducer=Reducer(quorum=1),
+    )
 
 
 def overlapping(recipe: Recipe, overlap: int | None, fragments: int | None) -> Recipe:

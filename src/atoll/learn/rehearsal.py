@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-import msgspec
 import torch
 from msgspec import UNSET
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from atoll.learn.clients import Clients
 from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
 from atoll.learn.data import Data, epoch_samples, validation
+from atoll.learn.eager import Own
 from atoll.learn.gradient import PLAIN, Loss
 from atoll.learn.inner import Pipelined
 from atoll.learn.layout import flatten, layout_of
@@ -40,7 +41,8 @@ from atoll.learn.outer import (
     momentum_of,
     move,
 )
-from atoll.learn.recipes import Coding, Recipe, closing, swarm_problem
+from atoll.learn.picture import draw_outcomes
+from atoll.learn.recipes import Coding, Recipe, closing, coding_at, swarm_problem
 from atoll.learn.reducer import (
     agreement,
     answered,
@@ -89,6 +91,10 @@ class Outcome:
     model_F: Tensor  # the agreed model as one flat vector
     state: Digest | None  # what real rounds would name it; None where they cannot do this, or members never agree
 
+    def plot(self, path: Path | str, name: str = "this recipe", **others: Outcome) -> None:
+        """Draw its losses over steps and bytes, beside those of others by name: done.plot("a.png", auto=other)."""
+        draw_outcomes({name: self, **others}, path)
+
 
 @dataclass
 class Flight:
@@ -101,9 +107,9 @@ class Flight:
     lands_at: int
     sent: dict[int, Tensor]  # member -> its live parameters as they were sent
     combined: dict[int, Tensor] = field(default_factory=dict)  # anchor -> update
-    own: dict[int, Tensor] = field(default_factory=dict)  # member -> what its own message decodes to
     mean_anchor: dict[int, Tensor] = field(default_factory=dict)
     agreement: Tensor | float = 1.0
+    learned: int = 1  # what it counts where the outer step is Delayed: an update, or the tokens behind a round
 
 
 class Experiment:
@@ -137,8 +143,9 @@ class Experiment:
         self.present = list(range(peers))
         self.clients: Clients | None = None  # where not everybody trains in every round
         self.drawn_for = -1  # which of them they were drawn for
+        self.records: tuple[int, ...] = ()  # by peer, where they decide what rows weigh
         first_F, _ = flatten(model, self.layout)
-        anchors, self.regions = peers if recipe.own_anchors else 1, None
+        anchors, self.regions = peers if recipe.paired else 1, None
         if isinstance(recipe.outer, Regional):
             anchors = recipe.outer.regions
             self.regions = Regions(recipe.outer, first_F, self.layout.parameters)
@@ -147,6 +154,8 @@ class Experiment:
             [fresh_outer(recipe.outer, self._inside(*f)) for f in self.fragments] for _ in range(anchors)
         ]
         self.momentum_P = torch.zeros(self.layout.parameters)  # what codecs may build on
+        eager = recipe.reducer.own == "fresh"
+        self.own = [Own(first_F, self.momentum_P.clone()) for _ in range(peers)] if eager else []
         self.owed: dict[int, Tensor] = {}  # owner -> what its answers left out, over the whole vector
         self.flights: list[Flight] = []
         self.traffic = Traffic(peers)
@@ -225,8 +234,10 @@ class Experiment:
         present = [p for p in range(len(self.workers)) if not self.trouble.is_away(p, step)]
         for peer in present:
             if peer not in self.present:
-                if self.recipe.own_anchors and self.present:  # it takes another's: its own is old
+                if self.recipe.paired and self.present:  # it takes another's: its own is old
                     self.anchors[peer].copy_(self.anchors[self.present[0]])
+                if self.own:
+                    self.own[peer] = Own(self.anchors[0].clone(), self.momentum_P.clone())
                 moments = isinstance(self.recipe.outer, Moments)
                 self.workers[peer].begin_again(self._anchor_of(peer), inherited(self.shared()) if moments else None)
                 self.rhythm.came(peer)
@@ -242,15 +253,13 @@ class Experiment:
                     self._go_up(self.regions, region, step, last=True)
             return
         for fragment in self.rhythm.due(step):
-            if reducer.own == "sent" and not isinstance(self.recipe.inner, Pipelined):
+            if not isinstance(self.recipe.inner, Pipelined):
                 for old in [f for f in self.flights if f.fragment == fragment]:
                     self._apply(old)
             flight = self._launch(fragment, step, self._coding(step), self._span(fragment))
             if flight is None:
                 continue
-            if reducer.own == "fresh":
-                self._exchange(flight, next((f for f in self.flights if f.fragment == fragment), None))
-            elif flight.lands_at <= step:
+            if flight.lands_at <= step:
                 self._apply(flight)
             else:
                 self.flights.append(flight)
@@ -263,9 +272,8 @@ class Experiment:
     def _close(self) -> None:
         """The last round waits for everything that is under way."""
         schedule = self.recipe.schedule
-        if self.recipe.reducer.own == "sent":
-            for flight in list(self.flights):
-                self._apply(flight)
+        for flight in list(self.flights):
+            self._apply(flight)
         self.live_F = torch.stack([self.workers[peer].x_F for peer in self._training() or [0]]).mean(0)
         if schedule.closing:
             last = closing(self.recipe)
@@ -274,8 +282,6 @@ class Experiment:
             self._close_whole(self._coding(self.steps), self.recipe.outer)
         else:
             self._synchronise(self.steps)
-            for flight in list(self.flights):  # eager: the last round's mean is still to come
-                self._exchange(None, flight)
 
     def _close_whole(self, coding: Coding, outer: Outer) -> None:
         """A last round that carries all fragments at once, as in real rounds."""
@@ -329,12 +335,14 @@ class Experiment:
             if coding.beta:
                 kept = settle(updates[peer], [peer in counted] * len(bounds), ups)
                 self.workers[peer].memory_F[lo:hi] = kept
-            if reducer.own == "fresh":
-                flight.own[peer] = decoded(updates[peer], bounds, ups)
         if in_pairs:
             self._pair(flight, members, counted, updates, ups)
         else:
             self._reduce(flight, owners, rows, updates, bounds, ups, coding)
+        for peer, own in enumerate(self.own):
+            if peer in updates:
+                own.sent(self.recipe.outer, decoded(updates[peer], bounds, ups), len(members), begun)
+                own.agreed(self.recipe.outer, flight.combined[0], begun)
         if self.clients is not None:
             self.clients.took_turns(counted)
         self._written(flight, step, members, counted)
@@ -392,6 +400,8 @@ class Experiment:
                 extra += 8 * (len(rows) + 1) ** 2  # the part's Gram matrix, to every other owner
             self.traffic.part(owner, says, counted, None if gathered else done.sent_bytes + extra)
         flight.combined[0] = combined
+        samples = sum(self.workers[p].samples[flight.fragment] for p in counted)
+        flight.learned = samples * self.recipe.seq_len
         if agreed is not None:
             flight.agreement = agreed[: self._inside(flight.lo, flight.hi)]
         for peer in updates:
@@ -420,23 +430,6 @@ class Experiment:
                 flight.mean_anchor[peer] = torch.stack(anchors).mean(0)
                 if len(pair) == 2:
                     self.traffic.pair(peer, pair, len(updates[peer].wires[0]) + 4 * (hi - lo), peer in counted)
-
-    def _exchange(self, fresh: Flight | None, last: Flight | None) -> None:
-        """Eager updates (2502.12996): the last round's mean, my stale share of it exchanged for my fresh one."""
-        base = fresh or last
-        assert base is not None
-        now = Flight(base.fragment, base.lo, base.hi, base.begun, base.lands_at, base.sent)
-        for peer in range(len(self.workers)):
-            mine = torch.zeros(now.hi - now.lo) if last is None else last.combined[0].clone()
-            if last is not None and peer in last.own:
-                mine -= last.own[peer] / len(last.own)
-            if fresh is not None and peer in fresh.own:
-                mine += fresh.own[peer] / len(fresh.own)
-            now.combined[peer] = mine
-        self._apply(now)
-        self.flights = [f for f in self.flights if f is not last]
-        if fresh is not None:
-            self.flights.append(fresh)
 
     def _alone(self, peer: int, step: int) -> None:
         """One worker's own round with whoever owns the parts: nobody else takes part, nobody waits."""
@@ -474,7 +467,7 @@ class Experiment:
             self.traffic.above(near, self.present, 4 * self.layout.floats)
 
     def _land(self, step: int) -> None:
-        for flight in [f for f in self.flights if f.lands_at <= step and self.recipe.reducer.own == "sent"]:
+        for flight in [f for f in self.flights if f.lands_at <= step]:
             self._apply(flight)
 
     def _apply(self, flight: Flight, outer: Outer | None = None) -> None:
@@ -485,7 +478,8 @@ class Experiment:
         for index, combined in flight.combined.items():
             anchor_F, state = self.anchors[index], self.outers[index][flight.fragment]
             mean_anchor = flight.mean_anchor.get(index)
-            moment = Moment(flight.begun, flight.agreement, None if mean_anchor is None else mean_anchor[:inside])
+            near = None if mean_anchor is None else mean_anchor[:inside]
+            moment = Moment(flight.begun, flight.agreement, near, flight.learned)
             inside_P = anchor_F[lo : lo + inside]
             after_P, after = move(outer or self.recipe.outer, state, inside_P, combined[:inside], moment)
             self._check_finite(after_P, flight.lands_at)
@@ -529,18 +523,16 @@ class Experiment:
         return torch.zeros_like(rows_GN[0]) if made_N is None else made_N
 
     def _anchor_of(self, peer: int) -> Tensor:
-        return self.anchors[self._anchor_index(peer)]
+        return self.own[peer].anchor_F if self.own else self.anchors[self._anchor_index(peer)]
 
     def _anchor_index(self, peer: int) -> int:
-        """Whose anchor it trains from: that of all, of its region, or its own."""
+        """Which of the anchors that outer steps move it trains from: that of all, of its region, or its own."""
         if self.regions is not None:
             return self.regions.region_of(peer)
         return peer if len(self.anchors) > 1 else 0
 
     def _coding(self, step: int) -> Coding:
-        coding, (_, phase) = self.recipe.coding, phase_at(self.recipe.schedule, step, self.steps)
-        up, down = phase.up or coding.up, phase.down or coding.down
-        return msgspec.structs.replace(coding, up=up, down=down)
+        return coding_at(self.recipe, step, self.steps)
 
     def _codecs(self, name: str, bounds: Bounds, lo: int) -> tuple[Codec, ...]:
         state = SharedState(self.anchors[0], self.momentum_P, torch.zeros(0, dtype=torch.int64))
@@ -561,6 +553,8 @@ class Experiment:
     def _weight(self, peer: int, fragment: int) -> int:
         worker = self.workers[peer]
         samples, steps = worker.samples[fragment], worker.steps[fragment]
+        if self.records:
+            return self.records[peer] * steps
         return weight_of(self.recipe.reducer, samples, samples * self.recipe.seq_len, steps)
 
     def _seed(self) -> bytes:
@@ -590,7 +584,7 @@ class Experiment:
     def shared(self) -> SharedState:
         """The state that real rounds would hold now, without what is under way."""
         recipe, turns = self.recipe, len(self.history) - len(self.flights)
-        steps = turns * recipe.schedule.turn_steps
+        steps = recipe.schedule.begun(turns)
         samples = steps * recipe.batch * len(self.workers)
         if self.rhythm.effort is not None:
             steps, samples = self.now, self.rhythm.dealt
@@ -605,8 +599,11 @@ class Experiment:
         """What real rounds would name it by; None where they cannot do this, or their members never agree."""
         recipe, trouble = self.recipe, self.trouble
         ours = self.clients is not None or recipe.schedule.epochs is not UNSET  # rounds of data of one's own
-        apart = ours or self.own_data or recipe.own_anchors or self.layout.counters
-        whole = self.steps % recipe.schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
+        ours |= bool(self.records)  # those of real runs move
+        apart = ours or self.own_data or recipe.paired or self.layout.counters
+        schedule = recipe.schedule
+        whole = self.steps % schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
+        whole &= not schedule.phases or self.steps == schedule.steps
         if apart or swarm_problem(recipe) or trouble != Trouble() or not whole:
             return None
         return state_hash(state_bytes(self.shared(), self.layout))

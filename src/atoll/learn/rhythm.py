@@ -66,7 +66,8 @@ class Rhythm:
         """The same for the outer step of the round under way, `begun` by the recipe's schedule."""
         if self.horizon is not None:
             return step_at(self.horizon, self.tokens)
-        return begun if self.effort is None else self.began
+        regular = self.effort is None and not self.recipe.schedule.phases
+        return begun if regular else self.began
 
     def closed(self, step: int, members: Sequence[int], losses: Mapping[int, Sequence[float]]) -> None:
         """A round ended after so many steps of the run; `losses` of those who count, step by step."""

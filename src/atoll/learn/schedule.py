@@ -33,7 +33,9 @@ class Schedule(msgspec.Struct, frozen=True):
     inner_steps: int = 50  # H; the gap to synchronous training grows with it, the bytes shrink
     rounds: int = 30
     fragments: int = 1  # each synchronises once per round, inner_steps / fragments steps after the one before
-    overlap: int = 0  # tau: steps between sending and applying; 0 waits. Keep below inner_steps / fragments
+    overlap: int = 0
+    """tau: steps between sending and applying; 0 waits. Below inner_steps, and in real runs below a turn's: they
+    have one fragment under way at a time."""
     phases: tuple[Phase, ...] = ()
     closing: str = ""  # codec of one last average of live parameters, both ways; empty: the last round is like all
     moments: tuple[int, int] = (0, 0)  # rounds between averages of inner moments (first, second); 0: never
@@ -54,12 +56,22 @@ class Schedule(msgspec.Struct, frozen=True):
     @property
     def turns(self) -> int:
         """Agreed rounds of a real run: each carries one fragment."""
-        return self.rounds * self.fragments
+        return sum(rounds for rounds, _ in stretches_of(self)) if self.phases else self.rounds * self.fragments
 
     @property
     def turn_steps(self) -> int:
-        """Inner steps of each of them."""
+        """Inner steps of each of them, where nothing changes that."""
         return self.inner_steps // self.fragments
+
+    def begun(self, turns: int) -> int:
+        """Steps of the run that so many of them take together."""
+        if not self.phases:
+            return turns * self.turn_steps
+        taken = 0
+        for rounds, steps in stretches_of(self):
+            taken += min(turns, rounds) * steps
+            turns -= min(turns, rounds)
+        return taken
 
 
 def fragments_of(layout: Layout, count: int) -> Bounds:
@@ -104,6 +116,35 @@ def phase_at(schedule: Schedule, step: int, steps: int) -> tuple[int, Phase]:
     return found
 
 
+def stretches_of(schedule: Schedule) -> tuple[tuple[int, int], ...]:
+    """(rounds, steps of each) in order, where phases change their length: what is left of a phase when the next one
+    begins goes into its first round, and what is left of the run into one more. Of whole models only."""
+    begins = [round(phase.since * schedule.steps) for phase in schedule.phases]
+    lengths = [schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)]
+    found, ended = list[tuple[int, int]](), 0
+    for steps, (begin, end) in zip(lengths, pairwise([0, *begins, schedule.steps]), strict=True):
+        rounds = (end - begin) // steps
+        if rounds:
+            found += [(1, begin + steps - ended), (rounds - 1, steps)]
+            ended = begin + rounds * steps
+    found.append((1, schedule.steps - ended))
+    return tuple((rounds, steps) for rounds, steps in found if rounds and steps)
+
+
+def phases_named(text: str) -> tuple[Phase, ...]:
+    """since:inner_steps[:up[:down]], more with commas: "0.8:16,0.9:8:int8:int8". ValueError if it is none."""
+    found = list[Phase]()
+    for piece in filter(None, text.split(",")):
+        since, steps, up, down, *more = [*piece.split(":"), "", "", ""]
+        try:
+            found.append(Phase(float(since), int(steps), up, down))
+        except ValueError:
+            more = [piece]
+        if any(more):
+            raise ValueError(f"{piece!r} is no phase: it is since:inner_steps[:up[:down]], such as 0.9:8:int8")
+    return tuple(found)
+
+
 def due(schedule: Schedule, step: int, steps: int) -> tuple[int, ...]:
     """The fragments that are sent after `step` steps; at the end of the run, all of them."""
     if step == steps:
@@ -116,17 +157,19 @@ def due(schedule: Schedule, step: int, steps: int) -> tuple[int, ...]:
 
 def check_schedule(schedule: Schedule) -> None:
     """ValueError if the numbers do not fit each other."""
-    if min(schedule.rounds, schedule.inner_steps, schedule.fragments) < 1 or schedule.overlap < 0:
-        raise ValueError("rounds, inner_steps and fragments must be at least 1, overlap at least 0")
+    shortest = min([schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)])
+    if min(schedule.rounds, shortest, schedule.fragments) < 1 or schedule.overlap < 0:
+        raise ValueError(
+            "rounds, inner_steps (of phases, too) and fragments must be at least 1, overlap at least 0"
+        )
     if schedule.epochs is not UNSET and (schedule.epochs < 1 or schedule.fragments > 1 or schedule.overlap):
         raise ValueError("epochs, passes over a member's own data, are at least 1: fragments=1, overlap=0")
-    shortest = min([schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)])
     if schedule.fragments > shortest:
         raise ValueError(f"{schedule.fragments} fragments do not fit rounds of {shortest} steps")
-    if schedule.overlap and schedule.overlap >= shortest / schedule.fragments:
+    if schedule.overlap and schedule.overlap >= shortest:
         raise ValueError(
-            f"an overlap of {schedule.overlap} steps needs more than {schedule.overlap * schedule.fragments} steps "
-            f"per round, or one fragment would be under way while the next is sent; a round has {shortest}"
+            f"an overlap of {schedule.overlap} steps needs more than {schedule.overlap} steps per round, or a "
+            f"fragment would be sent again while it is under way; a round has {shortest}"
         )
     since = [phase.since for phase in schedule.phases]
     if since != sorted(since) or any(not 0 < at < 1 for at in since):

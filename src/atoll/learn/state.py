@@ -21,7 +21,7 @@ from atoll.learn.codec import Codec
 from atoll.learn.codec.blocks import Room, new_wire, tensor_over
 from atoll.learn.inner import AdamW
 from atoll.learn.layout import Layout, base_digest, flatten, layout_digest, layout_of, named
-from atoll.learn.outer import SHARED, agreed_moments, outer_step
+from atoll.learn.outer import SHARED, Delayed, agreed_moments, delayed_step, outer_step
 from atoll.learn.outer_adamw import adamw_step
 from atoll.learn.tensorfile import dump, load, pieces_of
 
@@ -112,6 +112,9 @@ def moved_by(
         squares_P = torch.zeros_like(momentum_P) if second_P is None else second_P
         *moved, second_P = adamw_step(outer, *before_N, squares_P, given_N, step, state.round)
         for into, value in zip(into_N, moved, strict=True):
+            into.copy_(value)
+    elif isinstance(outer, Delayed):
+        for into, value in zip(into_N, delayed_step(outer, *before_N, given_N, state.tokens, tokens), strict=True):
             into.copy_(value)
     else:
         outer_step(outer, *before_N, given_N, step, agreed_N, into_N)

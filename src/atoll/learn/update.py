@@ -11,9 +11,10 @@ Never changes its arguments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,15 @@ from atoll.learn.layout import Layout, Slot
 from atoll.learn.state import SharedState
 
 Bounds = tuple[tuple[int, int], ...]
+
+
+class Placed(NamedTuple):
+    """Where a tensor lies in a flat vector."""
+
+    at: int
+    size: int
+    shape: tuple[int, ...]
+
 
 EXPECTED_SHARE = 0.25
 """Of the mean of past updates, as far as the next one is like it. gpt-tiny, 10 rounds of 30 steps: a quarter left
@@ -65,7 +75,7 @@ def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_
         seed=digest(b"atoll/codec/seed/1" + common.name + place),
         reference_N=_expected(common, lo, hi) if words & {"delta", "lowrank"} else None,
         sizes=tensor_sizes(common.layout, lo, hi) if "changed" in words else None,
-        shapes=_matrices(common.layout, lo, hi) if "lowrank" in words else None,
+        shapes=matrices(_placed(common.layout), lo, hi) if "lowrank" in words else None,
         link_bytes_s=link_bytes_s,
     )
     return codec_named(name, known)
@@ -89,13 +99,20 @@ def _tensors(layout: Layout, lo: int, hi: int) -> list[tuple[int, int, Slot]]:
     return [one for one in cut if one[0] < one[1]]
 
 
-def _matrices(layout: Layout, lo: int, hi: int) -> tuple[tuple[int, int], ...]:
+def _placed(layout: Layout) -> Iterator[Placed]:
+    return (Placed(slot.at, slot.size, slot.shape) for slot in layout.slots if slot.kind != "counter")
+
+
+def matrices(tensors: Iterable[Placed], lo: int, hi: int) -> tuple[tuple[int, int], ...]:
     """(rows, columns) of the pieces of lo … hi: whole rows of matrices, and single rows of whatever is left over.
 
     A tensor of more dimensions is the matrix of its first one, like a convolution in PowerSGD.
     """
     shapes: list[tuple[int, int]] = []
-    for begin, end, slot in _tensors(layout, lo, hi):
+    for slot in tensors:
+        begin, end = max(lo, slot.at), min(hi, slot.at + slot.size)
+        if begin >= end:
+            continue
         columns = slot.size // slot.shape[0] if len(slot.shape) > 1 else slot.size
         first, last = -((slot.at - begin) // columns), (end - slot.at) // columns  # rows that are here as a whole
         if first >= last:

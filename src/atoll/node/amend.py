@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.policy.members import AMEND_ROUNDS, Earlier
@@ -38,8 +40,7 @@ def goal_of(body: Body, id: Digest) -> Goal:
 
 def amend_bytes(run: Digest, amend: Amend) -> bytes:
     """What the recovery identity signs; the signature in it does not count."""
-    plain = Amend(amend.after, amend.round, amend.back_to, amend.state, amend.trained, b"")
-    return AMEND_DOMAIN + run + encode(plain)
+    return AMEND_DOMAIN + run + encode(replace(amend, signature=b""))
 
 
 def amend_holds(signed: Signed, amend: Amend, notary: Notary, recovery: bytes) -> bool:

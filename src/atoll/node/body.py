@@ -25,11 +25,13 @@ from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_f
 from atoll.node.ground import Ground
 from atoll.node.reputation import next_scores, resting_among
 from atoll.node.settings import RunSettings, encode_settings
+from atoll.node.topology import asked_in
 from atoll.policy.members import Reported, next_members
 from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import next_credits
 from atoll.policy.windows import Shown, next_window
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
+from atoll.protocol.reduce.plan import with_reserves
 from atoll.protocol.reduce.rows import name_of
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
@@ -165,7 +167,7 @@ def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str 
 
 
 def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
-    plan, parent = ground.plan, ground.parent
+    plan, parent, way = ground.plan, ground.parent, ground.by(asked_in(body.commits))
     if (body.run, body.round, body.parent, body.epoch) != (notary.run, plan.round, plan.head, parent.epoch):
         return "it does not follow the head"
     if body.trained != _trained(ground, body.reports):
@@ -174,13 +176,14 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "it is not by a voter of this round"
     if not parent.time_s <= body.time_s <= now + CLOCK_SLACK_S:
         return f"its time is {body.time_s - now:+.1f} s from mine"
-    if len(body.parts) != len(ground.owners):
-        return f"it has {len(body.parts)} parts, the plan has {len(ground.owners)}"
+    if len(body.parts) != len(way.owners):
+        return f"it has {len(body.parts)} parts, the plan has {len(way.owners)}"
     answers: list[Answered | None] = []
     for part, signed in enumerate(body.parts):
-        answers.append(None if signed is None else _check_part(ground, notary, body, part, signed))
+        answers.append(None if signed is None else _check_part(way, notary, body, part, signed))
+    reduce_plan = way.reduce_plan(body.attempt) if body.parts else None
     for answered in answers:
-        if answered is not None and not ground.reduce_plan(body.attempt).enough(answered.contributors):
+        if reduce_plan is not None and answered is not None and not reduce_plan.enough(answered.contributors):
             return f"part {answered.part} has too few rows for a {ground.statistic}"
     misweighed = _misweighed(ground, body, [answered for answered in answers if answered is not None])
     if misweighed is not None:
@@ -192,6 +195,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         slot = commit.round, commit.attempt
         if slot != (plan.round, body.attempt) or not (commit.parts and parts_fit(ground, commit)):
             return f"the commitment of {signed.signer} is for something else"
+        if ground.by(commit.asked) is not way:  # nobody's choice in most runs: there its words change nothing
+            return f"the commitment of {signed.signer} is for another topology than the others"
         flaw = commit_flaw(commit)
         if flaw is not None:
             return f"the commitment of {signed.signer} {flaw}"
@@ -289,6 +294,8 @@ def _forged(ground: Ground, notary: Notary, signed: Signed, report: Reported) ->
 def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: Signed) -> Answered:
     answered = notary.open(signed, Answered, ground.vote_key_of.get(signed.signer))
     owners = ground.owners[part]
+    if answered.owner_index >= len(owners):
+        owners = with_reserves(owners, ground.reserves)
     fits = (
         (answered.round, answered.attempt, answered.part) == (body.round, body.attempt, part)
         and 0 <= answered.owner_index < len(owners)

@@ -11,6 +11,7 @@ from atoll.node.facts import RoundClosed
 from atoll.node.ground import Ground
 from atoll.node.jobs import Adopt
 from atoll.node.my_update import MyUpdate
+from atoll.node.topology import asked_in
 from atoll.node.trial import Trial, opened
 from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import resting_in
@@ -50,6 +51,7 @@ def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> R
     else:
         partly = counted - counted.intersection(*listed)
         trainers = ground.plan.givers - resting_in(body, body.round)
+    topology = ground.by(asked_in(body.commits)).topology
     return RoundClosed(
         vertex=vertex,
         body=body,
@@ -58,6 +60,7 @@ def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> R
         partly=tuple(sorted(partly)),
         missing=() if assembling else tuple(sorted(trainers - counted)),
         parts_missing=sum(s is None for s in body.parts),
+        topology="" if topology is None else topology.name,
     )
 
 

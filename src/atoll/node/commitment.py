@@ -22,8 +22,11 @@ NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below
 
 
 def parts_fit(ground: Ground, commit: Commit) -> bool:
-    """A pass has no parts; an update has all of them, or the first ones where its length is its caller's choice."""
-    planned = len(ground.owners)
+    """A pass has no parts; an update has all of them, or the first ones where its length is its caller's choice.
+
+    PeerFault where it is to be reduced in a way that there is not.
+    """
+    planned = len(ground.by(commit.asked).owners)
     return commit.parts in (0, planned) or (commit.values > 0 and 0 < commit.parts < planned)
 
 

@@ -17,6 +17,7 @@ from atoll.base.turns import in_turn
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.facts import OtherCall
 from atoll.node.ground import Ground
+from atoll.node.topology import topology_in
 from atoll.node.trial import Commits
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Commit, Signed
@@ -42,12 +43,15 @@ class Commitments:
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
         self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
+        self.asked: str | None = None  # for this way this attempt's updates are reduced; None: not known yet
+        self.elsewhere: set[PeerId] = set()  # whose caller asked for another one: of these no row is taken
 
     # ---- what happens --------------------------------------------------------------------------------------
 
     def attempt_begins(self, attempt: int, trains: bool) -> None:
         """`trains`: my own commitment is waited for, too."""
         self.attempt, self.shown = attempt, set()
+        self.asked, self.elsewhere = None, set()
         self.heard = {a: c for a, c in self.heard.items() if a >= attempt}
         # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
         mine = {self.me} if trains else set[PeerId]()
@@ -74,7 +78,20 @@ class Commitments:
         self.heard.setdefault(commit.attempt, Commits()).hear(signed.signer, commit, signed)
         if commit.attempt == self.attempt:
             self.awaited.discard(signed.signer)
+            self._note_way(signed.signer, commit)
         return commit
+
+    def goes_by(self, asked: str) -> None:
+        """The updates of this attempt are reduced as this asks for."""
+        self.asked = asked
+        for peer, (commit, _) in self.now.of.items():
+            self._note_way(peer, commit)
+
+    def _note_way(self, peer: PeerId, commit: Commit) -> None:
+        if self.asked is None or self.ground.ways is None or peer == self.me or not commit.parts:
+            return
+        if topology_in(commit.asked) != topology_in(self.asked):
+            self.elsewhere.add(peer)
 
     def _check(self, signed: Signed, commit: Commit) -> None:
         if len(signed.body) + len(signed.signature) > self.plan.settings.signing.commit_bytes_max:
@@ -132,6 +149,10 @@ class Commitments:
         known = self.now.of.get(peer)
         return known[0] if known is not None else None
 
+    def reduced_of(self, peer: PeerId) -> Commit | None:
+        """The same, if its update can be reduced with those of this attempt."""
+        return None if peer in self.elsewhere else self.commit_of(peer)
+
     def shown_to(self, owner: PeerId, names: Iterable[PeerId]) -> list[Signed]:
         """The words of these others, once each, for an owner that heard another word of one of them."""
         if self.me not in shown_by(owner, self.plan.committee, self.plan.head, self.attempt):
@@ -182,7 +203,10 @@ class Commitments:
         return False
 
     def filled(self) -> int | None:
-        """Parts of the longest update; None while somebody I could hear from has not said what it has."""
+        """Parts of the longest update; None while somebody I could hear from has not said what it has. None at all
+        where callers asked for two ways: they wait for rows by different plans, and all were told."""
+        if self.elsewhere:
+            return 0
         commits, trainers = self.now, self.plan.trainers
         if len(trainers) > COMMITTEE_MAX or len(commits.of) < min(self.plan.quorum, len(trainers)):
             return None  # whoever hears too few may be the one who is cut off

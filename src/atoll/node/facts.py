@@ -318,6 +318,15 @@ class StateLost(Fact, frozen=True, kw_only=True):
     why: str
 
 
+class RowsGathered(Fact, frozen=True, kw_only=True):
+    """Whoever asks who damaged a round has the rows of it that can be had."""
+
+    phase = "keep"
+    of: int
+    came: int  # from others
+    gone: tuple[tuple[int, PeerId], ...]  # part and author of those that nobody showed
+
+
 class RoundClosed(Fact, frozen=True, kw_only=True):
     """Agreed, durable, merged: the next round may begin."""
 
@@ -329,3 +338,4 @@ class RoundClosed(Fact, frozen=True, kw_only=True):
     partly: tuple[PeerId, ...]  # of those, the ones missing from some part
     missing: tuple[PeerId, ...]  # voting members in no part
     parts_missing: int
+    topology: str = ""  # by which its updates were reduced

@@ -7,8 +7,8 @@ strangers could grow have their ceilings here. Never holds what was said in the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from msgspec import UNSET
 
@@ -23,7 +23,7 @@ from atoll.base.limits import (
 )
 from atoll.base.recall import of_the_same
 from atoll.node.settings import RunSettings
-from atoll.node.topology import parts_most, way_of
+from atoll.node.topology import PAIRS, Way, asked_in, parts_most, topology_in, way_asked, way_of
 from atoll.policy.apart import Apart
 from atoll.policy.members import Recent, Reported, admissible
 from atoll.policy.plan import RoundPlan
@@ -38,7 +38,6 @@ from atoll.wire.messages.round import Answer, Comparison
 from atoll.wire.messages.statements import (
     Amend,
     Answered,
-    Commit,
     Weighing,
 )
 from atoll.wire.messages.vertex import Body, Member
@@ -69,6 +68,24 @@ class Ground:
     scored: tuple[Score, ...] | None = None  # updates whose scores the parent settled; None: the run has none
     words_lost: bool = False  # of scorers, on this disk: records are taken at their word
     paired: bool = False  # members exchange two by two and have states of their own, which the agreed one names
+    ways: Callable[[str], Way] | None = None  # by its name, where whoever calls may choose how its call is reduced
+
+    def by(self, asked: str) -> Ground:
+        """The same for updates whose callers asked for this. PeerFault for a way that there is none of.
+
+        What the callers chose stands in their commitments, so a round that nobody planned like that is reduced by
+        a plan that all work out alike, and whoever checks its body finds in it what it was reduced by.
+        """
+        if self.ways is None or self.topology is None or not (name := topology_in(asked)):
+            return self
+        if name not in self._asked:
+            way = self.ways(name)
+            self._asked[name] = replace(self, topology=way.topology, why=way.why)
+        return self._asked[name]
+
+    @cached_property
+    def _asked(self) -> dict[str, Ground]:
+        return {}
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -145,6 +162,13 @@ class Ground:
         return witnesses(owners, liars_among(len(self.plan.voters), self.tolerance)) if self.witnessed else 0
 
     @cached_property
+    def reserves(self) -> tuple[PeerId, ...]:
+        """Who takes parts of which every owner is gone: authors have their rows still. Where members may lie a part
+        needs an owner that was drawn for it; in pairs it is nobody else's."""
+        believed = self.plan.settings.quorum == "majority" and self.statistic == "mean"
+        return self.plan.owners if believed and self.topology is not None and not self.topology.apart else ()
+
+    @cached_property
     def juries(self) -> tuple[tuple[PeerId, ...], ...]:
         """Of each part, in a large committee: if every voter opened all rows of a doubted part, that would be the
         whole updates of all to all. Where rows are weighed, comparisons are made again by everybody."""
@@ -177,6 +201,7 @@ class Ground:
             plan.has_clock,
             self.influence if self.weighs else {},
             self.opened,
+            self.reserves,
         )
 
     @cached_property
@@ -243,13 +268,16 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
     more = audited, reputed, demanded, opened, settings.apart_terms, scored
-    return Ground(plan, parent, way.topology, way.why, judge, *trust, parts, who, *more, paired=settings.paired)
+    chosen = settings.round.quorum == "majority" and not plan.has_clock  # all is direct where members may lie
+    ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
+    fixed = plan, parent, way.topology, way.why, judge
+    return Ground(*fixed, *trust, parts, who, *more, paired=settings.paired, ways=ways)
 
 
 def _answered_bytes(parent: Body) -> int:
-    """Of all combined parts of the last round; 0 where the length of an update is its caller's choice."""
-    commits = [decode_statement(signed.body, signed.signer) for signed in parent.commits[:1]]
-    if any(isinstance(commit, Commit) and commit.values for commit in commits):
+    """Of all combined parts of the last round. Where lengths are callers' choice the next is likely as long, but of
+    pairs there are only names."""
+    if topology_in(asked_in(parent.commits)) == PAIRS:
         return 0
     answers = [decode_statement(signed.body, signed.signer) for signed in parent.parts if signed is not None]
     return sum(a.size_bytes for a in answers if isinstance(a, Answered))

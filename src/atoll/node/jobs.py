@@ -317,6 +317,75 @@ class JudgeOpening(msgspec.Struct, frozen=True):
     weights: tuple[float, ...]  # of the contributors, where distances made them
 
 
+class HeldRow(msgspec.Struct, frozen=True):
+    """A row of a round that is over: the bytes that its author committed to, and what shows that it did."""
+
+    part: int
+    peer: PeerId  # who committed to it
+    path: tuple[Digest, ...]  # from the payload's digest to the root in its commitment
+    payload: Payload
+
+
+class KeepRows(msgspec.Struct, frozen=True):
+    """Write these rows durably, each as a blob -> their names, tuple[Digest, ...], in the same order."""
+
+    rows: tuple[HeldRow, ...]
+
+
+class HoldRows(msgspec.Struct, frozen=True):
+    """Keep these rows on disk and no others, the most important first if there is little room -> those not here."""
+
+    blobs: tuple[Digest, ...]
+
+
+class ReadRow(msgspec.Struct, frozen=True):
+    """A kept row, to be shown to somebody -> Payload; None if it is not here (any more)."""
+
+    blob: Digest
+    digest: Digest  # that its author committed to
+
+
+class PartRows(msgspec.Struct, frozen=True):
+    """What the answer of one part was made of."""
+
+    rows: tuple[tuple[PeerId, int, Digest], ...]  # author, weight, blob
+    weights: tuple[float, ...] = ()  # of each, where distances made them
+
+
+class LeaveOut(msgspec.Struct, frozen=True):
+    """Make the state of a round again of its kept rows, then without each contributor in turn, and measure the loss
+    of all these states on what the run holds out, while my trainer rests -> LeftOut."""
+
+    round: int
+    before: Digest  # the state that the round began with
+    state: Digest  # that it led to
+    shares: tuple[int, ...]  # relative sizes of the parts
+    parts: tuple[PartRows | None, ...]  # None: it counts for nobody here
+    statistic: str
+    liars: int
+    steps: int
+    samples: int
+    shards: int
+    batch: int = 0
+
+
+class Without(msgspec.Struct, frozen=True):
+    """What the round would have led to without this peer."""
+
+    peer: PeerId
+    loss: float | None  # None: nothing can be made without it, for the reason in `why`
+    why: str = ""
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """Losses in nats; may be infinite or not a number."""
+
+    exact: bool  # with all rows the very state came out that was agreed on
+    before: float
+    whole: float  # with all rows
+    without: tuple[Without, ...]
+
+
 Work = (
     Train
     | TrainApart
@@ -338,4 +407,8 @@ Work = (
     | Score
     | LayOpen
     | JudgeOpening
+    | KeepRows
+    | HoldRows
+    | ReadRow
+    | LeaveOut
 )

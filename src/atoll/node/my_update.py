@@ -54,16 +54,21 @@ class MyUpdate:
             return []
         self.encoding = True
         round = self.ground.plan.round
-        work = Encode(round, self.ground.shares, self.ground.takes_late(self.me))
+        work = Encode(round, self._way.shares, self.ground.takes_late(self.me))
         return [Ask(f"round/{round}/encode", work)]
 
     def encodes(self, encoded: Encoded) -> str | None:
         """Its parts are here; why they may not be sent, if so."""
-        assert 0 < len(encoded.parts) <= len(self.ground.owners)
+        assert 0 < len(encoded.parts) <= len(self._way.owners)
         if self.ground.audited and encoded.claim is None:
             return "it cannot show how it trained, and rounds of this run are audited"
         self.encoded, self.claim, self.late = encoded.parts, encoded.claim, encoded.late
         return None
+
+    @property
+    def _way(self) -> Ground:
+        """As its caller asked for it to be reduced."""
+        return self.ground if self.trained is None else self.ground.by(self.trained.asked)
 
     def said(self) -> tuple[Payload, ...] | None:
         """My commitment is on its way: the parts that it is about, if it is no pass."""

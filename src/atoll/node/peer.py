@@ -3,6 +3,7 @@
     Known       what it knows once it has genesis       Heartbeat   who is alive, what time it is
     Round       the story of the round in progress      News        vertices asked for, shown and read
     Regain      the agreed state, on its way here       Admission   what I say to become a member
+    KeptRows    of rounds that are over, for blame
     Serve       blobs for others                        OldParts    of rounds that are over, for laggards
     Downloads   other blobs, and states to go back to   EarlyWords  of rounds that I have not reached
     Inspectors  is what others did any good?            requests    what people ask of it
@@ -69,6 +70,7 @@ from atoll.node.facts import (
 from atoll.node.ground import ground_after
 from atoll.node.inspectors import Inspectors
 from atoll.node.jobs import OthersStates
+from atoll.node.kept_rows import KeptRows
 from atoll.node.known import Grown, Known
 from atoll.node.news import News
 from atoll.node.old_parts import OldParts
@@ -80,6 +82,7 @@ from atoll.node.resting import WHY, Resting
 from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.node.trial import Measured
+from atoll.node.without import Question, question
 from atoll.policy.links import Rates, report
 from atoll.policy.members import only_counts, suspicions_needed
 from atoll.policy.plan import Turnout, plan_round
@@ -104,7 +107,7 @@ from atoll.wire.messages.history import (
 )
 from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
 from atoll.wire.messages.preference import PreferenceIs, WantPreference
-from atoll.wire.messages.round import PartBytes, RoundMessage, WantPart
+from atoll.wire.messages.round import PartBytes, RoundMessage, RowBytes, WantPart, WantRow
 from atoll.wire.messages.statements import (
     Amend,
     Caught,
@@ -160,6 +163,7 @@ class Peer:
         self.news = News()
         self.said: dict[str, bytes] = {}
         self.old_parts = OldParts()
+        self.kept_rows = KeptRows()
         self.early = EarlyWords()
         self.admission = Admission(self.me, signer)
         self.linked: set[PeerId] = set()
@@ -192,8 +196,8 @@ class Peer:
                 return self.heartbeat_facts(self.heartbeat.link(event, now), now)
             case Woke():
                 return self._wake(now)
-            case Carried(bytes_s, to):
-                self.rates = Rates(bytes_s, dict(to))
+            case Carried(bytes_s, to, round):
+                self.rates = Rates(bytes_s, dict(to), round)
                 return []
             case Done() | Failed():
                 return self._answered(event, now)
@@ -216,6 +220,8 @@ class Peer:
                 return self._from_inspectors(self.inspectors.done(event, now), now)
             case "pieces":
                 return self.downloads.made(event, now)
+            case "rows":
+                return self.kept_rows.done(event)
             case "gather":
                 return self.downloads.gather(event, self._is_quiet, now)
             case "serve":
@@ -302,6 +308,7 @@ class Peer:
             return [*effects, *self._ask_genesis()]
         effects += [*self._know_genesis(self.genesis), *self.known.restore(kept)]
         effects += self._from_inspectors(self.inspectors.resume(now), now) + self._seek_demanded()
+        effects += self.kept_rows.start(kept)
         return effects + self._follow_members(now) + self.regain.begin(self.known.history)
 
     def _ask_genesis(self) -> list[Effect]:
@@ -368,6 +375,7 @@ class Peer:
             self.said,
             self._measured,
             self.strikes,
+            self.kept_rows.rounds > 0,
         )
         if self.round.trains and self.resting.covers(plan.round):
             self.round.update.passes = WHY
@@ -425,9 +433,10 @@ class Peer:
             self.old_parts.keep_only(share.round)
 
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
-        effects = self._learn_vertex(closed.vertex, self.me, now)
+        effects = self._tell_newcomers(closed) + self._learn_vertex(closed.vertex, self.me, now)
         if self.round is not None:
             effects += self.inspectors.closed(closed.body, self.round.combined)
+            effects += self.kept_rows.closed(closed.body.round, self.round.rows)
         self.at, self.round = closed.body.round, None
         # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
         old = [name for name in self.said if int(name.split("/")[1]) < self.at]
@@ -435,6 +444,12 @@ class Peer:
             del self.said[name]
             effects.append(Keep(name, None))
         return effects + self._begin_round(now) + self._seek_admission(now)
+
+    def _tell_newcomers(self, closed: RoundClosed) -> list[Effect]:
+        """Whom this vertex lets in did not see it come to be, and would hear of it with the next heartbeat."""
+        before = {m.peer for m in self.known.roster.members if m.present}
+        here = {m.peer for m in closed.body.members if m.present} & self.linked
+        return [Send(peer, Vertices((closed.vertex,), closed.body.round)) for peer in sorted(here - before)]
 
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
@@ -457,6 +472,12 @@ class Peer:
         current = self.round.plan.round if self.round is not None else self.at + 1
         if isinstance(message, WantPart) and message.round != current:
             return self.old_parts.give(event.sender, message)
+        if isinstance(message, WantRow) and message.round < current:
+            body = self.known.history.bodies.get(message.round)
+            if given := self.kept_rows.give(event.sender, message, body):
+                return given
+        if isinstance(message, RowBytes) and self.kept_rows.looks_into(message.round):
+            return self.kept_rows.take(event.sender, message, event.payload)
         if message.round == current and self.round is not None:
             if standing == "away" and message.trace != self.round.plan.trace:
                 return []  # it works on this round of another branch: no word of it is meant for us
@@ -743,7 +764,7 @@ class Peer:
         if not self.regain.busy and self.round is None and not self.over:
             effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(known.history, "trying again")
         effects += known.eras.ask(self._within_reach(), now) if known.eras is not None else []
-        effects += self.inspectors.ask_again()
+        effects += self.inspectors.ask_again() + self.kept_rows.ask_again()
         effects += self._tend_pieces(now)
         effects += self._say_again(now)
         if self.wish.role != "visitor":
@@ -888,12 +909,14 @@ class Peer:
         effects += self.known.vouch_for_eras(sign)
         return effects + self._from_round(self._learned(after.round, vertex, now), now)
 
-    def go_back(self, goal: Goal, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
-        """Ask the members to go on from what this earlier vertex of our chain left behind.
+    def go_back(
+        self, goal: Goal, sign: Callable[[bytes], bytes], now: Seconds, without: tuple[PeerId, ...] = ()
+    ) -> list[Effect]:
+        """Ask the members to go on from what this earlier vertex of our chain left behind, without some of them.
 
         `sign` is the recovery identity's. Raises ValueError with the reason where that is no use.
         """
-        amend = way_back(self._known, self.over, goal, sign)
+        amend = way_back(self._known, self.over, goal, without, sign)
         self.known.pool.goals[goal.id] = goal
         return [self._to_local(e) for e in self._tell_members(self.notary.sign(amend), now)]
 
@@ -901,6 +924,21 @@ class Peer:
         """An earlier agreed state, out of pieces if it lies in some. `Fetched`, `StateRebuilt` or a failure
         says how that ended."""
         return self.downloads.seek(state, now)
+
+    def gather_rows(self, round: int) -> list[Effect]:
+        """Get the rows of this round here, from whoever kept them; `RowsGathered` says how that ended.
+
+        Raises ValueError with the reason where the round cannot be made again.
+        """
+        asked = self.question(round)
+        return self.kept_rows.gather(asked.body, asked.sources(self.me))
+
+    def question(self, round: int) -> Question:
+        """What the rows of a round are wanted for. ValueError as above."""
+        if self._known is None:
+            raise ValueError("this peer does not know the run yet")
+        known = self._known
+        return question(self.settings, known.history, known.pool.recent(), round)
 
     def want(self, blob: Digest, now: Seconds) -> list[Effect]:
         """Fetch a blob from the members; `Fetched` says when it is here."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.node.amend import Goal, amend_bytes
 from atoll.node.body import write_recovery
 from atoll.node.known import Known
+from atoll.policy.members import why_not_without
 from atoll.policy.plan import RoundPlan, Turnout, quorum
 from atoll.protocol.dag.history import recovery_bytes
 from atoll.wire.codec import encode
@@ -49,8 +51,8 @@ def new_epoch(known: Known, turnout: Turnout, linked: Set[PeerId], run_time: Sec
     return Vertex(raw, None, sign(recovery_bytes(run, raw)))
 
 
-def way_back(known: Known | None, over: bool, goal: Goal, sign: Sign) -> Amend:
-    """The word that asks to go on from what this earlier vertex of our chain left behind."""
+def way_back(known: Known | None, over: bool, goal: Goal, without: tuple[PeerId, ...], sign: Sign) -> Amend:
+    """The word that asks to go on from what this earlier vertex of our chain left behind, without these members."""
     mine = known.roster.mine if known is not None else None
     if known is None or mine is None or not mine.present:
         raise ValueError("this peer is not a member (yet)")
@@ -58,5 +60,7 @@ def way_back(known: Known | None, over: bool, goal: Goal, sign: Sign) -> Amend:
         raise ValueError("the run is over")
     if known.settings.paired:
         raise ValueError("its members have models of their own, and no earlier one that all of them held")
-    plain = Amend(known.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"")
+    if why := why_not_without(without, known.history.head_body.members):
+        raise ValueError(f"its word {why}")
+    plain = Amend(known.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"", without or UNSET)
     return replace(plain, signature=sign(amend_bytes(known.notary.run, plain)))

@@ -55,7 +55,8 @@ from atoll.node.facts import (
 )
 from atoll.node.grace import Grace
 from atoll.node.ground import Ground, size_flaw
-from atoll.node.jobs import Advanced, Encoded, HandOver, Left, Train, Trained
+from atoll.node.jobs import Advanced, Encoded, HandOver, HeldRow, Left, Train, Trained
+from atoll.node.kept_rows import worth_keeping
 from atoll.node.my_body import MyBody
 from atoll.node.my_update import MyUpdate
 from atoll.node.next_state import NextState
@@ -126,6 +127,7 @@ class Round:
         said: dict[str, bytes],
         measured: Callable[[], Measured],
         strikes: Strikes | None = None,
+        keeps_rows: bool = False,
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.timing = ground.plan  # the same plan, with the windows that I go by
@@ -142,8 +144,11 @@ class Round:
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
         self.update = MyUpdate(ground, self.me, measured)
         self.apart = Apart(ground, self.me, gone)
-        self.reduce: Reduce | None = None
+        self.way = ground  # as callers asked for it, where they may: known with the first update that I hear of
+        self.reduce: Reduce | None = None  # of this attempt, once its way is known
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
+        self.keeps_rows = keeps_rows
+        self.rows: tuple[HeldRow, ...] = ()  # then: of those that counted the ones that I hold, once it is closed
         self.free: int | None = None  # the view in which I may propose what I like
         self.bound: int | None = None  # the view in which I must re-propose a certified body
         self.next_state = NextState(ground, self.parts.held)
@@ -217,6 +222,7 @@ class Round:
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
             case Answer() | Handed() | Declined() | WantRow() | Comparison() | WantWords():
                 if message.attempt != self.attempt or self.reduce is None:
+                    self.too_early |= {sender} if message.attempt == self.attempt and not self.assembling else set()
                     return []
                 if (flaw := size_flaw(self.ground, message)) is not None:
                     raise PeerFault(sender, flaw)
@@ -307,14 +313,30 @@ class Round:
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
             SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S),
         ]
-        effects += self.ask_again(self.too_early)
-        self.too_early = set()
-        if self.ground.topology is None:
-            self.trials.attempt_begins(self.attempt, None)
-            return effects
+        self.way, self.reduce = self.ground, None
+        self.trials.attempt_begins(self.attempt)
+        if self.assembling:
+            return effects + self._ask_the_early()
+        effects += self._find_way()
+        effects += self._encode() if self.update.trained is not None else []  # it was too late for the last attempt
+        return effects + self._commit_if_ready(now) + self._share_if_due(now)
+
+    def _find_way(self, begins: bool = False) -> list[Effect]:
+        """How updates are reduced: as genesis says, or as whoever called asks in its commitment, which is then the
+        first of an update that is heard here; who asked otherwise is told so, and nothing is combined for it.
+
+        `begins`: the sharing does, and nobody is known to give anything.
+        """
+        if self.reduce is not None:
+            return []
+        asked = next((commit.asked for commit, _ in self.committed.now.of.values() if commit.parts), None)
+        if asked is None and not begins and self.ground.ways is not None:
+            return []
+        self.way = self.ground.by(asked or "")
+        self.committed.goes_by(asked or "")
         around = Surroundings(
             self.ground.vote_key_of.get,
-            self.committed.commit_of,
+            self.committed.reduced_of,
             self.committed.awaits,
             self.gone,
             self.said,
@@ -322,11 +344,15 @@ class Round:
             self.unheard,
             judges=self.agreement.votes,
             two_faced=self.committed.two_faced,
+            keeps_rows=self.keeps_rows,
         )
-        self.reduce = reduce_for(self.notary, self.ground.reduce_plan(self.attempt, self.timing), around)
-        self.trials.attempt_begins(self.attempt, self.reduce)
-        effects += self._encode() if self.update.trained is not None else []  # it was too late for the last attempt
-        return effects + self._commit_if_ready(now) + self._share_if_due(now)
+        self.reduce = reduce_for(self.notary, self.way.reduce_plan(self.attempt, self.timing), around)
+        self.trials.reduce = self.reduce
+        return self._ask_the_early()
+
+    def _ask_the_early(self) -> list[Effect]:
+        early, self.too_early = self.too_early, set()
+        return self.ask_again(early)
 
     def _trained(self, trained: Trained, now: Seconds) -> list[Effect]:
         if (why := self.update.takes(trained)) is not None:
@@ -364,7 +390,7 @@ class Round:
         signed = self.notary.sign(commit)
         self.committed.say(commit, signed)
         effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_calls(self.committed.now.giving)]
-        effects += self._tell_hearers(signed)
+        effects += [*self._tell_hearers(signed), *self._find_way()]
         mine = self.update.said()
         if mine is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, mine), now)
@@ -392,7 +418,7 @@ class Round:
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         match self.committed.hear(signed):
             case Commit(attempt=attempt):
-                effects = self._compare_calls([signed.signer])
+                effects = [*self._compare_calls([signed.signer]), *self._find_way()]
                 return effects + self._awaits_less(now) if attempt == self.attempt else effects
             case Twice(first, second):
                 return self._compare_commits(first, second, now)
@@ -446,7 +472,7 @@ class Round:
     def _share_if_due(self, now: Seconds) -> list[Effect]:
         """Sharing begins when everybody I can hear from has committed, or enough have and a grace is over, at the
         latest at the plan's time."""
-        if self.patience.sharing or self.reduce is None or self.final is not None:
+        if self.patience.sharing or self.assembling or self.final is not None:
             return []
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.committed.awaited):
@@ -454,7 +480,9 @@ class Round:
         self.patience.sharing_begins(now)
         known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
-        return [self._report(fact), *self.reduce.handle(Start({}), now)]
+        found = self._find_way(begins=True)
+        assert self.reduce is not None
+        return [self._report(fact), *found, *self.reduce.handle(Start({}), now)]
 
     def _hurry(self, now: Seconds) -> list[Effect]:
         """Enough have committed: the others have a grace, and I hand over what I have."""
@@ -481,7 +509,8 @@ class Round:
         self.parts.held.update({held.payload.digest: held.payload for held in self.reduce.answers.values()})
         answers, weighing = self.reduce.for_body()
         self.parts.held.update({held.payload.digest: held.payload for held in answers.values()})
-        mine = (answers[j].statement if j in answers else None for j in range(len(self.ground.owners)))
+        way = self.way if answers else self.ground  # by nobody's commitment a body is of genesis's way
+        mine = (answers[j].statement if j in answers else None for j in range(len(way.owners)))
         self.my_body.reduced(tuple(mine), weighing)
         self.patience.sharing_ended(now)
         effects: list[Effect] = []
@@ -762,6 +791,8 @@ class Round:
         self.combined |= self.reduce.made if self.reduce is not None else {}
         agreed = {opened(s).digest for s in body.parts if s is not None}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
+        if self.keeps_rows:
+            self.rows = worth_keeping(body, self.combined.values(), self.reduce.update if self.reduce else None)
         self.reduce, self.update.encoded = None, None  # they hold several updates' worth of memory
         self.trials.close()
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]

@@ -9,10 +9,14 @@ takes the simplest one that no other beats by a tenth. As long as neither is kno
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
 
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import PAIRED_MAX, PART_BYTES_MAX, PARTS_MAX
 from atoll.node.settings import RunSettings, TopologyName
@@ -32,9 +36,12 @@ from atoll.protocol.reduce.topology import (
     star,
     tree,
 )
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Commit, Signed
 from atoll.wire.messages.vertex import Body
 
 TOPOLOGIES: tuple[TopologyName, ...] = get_args(TopologyName)
+PAIRS = "pairs"  # the one that has no common result
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class Way:
     why: str
 
 
+ASKED = "topology="  # how a caller names one in what it asks for, such as `topology=ring codec=fp16`
 STEADY = b"steady"  # what owners are drawn by where they are the same every round
 
 
@@ -56,15 +64,38 @@ def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0, trai
     last round; 0 if none were, or if that tells nothing about the next round. `trained` rounds were before.
     """
     if settings.paired:  # rows are whole, however long: `found` refuses models that are too large
-        settled = tuple(m.peer for m in plan.trainers if m.standing == "member")
-        return Way(pairs(settled or plan.voters, trained), "as the run's recipe says")
+        settled = tuple(m.peer for m in plan.trainers if m.standing == "member")[:PAIRED_MAX]
+        return Way(pairs(settled or plan.voters, trained, pair_pieces(settings)), "members exchange in pairs")
     way = _way(settings, plan, answered_bytes or settings.update_bytes)
     return Way(fitting(way.topology, settings.update_bytes), way.why)
+
+
+def topology_in(asked: str) -> str:
+    """The name in what a caller asks for; nothing where it leaves the choice to genesis."""
+    return next((word.removeprefix(ASKED) for word in asked.split() if word.startswith(ASKED)), "")
+
+
+def asked_in(commits: Sequence[Signed]) -> str:
+    """What the callers of these updates asked for, by the first of them."""
+    first = decode_statement(commits[0].body, commits[0].signer) if commits else None
+    return first.asked if isinstance(first, Commit) else ""
+
+
+def way_asked(settings: RunSettings, plan: RoundPlan, name: str, trained: int) -> Way:
+    """By this name instead of genesis's. PeerFault if there is none."""
+    if name not in (*TOPOLOGIES, PAIRS):
+        raise PeerFault("", f"no topology {name!r}")
+    return way_of(replace(settings, topology=name), plan, trained=trained)
 
 
 def parts_most(settings: RunSettings, parent: Body) -> int:
     """How many parts an update may have in the next rounds, for all that settings and the last vertex tell."""
     return max(parts_planned(settings), len(parent.parts))
+
+
+def pair_pieces(settings: RunSettings) -> int:
+    """How many parts a member has of its own where members exchange in pairs."""
+    return max(settings.pieces, -(-settings.update_bytes // PART_BYTES_MAX))
 
 
 def parts_planned(settings: RunSettings) -> int:

@@ -45,13 +45,13 @@ class Trials:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.agreement, self.parts, self.next_state, self.gone = agreement, parts, next_state, gone
         self.attempt = 0
-        self.reduce: Reduce | None = None  # of this attempt
+        self.reduce: Reduce | None = None  # of this attempt, once it is known
         self.under_way: dict[Digest, Trial] = {}
         self.wanted: Digest | None = None  # a body that a certificate names and that I lack
         self.asked = 0  # times for such a body
 
-    def attempt_begins(self, attempt: int, reduce: Reduce | None) -> None:
-        self.attempt, self.reduce = attempt, reduce
+    def attempt_begins(self, attempt: int) -> None:
+        self.attempt, self.reduce = attempt, None
 
     def close(self) -> None:
         """The round is over: what was combined in it is several updates' worth of memory."""
@@ -130,21 +130,23 @@ class Trials:
         """For the parts that are missing; where none are, for the state they make."""
         if trial.back is not None:
             return [] if self.lacks_earlier(trial) else self.next_state.ask(trial.step, trial.back)
-        missing = [a for a in trial.answers if a is not None and a.digest not in self.parts.held]
+        said = zip(trial.body.parts, trial.answers, strict=True)
+        answers = ((signed.signer, a) for signed, a in said if signed is not None and a is not None)
+        missing = [(owner, a) for owner, a in answers if a.digest not in self.parts.held]
         return self._want(trial, missing, now) if missing else self.next_state.ask(trial.step, None)
 
-    def _want(self, trial: Trial, missing: Sequence[Answered], now: Seconds) -> list[Effect]:
+    def _want(self, trial: Trial, missing: Sequence[tuple[PeerId, Answered]], now: Seconds) -> list[Effect]:
         """The proposer and other voters hold the combined bytes; whose owner is there is on its way already."""
         here = self.reduce.answers.keys() if self.reduce is not None else range(len(self.ground.owners))
         on_its_way = [
             trial.body.attempt == self.attempt
             and a.part not in here  # else the owner whose answer I took keeps me from this one
-            and not self.gone(self.ground.owners[a.part][a.owner_index])
-            for a in missing
+            and not self.gone(owner)
+            for owner, a in missing
         ]
         sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
         holders = [p for p in sources if p != self.me and not self.gone(p)]
-        names = (a.digest for a in missing)
+        names = (a.digest for _, a in missing)
         return self.parts.want(trial.body.attempt, zip(names, on_its_way, strict=True), holders, now)
 
     def want_body(self, digest: Digest) -> list[Effect]:

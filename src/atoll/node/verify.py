@@ -34,7 +34,7 @@ from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.audits import Case, Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
 from atoll.policy.pieces import Ledger
-from atoll.policy.plan import plan_round
+from atoll.policy.plan import RoundPlan, plan_round
 from atoll.policy.reputation import scores_of
 from atoll.policy.scoring import Scores
 from atoll.policy.validation import Validations
@@ -237,6 +237,7 @@ class _Walk:
 
     def __init__(self, kept: Kept, audit: Audit, genesis: Vertex, notary: Notary) -> None:
         self.kept, self.audit, self.notary = kept, audit, notary
+        self.plan: RoundPlan | None = None
         self.history = History(genesis, notary, self._voters_of, audit.settings.recovery)
         self.genesis = genesis, self.history.head_body
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
@@ -338,7 +339,7 @@ class _Walk:
             here = {m.peer for m in body.members if m.votes}
             expected = write_recovery(parent, history.head_id, self.notary.run, body.proposer, here, body.time_s)
             return None if body == expected else "a recovery may change the members' standing and nothing else"
-        plan = plan_round(history.head_id, parent, self.audit.settings.round)
+        plan = self._plan_after(history.head_id, parent)
         self.ledger.book.lacks = self.hole >= 0
         known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger, self.scored
         recent = Recent(self._recent_states(body), *known)
@@ -430,8 +431,14 @@ class _Walk:
         self.scored.lose(round)
 
     def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
-        plan = plan_round(head, body, self.audit.settings.round)
+        plan = self._plan_after(head, body)
         return plan.vote_keys, plan.quorum
+
+    def _plan_after(self, head: Digest, body: Body) -> RoundPlan:
+        """What the next vertex may hold, and who votes on it, is asked in turn: the last is remembered."""
+        if self.plan is None or self.plan.head != head:
+            self.plan = plan_round(head, body, self.audit.settings.round)
+        return self.plan
 
     def _account(self, body: Body, before: Body | None) -> None:
         audit = self.audit

@@ -1,12 +1,12 @@
 """Links as the members agreed on them: what each measured, in one byte per figure, and what plans make of it.
 
 A member's report is one byte for its uplink, and for every member that is present, in the order of the agreed
-membership, one for the latency to it and one for the rate at which bulk went there while more was waiting; 0 says
-"not known". Reports are rewritten when somebody comes or goes, so that a run pays for those it has. Steps of
-a quarter are as fine as such measurements are, and keep plans from changing with every flutter. Promises the same
-links at every peer on every platform: the scales are tables of single products, and only the author of a report
-ever rounds. A report is its author's word; plans that would give somebody power by it ask for trusted members first
-(node/topology.py).
+membership, one for the latency to it and one for the rate at which bulk went there while more was waiting; then,
+if any rate is, one for the round in which they were measured. 0 says "not known". Reports are rewritten when
+somebody comes or goes, so that a run pays for those it has. Steps of a quarter are as fine as such measurements
+are, and keep plans from changing with every flutter. Promises the same links at every peer on every platform: the
+scales are tables of single products, and only the author of a report ever rounds. A report is its author's word;
+plans that would give somebody power by it ask for trusted members first (node/topology.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll.policy.topology import Group, Links, clusters_by_latency
 from atoll.wire.messages.vertex import Member
 
 STEP = 1.25
-REPORT_BYTES_MAX = 1 + 2 * FULL_MESH_MAX  # above so many members nobody measures everybody, and no report is given
+REPORT_BYTES_MAX = 2 + 2 * FULL_MESH_MAX  # above so many members nobody measures everybody, and no report is given
 
 _STEPS = list(accumulate(repeat(STEP, 53), mul, initial=1.0))
 LATENCIES_S = [50e-6 * step for step in _STEPS]  # 50 µs … 6.8 s
@@ -38,6 +38,7 @@ class Rates:
 
     uplink_bytes_s: float | None = None  # to everybody together; None: never seen at its limit
     to_bytes_s: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
+    round: int | None = None  # in which those to single peers were learned, all of them
 
 
 def report(rates: Rates, latency_s: Mapping[PeerId, Seconds], members: Sequence[PeerId]) -> bytes:
@@ -47,6 +48,8 @@ def report(rates: Rates, latency_s: Mapping[PeerId, Seconds], members: Sequence[
     found = [_byte(RATES_BYTES_S, rates.uplink_bytes_s)]
     for peer in members:
         found += _byte(LATENCIES_S, latency_s.get(peer)), _byte(RATES_BYTES_S, rates.to_bytes_s.get(peer))
+    if rates.to_bytes_s and rates.round is not None:
+        found.append(1 + rates.round % len(_STEPS))
     return bytes(found)
 
 
@@ -65,7 +68,8 @@ def rearranged(said: bytes, before: Sequence[PeerId], after: Sequence[PeerId]) -
         return b""
     place = {peer: 1 + 2 * i for i, peer in enumerate(before)}
     pairs = (said[place[peer] : place[peer] + 2] if peer in place else b"" for peer in after)
-    return said[:1] + b"".join(pair.ljust(2, b"\0") for pair in pairs)
+    measured = said[1 + 2 * len(before) :][:1]  # in this round; a liar's report may go on, and would grow with each
+    return said[:1] + b"".join(pair.ljust(2, b"\0") for pair in pairs) + measured
 
 
 def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> Links | None:
@@ -73,12 +77,13 @@ def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> Links | 
 
     Of the two directions' words the longer one counts. An uplink that nobody has yet seen at its limit counts as
     the fastest there is, and downlinks as fast as uplinks. Peers that are near each other are taken to reach those
-    far away over one link, as sites do: it carries what all of them together were seen to send there.
+    far away over one link, as sites do: it carries the most that all of them together were seen to send there in
+    one round. (What they sent in different rounds says less: each may have had the link to itself.)
     """
     line = {m.peer: m for m in members if m.present}
     place = {peer: i for i, peer in enumerate(line)}
     places = tuple(place[peer] for peer in peers)
-    return _read(tuple(peers), places, tuple(line[peer].links for peer in peers))
+    return _read(tuple(peers), places, tuple(line[peer].links for peer in peers), len(line))
 
 
 def agreed_weights(members: Sequence[Member], peers: Sequence[PeerId]) -> dict[PeerId, float] | None:
@@ -93,7 +98,9 @@ def agreed_weights(members: Sequence[Member], peers: Sequence[PeerId]) -> dict[P
 
 
 @lru_cache(maxsize=32)  # reports seldom change between rounds; those of 64 peers take 2 ms to read
-def _read(peers: tuple[PeerId, ...], places: tuple[int, ...], said: tuple[bytes, ...]) -> Links | None:
+def _read(
+    peers: tuple[PeerId, ...], places: tuple[int, ...], said: tuple[bytes, ...], present: int
+) -> Links | None:
     told = [[_step(LATENCIES_S, data, 1 + 2 * place) for place in places] for data in said]
     rows: list[list[Seconds]] = []
     for i, (there, back) in enumerate(zip(told, zip(*told, strict=True), strict=True)):
@@ -109,12 +116,14 @@ def _read(peers: tuple[PeerId, ...], places: tuple[int, ...], said: tuple[bytes,
     regions = _regions(links)
     if len(set(regions)) == len(peers):
         return links  # nobody is near anybody
-    between: dict[tuple[int, int], float] = {}
+    together: dict[tuple[int, int], dict[bytes, float]] = {}  # by the round in which it was
     for i, j in permutations(range(len(peers)), 2):
         rate = _value(RATES_BYTES_S, said[i], 2 + 2 * places[j])
         if rate is not None and regions[i] != regions[j]:
-            way = regions[i], regions[j]
-            between[way] = between.get(way, 0.0) + rate
+            by_round = together.setdefault((regions[i], regions[j]), {})
+            when = said[i][1 + 2 * present :]
+            by_round[when] = by_round.get(when, 0.0) + rate
+    between = {way: max(by_round.values()) for way, by_round in together.items()}
     return replace(links, regions=regions, wan_bytes_s=between)
 
 

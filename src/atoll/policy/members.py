@@ -159,6 +159,8 @@ def admissible(
                 return "only members can bring the word to go back"
             if not recent.may_follow(after):
                 return "is out of date: the run has moved on, or has gone back already"
+            if why := why_not_without(statement.sent_away, parent.members):
+                return why
             found = recent.earlier(statement)
             return None if found == "same" else f"names a vertex that is {found} here"
         case Audited(peer=peer):
@@ -190,6 +192,17 @@ def admissible(
 @of_the_same  # asked with every report
 def _by_name(members: tuple[Member, ...]) -> Mapping[PeerId, Member]:
     return {m.peer: m for m in members}
+
+
+def why_not_without(names: Sequence[PeerId], members: tuple[Member, ...]) -> str | None:
+    """None if the recovery identity's word may send these away; the next quorum must overlap with this one."""
+    known, voters = _by_name(members), {m.peer for m in members if m.votes}
+    if list(names) != sorted(set(names)) or not set(known).issuperset(names):
+        return "sends away who is no member"
+    going = len(voters.intersection(names))
+    if going > changes_max(len(voters)) or going == len(voters) > 0:
+        return f"sends away {going} of {len(voters)} voters; {changes_max(len(voters))} may go at once"
+    return None
 
 
 def _may_accuse(caught: Caught, mine: Member | None, members: Mapping[PeerId, Member], round: int) -> str | None:
@@ -333,6 +346,8 @@ def next_members(
     need = suspicions_needed(len(voters), rule)
     lost = {p for p, who in accusers.items() if len(who) >= need and p not in contributors}
     liars, failing = convicted(by_kind, parent.members, rule)
+    sent_away = {p for r in by_kind if isinstance(r.statement, Amend) for p in r.statement.sent_away}
+    liars, budget = liars | sent_away, budget - len(sent_away.intersection(voters))
     ready = {r.by for r in by_kind if isinstance(r.statement, Ready)}
     joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join) and r.by not in liars]
 
@@ -349,6 +364,8 @@ def next_members(
             missed=_missed(m, counted) if training and (awaited is None or m.peer in awaited) else m.missed,
             standing="member" if m.standing == "new" else m.standing,
         )
+        if m.peer in sent_away:
+            m = replace(m, standing="expelled")
         going = m.peer in leaving or m.peer in lost or m.peer in failing or m.peer in liars
         if going and m.present:
             changes_quorum = m.votes

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from atoll.base.draw import draw_below
-from atoll.base.effort import Effort, Quota, quota_of
+from atoll.base.effort import STEPS_MOST, Effort, Quota, Steps, quota_of
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CLOCK_BOUND_S,
@@ -73,6 +73,16 @@ class RoundSettings(msgspec.Struct, frozen=True):
     votes: Literal["ml-dsa-65"] | UnsetType = UNSET  # by which keys sessions sign; left out: Ed25519
     sample: Sample | UnsetType = UNSET  # how many train in a round; left out: everybody does
     effort: Effort | UnsetType = UNSET  # left out: every round asks for inner_steps of the recipe's batch
+    rhythm: tuple[tuple[Annotated[int, msgspec.Meta(ge=1, le=STEPS_MOST)], Steps], ...] | UnsetType = UNSET
+    """(rounds that train, steps of each), one stretch after the other; behind them, or left out: inner_steps."""
+
+    def steps_after(self, trained: int) -> int:
+        """Of the round after so many that trained, where nothing else decides."""
+        for rounds, steps in () if self.rhythm is UNSET else self.rhythm:
+            if trained < rounds:
+                return steps
+            trained -= rounds
+        return self.inner_steps
 
     @property
     def committee_most(self) -> int:
@@ -331,7 +341,7 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
         drawn = drawn_after(head, body, settings.sample, settings.quorum == "majority")
     settled = [m.peer for m in body.members if m.trains and m.standing == "member"]
     giving = len(settled if drawn is None else drawn.intersection(settled))
-    quota = quota_of(settings.effort, settings.inner_steps, body.effort, giving)
+    quota = quota_of(settings.effort, settings.steps_after(body.trained), body.effort, giving)
     train_s = _train_s(body, settings, quota, 1.0)
     pace: Pace | None = None
     if settings.window_min_s is not UNSET:
@@ -341,7 +351,7 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
         training_s = (slowest or 0.0) * quota.stretch * quota.steps
         training_s = training_s if limit_s is None else min(training_s, limit_s)
         pace = Pace(_train_s(body, settings, quota, owner_s / settings.owner_s), owner_s, training_s)
-    told = quota if settings.effort is not UNSET else None
+    told = quota if settings.effort is not UNSET or settings.rhythm is not UNSET else None
     fixed = body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace
     return RoundPlan(*fixed, scores_of(body), drawn, told)
 

@@ -35,8 +35,11 @@ from atoll.node.jobs import (
     HandOver,
     Hold,
     HoldPieces,
+    HoldRows,
     Judge,
+    KeepRows,
     Losses,
+    ReadRow,
     ReadVertices,
     Rebuild,
     Restore,
@@ -126,6 +129,7 @@ class Island:
     needed: dict[str, tuple[Digest, ...]] = field(default_factory=dict)  # blobs that stay, by what for
     pieces: tuple[Digest, ...] = ()  # of older states, where these lie in pieces
     whole: tuple[Digest, ...] = ()  # then: the older states that have to stay
+    rows: dict[Digest, Payload] = field(default_factory=dict)  # of rounds that are over, by blob
     given_bytes: int = 0  # of blobs, to others
     alone: Alone = field(default_factory=Alone)  # steps that it took while it heard no quorum
 
@@ -226,6 +230,15 @@ class Island:
                 if work.before not in self.blobs:
                     raise RuntimeError("the state that the round began with is not here")
                 return judged(work, self.blobs[work.blob])
+            case KeepRows():
+                names = tuple(digest(row.payload.digest) for row in work.rows)
+                self.rows |= zip(names, (row.payload for row in work.rows), strict=True)
+                return names
+            case HoldRows():
+                self.rows = {name: row for name, row in self.rows.items() if name in work.blobs}
+                return tuple(name for name in work.blobs if name not in self.rows)
+            case ReadRow():
+                return self.rows.get(work.blob)
             case CutState():
                 return self._cut(work)
             case Rebuild():

@@ -23,9 +23,12 @@ from atoll.sim.network import NetworkKnobs
 from atoll.sim.signatures import Keys, VirtualKeys, peer_name
 from atoll.sim.world import Clock, Node, World
 from atoll.wire.codec import encode
+from atoll.wire.envelope import Opened
 from atoll.wire.messages.statements import Invite
 from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
 from atoll.wire.ticket import Ticket, TicketBody, ticket_id
+
+OPENED = 16384  # words that all peers know to be good: some rounds of a hundred
 
 __all__ = ["Swarm", "SwarmKnobs", "peer_name"]
 
@@ -75,6 +78,7 @@ class Swarm:
         self.world.watchers.append(self.checkers.watch)
         self.draw = random.Random(f"swarm/{seed}")
         self.founders = tuple(self.keys.name(i) for i in range(self.knobs.peers))
+        self.opened = Opened(OPENED)
         self.genesis = self._genesis()
         self.run_id = genesis_digest(self.genesis)
         for index in range(self.knobs.peers):
@@ -134,7 +138,9 @@ class Swarm:
 
         def make() -> Peer:
             wish = Wish(role, k.names[index] if index < len(k.names) else name, (), admission)
-            return maker(self.run_id, signer, self.keys, wish, genesis, bootstrap)
+            peer = maker(self.run_id, signer, self.keys, wish, genesis, bootstrap)
+            peer.notary.opened = self.opened
+            return peer
 
         return self.world.add(name, make, island, clock)
 

@@ -23,13 +23,36 @@ DOMAIN = b"atoll/statement/1\0"
 S = TypeVar("S", bound=Statement)
 
 
+class Opened:
+    """The last words whose signatures were found good: the same word comes often.
+
+    What one reader found holds for every other of the same run, so all peers of a simulation may share one.
+    """
+
+    def __init__(self, most: int = OPENED_MAX) -> None:
+        self.most = most
+        self._words: OrderedDict[tuple[Signed, bytes], Statement] = OrderedDict()
+
+    def __contains__(self, word: tuple[Signed, bytes]) -> bool:
+        return word in self._words
+
+    def get(self, signed: Signed, vote_key: bytes) -> Statement | None:
+        return self._words.get((signed, vote_key))
+
+    def note(self, signed: Signed, vote_key: bytes, statement: Statement) -> None:
+        if len(signed.body) <= OPENED_BYTES_MAX:
+            self._words[signed, vote_key] = statement
+        if len(self._words) > self.most:
+            self._words.popitem(last=False)
+
+
 class Notary:
     """Signs for one peer and checks everybody else's signatures in one run."""
 
     def __init__(self, run: Digest, signer: Signer, verifier: Verifier) -> None:
         self.run, self.signer, self.verifier = run, signer, verifier
         self.me = signer.peer
-        self._opened: OrderedDict[tuple[Signed, bytes], Statement] = OrderedDict()  # the same word comes often
+        self.opened = Opened()
 
     def sign(self, statement: Statement) -> Signed:
         body = encode(statement)
@@ -42,7 +65,7 @@ class Notary:
         the fault of who sent it here.
         """
         nobody = PeerId("")
-        if vote_key is not None and isinstance(known := self._opened.get((signed, vote_key)), kind):
+        if vote_key is not None and isinstance(known := self.opened.get(signed, vote_key), kind):
             return known
         statement = decode_statement(signed.body, nobody)
         if not isinstance(statement, kind):
@@ -51,10 +74,7 @@ class Notary:
             raise PeerFault(nobody, f"a {kind.__name__} by {signed.signer}, who has no vote key here")
         if not self._holds(signed, vote_key):
             raise PeerFault(nobody, f"a {kind.__name__} that {signed.signer} did not sign", signed.body)
-        if len(signed.body) <= OPENED_BYTES_MAX:
-            self._opened[signed, vote_key] = statement
-        if len(self._opened) > OPENED_MAX:
-            self._opened.popitem(last=False)
+        self.opened.note(signed, vote_key, statement)
         return statement
 
     def certificate_holds(self, certificate: Certificate, vote_keys: dict[PeerId, bytes], quorum: int) -> bool:
@@ -68,7 +88,7 @@ class Notary:
         vote = Vote(certificate.round, certificate.view, certificate.stage, certificate.digest)
         body = encode(vote)
         words = [(Signed(peer, body, signature), vote_keys[peer]) for peer, signature in certificate.votes]
-        return all(word in self._opened or self._holds(*word) for word in words)
+        return all(word in self.opened or self._holds(*word) for word in words)
 
     def _holds(self, signed: Signed, vote_key: bytes) -> bool:
         return self.verifier.holds(vote_key, signed_bytes(self.run, signed.body), signed.signature)

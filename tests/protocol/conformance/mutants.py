@@ -1,4 +1,5 @@
 """Mutants of the agreement and of Raft: each lacks one rule of voting, locking or remembering; a seed catches it.
+Those of epochs lack what keeps heights apart, whose committees differ, and are played in chains (`chain.py`).
 
 A mutant is a change of the source text, so that the code needs no seams for it; if a rule moves, its mutant says
 that it cannot find it any more. `seed` was found by `python tests/protocol/conformance/run.py --mutants`; the
@@ -15,11 +16,13 @@ from typing import Any
 
 from clocks import DRIFT
 
-from atoll.protocol.consensus import agreement, grounds, raft_round, said
+from atoll.protocol.consensus import agreement, grounds, raft_round, said, voter
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.raft_round import RaftRound
+from atoll.protocol.dag import history
 
-AGREEMENT, GROUNDS, SAID, RAFT = agreement, grounds, said, raft_round
+AGREEMENT, GROUNDS, SAID, RAFT, VOTER, HISTORY = agreement, grounds, said, raft_round, voter, history
+ENGINES = {AGREEMENT: "Agreement", RAFT: "RaftRound"}
 
 
 @dataclass(frozen=True)
@@ -35,42 +38,57 @@ class Mutant:
     moves: int = 60
     hub: bool = False  # `World.hub`
     drift: float = 0.0  # `World.drift`
+    heights: int = 0  # `World.heights`
 
     def __str__(self) -> str:
         return self.lacks
 
     @property
-    def engine(self) -> type[Agreement | RaftRound]:
+    def whole(self) -> dict[str, Any]:
         """The machine with all of its rules."""
-        return RaftRound if self.module is RAFT else Agreement
+        return {"machine": RaftRound if self.lacks.startswith("raft") else Agreement}
 
-    def build(self) -> type[Agreement | RaftRound]:
-        """The machine without this rule."""
+    def build(self) -> dict[str, Any]:
+        """The machine, or the history, without this rule."""
         assert self.module.__file__ is not None
         source = Path(self.module.__file__).read_text()
         assert source.count(self.text) == 1, f"{self.lacks}: its text is not in {self.module.__name__} any more"
-        mutated = ModuleType(self.module.__name__)
-        mutated.__file__ = self.module.__file__
-        sys.modules[self.module.__name__] = mutated  # where the class under test looks for it
+        source = source.replace(self.text, self.instead)
+        if self.module is HISTORY:
+            return {**self.whole, "past": _made(HISTORY, source).History}
+        engine = RAFT if self.lacks.startswith("raft") else AGREEMENT
+        mutated = _made(self.module, source)
         try:
-            exec(compile(source.replace(self.text, self.instead), self.module.__file__, "exec"), mutated.__dict__)
-            if self.module in (AGREEMENT, RAFT):
-                return getattr(mutated, self.engine.__name__)
-            machine = ModuleType(AGREEMENT.__name__)
-            sys.modules[AGREEMENT.__name__] = machine
-            assert AGREEMENT.__file__ is not None
-            exec(compile(Path(AGREEMENT.__file__).read_text(), AGREEMENT.__file__, "exec"), machine.__dict__)
-            return machine.Agreement
+            sys.modules[self.module.__name__] = mutated  # where the engine looks for it
+            machine = mutated if self.module is engine else _made(engine)
+            return {"machine": getattr(machine, ENGINES[engine])}
         finally:
             sys.modules[self.module.__name__] = self.module
-            sys.modules[AGREEMENT.__name__] = AGREEMENT
 
     def knobs(self) -> dict[str, Any]:
-        names = ("voters", "liars", "rule", "moves", "hub", "drift")
+        names = ("voters", "liars", "rule", "moves", "hub", "drift", "heights")
         return {name: getattr(self, name) for name in names}
 
 
+def _made(module: ModuleType, source: str = "") -> Any:
+    """The module anew, from this source or its own; only while it runs does anybody else see it."""
+    made = ModuleType(module.__name__)
+    made.__file__ = module.__file__
+    sys.modules[module.__name__] = made  # where its classes look for it
+    assert module.__file__ is not None
+    try:
+        exec(compile(source or Path(module.__file__).read_text(), module.__file__, "exec"), made.__dict__)
+    finally:
+        sys.modules[module.__name__] = module
+    return made
+
+
 CRASH = {"voters": 3, "liars": 0, "rule": "majority"}
+CHAIN = {"heights": 4}
+CRASHES = {**CRASH, **CHAIN}
+SIGNER = '__import__("atoll.sim.signatures", fromlist=[""]).VirtualSigner'  # who ever was or will be a member
+ANYBODY = f"{SIGNER}(signed.signer).vote_key"
+ALL_OF = f"{{p: {SIGNER}(p).vote_key for p, _ in shown.votes}}"
 
 MUTANTS = [
     # voting "It stops accepting messages (other than checkpoint, view-change, and new-view messages)" (Castro &
@@ -86,22 +104,22 @@ MUTANTS = [
     Mutant(
         "votes are for what was judged",
         AGREEMENT,
-        "        if digest in self.approved:\n",
+        "        if tally.digest in self.approved:\n",
         "        if True:\n",
         140,
     ),
     Mutant(
         "only the proposer of the view proposes",
-        AGREEMENT,
+        VOTER,
         "if signed.signer != self.proposer(view):",
         "if False:",
         8,
     ),
     Mutant(
-        "the body is the one proposed", AGREEMENT, "if vertex_id(message.body) != proposed.digest:", "if False:", 69
+        "the body is the one proposed", VOTER, "if vertex_id(message.body) != proposed.digest:", "if False:", 69
     ),
     Mutant("votes of another round count for nothing", AGREEMENT, "vote.round != self.round or not", "not", 10),
-    Mutant("a quorum is needed", AGREEMENT, "if len(same) < self.quorum:", "if len(same) < self.quorum - 1:", 0),
+    Mutant("a quorum is needed", AGREEMENT, "vote.digest] < self.quorum:", "vote.digest] < self.quorum - 1:", 0),
     Mutant(
         "two phases",
         AGREEMENT,
@@ -154,7 +172,7 @@ MUTANTS = [
     # voters whose clocks are apart
     Mutant(
         "words of views to come are remembered",
-        AGREEMENT,
+        VOTER,
         "ahead = ATTEMPTS_AHEAD * len(self.proposers)",
         "ahead = 1",
         47,
@@ -251,7 +269,7 @@ MUTANTS = [
     Mutant(
         "a restarted proposer says the same",
         AGREEMENT,
-        "if view in self.said.proposed and self.said.proposed[view] != vertex_id(body):",
+        "if self.said.proposed.get(view, digest) != digest:",
         "if False:",
         1,
         **CRASH,
@@ -294,6 +312,14 @@ MUTANTS = [
         "            self.bodies[digest] = bodies[digest]\n",
         "            pass\n",
         11,
+        **CRASH,
+    ),
+    Mutant(
+        "who restarts goes on where it voted",
+        AGREEMENT,
+        "self.view = self.said.view",
+        "self.view = self.said.timed_out + 1",
+        914,
         **CRASH,
     ),
     # evidence
@@ -384,8 +410,8 @@ MUTANTS = [
     Mutant(
         "raft: a proposal is durable before it is said",
         RAFT,
-        "return [kept, *(Send(peer, message) for peer in self.others), *self._say_vote(view, digest)]",
-        "return [*(Send(peer, message) for peer in self.others), kept, *self._say_vote(view, digest)]",
+        "return [self._accept(view, digest), *sends, *self._say_vote(view, digest)]",
+        "return [*sends, self._accept(view, digest), *self._say_vote(view, digest)]",
         16,
         **CRASH,
     ),
@@ -436,5 +462,143 @@ MUTANTS = [
         'msgspec.msgpack.encode(msgspec.structs.replace(self.kept, body=b""))',
         3,
         **CRASH,
+    ),
+    # epochs: words of a committee that is not this height's count for nothing
+    Mutant(
+        "epochs: a vote is of somebody who votes at this height",
+        AGREEMENT,
+        "vote = self.notary.open(signed, Vote, self.vote_keys.get(signed.signer))",
+        f"vote = self.notary.open(signed, Vote, {ANYBODY})",
+        3,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: timeouts are of those who vote at this height",
+        GROUNDS,
+        "timeout = notary.open(signed, Timeout, vote_keys.get(signed.signer))",
+        f"timeout = notary.open(signed, Timeout, {ANYBODY})",
+        0,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: a quorum of those who vote at this height prepared",
+        GROUNDS,
+        "and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)",
+        f"and self.notary.certificate_holds(shown, {ALL_OF}, self.quorum)",
+        2,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: timeouts of another height let nobody speak",
+        GROUNDS,
+        "if (timeout.round, timeout.view) != (round, view - 1):",
+        "if timeout.view != view - 1:",
+        37,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: a certificate of another height binds nobody",
+        GROUNDS,
+        "and (shown.round, shown.view, shown.digest) == (self.round, *claim)",
+        "and (shown.view, shown.digest) == claim",
+        32,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: votes of another height count for nothing",
+        AGREEMENT,
+        "vote.round != self.round or not",
+        "not",
+        0,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: a timeout of another height closes nothing",
+        AGREEMENT,
+        "timeout.round != self.round or not",
+        "not",
+        0,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: locks stay where they were made",
+        AGREEMENT,
+        "self.said = Said.recall(kept)",
+        'self.said = notary.__dict__.setdefault("said", Said.recall(kept))',
+        0,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: whoever has no vote is silent",
+        VOTER,
+        "self.votes = vote_keys.get(self.me) == notary.signer.vote_key",
+        "self.votes = True",
+        0,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: so is who has another key than the agreed one",
+        VOTER,
+        "self.votes = vote_keys.get(self.me) == notary.signer.vote_key",
+        "self.votes = self.me in vote_keys",
+        0,
+        **{**CHAIN, "liars": 0},
+    ),
+    Mutant(
+        "epochs: a vertex is certified by the committee that its parent names",
+        HISTORY,
+        "self.voters_of(self.ids[before], self.bodies[before])",
+        "self.voters_of(vertex_id(vertex.body), body)",
+        0,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: and not by the one that began",
+        HISTORY,
+        "self.voters_of(self.ids[before], self.bodies[before])",
+        "self.voters_of(self.ids[-1], self.bodies[-1])",
+        0,
+        **CHAIN,
+    ),
+    Mutant(
+        "epochs: a certificate is by those who vote there",
+        HISTORY,
+        "and self.notary.certificate_holds(certificate, keys, quorum)",
+        f"and self.notary.certificate_holds(certificate, {ALL_OF.replace('shown', 'certificate')}, quorum)",
+        0,
+        **CHAIN,
+    ),
+    # the same of Raft, among those who do not lie: some are heights behind
+    Mutant(
+        "raft epochs: entries stay where they were accepted",
+        RAFT,
+        "self.kept = _KEPT.decode(kept) if kept else Kept()",
+        'self.kept = notary.__dict__.setdefault("kept", _KEPT.decode(kept) if kept else Kept())',
+        0,
+        **CRASHES,
+    ),
+    Mutant(
+        "raft epochs: whoever has no vote is silent",
+        VOTER,
+        "self.votes = vote_keys.get(self.me) == notary.signer.vote_key",
+        "self.votes = True",
+        0,
+        **CRASHES,
+    ),
+    Mutant(
+        "raft epochs: so is who has another key than the agreed one",
+        VOTER,
+        "self.votes = vote_keys.get(self.me) == notary.signer.vote_key",
+        "self.votes = self.me in vote_keys",
+        1,
+        **CRASHES,
+    ),
+    Mutant(
+        "raft epochs: a vertex is certified by the committee that its parent names",
+        HISTORY,
+        "self.voters_of(self.ids[before], self.bodies[before])",
+        "self.voters_of(self.ids[-1], self.bodies[-1])",
+        1,
+        **CRASHES,
     ),
 ]

@@ -68,7 +68,7 @@ class Twins:
         signers: dict[PeerId, Signer] = {p: VirtualSigner(p) for p in NAMES}
         keys = {p: signer.vote_key for p, signer in signers.items()}
         run = Digest(bytes(32))
-        self.watch = Watch(QUORUM, signers, honest, Notary(run, VirtualSigner("x"), VirtualVerifier()))
+        self.watch = Watch(0, QUORUM, signers, honest, Notary(run, VirtualSigner("x"), VirtualVerifier()))
         self.copies: list[Copy] = [*((p, 0) for p in NAMES), (self.twin, 1)]
         self.machines: dict[Copy, Agreement] = {}
         self.flying: deque[tuple[Copy, Send]] = deque()

@@ -7,12 +7,16 @@ lying      proposes two bodies with the least binding grounds it can find, votes
            likes, shows certificates of too few, of the wrong stage, or with somebody's vote twice
 forging    puts honest names under its own words
 replaying  repeats what anybody ever said, here and as if it were of another round
+
+Where heights follow each other (`chain.py`) liars who have no vote yet, or none any more, speak as well; all claim,
+repeat and propose what was right at the height before, and make vertices out of their own votes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from chain import VertexIs
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -25,9 +29,10 @@ from atoll.protocol.consensus.facts import Bound, Free, Judge
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
+from atoll.wire.messages.vertex import Vertex
 
 if TYPE_CHECKING:
-    from world import World
+    from world import Height, World
 
 HABITS = ("silent", "delaying", "twins", "lying", "lying", "forging", "replaying")  # lying is the worst
 HEARD_MAX = 400
@@ -35,8 +40,11 @@ PERIOD_S = 0.5  # between two lies of one villain
 
 
 class Gang:
-    def __init__(self, world: World) -> None:
-        self.world, self.draw = world, world.draw
+    """All liars, at one height."""
+
+    def __init__(self, world: World, height: Height, past: Gang | None = None) -> None:
+        self.world, self.height, self.past, self.draw = world, height, past, world.draw
+        self.round = height.round
         self.heard: list[Any] = []
         self.timeouts: dict[int, dict[PeerId, tuple[tuple[Timeout, Signed], ...]]] = {}
         self.votes: dict[tuple[int, Stage, Digest], dict[PeerId, bytes]] = {}
@@ -49,7 +57,7 @@ class Gang:
         self.machines: dict[tuple[PeerId, int], Agreement] = {}
         self.side = {p: self.draw.randrange(2) for p in world.names}
         for name, habits in self.habits.items():
-            if "twins" in habits or "delaying" in habits:
+            if habits & {"twins", "delaying"} and name in height.keys:
                 for twin in range(1 + ("twins" in habits)):
                     self._start(name, twin)
             if habits & {"lying", "forging", "replaying"}:
@@ -61,8 +69,8 @@ class Gang:
     # ---- machines that are run dishonestly ------------------------------------------------------------------
 
     def _start(self, name: PeerId, twin: int) -> None:
-        w = self.world
-        machine = Agreement(self.notaries[name], 7, "", dict(w.keys), w.quorum, w.names)
+        w, h = self.world, self.height
+        machine = Agreement(self.notaries[name], self.round, "", dict(h.keys), h.quorum, h.names)
         self.machines[name, twin] = machine
         self.world.after(0.0, lambda: self._apply(name, twin, machine.begin()))
         w._every(w.draw.uniform(2.0, 9.0), lambda: self._apply(name, twin, machine.close_view(machine.view)))
@@ -88,9 +96,10 @@ class Gang:
 
     def _body(self, name: PeerId, view: int, which: int) -> bytes:
         right = self.draw.random() < 0.7
-        body = f"{'right' if right else 'wrong'}: by {name} in {view}/{which}/{self.draw.randrange(3)}".encode()
+        mark = f"by {name} in {view}/{which}/{self.draw.randrange(3)}"
+        body = self.world.body(self.height, right, name, self.world.now, mark)
         if right:
-            self.world.watch.bodies.add(body)
+            self.height.watch.bodies.add(body)
         self.known.append(digest(body))
         self.bodies[digest(body)] = body
         return body
@@ -147,18 +156,22 @@ class Gang:
     # ---- lies ----------------------------------------------------------------------------------------------
 
     def _lie(self, name: PeerId) -> None:
-        if self.world.all_decided() or (self.world.now > 5.0 and "silent" in self.habits[name]):
+        if self.world.is_over(self.height) or (self.world.now > 5.0 and "silent" in self.habits[name]):
             return
         habits = self.habits[name]
         if "replaying" in habits and self.heard:
             for _ in range(3):
                 self._to_some(name, self._aged(self.draw.choice(self.heard)))
+        if self.past is not None and self.past.heard and "replaying" in habits:
+            for _ in range(3):
+                self._to_some(name, replace(self.draw.choice(self.past.heard), round=self.round))
         if "forging" in habits:
             self._forge(name)
         if "lying" in habits:
             self._vote_for_everything(name)
             self._claim(name)
             self._propose_twice(name)
+            self._make_vertex(name)
 
     def _aged(self, message: Any) -> Any:
         """As it was; or its envelope of another round; the statement inside stays what was signed."""
@@ -174,21 +187,23 @@ class Gang:
         honest = self.draw.choice(self.world.honest)
         what = self.draw.choice(self.known or [digest(b"?")])
         view = max(0, self.view + self.draw.randint(-1, 1))
-        vote = Vote(7, view, self.draw.choice(["prepare", "commit"]), what)
+        vote = Vote(self.round, view, self.draw.choice(["prepare", "commit"]), what)
         mine = self.notaries[name].sign(vote)
-        self._to_some(name, Voted(7, 0, "", replace(mine, signer=honest)))
-        other = self.notaries[name].sign(replace(vote, round=6))
-        self._to_some(name, Voted(7, 0, "", other))
-        timeout = Timeout(7, view, view + 3, what)
-        self._to_some(name, TimedOut(7, 0, "", replace(self.notaries[name].sign(timeout), signer=honest), None))
+        self._to_some(name, Voted(self.round, 0, "", replace(mine, signer=honest)))
+        other = self.notaries[name].sign(replace(vote, round=self.round - 1))
+        self._to_some(name, Voted(self.round, 0, "", other))
+        timeout = Timeout(self.round, view, view + 3, what)
+        self._to_some(
+            name, TimedOut(self.round, 0, "", replace(self.notaries[name].sign(timeout), signer=honest), None)
+        )
 
     def _vote_for_everything(self, name: PeerId) -> None:
         for what in self.draw.sample(self.known[-8:], min(3, len(self.known[-8:]))):
             for view in {self.view, max(0, self.view - 1)}:
                 for stage in ("prepare", "commit"):
-                    vote = self.notaries[name].sign(Vote(7, view, stage, what))
+                    vote = self.notaries[name].sign(Vote(self.round, view, stage, what))
                     self.votes.setdefault((view, stage, what), {})[name] = vote.signature
-                    said = Voted(7, 0, "", vote)
+                    said = Voted(self.round, 0, "", vote)
                     if self.world.hub:  # certificates travel with votes there, so lies about them do, too
                         said = replace(said, proof=self._certificate() or UNSET)
                     self._to_some(name, said)
@@ -201,29 +216,50 @@ class Gang:
             claim = (high.view, high.digest)
         nothing = (-1, ZERO_DIGEST)
         claimed = self.draw.choice([nothing, claim or nothing])
-        signed = self.notaries[name].sign(Timeout(7, view, *claimed))
-        self._to_some(name, TimedOut(7, 0, "", signed, high))
+        signed = self.notaries[name].sign(Timeout(self.round, view, *claimed))
+        self._to_some(name, TimedOut(self.round, 0, "", signed, high))
 
     def _certificate(self) -> Certificate | None:
         """Of what was voted for somewhere: real if enough did; else short, padded with a vote twice, or forged."""
+        if self.past is not None and self.draw.random() < 0.3:
+            return self.past.real()
         if not self.votes:
             return None
         view, stage, what = self.draw.choice(sorted(self.votes))
         votes = sorted(self.votes[view, stage, what].items())
-        quorum = self.world.quorum
+        quorum = self.height.quorum
         if len(votes) < quorum:
             how = self.draw.randrange(3)
             if how == 0:
                 votes = (votes * quorum)[:quorum]
             elif how == 1:
-                missing = [p for p in self.world.names if p not in dict(votes)]
+                missing = [p for p in self.height.names if p not in dict(votes)]
                 votes = sorted(votes + [(p, bytes(16)) for p in missing[: quorum - len(votes)]])
-        return Certificate(7, view, self.draw.choice([stage, "prepare"]), what, tuple(votes))
+        return Certificate(self.round, view, self.draw.choice([stage, "prepare"]), what, tuple(votes))
+
+    def real(self) -> Certificate | None:
+        """What a quorum here prepared, as it was."""
+        made = [
+            Certificate(self.round, view, stage, what, tuple(sorted(votes.items())))
+            for (view, stage, what), votes in sorted(self.votes.items())
+            if stage == "prepare" and len(votes) >= self.height.quorum
+        ]
+        return self.draw.choice(made) if made else None
+
+    def _make_vertex(self, name: PeerId) -> None:
+        """The next one, as I should like it, under the votes of all liars of all times."""
+        if self.past is None or self.draw.random() < 0.5:
+            return
+        body = self._body(name, self.view, 2)
+        vote = Vote(self.round, self.view, "commit", digest(body))
+        votes = tuple((p, notary.sign(vote).signature) for p, notary in self.notaries.items())
+        vertex = Vertex(body, Certificate(self.round, self.view, "commit", digest(body), votes))
+        self._to_some(name, VertexIs(vertex))
 
     def _propose_twice(self, name: PeerId) -> None:
-        w = self.world
+        w, names = self.world, self.height.names
         for view in range(max(0, self.view - 1), self.view + 2):
-            mine = w.names[(view + view // w.voters) % w.voters] == name or self.draw.random() < 0.1
+            mine = names[(view + view // len(names)) % len(names)] == name or self.draw.random() < 0.1
             if not mine:
                 continue
             grounds = self._least_binding(view)
@@ -234,6 +270,8 @@ class Gang:
                 bodies = [self._body(name, view, which) for which in range(2)]
                 if self.draw.random() < 0.2 and self.bodies:
                     bodies[0] = self.draw.choice([self.bodies[d] for d in sorted(self.bodies)])
+                if self.past is not None and self.past.bodies and self.draw.random() < 0.2:
+                    bodies[1] = self.draw.choice([self.past.bodies[d] for d in sorted(self.past.bodies)])
                 self.pairs[name, view] = bodies
             bodies = self.pairs[name, view]
             for to in w.honest:
@@ -241,8 +279,8 @@ class Gang:
                 if self.draw.random() < 0.1:
                     body = bodies[1 - self.side[to]]
                 named = digest(body) if self.draw.random() < 0.8 else digest(bodies[0])
-                signed = self.notaries[name].sign(Proposed(7, view, named))
-                self._say(name, to, Propose(7, 0, "", signed, body, timeouts, high))
+                signed = self.notaries[name].sign(Proposed(self.round, view, named))
+                self._say(name, to, Propose(self.round, 0, "", signed, body, timeouts, high))
 
     def _least_binding(self, view: int) -> tuple[tuple[Signed, ...], Certificate | None] | None:
         """A quorum of timeouts that claim as little as can be; sometimes too few, doubled, or of another view."""
@@ -250,9 +288,12 @@ class Gang:
             return (), None
         heard = dict(self.timeouts.get(view - 1, {}))
         for liar in self.notaries:
-            nothing = Timeout(7, view - 1, -1, ZERO_DIGEST)
+            nothing = Timeout(self.round, view - 1, -1, ZERO_DIGEST)
             heard[liar] = ((nothing, self.notaries[liar].sign(nothing)),)
-        how, quorum = self.draw.random(), self.world.quorum
+        if self.past is not None and self.draw.random() < 0.2:  # what was said of the height before
+            for p, said in self.past.timeouts.get(view - 1, {}).items():
+                heard[p] = min(said + heard.get(p, said), key=lambda s: s[0].high_view), *said
+        how, quorum = self.draw.random(), self.height.quorum
         if how < 0.15:  # words of older views claim less
             for older in range(view - 1):
                 for p, said in self.timeouts.get(older, {}).items():
@@ -266,6 +307,6 @@ class Gang:
             timeouts = (timeouts * quorum)[:quorum]
         top, high = max((view for view, _ in chosen), default=-1), None
         for (at, stage, what), votes in sorted(self.votes.items()):
-            if at == top and stage == "prepare" and len(votes) >= self.world.quorum:
-                high = Certificate(7, at, stage, what, tuple(sorted(votes.items())))
+            if at == top and stage == "prepare" and len(votes) >= self.height.quorum:
+                high = Certificate(self.round, at, stage, what, tuple(sorted(votes.items())))
         return timeouts, high or self._certificate()

@@ -1,9 +1,11 @@
 """What must hold in every world, checked from outside the machines: by what left them and by what they reported.
 
 agreement      no two bodies are decided for one round
+committee      whoever has no vote at this height, or not with this key, says nothing
 validity       what is decided was put forward and is right
 integrity      a decision shows a quorum of distinct voters, and honest ones among them did say so
-no double vote an honest voter never says two things for one slot, across restarts too; nothing in views it closed
+no double vote an honest voter never says two things for one slot, across restarts too; nothing in views it closed,
+               no vote in views before one that it voted in
 grounds        whoever votes after view 0 was shown a quorum of timeouts that allows this body
 lock           whoever voted to commit a body in a view claims a certificate at least as high in later timeouts
 evidence       names liars only, and both signatures hold
@@ -23,6 +25,7 @@ from atoll.keys.signer import Signer
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Equivocation
+from atoll.protocol.consensus.said import BODIES_KEPT
 from atoll.protocol.consensus.voter import ATTEMPTS_AHEAD
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary, signed_bytes
@@ -45,13 +48,21 @@ def slot_of(statement: Statement) -> tuple[str, int]:
 
 class Watch:
     def __init__(
-        self, quorum: int, signers: dict[PeerId, Signer], honest: frozenset[PeerId], reader: Notary
+        self,
+        round: int,
+        quorum: int,
+        signers: dict[PeerId, Signer],
+        honest: frozenset[PeerId],
+        reader: Notary,
+        keys: dict[PeerId, bytes] | None = None,
     ) -> None:
+        self.round = round
         self.quorum, self.signers, self.honest, self.reader = quorum, signers, honest, reader
-        self.keys = {peer: signer.vote_key for peer, signer in signers.items()}
+        self.keys = keys or {peer: signer.vote_key for peer, signer in signers.items()}
         self.bodies: set[bytes] = set()  # right ones that were put forward
         self.slots: dict[tuple[PeerId, str, int], bytes] = {}
         self.closed: dict[PeerId, int] = {}
+        self.voted: dict[PeerId, int] = {}
         self.locked: dict[PeerId, int] = {}
         self.wishes: dict[PeerId, int] = {}  # the last view that each would leave
         self.signed: set[tuple[PeerId, bytes]] = set()
@@ -78,11 +89,14 @@ class Watch:
         self.seen[id(message)] = message
         proposed = decode_statement(message.statement.body, message.statement.signer)
         assert isinstance(proposed, Proposed)
+        if proposed.round != self.round:
+            return
         claims: dict[PeerId, Timeout] = {}
         for signed in message.timeouts:
             timeout = decode_statement(signed.body, signed.signer)
             assert isinstance(timeout, Timeout)
-            if timeout.view == proposed.view - 1 and self._holds(signed.signer, signed.body, signed.signature):
+            of_before = (timeout.round, timeout.view) == (self.round, proposed.view - 1)
+            if of_before and self._holds(signed.signer, signed.body, signed.signature):
                 claims.setdefault(signed.signer, timeout)
         top = max((t.high_view for t in claims.values()), default=-1)
         binding = {t.high_digest for t in claims.values() if t.high_view == top}
@@ -91,9 +105,11 @@ class Watch:
 
     def said(self, who: PeerId, message: Any) -> None:
         """Something left an honest voter."""
+        if not isinstance(message, (Propose, Voted, TimedOut, PreVote)) or message.round != self.round:
+            return
+        assert who in self.keys, f"{who} speaks at height {self.round} and has no vote there"
         if isinstance(message, PreVote):
             self.wishes[who] = max(message.view, self.wishes.get(who, -1))
-        if not isinstance(message, (Propose, Voted, TimedOut)):
             return
         signed = message.statement
         if signed.signer != who:
@@ -105,6 +121,7 @@ class Watch:
             assert first == signed.body, f"{who} said two things as {kind} of view {view}"
             return
         self.slots[who, kind, view] = signed.body
+        assert self._holds(who, signed.body, signed.signature), f"{who} signs with a key that is not agreed"
         if isinstance(statement, Timeout):
             lock = self.locked.get(who, -1)
             if lock <= view:
@@ -113,6 +130,9 @@ class Watch:
             self._with_leave(who, view)
             return
         assert view > self.closed.get(who, -1), f"{who} spoke as {kind} in view {view} after it had closed it"
+        if isinstance(statement, Vote):
+            assert view >= self.voted.get(who, 0), f"{who} voted in view {view} after {self.voted[who]}"
+            self.voted[who] = view
         if isinstance(statement, Vote) and view > 0:
             assert (view, statement.digest) in self.justified, f"{who} voted in view {view} without grounds"
         if isinstance(statement, Vote) and statement.stage == "commit":
@@ -141,11 +161,7 @@ class Watch:
     def is_final(self, certificate: Certificate) -> bool:
         """Judged by counting, not by the code under test."""
         vote = encode(Vote(certificate.round, certificate.view, "commit", certificate.digest))
-        good = {
-            peer
-            for peer, signature in certificate.votes
-            if peer in self.keys and self._holds(peer, vote, signature)
-        }
+        good = {peer for peer, signature in certificate.votes if self._holds(peer, vote, signature)}
         return certificate.stage == "commit" and len(good) >= self.quorum
 
     def evidence(self, fact: Equivocation) -> None:
@@ -160,10 +176,12 @@ class Watch:
     def bounded(self, machine: Door) -> None:
         n = len(self.keys)
         assert len(machine.tallies) <= (ATTEMPTS_AHEAD + 2) * n + 2, "tallies pile up"
-        assert len(machine.bodies) <= len(machine.tallies) + 6 >= len(machine.asked), "bodies pile up"
+        assert len(machine.bodies) <= len(machine.tallies) + BODIES_KEPT + 2 >= len(machine.asked), "bodies pile up"
         if isinstance(machine, Agreement):
             assert len(machine.proofs.known) <= 2 + n * len(machine.tallies), "proofs pile up"
-            assert len(machine.said.bodies) <= 5, "bodies pile up"
+            assert len(machine.said.bodies) <= BODIES_KEPT + 1, "bodies pile up"
 
     def _holds(self, peer: PeerId, body: bytes, signature: bytes) -> bool:
-        return self.reader.verifier.holds(self.keys[peer], signed_bytes(self.reader.run, body), signature)
+        return peer in self.keys and self.reader.verifier.holds(
+            self.keys[peer], signed_bytes(self.reader.run, body), signature
+        )

@@ -7,6 +7,10 @@ partitions in one or both directions, and crashes in the middle of what a host w
 a part is carried out, and what was written since the last word that left is lost. With `drift`, clocks run apart
 for ever, and in the storm are set forward and back. Villains sign with their own keys only (`villains.py`); what
 must always hold is asserted after every event (`watch.py`).
+
+With `heights`, one agreement follows the other, by real vertices in real histories, and each has another committee
+(`chain.py`): some hosts are heights behind, some have no vote yet or none any more, and disks are lost with the
+keys on them.
 """
 
 from __future__ import annotations
@@ -17,22 +21,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from chain import Chain, VertexIs
 from clocks import Clock
 from villains import Gang
 from watch import Watch
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Keep, Report, Send
+from atoll.base.machine import Effect, Keep, Received, Report, Send
 from atoll.keys.signer import Signer
+from atoll.node.early import EarlyWords
 from atoll.policy.plan import quorum
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge, Prepared
+from atoll.protocol.dag.history import History
 from atoll.sim.signatures import RealKeys, VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate
+from atoll.wire.messages.vertex import Body, Vertex
 
 RUN = Digest(bytes(32))
 ROUND = 7
@@ -69,8 +77,25 @@ class BodyIs:
 
 
 @dataclass(frozen=True)
-class VertexIs:
-    certificate: Certificate
+class WantVertex:
+    round: int
+
+
+@dataclass
+class Height:
+    """One agreement: who votes, what is watched, who lies."""
+
+    round: int
+    names: tuple[PeerId, ...]  # in the order of their turns
+    keys: dict[PeerId, bytes]
+    quorum: int
+    watch: Watch
+    head: Digest = RUN  # what it follows
+    parent: Body | None = None
+    began_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.gang: Gang | None = None
 
 
 @dataclass
@@ -80,15 +105,22 @@ class Host:
     name: PeerId
     notary: Notary
     clock: Clock
+    height: Height
+    history: History | None = None  # of heights
+    early: EarlyWords = field(default_factory=EarlyWords)
     machine: Door | None = None
     life: int = 0
-    kept: bytes | None = None
+    kept: dict[str, bytes] = field(default_factory=dict)
     attempt: int = 0
     free: int | None = None
     bound: int | None = None
     wanted: Digest | None = None
-    vertex: Certificate | None = None  # decided and durable
+    vertex: Certificate | None = None  # the last one: decided and durable
     died_at: float = 0.0
+
+    @property
+    def kept_here(self) -> bytes | None:
+        return self.kept.get(f"said/{self.height.round}/agreement")
 
 
 @dataclass
@@ -114,33 +146,93 @@ class World:
     storm: bool = True
     hub: bool = False  # most links never heal: honest voters hear one of them, and nobody else who is honest
     drift: float = 0.0  # clocks run by up to so much too fast or too slow, and are set
+    heights: int = 0  # so many follow each other, and members come and go; 0: one, of one committee
+    past: type[History] = History  # the class under test
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
         self.time = random.Random(f"clocks/{self.seed}")  # of its own: a seed is the same storm without clocks
-        self.signers: dict[PeerId, Signer] = {s.peer: s for s in map(self._signer, range(self.voters))}
+        most = self.voters if not self.heights else 2 * self.voters
+        self.signers: dict[PeerId, Signer] = {s.peer: s for s in map(self._signer, range(most))}
         self.verifier = self.real.verifier if self.real is not None else VirtualVerifier()
         self.names = tuple(self.signers)
-        self.quorum = self.needed or quorum(self.voters, self.rule)  # type: ignore[arg-type]
-        self.villains = frozenset(self.draw.sample(self.names, self.liars))
+        self.chain: Chain | None = None
+        if self.heights:
+            raft = self.rule == "majority"
+            self.chain = Chain(self.seed, self.names, self.voters, self.liars, self.rule, self.heights, raft)  # type: ignore[arg-type]
+            self.villains = self.chain.villains
+        else:
+            self.villains = frozenset(self.draw.sample(self.names, self.liars))
         self.honest = [p for p in self.names if p not in self.villains]
-        self.keys = {p: signer.vote_key for p, signer in self.signers.items()}
-        reader = self.notary(self.honest[0])
-        self.watch = Watch(self.quorum, self.signers, frozenset(self.honest), reader)
+        self.levels: list[Height] = []
+        first = self._first_height()
         self.loss = self.draw.choice([0.0, 0.05, 0.2])
         self.doubled = self.draw.choice([0.0, 0.1])
         self.latency_s = self.draw.choice([(0.001, 0.01), (0.005, 0.08), (0.01, 0.5)])
-        self.hosts = {p: Host(p, self.watch.spied(self.notary(p)), self._clock()) for p in self.honest}
-        self.gang = Gang(self)
+        self.hosts = {p: self._host(p, first) for p in self.honest}
+        first.gang = Gang(self, first)
         self.dying = self.draw.choice(self.honest) if self.crashes and self.draw.random() < 0.5 else None
         for name in self.honest:
             self.start(name)
             self._every(NUDGE_S, lambda n=name: self._nudge(n))
 
+    # ---- heights -------------------------------------------------------------------------------------------
+
+    @property
+    def watch(self) -> Watch:
+        return self.levels[-1].watch
+
+    def _first_height(self) -> Height:
+        if self.chain is not None:
+            return self._next_height(self.chain.run, self.chain.genesis)
+        need = self.needed or quorum(self.voters, self.rule)  # type: ignore[arg-type]
+        keys = {p: signer.vote_key for p, signer in self.signers.items()}
+        self.levels.append(Height(ROUND, self.names, keys, need, self._watch(ROUND, need, keys)))
+        return self.levels[0]
+
+    def _next_height(self, head: Digest, body: Body) -> Height:
+        assert self.chain is not None
+        keys, need = self.chain.voters_of(head, body)
+        round, turns = body.round + 1, self.chain.turns(head, body)
+        watch = self._watch(round, need, keys)
+        self.levels.append(Height(round, turns, keys, need, watch, head, body, body.time_s))
+        return self.levels[-1]
+
+    def _watch(self, round: int, need: int, keys: dict[PeerId, bytes]) -> Watch:
+        reader = self.notary(self.honest[0])
+        watch = Watch(round, need, self.signers, frozenset(self.honest), reader, keys)
+        if self.levels:
+            watch.signed = self.levels[0].watch.signed  # whoever spies on notaries
+        return watch
+
+    def body(self, height: Height, right: bool, name: PeerId, clock_s: float, mark: str) -> bytes:
+        if self.chain is None or height.parent is None:
+            return f"{'right' if right else 'wrong'}: {mark}".encode()
+        make = self.chain.body if right else self.chain.wrong
+        return make(height.head, height.parent, name, clock_s, mark, self.draw)
+
+    def _is_right(self, host: Host, body: bytes) -> bool:
+        height, now = host.height, host.clock.shows(self.now)
+        if self.chain is None or height.parent is None:
+            return body.startswith(b"right")
+        return self.chain.is_right(body, height.head, height.parent, now)
+
+    def is_over(self, height: Height) -> bool:
+        """Nobody honest is at this height or below any more."""
+        return all(h.vertex is not None or h.height.round > height.round for h in self.hosts.values())
+
     # ---- time ----------------------------------------------------------------------------------------------
 
     def notary(self, name: PeerId) -> Notary:
-        return Notary(RUN, self.signers[name], self.verifier)
+        return Notary(self.chain.run if self.chain is not None else RUN, self.signers[name], self.verifier)
+
+    def _host(self, name: PeerId, height: Height) -> Host:
+        notary = self.levels[0].watch.spied(self.notary(name))
+        return Host(name, notary, self._clock(), height, self._history(notary))
+
+    def _history(self, notary: Notary) -> History | None:
+        chain = self.chain
+        return self.past(chain.first, notary, chain.voters_of) if chain is not None else None
 
     def _signer(self, index: int) -> Signer:
         return self.real.signer(index, RUN) if self.real is not None else VirtualSigner(PeerId(f"p{index:02d}"))
@@ -159,11 +251,12 @@ class World:
 
         self.after(self.draw.uniform(0, period_s), again)
 
-    def run(self, until: float) -> None:
-        while self.queue and self.queue[0][0] <= until and not self.all_decided():
+    def run(self, until: float, over: Callable[[], bool] | None = None) -> None:
+        over = over or self.all_decided
+        while self.queue and self.queue[0][0] <= until and not over():
             self.now, _, do = heapq.heappop(self.queue)
             do()
-        self.now = max(self.now, until) if not self.all_decided() else self.now
+        self.now = max(self.now, until) if not over() else self.now
 
     def all_decided(self) -> bool:
         return all(h.vertex is not None for h in self.hosts.values())
@@ -171,9 +264,10 @@ class World:
     # ---- the network ---------------------------------------------------------------------------------------
 
     def send(self, sender: PeerId, to: PeerId, message: Any) -> None:
-        self.watch.shown(message)
-        if sender in self.hosts:
-            self.watch.said(sender, message)
+        for height in self.levels:
+            height.watch.shown(message)
+            if sender in self.hosts:
+                height.watch.said(sender, message)
         if (sender, to) in self.cut or self.draw.random() < self.loss:
             return
         for _ in range(1 + (self.draw.random() < self.doubled)):
@@ -181,15 +275,29 @@ class World:
 
     def _arrive(self, sender: PeerId, to: PeerId, message: Any) -> None:
         if to in self.villains:
-            self.gang.hear(to, message)
+            at = [h for h in self.levels if self.chain is None or h.round == getattr(message, "round", -1)]
+            for height in at:
+                assert height.gang is not None
+                height.gang.hear(to, message)
             return
         host = self.hosts[to]
         if host.machine is None:
             return
-        if host.vertex is not None:
+        if isinstance(message, (Propose, Voted, TimedOut, PreVote, WantVertex)) and host.history is not None:
+            if message.round <= host.history.head:
+                if not self.storm or self.draw.random() < 0.3:
+                    self.send(to, sender, VertexIs(host.history.vertices[message.round]))
+                return
+            if isinstance(message, WantVertex):
+                return
+            if message.round > host.height.round:
+                host.early.remember(Received(sender, message))
+                return
+        elif host.vertex is not None:
             if not isinstance(message, (VertexIs, BodyIs, WantBody)):
                 if not self.storm or self.draw.random() < 0.05:
-                    self.send(to, sender, VertexIs(host.vertex))  # what lies behind me: see how it ended
+                    # what lies behind me: see how it ended
+                    self.send(to, sender, VertexIs(Vertex(b"", host.vertex)))
             elif isinstance(message, WantBody):
                 self._give_body(host, sender, message)
             return
@@ -200,7 +308,9 @@ class World:
                 self._apply(host, host.machine.learn_body(body))
                 if host.machine is not None and host.bound is not None:
                     self._apply(host, host.machine.repropose(host.bound))
-            case VertexIs(certificate):
+            case VertexIs(vertex) if host.history is not None:
+                self._learn(host, vertex, sender)
+            case VertexIs(Vertex(certificate=Certificate() as certificate)):
                 if self.watch.is_final(certificate):
                     self.watch.decided(to, certificate)
                     host.machine.stop()
@@ -220,42 +330,106 @@ class World:
         if body is not None:
             self.send(host.name, to, BodyIs(body))
 
+    def _learn(self, host: Host, vertex: Vertex, who: PeerId) -> None:
+        """A vertex that somebody shows, or my own machine: the history judges it, and the next height begins."""
+        assert host.history is not None and host.machine is not None
+        try:
+            body = host.history.append(vertex, who)
+        except PeerFault as fault:
+            assert who in self.villains, f"{host.name} does not believe what honest {who} decided: {fault}"
+            return
+        if body is None:
+            return
+        assert vertex.certificate is not None
+        host.height.watch.decided(host.name, vertex.certificate)
+        host.machine.stop()
+        if self.chain is not None and body.round + 1 == self.chain.length:
+            host.vertex = vertex.certificate
+            return
+        self._enter(host)
+        self.start(host.name)
+        for event in host.early.take():
+            self.after(0.0, lambda e=event: self._arrive(e.sender, host.name, e.message))
+
+    def _enter(self, host: Host) -> None:
+        """The height after the head of its history; if it is the first one there, that height begins."""
+        assert host.history is not None
+        head, body = host.history.head_id, host.history.head_body
+        found = next((h for h in self.levels if h.head == head), None)
+        if found is None:
+            before = self.levels[-1]
+            found = self._next_height(head, body)
+            found.gang = Gang(self, found, before.gang)
+        host.height = found
+
     # ---- hosts ---------------------------------------------------------------------------------------------
 
     def start(self, name: PeerId) -> None:
-        host = self.hosts[name]
+        host, height = self.hosts[name], self.hosts[name].height
         host.life, host.free, host.bound, host.wanted = host.life + 1, None, None, None
-        host.attempt = attempt_at(host.clock.shows(self.now))
+        host.attempt = attempt_at(host.clock.shows(self.now) - height.began_s)
         host.machine = machine = self.machine(
-            host.notary, ROUND, "", dict(self.keys), self.quorum, self.names, host.kept
+            host.notary, height.round, "", dict(height.keys), height.quorum, height.names, host.kept_here
         )
         if host.vertex is not None:
             machine.stop()
             return
-        early = machine.close_view(host.attempt * self.voters - 1) if host.attempt else []
+        early = machine.close_view(host.attempt * len(height.names) - 1) if host.attempt else []
         self._apply(host, [*early, *machine.begin()])
-        self._wait_for_attempt(host, host.life)
+        if host.life and host.height is height:
+            self._wait_for_attempt(host, host.life)
 
     def crash(self, name: PeerId) -> None:
         host = self.hosts[name]
         host.machine, host.died_at = None, self.now
-        if self.storm and self.draw.random() < 0.5:
+        if self.storm and self.draw.random() < 0.5 and host.history is None:
             host.vertex = None  # it had decided, and nothing said so on its disk yet
+
+    def _forget(self, host: Host) -> None:
+        """The same of the last of many, if nothing that was said since is on its disk; and words that waited."""
+        host.early.take()
+        if self.chain is None or host.history is None or not self.storm or self.chain.draw.random() < 0.5:
+            return
+        if f"said/{host.history.head + 1}/agreement" not in host.kept and host.history.head >= 0:
+            host.vertex = None
+            self._restore(host, host.history.head)
+
+    def _restore(self, host: Host, until: int) -> None:
+        """Its history is what its disk holds of it: all before this round."""
+        assert host.history is not None
+        kept, host.history = host.history.vertices, self._history(host.notary)
+        assert host.history is not None
+        for round in range(until):
+            host.history.restore(kept[round])
+        self._enter(host)
+
+    def _lose_disk(self, host: Host) -> None:
+        """And with it what it said, and the key that it said it with."""
+        assert self.chain is not None
+        self.chain.sessions[host.name] += 1
+        self.signers[host.name] = VirtualSigner(host.name, self.chain.sessions[host.name])
+        host.machine, host.died_at, host.vertex, host.kept = None, self.now, None, {}
+        host.notary = self.levels[0].watch.spied(self.notary(host.name))
+        self._restore(host, 0)
 
     def _wait_for_attempt(self, host: Host, life: int) -> None:
         def end() -> None:
             if host.life != life or host.machine is None or host.vertex is not None:
                 return
-            host.attempt = max(host.attempt + 1, attempt_at(host.clock.shows(self.now)))
-            self._apply(host, host.machine.close_view(host.attempt * self.voters - 1))
-            self._wait_for_attempt(host, life)
+            host.attempt = max(host.attempt + 1, attempt_at(host.clock.shows(self.now) - height.began_s))
+            self._apply(host, host.machine.close_view(host.attempt * len(height.names) - 1))
+            if host.life == life:
+                self._wait_for_attempt(host, life)
 
-        self.after(host.clock.wait_s(attempt_end(host.attempt), self.now), end)
+        height = host.height
+        self.after(host.clock.wait_s(height.began_s + attempt_end(host.attempt), self.now), end)
 
     def _nudge(self, name: PeerId) -> None:
         host = self.hosts[name]
         if host.machine is None or host.vertex is not None:
             return
+        if host.history is not None:
+            self.send(name, self.draw.choice(self.names), WantVertex(host.height.round))
         self._apply(host, host.machine.remind())
         if host.machine is not None and host.wanted is not None and host.vertex is None:
             for peer in self.draw.sample(self.names, min(4, self.voters)):
@@ -270,20 +444,22 @@ class World:
             self._apply(host, host.machine.close_view(host.machine.view))
 
     def _last_view(self, host: Host) -> int:
-        return (host.attempt + 1) * self.voters - 1
+        return (host.attempt + 1) * len(host.height.names) - 1
 
     def _propose(self, host: Host, view: int) -> None:
         assert host.machine is not None
-        body = f"right: {host.name} in {view}/{self.draw.random()}".encode()
-        self.watch.bodies.add(body)
+        mark = f"{host.name} in {view}/{self.draw.random()}"
+        body = self.body(host.height, True, host.name, host.clock.shows(self.now), mark)
+        host.height.watch.bodies.add(body)
         self._apply(host, host.machine.propose(view, body))
 
     def _judged(self, host: Host, life: int, digest: Digest, body: bytes) -> None:
-        if host.life == life and host.machine is not None and host.vertex is None and body.startswith(b"right"):
+        if host.life == life and host.machine is not None and host.vertex is None and self._is_right(host, body):
             self._apply(host, host.machine.approve(digest))
 
     def _apply(self, host: Host, effects: list[Effect]) -> None:
         """All of it; or, if it dies now, a part, without the writes that no word has followed yet."""
+        height, dies = host.height, False
         if self.dying == host.name and any(isinstance(e, Keep) for e in effects):
             self.dying = None
             effects = effects[: self.draw.randint(0, len(effects))]
@@ -291,31 +467,40 @@ class World:
             synced = self.draw.randint(last_word + 1, len(effects))
             effects = [e for i, e in enumerate(effects) if not isinstance(e, Keep) or i < synced]
             self.crash(host.name)
+            dies = True
         for effect in effects:
             match effect:
-                case Keep(blob=blob):
-                    host.kept = blob
+                case Keep(name, bytes(blob)):
+                    host.kept[name] = blob
                 case Send(to, message):
                     self.send(host.name, to, message)
                 case Report(fact):
-                    self._hear_fact(host, fact)
+                    self._hear_fact(host, height, fact)
                 case _:
                     raise AssertionError(effect)
-        if host.machine is not None:
-            self.watch.bounded(host.machine)
+        if dies:
+            self._forget(host)
+        elif host.machine is not None:
+            host.height.watch.bounded(host.machine)
 
-    def _hear_fact(self, host: Host, fact: Any) -> None:
+    def _hear_fact(self, host: Host, height: Height, fact: Any) -> None:
         machine = host.machine
         match fact:
             case Equivocation(peer=peer):
                 assert peer in self.villains, f"honest {peer} was caught saying two things"
-                self.watch.evidence(fact)
+                height.watch.evidence(fact)
             case Prepared():
                 pass
-            case Decided(certificate=certificate):
-                self.watch.decided(host.name, certificate)
-                if machine is not None:
+            case Decided(certificate=certificate, body=body):
+                height.watch.decided(host.name, certificate)
+                if machine is None:
+                    pass
+                elif host.history is None:
                     host.vertex = certificate
+                elif body is None:
+                    host.wanted = certificate.digest
+                else:
+                    self._learn(host, Vertex(body, certificate), host.name)
             case _ if machine is None:
                 pass
             case Judge(digest=digest, body=body):
@@ -354,16 +539,26 @@ class World:
             host.clock.set(self.time, self.now)
         if host.machine is None:
             self.start(name)
+        elif self.chain is not None and self._may_lose_disk(host) and self.chain.draw.random() < 0.1:
+            self._lose_disk(host)
         elif what < 0.25 and self.crashes:
             self.dying = name
         elif what < 0.35 and self.crashes:
             self.crash(name)
+            self._forget(host)
         elif what < 0.55:
             self._cut_links()
         elif what < 0.65:
             self.cut.clear()
         elif what < 0.8 and host.vertex is None and host.machine.view < self._last_view(host):
             self._apply(host, host.machine.close_view(host.machine.view))  # it thinks that the proposer is gone
+
+    def _may_lose_disk(self, host: Host) -> bool:
+        """One that votes, where every committee that others still need can do without it."""
+        chain, needed = self.chain, [level for level in self.levels if not self.is_over(level)]
+        if chain is None or host.name not in self.levels[-1].keys:
+            return False
+        return all(level.parent and chain.may_lose_disk(level.head, level.parent, host.name) for level in needed)
 
     def _cut_links(self) -> None:
         """Two sides deaf to each other, or one deaf to the other; one voter alone; and some links at random."""
@@ -395,6 +590,10 @@ class World:
             if self.hosts[name].machine is None:
                 self.start(name)
         turns = self.liars + 2 + self.hub * self.voters
+        for _ in range(self.heights):
+            self._pass_height(turns)
+        if self.heights:
+            return
         shown = [h.clock.shows(self.now) for h in self.hosts.values()]
         first = max(h.attempt for h in self.hosts.values())
         while ATTEMPT_S * GROWTH ** min(first, GROWN) < 2 * (max(shown) - min(shown)):
@@ -404,6 +603,18 @@ class World:
         self.run(self.now + over + 1.0)
         undecided = [p for p in self.honest if self.hosts[p].vertex is None]
         assert not undecided, f"{undecided} did not decide within {turns} attempts of peace"
+
+    def _pass_height(self, turns: int) -> None:
+        """The lowest height that anybody honest is at is over for all in so many attempts."""
+        low = min((h.height for h in self.hosts.values() if h.vertex is None), key=lambda h: h.round, default=None)
+        if low is None:
+            return
+        here = [h for h in self.hosts.values() if h.height is low]
+        last = max(attempt_at(h.clock.shows(self.now) - low.began_s) for h in here) + turns
+        over = max(h.clock.wait_s(low.began_s + attempt_end(last), self.now) for h in here)
+        self.run(self.now + over + 1.0, lambda: self.is_over(low))
+        late = [h.name for h in self.hosts.values() if h.vertex is None and h.height.round <= low.round]
+        assert not late, f"{late} did not pass height {low.round} within {turns} attempts of peace"
 
 
 def story(seed: int, voters: int, liars: int = 0, rule: str = "two-thirds", moves: int = 60, **more: Any) -> World:

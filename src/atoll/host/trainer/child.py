@@ -238,7 +238,7 @@ class Child:
         else:
             span = self._end_span(self.mailbox.x_F)
         record = self.auditing.end(self._live, span.steps)
-        if job.ahead and span.steps:
+        if job.ahead is not None and span.steps:
             if not self.depth:  # else x rests
                 self.sent_F = self.x_F.clone() if self.sent_F is None else self.sent_F.copy_(self.x_F)
                 self.under_way = True

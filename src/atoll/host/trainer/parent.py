@@ -122,7 +122,7 @@ class Trainer:
         shards: int,
         global_step: int,
         until: float | None = None,
-        ahead: int = 0,
+        ahead: int | None = None,
         assignment: Assignment | None = None,
         held: tuple[int, ...] = (),
         apart: bool = False,
@@ -130,9 +130,9 @@ class Trainer:
     ) -> Trained:
         """At most `steps` inner steps from x, at most until `until` (time.monotonic()); x is then in `read_x()`.
 
-        With `ahead` it goes on from there by itself, so many steps, and after a `merge` as many as `steps`; the
-        next `train` counts them. `cancel`, or cancelling the awaiting task, ends it at the next step boundary; the
-        steps taken count. With an `assignment` it keeps a chain, whose links come with the answer;
+        With `ahead`, also of 0, it goes on from there by itself, so many steps, and after a `merge` as many as
+        `steps`; the next `train` counts them. `cancel`, or cancelling the awaiting task, ends it at the next step
+        boundary; the steps taken count. With an `assignment` it keeps a chain, whose links come with the answer;
         chains of rounds that are `held` it keeps, too. `apart`: on data from half an epoch ahead.
         `batch`: samples of a step, if they are not the spec's.
         """

@@ -54,7 +54,9 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     shard: int
     shards: int
     global_step: int  # or tokens, where there is a horizon: a position of learn/horizon.py
-    ahead: int = 0  # steps that it goes on afterwards, until something is merged; those of the next round count
+    ahead: int | None = None
+    """Steps that it goes on afterwards, until something is merged, which then frees all of the next round's; these
+    count. 0: it stands until then. None: whatever is merged, it waits to be asked."""
     assignment: Assignment | None = None  # keep a chain of these steps: the round may be audited
     held: tuple[int, ...] = ()  # rounds whose chain is still to be shown
     apart: bool = False  # from half an epoch ahead: the run goes on without these steps

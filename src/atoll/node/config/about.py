@@ -62,7 +62,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "True: vertices keep a score of every member's record (specs/reputation.md). It decides how often it is "
         "audited, whether it owns parts, and what its rows weigh: after sync.statistic looked for liars, and never "
         "more than half as much again as an equal share. Samples that members claim then move nothing. Left out: "
-        'true with run.trust = "community" and "open".'
+        'true with run.trust = "community" and "open", and with train.recipe = "cooperative".'
     ),
     "run.validate_every": (
         "Training rounds after which members look at the agreed model: some, drawn by the vertex, sign its loss on "
@@ -154,7 +154,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "handed on, these three have answers in int8. "
         '"fedavg": SGD inside, plain means (arXiv 1602.05629). '
         '"sparseloco": one value of 64 in 2 bits, rows gathered and clipped, no outer momentum (arXiv 2508.15706). '
-        '"cooperative": peers keep half of their own parameters, momentum follows agreement; three at least '
+        '"cooperative": peers keep half of their own parameters, the mean weighs members by their '
+        "records (run.reputation), momentum follows agreement; three at least "
         '(arXiv 1808.07576). "decoupled": rounds wait for a quorum and a grace, four fragments, mean length times '
         'mean direction (arXiv 2604.21428). "data_parallel": the mean gradient of every step in fp32, AdamW on the '
         'agreed parameters. "parameter_server": the same through one member (sync.topology = "star"). '
@@ -170,7 +171,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "own of the rest until the last one, which averages all; before it the agreed model is behind what members "
         "hold. "
         '"des_loc": plain means in fp32, of moments, too, in every third and sixth round (arXiv 2505.22549). '
-        '"sparseloco", "cooperative", "decoupled", "demo_", "powersgd" and "noloco" need run.trust = "private". '
+        '"delayed_nesterov": a round begins to share as soon as one member has its steps, all others hand over '
+        "what they have and count by it, and the momentum is felt once per run.start_peers of full updates (arXiv "
+        "2401.09135). "
+        '"sparseloco", "cooperative", "decoupled", "delayed_nesterov", "demo_", "powersgd" and "noloco" need '
+        'run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
     "train.inner_steps": (
@@ -253,6 +258,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "sync.fragments steps, a run has run.rounds x sync.fragments rounds, and the last one carries everything. "
         "The bytes are the same, but come in smaller waves: for thin links. It must divide train.inner_steps."
     ),
+    "sync.phases": (
+        'Changes of rhythm, by shares of the run: "0.8:16,0.9:8:int8:int8" has rounds of 16 steps from 0.8 of its '
+        "run.rounds x train.inner_steps steps on, and of 8 with these codecs (up, down; left out: as before) from "
+        "0.9. Rounds are then more than run.rounds. Shorter ones at the end average the last steps away. Not with "
+        "fragments, overlap, sync.quorum, sync.apart, audits, scores, or rounds that follow the run."
+    ),
     "sync.pipeline_depth": "Pieces of an update on their way at once. Not yet: the transport decides; keep 3.",
     "sync.compression_ratio": 'Share of values that "topk" and "randk" keep, unless it is named: "topk:0.05".',
     "sync.compression_level": 'Effort of "zstd", unless it is named ("zstd:9"): 3, 5 or 9.',
@@ -299,7 +310,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'How members agree on a round. "bft": two phases of signed votes, a rotating proposer, and the quorum that '
         'run.trust asks for. "raft": one phase, one hop and half of the votes less, and a leader that stays while '
         "it lives (specs/raft.md); for clusters whose members crash but never lie, so only with "
-        'run.trust = "private". Both keep a history that strangers can verify. "snow": not yet.'
+        'run.trust = "private". Both keep a history that strangers can verify. "snow" is refused: '
+        "it is no finality below 2,000 peers with k = 10, alpha = 8, beta = 150, and leaves no certificate; where "
+        "a run has two branches it tells on which most members are (specs/branches.md), whatever stands here."
     ),
     "consensus.timeout": (
         "From the end of training until an attempt is given up: a fifth for each of three owners of a "
@@ -337,9 +350,16 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Beside those, the state of every so many rounds stays, the newest 64 of them: the farther back, the later "
         "damage may be noticed. `atoll checkpoint list` says which are here."
     ),
+    "keep.updates": (
+        "Rounds whose encoded updates stay here, so that `atoll blame --round` can say without whom a round would "
+        "have been better; 0: none. Each takes the bytes of two updates, this peer's own and its share of all "
+        "others' (three or more where owners check each other): 50 MB a round for 25 million values in int8. Other "
+        "members need it, too: a row is shown by its author or the owner of its part. Up to 200, and no more than "
+        "keep.newest, since a round is made again from the state before it."
+    ),
     "keep.bytes_max": (
-        "Bytes that these older states may take together; the oldest give way first. 0 keeps the head and what the "
-        "last minute needed. Pieces come first and are not given up."
+        "Bytes that kept updates and these older states may take together; states give way first, oldest before "
+        "newest. 0 keeps the head and what the last minute needed. Pieces come first and are not given up."
     ),
     "keep.coded": (
         'Empty: states of every keep.every_rounds-th round lie whole at every member. "6/10": each is cut into '

@@ -18,6 +18,13 @@ def tolerance_of(run: Run) -> float:
     return PRESETS[run.trust].tolerance
 
 
+def keeps_records(config: Config) -> bool:
+    """Vertices hold what every member's record is worth: as the config says, else as its trust, or its recipe."""
+    if config.run.reputation is not None:
+        return config.run.reputation
+    return PRESETS[config.run.trust].reputation or config.train.recipe == "cooperative"
+
+
 def chosen_statistic(config: Config) -> StatisticName:
     """What rows become: as the config says, else as its trust has it, as far as there are members enough."""
     run = config.run

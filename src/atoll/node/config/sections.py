@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from atoll.base.effort import BATCH_MOST, STEPS_MOST
-from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX
+from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX, UPDATES_KEPT_MAX
 from atoll.keys.signer import VoteKind
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
 from atoll.policy.presets import Trust
@@ -117,6 +117,7 @@ class Sync(Section, frozen=True):
     error_feedback: Share | None = None
     overlap: Whole | None = None
     fragments: Count | None = None
+    phases: str = ""
     pipeline_depth: Count = 3
     compression_ratio: Share = 0.1
     compression_level: Literal[3, 5, 9] = 3
@@ -152,6 +153,7 @@ class Keep(Section, frozen=True):
 
     newest: Whole = 8
     every_rounds: Count = 20
+    updates: Annotated[int, Meta(ge=0, le=UPDATES_KEPT_MAX)] = 0
     bytes_max: Bytes = 10_000_000_000
     coded: Text = ""
     repair_after: Duration = 3600.0

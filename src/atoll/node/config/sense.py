@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
-from atoll.node.config.meaning import coded_of, sample_of, tolerance_of
-from atoll.node.config.sections import Config, Run, default_of, toml_text
-from atoll.policy.presets import PRESETS
+from atoll.node.config.meaning import coded_of, keeps_records, sample_of, tolerance_of
+from atoll.node.config.sections import Config, Keep, Run, default_of, toml_text
 from atoll.policy.trust import StatisticName, peers_for_one_liar
+from atoll.protocol.consensus.snow import SAFE_SIZE, SnowParams
+
+SNOW = SnowParams()  # as its authors had it
 
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager", "noloco"),
     *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
-    *("parameter_server", "sparta", "pipelined", "des_loc"),
+    *("parameter_server", "sparta", "pipelined", "des_loc", "delayed_nesterov"),
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
-    *("delayed_nesterov", "halos"),
+    "halos",
 )
 NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
     "sync.pipeline_depth": "the transport decides how many pieces are on their way",
@@ -55,12 +57,14 @@ def _check_made(config: Config) -> None:
             "E-CFG-02", f'train.recipe: no recipe is called "{recipe}"', fix=f"choose one of {', '.join(RECIPES)}"
         )
     protocol = config.consensus.protocol
-    if protocol == "snow":
+    if protocol == "snow":  # specs/raft.md: what a preference gadget would decide
         raise UsageError(
-            "E-CFG-04",
-            'consensus.protocol = "snow": not yet',
-            cause="a preference decides nothing for good (specs/raft.md); it only tells on which branch most are",
-            fix='leave it at "bft"',
+            "E-CFG-11",
+            'consensus.protocol = "snow" decides no round: a preference is final with a probability only',
+            cause=f"that was computed for {SAFE_SIZE:,} peers with k = {SNOW.k}, alpha = {SNOW.alpha} and beta = "
+            f"{SNOW.beta}, and a run begins with one; nor is there a certificate that strangers could check. Where "
+            "a run has two branches, it tells on which most members are, whatever stands here",
+            fix='leave it at "bft", or write "raft" where run.trust = "private"',
         )
     if protocol not in ("bft", "raft"):
         raise UsageError(
@@ -70,6 +74,7 @@ def _check_made(config: Config) -> None:
 
 def _check_sense(config: Config) -> None:
     coded_of(config.keep)
+    _check_updates(config.keep)
     run, consensus = config.run, config.consensus
     tolerance = run.byzantine_tolerance
     if tolerance is not None and not 0 <= tolerance <= 1 / 3 + 0.004:
@@ -134,7 +139,7 @@ def _check_sense(config: Config) -> None:
                 fix=f"write run.audit_rate = 0, or train.{key} = {toml_text(default_of(f'train.{key}'))}; "
                 "run.score_rate can look at such steps instead",
             )
-    if run.score_rate and not (PRESETS[run.trust].reputation if run.reputation is None else run.reputation):
+    if run.score_rate and not keeps_records(config):
         raise UsageError(
             "E-CFG-13",
             f"run.score_rate = {run.score_rate:g} would decide nothing: this run keeps no records of its members",
@@ -161,6 +166,16 @@ def _check_sense(config: Config) -> None:
                 f"{small} ({low:g}) must not be more than {large} ({high:g})",
                 fix=f"lower {small.split(' x ')[-1]} or raise {large.rsplit(' ', 1)[-1]}",
             )
+
+
+def _check_updates(keep: Keep) -> None:
+    if keep.updates > keep.newest:
+        raise UsageError(
+            "E-CFG-13",
+            f"keep.updates = {keep.updates} cannot work with keep.newest = {keep.newest}",
+            cause="a round is made again of its updates and of the state before it",
+            fix=f"write keep.newest = {keep.updates} or more, or fewer updates",
+        )
 
 
 def _check_effort(config: Config) -> None:

@@ -29,42 +29,39 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Keep, Send
 from atoll.base.turns import in_turn
-from atoll.protocol.consensus.facts import Bound, Free, Judge, Prepared
+from atoll.protocol.consensus.facts import Bound, Free, Prepared
 from atoll.protocol.consensus.grounds import Grounds, Proofs
 from atoll.protocol.consensus.said import Said
-from atoll.protocol.consensus.voter import ATTEMPTS_AHEAD, Voter
+from atoll.protocol.consensus.voter import Turn, Voter
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
+from atoll.wire.messages.statements import Certificate, Signed, Stage, Timeout, Vote
 
 STAGES: tuple[Stage, ...] = ("prepare", "commit")
 PLAIN_REPEATS = 1  # of a commit vote: where only a word was lost its certificate is not sent along
 
 
 @dataclass
-class Tally:
+class Tally(Turn):
     """Statements heard in one view."""
 
-    proposal: Propose | None = None
-    proposed: Signed | None = None
-    digest: Digest | None = None  # of the proposed body
     grounds: Grounds | None = None  # what lets, and binds, its proposer
     votes: dict[tuple[Stage, PeerId], tuple[Digest, Signed]] = field(
         default_factory=dict[tuple[Stage, PeerId], tuple[Digest, Signed]]
     )
     count: Counter[tuple[Stage, Digest]] = field(default_factory=Counter[tuple[Stage, Digest]])  # of these votes
     timeouts: dict[PeerId, tuple[Timeout, Signed]] = field(default_factory=dict[PeerId, tuple[Timeout, Signed]])
-    told: bool = False  # the round knows that I may propose
     repeated: int = 0  # how often I said my commit vote again
 
 
-class Agreement(Voter):
+class Agreement(Voter[Tally]):
     """One voter's (or listener's) side of the agreement that closes one round."""
+
+    heard = Tally
 
     def __init__(
         self,
@@ -78,8 +75,7 @@ class Agreement(Voter):
     ) -> None:
         super().__init__(notary, round, trace, vote_keys, quorum, proposers)
         self.said = Said.recall(kept)
-        self.view = self.said.timed_out + 1
-        self.tallies: dict[int, Tally] = {}
+        self.view = self.said.view
         self.reminders = 0  # how often I said my words again
         self.bodies |= self.said.bodies
         self.proofs = Proofs(notary, round, vote_keys, quorum)
@@ -127,24 +123,16 @@ class Agreement(Voter):
 
     def propose(self, view: int, body: bytes) -> list[Effect]:
         """Put a body forward as the proposer of this view. Does nothing if I already did."""
-        if self.over or view != self.view or self.proposer(view) != self.me or not self.votes:
+        if not self._is_my_turn(view):
             return []
-        if view in self.said.proposed and self.said.proposed[view] != vertex_id(body):
+        digest, grounds = vertex_id(body), self._grounds(view)
+        if self.said.proposed.get(view, digest) != digest:
             return []  # said something else before a restart: silence for this slot
-        tally, digest = self._tally(view), vertex_id(body)
-        grounds = self._grounds(view)
         if grounds is None or (grounds.high is not None and grounds.high.digest != digest):
             return []
         self.said.proposed[view] = digest
         self._hold(digest, body)
-        statement = self.notary.sign(Proposed(self.round, view, digest))
-        message = Propose(
-            self.round, self._attempt(view), self.trace, statement, body, grounds.timeouts, grounds.high
-        )
-        tally.proposal, tally.proposed, tally.digest = message, statement, digest
-        sends = [Send(peer, message) for peer in self.vote_keys if peer != self.me]
-        self.approved.add(digest)
-        self.asked.add(digest)
+        sends = self._put_forward(view, digest, body, grounds.timeouts, grounds.high)
         return [self._keep(), *sends, *self._vote("prepare", view, digest)]
 
     def repropose(self, view: int) -> list[Effect]:
@@ -225,22 +213,14 @@ class Agreement(Voter):
                 return []  # Raft's word: it binds nobody
 
     def _hear_proposal(self, sender: PeerId, message: Propose) -> list[Effect]:
-        signed = message.statement
-        proposed = self.notary.open(signed, Proposed, self.vote_keys.get(signed.signer))
-        view = proposed.view
-        if proposed.round != self.round or not self._in_reach(view):
+        proposed = self._opened(sender, message)
+        if proposed is None:
             return []
-        if signed.signer != self.proposer(view):
-            raise PeerFault(signed.signer, f"proposed out of turn in view {view}", signed.body)
-        if vertex_id(message.body) != proposed.digest:
-            raise PeerFault(sender, f"sent other bytes than were proposed in view {view}", signed.body)
-        tally = self._tally(view)
+        view, tally = proposed.view, self._tally(proposed.view)
         if tally.proposed is not None:
-            if tally.proposed.body == signed.body:
-                return []
-            return self._catch(tally.proposed, signed)
+            return self._catch(tally.proposed, message.statement)
         high = self.proofs.check(sender, message, view)
-        tally.proposal, tally.proposed, tally.digest = message, signed, proposed.digest
+        tally.put(message, proposed.digest)
         self._hold(proposed.digest, message.body)
         effects: list[Effect] = []
         if high is not None:
@@ -286,9 +266,7 @@ class Agreement(Voter):
         tally = self._tally(timeout.view)
         first = tally.timeouts.get(signed.signer)
         if first is not None:
-            if first[1].body != signed.body:
-                effects += self._catch(first[1], signed)
-            return effects
+            return effects + self._catch(first[1], signed)
         tally.timeouts[signed.signer] = (timeout, signed)
         if timeout.view >= self.view and len(tally.timeouts) > len(self.vote_keys) - self.quorum:
             return effects + self.close_view(timeout.view)  # more than may be wrong say so: do not hold them up
@@ -299,16 +277,11 @@ class Agreement(Voter):
     def _look(self, view: int) -> list[Effect]:
         """Is there a proposal that I may vote for, or should have judged?"""
         tally = self._tally(view)
-        if tally.proposal is None or self.over:
+        if tally.digest is None or self.over:
             return []
-        body, digest = tally.proposal.body, tally.digest
-        assert digest is not None
-        if digest in self.approved:
-            return self._vote("prepare", view, digest)
-        if digest in self.asked:
-            return []
-        self.asked.add(digest)
-        return [self._report(Judge(view=view, digest=digest, body=body))]
+        if tally.digest in self.approved:
+            return self._vote("prepare", view, tally.digest)
+        return self._judge(view, tally)
 
     def _vote(self, stage: Stage, view: int, digest: Digest) -> list[Effect]:
         if not self._may_vote(view) or self.said.otherwise(stage, view, digest):
@@ -321,7 +294,7 @@ class Agreement(Voter):
         signed = self.notary.sign(vote)
         # durable before it is sent: a voter that forgets its vote could help decide two bodies
         message = self._voted(view, signed)
-        sends = [Send(peer, message) for peer in self.vote_keys if peer != self.me]
+        sends = [Send(peer, message) for peer in self.others]
         return [self._keep(), *sends, *self._count(vote, signed)]
 
     def _may_vote(self, view: int) -> bool:
@@ -333,9 +306,7 @@ class Agreement(Voter):
         slot: tuple[Stage, PeerId] = (vote.stage, signed.signer)
         first = tally.votes.get(slot)
         if first is not None:
-            if first[0] != vote.digest:
-                return self._catch(first[1], signed)
-            return []
+            return self._catch(first[1], signed)
         tally.votes[slot] = (vote.digest, signed)
         tally.count[vote.stage, vote.digest] += 1
         if tally.count[vote.stage, vote.digest] < self.quorum:
@@ -359,7 +330,7 @@ class Agreement(Voter):
 
     def _see_if_i_propose(self) -> list[Effect]:
         view = self.view
-        if self.over or not self.votes or self.proposer(view) != self.me:
+        if not self._is_my_turn(view):
             return []
         tally, grounds = self._tally(view), self._grounds(view)
         if tally.told or grounds is None:
@@ -400,19 +371,12 @@ class Agreement(Voter):
             mine = (timeout, self.notary.sign(timeout))
             tally.timeouts[self.me] = mine
         message = TimedOut(self.round, self._attempt(view), self.trace, mine[1], high)
-        return [Send(p, message) for p in (self.vote_keys if peers is None else peers) if p != self.me]
+        return [Send(p, message) for p in (self.others if peers is None else peers)]
 
     # ---- small words ---------------------------------------------------------------------------------------
 
     def _drop_finished(self) -> None:
-        """A long pause passes through thousands of views; what they left behind changes nothing any more."""
-        for view in [v for v in self.tallies if v < self.view - 1]:
-            del self.tallies[view]
-        live = {tally.digest for tally in self.tallies.values()}
-        live.update(self.said.bodies)
-        self.bodies = {digest: body for digest, body in self.bodies.items() if digest in live}
-        self.asked &= self.bodies.keys()
-        self.approved &= self.bodies.keys()
+        self._forget_but(self.said.bodies)
         heard = [tally.timeouts for tally in self.tallies.values()]
         self.proofs.forget_all_but(heard, (self.said.claimed, self.said.high))
 
@@ -420,14 +384,6 @@ class Agreement(Voter):
         self.bodies.setdefault(digest, body)
         if self.said.high is not None and self.said.high.digest == digest:
             self.said.remember(digest, self.bodies)  # durable with the next word
-
-    def _tally(self, view: int) -> Tally:
-        return self.tallies.setdefault(view, Tally())
-
-    def _in_reach(self, view: int) -> bool:
-        """Votes of long finished views change nothing; votes of far future ones are not remembered."""
-        ahead = ATTEMPTS_AHEAD * len(self.proposers)
-        return max(0, self.view - 1) <= view <= self.view + ahead or view in self.tallies
 
     def _keep(self) -> Keep:
         return Keep(f"said/{self.round}/agreement", self.said.keep())

@@ -1,10 +1,14 @@
 """Raft: one leader, one log, for voters that may crash but do not lie.
 
-A library so far: rounds that agree by Raft decide one entry each and keep no log (`raft_round.py`). A voter whose
-patience ends asks whether it would be elected (pre-vote) before it disturbs anybody with a new term; a leader that
-hears from no quorum steps down (check-quorum), so that nobody waits for a leader on the wrong side of a partition.
-The leader appends commands to its log, the others copy it, and what a quorum holds in the leader's own term is
-committed, with everything before it. Entries that the host has digested are replaced by its snapshot marker.
+No run uses it: rounds that agree by Raft decide one entry each, strangers check it, and who votes changes with it
+(`raft_round.py`, which has these rules for one entry). This is Raft whole, for hosts of a trusted cluster that need
+a log of many commands or an elected leader, held to etcd/raft's own stories, and the yardstick of what a round's
+engine costs (`bench/consensus.py`).
+
+A voter whose patience ends asks whether it would be elected (pre-vote) before it disturbs anybody with a new term;
+a leader that hears from no quorum steps down (check-quorum), so that nobody waits for one on the wrong side of a
+partition. The leader appends commands to its log, the others copy it, and what a quorum holds in the leader's own
+term is committed, with everything before it. Entries that the host has digested give way to its snapshot marker.
 
 Promises (Ongaro 2014, figure 3.2): one leader per term; logs that agree at one entry agree in all before it; a
 leader's log holds everything committed; nobody is told two commands for one index. Term, vote and log are durable

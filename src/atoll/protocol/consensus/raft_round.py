@@ -26,13 +26,13 @@ import msgspec
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Keep, Send
-from atoll.protocol.consensus.facts import Bound, Free, Judge
+from atoll.protocol.consensus.facts import Bound, Free
 from atoll.protocol.consensus.grounds import timeouts_shown
-from atoll.protocol.consensus.voter import ATTEMPTS_AHEAD, Voter
+from atoll.protocol.consensus.voter import Turn, Voter
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate, Proposed, Signed, Timeout, Vote
+from atoll.wire.messages.statements import Certificate, Signed, Timeout, Vote
 
 Entry = tuple[int, Digest]  # the view in which a body was accepted, and the body's name
 NOTHING: Entry = (-1, ZERO_DIGEST)
@@ -56,21 +56,19 @@ class Election:
 
 
 @dataclass
-class Term:
+class Term(Turn):
     """Words heard in one view."""
 
-    proposal: Propose | None = None
-    proposed: Signed | None = None
-    digest: Digest | None = None  # of the proposed body
     votes: dict[PeerId, tuple[Digest, Signed]] = field(default_factory=dict[PeerId, tuple[Digest, Signed]])
     wishes: set[PeerId] = field(default_factory=set[PeerId])  # who would close it
     ballots: dict[PeerId, tuple[Timeout, Signed]] = field(default_factory=dict[PeerId, tuple[Timeout, Signed]])
     election: Election | None = None  # what lets me lead: the first quorum of ballots that was heard
-    told: bool = False  # the round knows that I may propose
 
 
-class RaftRound(Voter):
+class RaftRound(Voter[Term]):
     """One voter's (or listener's) side of the one entry that closes one round."""
+
+    heard = Term
 
     def __init__(
         self,
@@ -84,10 +82,8 @@ class RaftRound(Voter):
     ) -> None:
         assert len(vote_keys) < 2 * quorum
         super().__init__(notary, round, trace, vote_keys, quorum, proposers)
-        self.others = tuple(p for p in vote_keys if p != self.me)
         self.kept = _KEPT.decode(kept) if kept else Kept()
         self.view = max(self.kept.closed + 1, self.kept.newest[0])
-        self.tallies: dict[int, Term] = {}
         if self.has_voted:  # a restarted voter needs no second look at what it accepted
             self.bodies[self.kept.newest[1]] = self.kept.body
             self.approved.add(self.kept.newest[1])
@@ -131,21 +127,16 @@ class RaftRound(Voter):
 
     def propose(self, view: int, body: bytes) -> list[Effect]:
         """Put a body forward as the leader of this view. Does nothing if I already did."""
-        if self.over or view != self.view or self.proposer(view) != self.me or not self.votes:
+        if not self._is_my_turn(view):
             return []
         tally, digest, election = self._tally(view), vertex_id(body), self._election(view)
         if tally.proposal is not None or election is None or _binds_otherwise(election.newest, digest):
             return []
         if not self._may_accept(view, digest):
             return []  # said something else before a restart: silence
-        statement = self.notary.sign(Proposed(self.round, view, digest))
-        message = Propose(self.round, self._attempt(view), self.trace, statement, body, election.ballots, None)
-        tally.proposal, tally.proposed, tally.digest = message, statement, digest
-        self.asked.add(digest)
-        self.approved.add(digest)
         self.bodies[digest] = body
-        kept = self._accept(view, digest)
-        return [kept, *(Send(peer, message) for peer in self.others), *self._say_vote(view, digest)]
+        sends = self._put_forward(view, digest, body, election.ballots, None)
+        return [self._accept(view, digest), *sends, *self._say_vote(view, digest)]
 
     def repropose(self, view: int) -> list[Effect]:
         """Propose the body that the ballots bind me to, if I hold its bytes."""
@@ -212,27 +203,22 @@ class RaftRound(Voter):
                 return self._hear_ballot(message)
 
     def _hear_proposal(self, sender: PeerId, message: Propose) -> list[Effect]:
-        signed = message.statement
-        proposed = self.notary.open(signed, Proposed, self.vote_keys.get(signed.signer))
-        view = proposed.view
-        if proposed.round != self.round or not self._in_reach(view):
+        proposed = self._opened(sender, message)
+        if proposed is None:
             return []
-        if signed.signer != self.proposer(view):
-            raise PeerFault(signed.signer, f"proposed out of turn in view {view}", signed.body)
-        if vertex_id(message.body) != proposed.digest:
-            raise PeerFault(sender, f"sent other bytes than were proposed in view {view}", signed.body)
-        tally = self._tally(view)
+        view, tally = proposed.view, self._tally(proposed.view)
         if tally.proposed is not None:
-            return [] if tally.proposed.body == signed.body else self._catch(tally.proposed, signed)
+            return self._catch(tally.proposed, message.statement)
         if view > 0:
             at = self.round, view
             newest = _newest(timeouts_shown(self.notary, sender, message, at, self.vote_keys, self.quorum))
             if _binds_otherwise(newest, proposed.digest):
-                raise PeerFault(sender, "did not re-propose the newest accepted body", signed.body)
+                what = "did not re-propose the newest accepted body"
+                raise PeerFault(sender, what, message.statement.body)
             if newest != NOTHING:
                 # somebody has judged this very body, and its parts may be gone with those who held them in memory
                 self.approved.add(proposed.digest)
-        tally.proposal, tally.proposed, tally.digest = message, signed, proposed.digest
+        tally.put(message, proposed.digest)
         self.bodies[proposed.digest] = message.body
         if view > self.view:
             self._move(view)  # a quorum has moved on: so do I
@@ -265,7 +251,7 @@ class RaftRound(Voter):
         tally = self._tally(ballot.view)
         first = tally.ballots.get(signed.signer)
         if first is not None:
-            return [] if first[1].body == signed.body else self._catch(first[1], signed)
+            return self._catch(first[1], signed)
         tally.ballots[signed.signer] = (ballot, signed)
         return self._leave_if_over() or self._see_if_i_lead()
 
@@ -274,18 +260,14 @@ class RaftRound(Voter):
     def _look(self, view: int) -> list[Effect]:
         """Is there a proposal that I may accept, or should have judged?"""
         tally = self._tally(view)
-        if tally.proposal is None or self.over:
+        digest = tally.digest
+        if digest is None or self.over:
             return []
-        body, digest = tally.proposal.body, tally.digest
-        assert digest is not None
-        if digest in self.approved:
-            if self.me in tally.votes or not self._may_accept(view, digest):
-                return []
-            return [self._accept(view, digest), *self._say_vote(view, digest)]
-        if digest in self.asked:
+        if digest not in self.approved:
+            return self._judge(view, tally)
+        if self.me in tally.votes or not self._may_accept(view, digest):
             return []
-        self.asked.add(digest)
-        return [self._report(Judge(view=view, digest=digest, body=body))]
+        return [self._accept(view, digest), *self._say_vote(view, digest)]
 
     def _may_accept(self, view: int, digest: Digest) -> bool:
         """One entry per term, and none in a term that I left."""
@@ -305,7 +287,7 @@ class RaftRound(Voter):
         tally = self._tally(view)
         first = tally.votes.get(signed.signer)
         if first is not None:
-            return [] if first[0] == digest else self._catch(first[1], signed)
+            return self._catch(first[1], signed)
         tally.votes[signed.signer] = (digest, signed)
         same = {peer: said.signature for peer, (accepted, said) in tally.votes.items() if accepted == digest}
         if len(same) < self.quorum:
@@ -334,7 +316,7 @@ class RaftRound(Voter):
 
     def _see_if_i_lead(self) -> list[Effect]:
         view = self.view
-        if self.over or not self.votes or self.proposer(view) != self.me:
+        if not self._is_my_turn(view):
             return []
         tally, election = self._tally(view), self._election(view)
         if tally.told or election is None:
@@ -374,21 +356,8 @@ class RaftRound(Voter):
     # ---- small words ---------------------------------------------------------------------------------------
 
     def _move(self, view: int) -> None:
-        """A long pause passes through thousands of views; what they left behind changes nothing any more."""
         self.view = view
-        for old in [v for v in self.tallies if v < view - 1]:
-            del self.tallies[old]
-        live = {tally.digest for tally in self.tallies.values()} | {self.kept.newest[1]}
-        self.bodies = {digest: body for digest, body in self.bodies.items() if digest in live}
-        self.asked &= self.bodies.keys()
-        self.approved &= self.bodies.keys()
-
-    def _tally(self, view: int) -> Term:
-        return self.tallies.setdefault(view, Term())
-
-    def _in_reach(self, view: int) -> bool:
-        """Words of long finished views change nothing; those of far future ones are not remembered."""
-        return max(0, self.view - 1) <= view <= self.view + ATTEMPTS_AHEAD * len(self.proposers)
+        self._forget_but([self.kept.newest[1]])
 
     def _keep(self) -> Keep:
         return Keep(f"said/{self.round}/agreement", msgspec.msgpack.encode(self.kept))

@@ -3,6 +3,10 @@
 The first statement per slot counts, so what was voted, proposed and timed out is kept, with the certificate that
 the last timeout spoke of and the bodies that may be certified. Bounded: slots of finished views are dropped, since
 no word is said in them any more, and of the bodies only the newest stay.
+
+Known limit: a liar may keep a certificate to itself and show it when all who voted for its body have dropped that;
+then nobody may propose anything else, and the round ends no more. It takes BODIES_KEPT further views in which there
+was a body to vote for and no quorum of votes was heard; and each view in vain is longer than the one before.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import msgspec
 from atoll.base.ids import Digest
 from atoll.wire.messages.statements import Certificate, Stage
 
-BODIES_KEPT = 4  # that a voter keeps durably of those it voted for in one round
+BODIES_KEPT = 32  # that a voter keeps durably of those it voted for in one round: with 4, two attempts were enough
 
 
 class Said(msgspec.Struct, array_like=True):
@@ -30,6 +34,11 @@ class Said(msgspec.Struct, array_like=True):
 
     def keep(self) -> bytes:
         return msgspec.msgpack.encode(self)
+
+    @property
+    def view(self) -> int:
+        """Where I go on: after all views that are over for me, and before none that I spoke in."""
+        return max([self.timed_out + 1, *self.prepare, *self.commit, *self.proposed])
 
     def otherwise(self, stage: Stage, view: int, digest: Digest) -> bool:
         """In this slot I voted for something else; the first statement counts, also across a restart."""

@@ -54,9 +54,10 @@ def check_handed(
 def check_answer(plan: ReducePlan, owner: PeerId, answered: Answered) -> None:
     """Raise PeerFault unless this owner may say this about this part."""
     part, index = answered.part, answered.owner_index
-    if not (0 <= part < plan.parts and 0 <= index < len(plan.signers(part))):
+    signer = plan.signer(part, index) if 0 <= part < plan.parts else None
+    if signer is None:
         raise PeerFault(owner, f"answered for part {part} as owner {index}, which the plan does not have")
-    if plan.signers(part)[index] != owner:
+    if signer != owner:
         raise PeerFault(owner, f"answered for part {part}, which it does not own")
     names = answered.contributors
     rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting what is sorted is quick

@@ -35,6 +35,7 @@ class ReducePlan:
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
     influence: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # on rows, after distances
     opened: bool = False  # blocks of answers are opened: owners say which commitments they combined, and keep rows
+    reserves: tuple[PeerId, ...] = ()  # who takes parts that lost every owner, the first that is left
     stretch: float = 1.0  # how many times as long as agreed windows are, once it has begun
 
     @cached_property
@@ -72,8 +73,16 @@ class ReducePlan:
         return self.topology.parts[part].owners
 
     def signers(self, part: int) -> tuple[PeerId, ...]:
-        """Who may say what its rows make, by their owner index: its owners, and behind them its jury."""
-        return self.owners(part) + self.juries[part] if self.juries else self.owners(part)
+        """Who may say what its rows make, by their owner index: its owners, and behind them jury or reserves."""
+        if self.juries:
+            return self.owners(part) + self.juries[part]
+        return with_reserves(self.owners(part), self.reserves)
+
+    def signer(self, part: int, index: int) -> PeerId | None:
+        """The one with this owner index; nobody if the plan has none."""
+        owners = self.owners(part)
+        signers = owners if index < len(owners) else self.signers(part)
+        return signers[index] if 0 <= index < len(signers) else None
 
     def opens(self, part: int, peer: PeerId) -> bool:
         """Does this voter make doubted answers again itself? Without a jury everybody does."""
@@ -109,4 +118,13 @@ class ReducePlan:
 
     def gather_until(self, owner_index: int, thirds: int) -> Seconds:
         """An owner gathers for two thirds of its window, who hands on for one third; the rest is for the way."""
-        return self.answer_until[owner_index] - thirds * self.window_s / 3
+        return self.until(owner_index) - thirds * self.window_s / 3
+
+    def until(self, owner_index: int) -> Seconds:
+        """By when it has answered; reserves are for owners that are gone, and have their end."""
+        return self.answer_until[min(owner_index, len(self.answer_until) - 1)]
+
+
+def with_reserves(owners: tuple[PeerId, ...], reserves: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    """Whoever may answer for a part, in the order in which it is their turn."""
+    return (*owners, *(peer for peer in reserves if peer not in owners)) if reserves else owners

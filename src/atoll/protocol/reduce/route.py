@@ -1,8 +1,9 @@
 """Who stands where in a reduce right now: whose turn a part is, who hands my row on, whom I give its answer.
 
 A topology says where everybody stands when an attempt begins. An owner that is late, gone or unable passes its turn
-to the next in the plan; whoever lost its parent climbs to the nearest above that is left. What was seen of that is
-kept here, and every question is answered from it and the plan alone. Never sends, never waits.
+to the next in the plan, and where all owners of a part are gone it is the reserves' turn; whoever lost its parent
+climbs to the nearest above that is left. What was seen of that is kept here, and every question is answered from it
+and the plan alone. Never sends, never waits.
 """
 
 from __future__ import annotations
@@ -33,16 +34,25 @@ class Route:
     def pass_turn(self, part: int, now: Seconds) -> bool:
         """Look past the owners that will not answer any more; False if nobody is left."""
         owners, turn = self.plan.topology.parts[part].owners, self.turn[part]
-        index = turn
+        index = self._next(part, owners, turn, now)
+        if self.plan.reserves and index >= len(owners) and not all((part, o) in self.declined for o in owners):
+            # gone, or most of them: not asked at this moment, since who died may just have been heard once more.
+            # What all decline nobody can do
+            owners = self.plan.signers(part)
+            index = self._next(part, owners, index, now)
+        if index != turn:  # asked for every part at every word, and hardly ever so
+            self.turn[part], self.owner[part] = index, owners[min(index, len(owners) - 1)]
+        return index < len(owners)
+
+    def _next(self, part: int, owners: Sequence[PeerId], index: int, now: Seconds) -> int:
+        """The first from this index on that may still answer."""
         while index < len(owners):
-            late = now >= max(self.plan.answer_until[index], self.patience.get((part, owners[index]), 0.0))
+            late = now >= max(self.plan.until(index), self.patience.get((part, owners[index]), 0.0))
             lost = owners[index] != self.me and self.gone(owners[index])
             if not late and not lost and (part, owners[index]) not in self.declined:
                 break
             index += 1
-        if index != turn:  # asked for every part at every word, and hardly ever so
-            self.turn[part], self.owner[part] = index, owners[min(index, len(owners) - 1)]
-        return index < len(owners)
+        return index
 
     def above(self, part: int, peer: PeerId) -> PeerId | None:
         """The nearest above a peer that is there to hand its row on; None: it deals with the owner."""

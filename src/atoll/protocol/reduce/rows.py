@@ -87,7 +87,8 @@ class AnswerHeld:
 
 @dataclass(frozen=True)
 class Made:
-    """An answer of mine, and the rows that it was made of, in the order of its contributors."""
+    """An answer of mine, and the rows that it was made of, in the order of its contributors; what a parent handed
+    on comes under the parent's name, and those below it are left out."""
 
     answered: Answered
     payload: Payload

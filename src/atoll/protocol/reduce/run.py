@@ -74,6 +74,7 @@ class Reduce:
             around.unheard,
         )
         self.route, self.hearsay = Route(plan, self.me, self.gone), Hearsay(plan, self.gone)
+        self.said_before = around.said
         self.update: Update | None = None
         self.my_rows: dict[int, Held] = {}  # of it, for those who ask again and again
         self.gathers: dict[int, Gather] = {}  # parts that I may have to answer for
@@ -90,7 +91,9 @@ class Reduce:
         self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
         self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
         self.answers: dict[int, AnswerHeld] = {}
-        self.made: dict[Digest, Made] = {}  # what I answered, by its digest, where the vertex may draw blocks of it
+        # what I answered, by its digest, where the vertex may draw blocks of it, or I keep rows
+        self.made: dict[Digest, Made] = {}
+        self.keeps_rows = plan.opened or around.keeps_rows
         self.missing: set[int] = set()
         self.started = self.finished = False
         self.agreed_plan, self.begun_at = plan, 0.0
@@ -193,7 +196,7 @@ class Reduce:
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         """Who gets my own row now, if it has not had it."""
         to, owners = self.route.target(part), self.plan.owners(part)
-        if to != self.me or not any(map(self.unheard, owners[: owners.index(to)])):
+        if to != self.me or to not in owners or not any(map(self.unheard, owners[: owners.index(to)])):
             return (to,)
         # it is my turn only as I see it: whoever is next has my row for others, and their answer for me
         return (to, *[owner for owner in owners[owners.index(to) + 1 :] if not self.gone(owner)][:1])
@@ -239,6 +242,13 @@ class Reduce:
     def _window(self, part: int, gather: Gather) -> int | None:
         """The owner index by whose window I gather as an owner of this part; None: it is not my turn."""
         return gather.owner_index if self.route.turn[part] == gather.owner_index else None
+
+    def _stand_in(self, part: int) -> Gather:
+        """Rows of a part that I have as a reserve, of whom there may be many: from when the first one comes."""
+        if part not in self.gathers:
+            index = self.plan.signers(part).index(self.me)
+            self.gathers[part] = Gather(index, closed=self._said_name(part) in self.said_before)
+        return self.gathers[part]
 
     def _forget_rows(self, gather: Gather) -> None:
         """They are combined: an update's worth of memory, wanted for the next parts."""
@@ -314,6 +324,8 @@ class Reduce:
 
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         owned = self.route.pass_turn(part, now)
+        if owned and self.route.owner[part] == self.me:
+            self._stand_in(part)
         if part in self.answers:
             return self._show_next_owner(part)
         lacking = self._owner_lacks_its_row(part)
@@ -361,12 +373,12 @@ class Reduce:
             return self._row_to(part, to)
         relay = self.relays.get(part)
         row = relay.done if relay is not None and relay.done is not None else self._my_row(part)
-        self.gathers[part].add(self.me, row)
+        self._stand_in(part).add(self.me, row)
         return []
 
     def _row_to(self, part: int, to: PeerId) -> list[Effect]:
         plan, relay = self.plan, self.relays.get(part)
-        owners = plan.owners(part)
+        owners = plan.owners(part) if to in plan.owners(part) else plan.signers(part)
         index = owners.index(to) if to in owners and self.route.above(part, self.me) != to else ONWARD
         if relay is not None and relay.done is not None:
             done = relay.done
@@ -427,12 +439,15 @@ class Reduce:
         return [Ask(self._job(f"{job}/{part}"), work)]
 
     def _cannot(self, part: int, why: str, now: Seconds) -> list[Effect]:
-        """I cannot combine this part: nobody shall wait for me."""
+        """I cannot combine this part."""
+        return self._say_declined(part, why) + self._decline(part, self.me, now)
+
+    def _say_declined(self, part: int, why: str) -> list[Effect]:
+        """Nobody shall wait for me."""
         plan = self.plan
         word = Declined(plan.round, plan.attempt, plan.trace, part)
-        told: list[Effect] = [self._report(NoAnswer(part=part, why=why))]
-        told += [Send(peer, word) for peer in plan.listeners if peer != self.me]
-        return told + self._decline(part, self.me, now)
+        told = [Send(peer, word) for peer in plan.listeners if peer != self.me]
+        return [self._report(NoAnswer(part=part, why=why)), *told]
 
     def _decline(self, part: int, who: PeerId, now: Seconds) -> list[Effect]:
         if not 0 <= part < self.plan.parts:
@@ -470,6 +485,8 @@ class Reduce:
 
     def _gather_for(self, part: int, owner_index: int) -> Gather | None:
         gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
+        if gather is None and 0 <= part < self.plan.parts and self.plan.signer(part, owner_index) == self.me:
+            gather = self._stand_in(part)
         if gather is None or gather.owner_index != owner_index or gather.closed or part in self.answers:
             return None
         return gather
@@ -539,10 +556,9 @@ class Reduce:
             rows_of(c for c in map(self.commit_of, sorted(names)) if c is not None) if plan.opened else UNSET,
         )
         held = AnswerHeld(self.notary.sign(answered), answered, payload)
-        if plan.opened:
-            self.made[answered.digest] = Made(
-                answered, payload, tuple(rows[name] for name in answered.contributors)
-            )
+        if self.keeps_rows:
+            made_of = tuple(rows[name] for name in answered.contributors if name in rows)
+            self.made[answered.digest] = Made(answered, payload, made_of)
         # durable before it is sent: a restarted owner must never give a second, different answer
         effects.append(Keep(self._said_name(part), encode(answered)))
         return effects + self._answer_made(held, now)

@@ -25,3 +25,4 @@ class Surroundings:
     unheard: Callable[[PeerId], bool] = lambda peer: False  # gone for its silence alone: others may hear it
     judges: bool = False  # I vote, so I believe no single owner where there are witnesses
     two_faced: Container[PeerId] = ()  # who committed twice
+    keeps_rows: bool = False  # I want the rows of my answers when the round is over

@@ -181,15 +181,17 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
     return Topology("hierarchical", tuple(parts))
 
 
-def pairs(peers: Sequence[PeerId], round: int) -> Topology:
+def pairs(peers: Sequence[PeerId], round: int, pieces: int = 1) -> Topology:
     """Gossip: everybody has a part of its own, of its own row and of that of whoever it is drawn with.
+
+    In `pieces`, first come all first ones: each is so much of a row, and the same for all.
 
     There is no common result: a part says what its owner ends with, to everybody, and nobody can take over. One
     round leaves (n - 2) / (2 n - 2) of the variance between n peers in expectation: two centred values drawn
     without replacement have E[((a + b) / 2)²] = σ² / 2 · (1 - 1 / (n - 1)) (compare Boyd et al. 2006).
     """
     drawn = {peer: frozenset(pair) for pair in in_pairs(round, peers) for peer in pair}
-    return Topology("pairs", tuple(Part((peer,), 1, {}, drawn[peer]) for peer in peers))
+    return Topology("pairs", tuple(Part((peer,), 1, {}, drawn[peer]) for peer in peers) * _positive(pieces))
 
 
 def candidates(

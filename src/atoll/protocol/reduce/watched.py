@@ -115,7 +115,7 @@ class WatchedReduce(Reduce):
         effects: list[Effect] = []
         for part, case in enumerate(self.watch.cases):
             if part not in self.answers and any(w.answered.digest == payload.digest for w in case.words):
-                case.bytes_of[payload.digest] = payload
+                case.show(payload)
                 held = self.watch.settled(part, patient=False)
                 effects += self._hold(held) if held is not None else []
         return effects

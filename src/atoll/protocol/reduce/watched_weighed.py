@@ -26,25 +26,24 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Payload, Received, Send
 from atoll.keys.digest import digest
+from atoll.protocol.reduce.by_distance import ByDistance
 from atoll.protocol.reduce.checks import (
-    check_answer,
     check_compared,
     check_products,
     made_with,
     products_bytes,
     weighing_flaw,
 )
-from atoll.protocol.reduce.facts import NoAnswer, RowsWeighed
+from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
 from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.watched import WatchedReduce
-from atoll.protocol.reduce.weighed import influenced
 from atoll.protocol.reduce.witness import Lied, Question, Witnesses, Word
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Comparison, Declined, WantRow, WantWords
+from atoll.wire.messages.round import Answer, Comparison, WantRow, WantWords
 from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
 
 Choice = tuple[Digest | None, ...]  # of each part, what its rows were compared to; None: it goes without
@@ -53,7 +52,7 @@ ASKS_MAX = 6  # for one owner's words about one part, and for one row: an attemp
 TOLD_MAX = 2 * ASKS_MAX  # times that one peer is told my words about one part
 
 
-class WatchedWeighedReduce(WatchedReduce):
+class WatchedWeighedReduce(ByDistance, WatchedReduce):
     """One peer's side of one attempt whose plan weighs rows and has witnesses. Made by `reduce.reduce_for`."""
 
     def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
@@ -64,26 +63,18 @@ class WatchedWeighedReduce(WatchedReduce):
         weighs = around.judges or bool(self.gathers)
         rows = Question("recompare", self._compare_again, None, self.watch.same_rows)
         self.compared = Witnesses(*own, weighs, around.two_faced, rows)
-        self.comparing: set[int] = set()  # parts whose rows I compare, or compared
-        # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
-        self.lost = {part for part in self.gathers if self._compared_name(part) in around.said}
         self.asked_for: Choice | None = None  # what I weigh by
         self.weighing: Weighing | None = None  # what came of it, and what I combine with
         self.chosen: dict[Choice, Weighing | None] = {}  # what the rule said, or is just asked; None: nothing
         self.pending: set[Choice] = set()  # it is asked
         self.choices: list[Choice] = []  # in the order in which it was asked
-        self.weighings: dict[Digest, Weighing] = {}  # mine, and those that answers name
         self.verdicts: dict[Digest, bool] = {}  # of these, what is known
         self.made_up: set[Digest] = set()  # of these, whose weights follow from nothing
         self.doubtful: set[int] = set()  # parts of which such a weighing names a comparison that nobody made again
         self.in_time: set[int] = set()  # parts of which I believed a comparison before they were given up
-        self.patient_until: Seconds = 0.0  # for those who compared, since weights are known
-        self.since: dict[int, Seconds] = {}  # parts whose rows I want for weights that are known
-        self.wished: Counter[tuple[int, PeerId]] = Counter()  # (part, whose row I asked for): how often
         # (part, whose words I asked for, after weights were known): how often
         self.wondered: Counter[tuple[int, PeerId, bool]] = Counter()
         self.told: Counter[tuple[int, PeerId]] = Counter()  # (part, whom I told mine): how often
-        self.again = False  # in the midst of looking I declined a part, or learned what rows weigh
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -201,13 +192,6 @@ class WatchedWeighedReduce(WatchedReduce):
         """Answers are late when a window is over since the rows are weighed."""
         return self.patient_until if self.weighing is not None else self.plan.answer_until[-1]
 
-    def _begin(self, now: Seconds) -> list[Effect]:
-        effects = super()._begin(now)
-        if self.lost:
-            effects += self._refuse(self.lost, "compared its rows before it restarted, and lost them")
-            effects += self.look_again(now)
-        return effects
-
     def _watch_part(self, part: int, now: Seconds, again: bool = False) -> list[Effect]:
         if not self.started:
             return []
@@ -259,10 +243,6 @@ class WatchedWeighedReduce(WatchedReduce):
             return self.compared.take(part, author, row)
         return super()._take_opened_row(part, author, row, now)
 
-    def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
-        effects = super()._take(part, gather, sender, held, now)
-        return effects + (self.look_again(now) if self.again else [])
-
     def _moments(self) -> list[Seconds]:
         moments = [*super()._moments(), self.patient_until, self._given_up_at, self._rows_known_by]
         return moments + [self._rows_until(part) for part in self.since]
@@ -279,10 +259,7 @@ class WatchedWeighedReduce(WatchedReduce):
                 return self._wish(part, (peer for peer in lacking if not self.wished[part, peer]))
         if len(self.plan.settled(gather.rows)) > WEIGHED_ROWS_MAX:
             return self._refuse([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")
-        self.comparing.add(part)
-        names = sorted(gather.rows)
-        rows = tuple(Row(n, gather.rows[n].weight, gather.rows[n].payload, (n,)) for n in names)
-        return [Ask(self._job(f"compare/{part}"), Compare(self.plan.round, part, self.plan.shares, rows))]
+        return self._compare_rows(part, gather)
 
     def _committed_to(self, part: int, gather: Gather) -> list[PeerId]:
         """Whose rows there must be that I lack, though their authors are gone for me."""
@@ -407,12 +384,9 @@ class WatchedWeighedReduce(WatchedReduce):
 
     def _weighed(self, choice: Choice, weights: Iterable[float], now: Seconds) -> list[Effect]:
         self.pending.discard(choice)
-        peers = self._common(choice)
-        settled = self.plan.settled(peers)
-        weight_of = dict(zip(settled, influenced(settled, tuple(weights), self.plan.influence), strict=True))
-        weighed = tuple(weight_of.get(peer, 0.0) for peer in peers)
-        without = tuple(part for part, name in enumerate(choice) if name is None)
-        weighing = Weighing(peers, weighed, b"".join(name for name in choice if name is not None), without)
+        compared = b"".join(name for name in choice if name is not None)
+        without = (part for part, name in enumerate(choice) if name is None)
+        weighing = self._weighing_of(self._common(choice), weights, compared, without)
         flaw = weighing_flaw(self.plan, weighing)
         if flaw is None:
             self.chosen[choice] = weighing
@@ -426,9 +400,7 @@ class WatchedWeighedReduce(WatchedReduce):
         weighing = self.weighing = self.chosen[choice]
         if weighing is None:
             return self._refuse(self.gathers, self._shortage(len(self._common(choice)), "in all parts"))
-        # whoever compared has another window to combine, and then it is the next one's turn
-        self.patient_until = min(now + self.plan.window_s, self.plan.answer_until[-1])
-        self.route.patience = dict.fromkeys(self.route.patience, self.patient_until)
+        self._await_answers(now)
         name = name_of(weighing)
         self.weighings[name], self.verdicts[name], self.again = weighing, True, True
         told = self._report(RowsWeighed(attempt=self.plan.attempt, weighing=weighing))
@@ -442,12 +414,6 @@ class WatchedWeighedReduce(WatchedReduce):
             self.in_time.update(p for p in here if self.compared.settled(p, patient=False) is not None)
             return self.missing - self.in_time
         return set(range(self.plan.parts)) - self.in_time
-
-    @property
-    def _given_up_at(self) -> Seconds:
-        """The last owner may compare until a third of its window is left; comparisons are small, and come soon."""
-        last = len(self.plan.answer_until) - 1
-        return self.plan.gather_until(last, 1) + self.plan.window_s / 12
 
     @property
     def _rows_known_by(self) -> Seconds:
@@ -499,17 +465,10 @@ class WatchedWeighedReduce(WatchedReduce):
         return {w.statement.signer for case in self.watch.cases for w in case.words if w.answered.rows == name}
 
     def _hear_answer(self, sender: PeerId, message: Answer, event: Event, now: Seconds) -> list[Effect]:
-        """Raise PeerFault unless an answer comes with the weighing that its owner signed for."""
-        signed, weighing = message.statement, message.weighing
-        answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
-        if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
+        opened = self._open_answer(sender, message)
+        if opened is None:
             return []
-        check_answer(self.plan, signed.signer, answered)
-        if weighing is UNSET or name_of(weighing) != answered.rows:
-            raise PeerFault(sender, f"shows an answer for part {answered.part} without what weighed its rows")
-        flaw = weighing_flaw(self.plan, weighing)
-        if flaw is not None or not made_with(answered, weighing):
-            raise PeerFault(signed.signer, f"answered for part {answered.part} and {flaw or 'weighed other rows'}")
+        signed, (answered, weighing) = message.statement, opened
         words = self.watch.cases[answered.part].words
         news = all(w.answered != answered for w in words)
         effects = super().handle(event, now)
@@ -533,23 +492,11 @@ class WatchedWeighedReduce(WatchedReduce):
                 gather.add(peer, row)
         if self._lacking(part, weighing) and now < self._rows_until(part):
             return []
-        here = [peer for peer in weighing.peers if peer in gather.rows]
-        weights = shares_left(weighing, here)
-        if not self.plan.enough(here):
-            return self._refuse([part], self._shortage(len(self.plan.settled(here)), "left"))
-        if weights is None:
-            return self._refuse([part], "most of what weighs anything died with its owner")
-        gather.closed = True
-        rows = tuple(Row(n, gather.rows[n].weight, gather.rows[n].payload, (n,)) for n in here)
-        return [Ask(self._job(f"own/{part}"), self._sum_of(part, rows, weights))]
+        return self._combine_weighed(part, gather, weighing)
 
     def _sum_again(self, said: Answered, rows: tuple[Row, ...]) -> Combine:
         weights = shares_left(self.weighings[said.rows], said.contributors)
         return self._sum_of(said.part, rows, weights or (0.0,) * len(rows))
-
-    def _sum_of(self, part: int, rows: tuple[Row, ...], weights: tuple[float, ...]) -> Combine:
-        plan = self.plan
-        return Combine(plan.round, part, plan.shares, rows, False, plan.statistic, plan.liars, weights)
 
     def _same_rows(self, answered: Answered) -> bool | None:
         """Was it made of the rows that I know of? It stands on a comparison of these."""
@@ -632,23 +579,3 @@ class WatchedWeighedReduce(WatchedReduce):
         products = self.compared.cases[word.answered.part].bytes_of[word.answered.digest].data
         plan = self.plan
         return Send(to, Comparison(plan.round, plan.attempt, plan.trace, word.statement, products))
-
-    def _refuse(self, parts: Iterable[int], why: str) -> list[Effect]:
-        """I cannot answer for these parts; whoever is in the midst of looking looks once more."""
-        plan, effects = self.plan, list[Effect]()
-        for part in sorted(parts):
-            if (part, self.me) in self.route.declined or part in self.answers:
-                continue
-            self.route.declined.add((part, self.me))
-            self.again = True
-            effects.append(self._report(NoAnswer(part=part, why=why)))
-            word = Declined(plan.round, plan.attempt, plan.trace, part)
-            effects += [Send(peer, word) for peer in plan.listeners if peer != self.me]
-        return effects
-
-    def _shortage(self, rows: int, where: str) -> str:
-        least, liars = self.plan.rows_least, self.plan.liars
-        return f"{self.plan.statistic} needs {least} rows to withstand {liars} liars, {rows} are {where}"
-
-    def _compared_name(self, part: int) -> str:
-        return f"said/{self.plan.round}/{self.plan.attempt}/compared/{part}"

@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Ask, Effect, Fact, Payload, Report, Send
+from atoll.base.recall import of_the_same
 from atoll.keys.digest import digest
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Held
@@ -33,11 +34,12 @@ from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
 from atoll.wire.opening import rows_of
 
-Rows = tuple[tuple[PeerId, ...], Digest]  # contributors, and what they committed to
+Rows = Digest  # names contributors and what they committed to: sooner compared than a hundred names
 Kind = tuple[Rows, Digest]  # of answer: all that say the same of the same rows are of one kind
 
 WORDS_PER_OWNER = 2  # signed answers of one owner for one part: a second one is evidence, a third no news
 ROWS_PATIENCE = 3  # looks, a second each, until rows for a jury are asked for again: a hundred may be on their way
+SAID_LAST = 1024  # answers that are remembered by their short names: of all owners and juries of a round
 ASKS_MAX = 6  # for one row, of one holder after the other; then its answer stays unproven
 
 
@@ -76,23 +78,33 @@ class OtherRows(Fact, frozen=True, kw_only=True):
     contributors: tuple[PeerId, ...]
 
 
-@dataclass(frozen=True)
+class Said(NamedTuple):
+    """An answer in forms that are quick to compare."""
+
+    named: Digest  # what is said, whoever says it
+    kind: Kind
+    names: frozenset[PeerId]
+
+
+def _said(answered: Answered) -> Said:
+    words = replace(answered, owner_index=0)
+    rows = digest(encode(replace(words, digest=ZERO_DIGEST, size_bytes=0)))
+    return Said(digest(encode(words)), (rows, answered.digest), frozenset(answered.contributors))
+
+
+said = of_the_same(_said, SAID_LAST)
+
+
 class Word:
-    statement: Signed
-    answered: Answered
+    """An answer, and who signed it."""
 
-    @cached_property
-    def named(self) -> Digest:
-        """What is said, whoever says it."""
-        return digest(encode(replace(self.answered, owner_index=0)))
+    def __init__(self, statement: Signed, answered: Answered) -> None:
+        self.statement, self.answered = statement, answered
+        self.named, self.kind, self.names = said(answered)
 
-    @cached_property
-    def kind(self) -> Kind:
-        return _rows(self.answered), self.answered.digest
-
-    @cached_property
-    def names(self) -> frozenset[PeerId]:
-        return frozenset(self.answered.contributors)
+    @property
+    def rows(self) -> Rows:
+        return self.kind[0]
 
 
 @dataclass
@@ -106,7 +118,7 @@ class Case:
     makes: dict[Rows, Digest | None] = field(
         default_factory=dict[Rows, Digest | None]
     )  # their answer, if there is one
-    checks: list[Rows] = field(default_factory=list[Rows])  # recomputed, or just being
+    checks: dict[Rows, Word] = field(default_factory=dict[Rows, Word])  # recomputed, or just being: one of each
     asked: Counter[PeerId] = field(default_factory=Counter[PeerId])  # for whose row, how often
     blamed: set[int] = field(default_factory=set[int])  # owner indices
     compared: set[PeerId] = field(default_factory=set[PeerId])  # owners whose rows are not those that I know of
@@ -117,6 +129,7 @@ class Case:
     # what follows from words and recomputed answers: asked with every row and at every look, hardly ever new
     belief: dict[Digest, bool | None] = field(default_factory=dict[Digest, bool | None])  # by what words say
     standing: tuple[int, bool] | None = None  # kinds of answers, and whether of any nobody knows if it is true
+    settled: dict[bool, AnswerHeld | None] = field(default_factory=dict[bool, AnswerHeld | None])  # by patience
     asked_all: bool = False  # every row that is needed was asked for once
     # asked with every row, so kept as short as it can be: many say the same
     unmade: dict[Digest, Word] = field(default_factory=dict[Digest, Word])  # not recomputed yet: one of all alike
@@ -127,7 +140,14 @@ class Case:
     def changed(self) -> None:
         """There is another word, or another recomputed answer."""
         self.belief.clear()
+        self.settled.clear()
         self.standing, self.asked_all = None, False
+
+    def show(self, payload: Payload) -> None:
+        """The bytes of an answer that somebody signed, if it is one."""
+        if any(w.answered.digest == payload.digest for w in self.words):
+            self.bytes_of[payload.digest] = payload
+            self.settled.clear()
 
 
 @dataclass(frozen=True)
@@ -170,17 +190,17 @@ class Witnesses:
             word = Word(signed, answered)
             case.words.append(word)
             case.changed()
-            if _rows(answered) not in case.checks:
+            if word.rows not in case.checks:
                 case.unmade.setdefault(word.named, word)
             if answered.owner_index < len(self.plan.owners(answered.part)):  # a jury shows what it heard itself
                 case.uncompared.append(word)
-            case.said_by.setdefault((_rows(answered), answered.digest), set()).add(answered.owner_index)
+            case.said_by.setdefault(word.kind, set()).add(answered.owner_index)
             if earlier:
                 first = earlier[0].statement
                 fact = Contradicted(peer=signed.signer, part=answered.part, first=first, second=signed)
                 effects.append(self._report(fact))
-        if payload is not None and any(w.answered.digest == payload.digest for w in case.words):
-            case.bytes_of[payload.digest] = payload
+        if payload is not None:
+            case.show(payload)
         return effects + self._blame(answered.part)
 
     def spoken(self, part: int) -> set[PeerId]:
@@ -201,7 +221,7 @@ class Witnesses:
         grounds = self._grounds(answered)
         if grounds is not True:
             return grounds
-        return self._believes(self.cases[answered.part], (_rows(answered), answered.digest))
+        return self._believes(self.cases[answered.part], said(answered).kind)
 
     def _believes_word(self, word: Word) -> bool | None:
         """The same of a word of ours."""
@@ -221,11 +241,11 @@ class Witnesses:
         plan, made = self.plan, case.makes.get(rows, digest) if case.makes else digest
         if made != digest:
             return False
-        said = case.said_by.get(kind, ())
+        by = case.said_by.get(kind, ())
         if not plan.juries:
-            return True if rows in case.makes or len(said) > plan.witnesses else None
+            return True if rows in case.makes or len(by) > plan.witnesses else None
         # my own look counts as one word: where each believed its own, no body would be believed by most
-        alike = len(said) >= plan.verdict or sum(index <= plan.witnesses for index in said) > plan.witnesses
+        alike = len(by) >= plan.verdict or sum(index <= plan.witnesses for index in by) > plan.witnesses
         return True if alike else None
 
     def settled(self, part: int, patient: bool, of: Digest | None = None) -> AnswerHeld | None:
@@ -233,6 +253,14 @@ class Witnesses:
 
         `of`: among those made of this alone.
         """
+        case = self.cases[part]
+        if of is not None or self.question.grounds is not None:  # these may change without a word
+            return self._settled(part, patient, of)
+        if patient not in case.settled:
+            case.settled[patient] = self._settled(part, patient, None)
+        return case.settled[patient]
+
+    def _settled(self, part: int, patient: bool, of: Digest | None) -> AnswerHeld | None:
         case = self.cases[part]
         for word in self._largest_first(part) if case.bytes_of else ():
             if of is not None and word.answered.rows != of:
@@ -300,20 +328,19 @@ class Witnesses:
         for word in self._largest_first(part) if makes else ():
             if self._made_again(word):
                 return word.answered
-            if patient and _rows(word.answered) not in makes:
+            if patient and word.rows not in makes:
                 return None
         return None
 
     def recomputed(self, part: int, check: int, result: Combined) -> list[Effect]:
         case = self.cases[part]
-        rows = case.checks[check]
-        whole = (
-            result.payload if result.counted == rows[0] else None
-        )  # who does not decode cannot have been counted
-        case.makes[rows] = whole.digest if whole is not None else None
+        checked = list(case.checks.values())[check]
+        # who does not decode cannot have been counted
+        whole = result.payload if result.counted == checked.answered.contributors else None
+        case.makes[checked.rows] = whole.digest if whole is not None else None
         case.changed()
-        if whole is not None and any(w.answered.digest == whole.digest for w in case.words):
-            case.bytes_of[whole.digest] = whole
+        if whole is not None:
+            case.show(whole)
         return self._blame(part)
 
     def _compare_rows(self, part: int) -> list[Effect]:
@@ -334,7 +361,7 @@ class Witnesses:
         case, effects = self.cases[part], list[Effect]()
         for word in case.words if case.makes else ():
             index = word.answered.owner_index
-            made = case.makes.get(_rows(word.answered), word.answered.digest)
+            made = case.makes.get(word.rows, word.answered.digest)
             if made != word.answered.digest and index not in case.blamed:
                 case.blamed.add(index)
                 effects.append(self._report(Lied(peer=word.statement.signer, part=part, statement=word.statement)))
@@ -346,7 +373,7 @@ class Witnesses:
         for word in list(case.unmade.values()):
             if (grounds is not None and not grounds(word.answered)) or self._lacks_a_row(case, word):
                 continue
-            if _rows(word.answered) in case.checks:
+            if word.rows in case.checks:
                 del case.unmade[word.named]
                 continue
             names = word.answered.contributors
@@ -361,7 +388,7 @@ class Witnesses:
                 rows.append(row)
             if len(rows) < len(names):
                 continue
-            case.checks.append(_rows(word.answered))
+            case.checks[word.rows] = word
             del case.unmade[word.named]
             given = tuple(Row(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
             job = f"combine/{plan.round}/{plan.attempt}/{self.question.job}/{len(case.checks) - 1}/{part}"
@@ -417,14 +444,15 @@ class Witnesses:
 
     def _named(self, part: int) -> set[PeerId]:
         """Whose rows it takes to know what is not known yet."""
-        return {name for w in self._judged(part) if self._believes_word(w) is None for name in w.names}
+        unknown = {w.rows: w.names for w in self._judged(part) if self._believes_word(w) is None}
+        return set[PeerId]().union(*unknown.values())
 
     def same_rows(self, answered: Answered) -> bool | None:
         """Was it made of the rows that its contributors committed to before me? None while I lack a commitment.
 
         The first commitment of an attempt counts, so an answer stays good.
         """
-        case, rows = self.cases[answered.part], _rows(answered)
+        case, rows = self.cases[answered.part], said(answered).kind[0]
         if rows not in case.same:
             if rows in case.unheard and self.commit_of(case.unheard[rows]) is None:
                 return None
@@ -463,7 +491,7 @@ class Witnesses:
     # ---- small words ---------------------------------------------------------------------------------------
 
     def _made_again(self, word: Word) -> bool:
-        return self.cases[word.answered.part].makes.get(_rows(word.answered)) == word.answered.digest
+        return self.cases[word.answered.part].makes.get(word.rows) == word.answered.digest
 
     def _opens(self, part: int) -> bool:
         return self.plan.opens(part, self.me)
@@ -484,7 +512,3 @@ class Witnesses:
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
-
-
-def _rows(answered: Answered) -> Rows:
-    return answered.contributors, answered.rows

@@ -292,7 +292,13 @@ class Amend(Statement, frozen=True):
     back_to: Digest  # its id
     state: Digest  # that it agreed on
     trained: int  # training rounds up to it
-    signature: bytes  # of the recovery identity, over domain, run and all of the above; empty: of validators
+    signature: bytes  # of the recovery identity, over domain, run and all the rest; empty: of validators
+    without: tuple[PeerId, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Members that are sent away for good with it; left out where there are none."""
+
+    @property
+    def sent_away(self) -> tuple[PeerId, ...]:
+        return () if self.without is msgspec.UNSET else self.without
 
 
 AnyStatement = (

@@ -27,7 +27,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     An `observer` downloads the state and owns nothing; a `new` member votes and owns, but its first update has
     weight zero; a `member` is complete; one that is `away` left or was lost, and may come back without a ticket;
-    one that is `expelled` was proven a liar, and its identity never comes back.
+    one that is `expelled` was proven a liar, or sent away by the recovery identity, and never comes back as that.
     """
 
     peer: PeerId

@@ -1,0 +1,34 @@
+"""`atoll.local`: many processes of one script on this computer, none of which outlives the call."""
+
+from pathlib import Path
+
+import pytest
+
+import atoll
+
+BROKEN = """
+import os, sys
+if os.environ["ATOLL_NAME"] == "peer-2":
+    sys.exit("no such data")
+import torch, atoll
+model = torch.nn.Linear(64, 64)
+run = atoll.join(or_found={"rounds": 3, "inner_steps": 2})
+run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))  # waits for its other member
+"""
+
+
+def test_a_script_that_fails_before_the_run_began_ends_the_others(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(BROKEN)
+    with pytest.raises(atoll.RunFailedError, match=r"E-LOC-03 .* peer-2 failed"):
+        atoll.local(script, peers=2, folder=tmp_path / "swarm")
+
+
+def test_requests_that_make_no_swarm_are_refused(tmp_path: Path):
+    with pytest.raises(atoll.UsageError, match="E-USE-07"):
+        atoll.local(tmp_path / "none.py")
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(atoll.UsageError, match="E-USE-08"):
+        atoll.local(tmp_path / "train.py", peers=0)
+    with pytest.raises(atoll.RunFailedError, match="E-LOC-02"):
+        atoll.local(tmp_path / "train.py", peers=2, folder=tmp_path / "swarm")
