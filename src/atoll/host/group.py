@@ -61,13 +61,12 @@ STATE = b"atoll/group/1"  # a group begins with nothing: its members bring their
 SPAN_MIN_S = 0.1  # a shorter silence would make beats more work than what they watch
 MEET_S = 120.0  # for all founding peers to be there
 
-
-_open: set[Group] = set()
+_not_closed: set[Group] = set()
 
 
 def _close_all() -> None:
     """For scripts that end without a farewell."""
-    for group in list(_open):
+    for group in list(_not_closed):
         group.close()
 
 
@@ -88,7 +87,7 @@ class Group:
         except BaseException:
             self._stop_loop()
             raise
-        _open.add(self)
+        _not_closed.add(self)
 
     @property
     def me(self) -> PeerId:
@@ -237,12 +236,12 @@ class Group:
                 flat_N[s],
                 weight,
                 codec_name,
-                o,
-                topology,
-                placed(given, s.start) if shaped else (),
-                answers if topology != PAIRS else None,
-                s.start,
-                len(flat_N),
+                owed_N=o,
+                topology=topology,
+                tensors=placed(given, s.start) if shaped else (),
+                owing=answers if topology != PAIRS else None,
+                at=s.start,
+                whole=len(flat_N),
             )
             for s, o in zip(slices, owed, strict=True)
         ]
@@ -255,7 +254,7 @@ class Group:
         if self._closed:
             return
         self._closed = True
-        _open.discard(self)
+        _not_closed.discard(self)
         self._run(self._host.stop())
         self._stop_loop()
 

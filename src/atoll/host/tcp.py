@@ -227,8 +227,9 @@ class Wire(asyncio.BufferedProtocol):
     def waits(self) -> bool:
         """Whether something written has not left for the network, here or in the kernel (`tcpi_notsent_bytes`, at
         144): it takes a record of half a megabyte at once, however slow the link is."""
-        kept = _asked(self._transport, "TCP_INFO", 148, lambda raw: struct.unpack_from("=I", raw, 144)[0])
-        return self.unsent_bytes > 0 or bool(kept)
+        if self.unsent_bytes:
+            return True
+        return bool(_asked(self._transport, "TCP_INFO", 148, lambda raw: struct.unpack_from("=I", raw, 144)[0]))
 
     # ---- what asyncio calls ----
 

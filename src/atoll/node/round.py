@@ -221,8 +221,11 @@ class Round:
                     return []
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
             case Answer() | Handed() | Declined() | WantRow() | Comparison() | WantWords():
-                if message.attempt != self.attempt or self.reduce is None:
-                    self.too_early |= {sender} if message.attempt == self.attempt and not self.assembling else set()
+                if message.attempt != self.attempt:
+                    return []
+                if self.reduce is None:
+                    if not self.assembling:
+                        self.too_early.add(sender)
                     return []
                 if (flaw := size_flaw(self.ground, message)) is not None:
                     raise PeerFault(sender, flaw)
