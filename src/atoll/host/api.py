@@ -51,6 +51,10 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: Trouble | None = None
 
 
+_REQUEST = msgspec.json.Decoder(Request)
+_REPLY = msgspec.json.Decoder(Reply)
+
+
 # ---- the peer's side ---------------------------------------------------------------------------------------
 
 
@@ -88,7 +92,7 @@ class Door:
 
     async def _answer(self, line: bytes) -> Reply:
         try:
-            request = msgspec.json.decode(line, type=Request)
+            request = _REQUEST.decode(line)
             handler = self.handlers.get(request.verb)
             if handler is None:
                 raise UsageError(
@@ -141,7 +145,7 @@ def _reply(folder: Path, request: bytes) -> Any:
         ) from None
     if not answer.endswith(b"\n"):
         raise nobody_here(folder)
-    reply = msgspec.json.decode(bytes(answer), type=Reply)
+    reply = _REPLY.decode(bytes(answer))
     if reply.error is not None:
         e = reply.error
         raise ERRORS.get(e.exit_status, RunFailedError)(e.code, e.what, cause=e.cause, fix=e.fix)

@@ -343,12 +343,13 @@ class Run:
 
 
 _DECODER = msgspec.msgpack.Decoder(ToUser)
+_ATTACH = msgspec.msgpack.Decoder(Attach)
 
 
 def _understood(wish: Attach) -> Attach:
     """As the peer process will read it. UsageError for what no run can be."""
     try:
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(wish), type=Attach)
+        return _ATTACH.decode(msgspec.msgpack.encode(wish))
     except (msgspec.ValidationError, TypeError, OverflowError) as why:
         raise UsageError(
             "E-ATT-11",

@@ -128,6 +128,9 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
 ToUser = Train | Cancel | WriteX | Merge | Told | Closed | Over | Trouble
 FromUser = Attach | Trained | Carried | Broken | Declines | Farewell
 
+_FROM_USER: msgspec.msgpack.Decoder[FromUser] = msgspec.msgpack.Decoder(FromUser)
+_ATTACH = msgspec.msgpack.Decoder(Attach)
+
 
 class AttachedTrainer:
     """Looks like `Trainer` to an island; behind it is somebody else's loop."""
@@ -146,11 +149,10 @@ class AttachedTrainer:
 
     async def hear(self) -> None:
         """Read what the loop says until it ends."""
-        decoder = msgspec.msgpack.Decoder(FromUser)
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                word = decoder.decode(await self._reader.readexactly(size))
+                word = _FROM_USER.decode(await self._reader.readexactly(size))
                 if isinstance(word, Farewell):
                     break
                 if isinstance(word, Declines):
@@ -271,7 +273,7 @@ async def _main(fd: int, memory: int) -> None:
 
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    wish = msgspec.msgpack.decode(await reader.readexactly(size), type=Attach)
+    wish = _ATTACH.decode(await reader.readexactly(size))
     trainer = AttachedTrainer(reader, writer, Mailbox(memory, wish.layout.floats, 0))
     trainer.layout, trainer.pass_steps = wish.layout, wish.pass_steps
     over = asyncio.Event()

@@ -62,6 +62,9 @@ MADE_HELD = 2  # rounds whose update can still be shown; they hold one vector mo
 SHOWING_MAX = 2  # rounds that wait to be shown: the trainer keeps the states of each
 
 
+_CLAIM = msgspec.msgpack.Decoder(Claim)
+
+
 @dataclass
 class Made:
     """What this island needs to show of one round of its own."""
@@ -144,7 +147,7 @@ class Auditing:
 
     def remember(self, data: bytes) -> None:
         try:
-            self.last = msgspec.msgpack.decode(data, type=Claim) if data else None
+            self.last = _CLAIM.decode(data) if data else None
         except UNREADABLE:
             self.last = None  # another version's: moments are fresh then, too
 

@@ -45,6 +45,8 @@ FOLDERS = "atoll-group-"
 ABANDONED_S = 60.0  # a younger folder may be that of a member that has not taken its lock yet
 _mine: set[Path] = set()  # folders of this process: to look at its own locks would let go of them
 
+_TERMS = msgspec.msgpack.Decoder(GroupTerms)
+
 
 class GroupHost(driver.Driver):
     """The member behind a `Group`; lives in its loop."""
@@ -195,7 +197,7 @@ class GroupHost(driver.Driver):
 
     def _learn_terms(self, settings: RunSettings) -> None:
         try:
-            self.island.terms = msgspec.msgpack.decode(settings.learning, type=GroupTerms)
+            self.island.terms = _TERMS.decode(settings.learning)
         except UNREADABLE:
             self._refused = UsageError(
                 "E-RED-12",

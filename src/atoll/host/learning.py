@@ -73,9 +73,12 @@ class Learning(msgspec.Struct, frozen=True):
         return Common(round, before, name, self.layout, momentum_of(self.recipe.outer))
 
 
+_LEARNING = msgspec.msgpack.Decoder(Learning)
+
+
 def decode_learning(settings: RunSettings) -> Learning:
     try:
-        learning = msgspec.msgpack.decode(settings.learning, type=Learning)
+        learning = _LEARNING.decode(settings.learning)
         check_recipe(_ending(learning.recipe))
     except UNREADABLE as why:
         raise PeerFault("", f"this run learns nothing that this version can read: {why}") from None

@@ -174,14 +174,19 @@ class SessionCertificate(msgspec.Struct, frozen=True, array_like=True, forbid_un
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+_IDENTITY_CERTIFICATE = msgspec.msgpack.Decoder(IdentityCertificate)
+_SESSION_CERTIFICATE = msgspec.msgpack.Decoder(SessionCertificate)
+_SESSION = msgspec.msgpack.Decoder(Session)
+_DUAL_SIGNATURE = msgspec.msgpack.Decoder(DualSignature)
+_PUBLIC_IDENTITY = msgspec.msgpack.Decoder(PublicIdentity)
 
 
-def canonical(data: bytes, kind: type[T], bytes_max: int) -> T | None:
+def canonical(data: bytes, kind: msgspec.msgpack.Decoder[T], bytes_max: int) -> T | None:
     """The value, if `data` is its one and only encoding; None for anything else that strangers may send."""
     if len(data) > bytes_max:
         return None
     try:
-        value = msgspec.msgpack.decode(data, type=kind)
+        value = kind.decode(data)
     except UNREADABLE:
         return None
     return value if _ENCODER.encode(value) == data else None
@@ -189,7 +194,7 @@ def canonical(data: bytes, kind: type[T], bytes_max: int) -> T | None:
 
 def open_identity_certificate(certificate: bytes) -> PublicIdentity | None:
     """Both public keys, if each has signed for the other; None otherwise."""
-    opened = canonical(certificate, IdentityCertificate, CERTIFICATE_BYTES_MAX)
+    opened = canonical(certificate, _IDENTITY_CERTIFICATE, CERTIFICATE_BYTES_MAX)
     if opened is None:
         return None
     pair = _ENCODER.encode(opened.identity)
@@ -198,10 +203,10 @@ def open_identity_certificate(certificate: bytes) -> PublicIdentity | None:
 
 def open_session_certificate(certificate: bytes) -> Session | None:
     """What the certificate says, if both identity keys and the vote key have signed it; None otherwise."""
-    opened = canonical(certificate, SessionCertificate, CERTIFICATE_BYTES_MAX)
+    opened = canonical(certificate, _SESSION_CERTIFICATE, CERTIFICATE_BYTES_MAX)
     if opened is None:
         return None
-    session = canonical(opened.session, Session, CERTIFICATE_BYTES_MAX)
+    session = canonical(opened.session, _SESSION, CERTIFICATE_BYTES_MAX)
     if session is None or not _vote_holds(session.vote_key, _POSSESSION_DOMAIN + opened.session, opened.possession):
         return None
     return session if session.identity.holds(_SESSION_DOMAIN + opened.session, opened.signature) else None
@@ -445,7 +450,7 @@ class SessionVerifier:
 
     def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:
         public = public_from_bytes(identity)
-        both = canonical(signature, DualSignature, CERTIFICATE_BYTES_MAX)
+        both = canonical(signature, _DUAL_SIGNATURE, CERTIFICATE_BYTES_MAX)
         return public is not None and both is not None and public.holds(data, both)
 
 
@@ -456,7 +461,7 @@ def public_bytes(identity: PublicIdentity) -> bytes:
 
 def public_from_bytes(data: bytes) -> PublicIdentity | None:
     """What `public_bytes` wrote; None if these bytes are something else."""
-    return canonical(data, PublicIdentity, CERTIFICATE_BYTES_MAX)
+    return canonical(data, _PUBLIC_IDENTITY, CERTIFICATE_BYTES_MAX)
 
 
 def signature_bytes(signature: DualSignature) -> bytes:

@@ -218,6 +218,10 @@ class HybridPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     signature: DualSignature
 
 
+_OFFER = msgspec.msgpack.Decoder(Offer)
+_HYBRID_PAYLOAD = msgspec.msgpack.Decoder(HybridPayload)
+
+
 class HybridWords:
     """Atoll's payload: both identity keys sign role, transcript, static key and offer.
 
@@ -243,8 +247,8 @@ class HybridWords:
         return _ENCODER.encode(HybridPayload(offer, signature))
 
     def read(self, role: Role, signed_hash: bytes, static: bytes, data: bytes) -> Claim:
-        payload = canonical(data, HybridPayload, HYBRID.payload_max)
-        offer = canonical(payload.offer, Offer, HYBRID.payload_max) if payload else None
+        payload = canonical(data, _HYBRID_PAYLOAD, HYBRID.payload_max)
+        offer = canonical(payload.offer, _OFFER, HYBRID.payload_max) if payload else None
         if payload is None or offer is None:
             raise ValueError("the payload is not an identity and an offer")
         identity, peer = offer.identity, offer.identity.peer

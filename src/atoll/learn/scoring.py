@@ -82,10 +82,13 @@ def update_bytes(wires: Sequence[Buffer]) -> bytes:
     return msgspec.msgpack.encode([bytes(wire) for wire in wires])
 
 
+_WIRES: msgspec.msgpack.Decoder[tuple[bytes, ...]] = msgspec.msgpack.Decoder(Wires)
+
+
 def wires_from_bytes(data: Buffer, root: Digest, bounds: Bounds, name: NameOf) -> tuple[bytes, ...]:
     """The parts, if they are the very ones that their author committed to. PeerFault if not."""
     try:
-        wires = msgspec.msgpack.decode(data, type=Wires)
+        wires = _WIRES.decode(data)
     except UNREADABLE as why:
         raise PeerFault("", f"what it lays out is no update: {why}") from None
     if len(wires) != len(bounds) or merkle_root(tuple(name(wire) for wire in wires)) != root:

@@ -242,9 +242,12 @@ def _signed_by(peer: PeerId, body: Body | None) -> Signed | None:
     return next((signed for signed in body.commits if signed.signer == peer), None) if body is not None else None
 
 
+_LIES = msgspec.msgpack.Decoder(list[Lies])
+
+
 def _read(data: bytes) -> dict[Place, Lies]:
     try:
-        lies = msgspec.msgpack.decode(data, type=list[Lies])
+        lies = _LIES.decode(data)
     except UNREADABLE:
         return {}  # of another version: those rows are gone
     return {(one.part, one.peer): one for one in lies}

@@ -54,10 +54,13 @@ class Kept(msgspec.Struct, frozen=True):
     mine: tuple[Mine, ...]
 
 
+_KEPT = msgspec.msgpack.Decoder(Kept)
+
+
 def placed_rounds(kept: bytes) -> list[int]:
     """Of which rounds the state lies in pieces at the members, from what a peer kept under `pieces`."""
     try:
-        book = msgspec.msgpack.decode(kept, type=Kept).book
+        book = _KEPT.decode(kept).book
     except UNREADABLE:
         return []
     return [entry.round for entry in book.entries if entry.placed]
@@ -100,7 +103,7 @@ class Pieces:
     def restore(self, kept: dict[str, bytes]) -> None:
         """From the life before. A book that cannot be read costs work, no agreement: reports are then believed."""
         try:
-            before = msgspec.msgpack.decode(kept.get("pieces", b""), type=Kept)
+            before = _KEPT.decode(kept.get("pieces", b""))
         except UNREADABLE:
             return
         self.ledger.book, self.written = before.book, True

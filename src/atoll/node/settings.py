@@ -105,13 +105,15 @@ class _Rules(msgspec.Struct, frozen=True):
     rules: int = 0  # before they were numbered
 
 
+_RULES = msgspec.msgpack.Decoder(_Rules)
+
 OTHER_RULES_FIX = "go on with the version of atoll that began it, or begin a new run in a new folder: atoll up"
 
 
 def other_rules(data: bytes) -> str | None:
     """Why this program cannot go on with a run of these encoded settings: None if it knows its rules."""
     try:
-        rules = msgspec.msgpack.decode(data, type=_Rules).rules
+        rules = _RULES.decode(data).rules
     except UNREADABLE:
         return None  # these are no settings at all: `decode_settings` says so
     if rules == RULES:
@@ -163,6 +165,9 @@ def pacing_problem(settings: RunSettings) -> str:
     return effort_problem(effort, settings.round.inner_steps)
 
 
+_SETTINGS = msgspec.msgpack.Decoder(RunSettings)
+
+
 def encode_settings(settings: RunSettings) -> bytes:
     return msgspec.msgpack.encode(settings, order="deterministic")
 
@@ -171,7 +176,7 @@ def decode_settings(data: bytes) -> RunSettings:
     try:
         if why := other_rules(data):
             raise PeerFault("", f"{why}; {OTHER_RULES_FIX}")
-        settings = msgspec.msgpack.decode(data, type=RunSettings)
+        settings = _SETTINGS.decode(data)
         if settings.scored_share and not settings.reputed:
             raise PeerFault("", "genesis asks for scores of updates and keeps no records that they could move")
         if (coded := settings.kept_coded) is not None and coded.k >= coded.n:

@@ -41,6 +41,9 @@ class Shown(msgspec.Struct, frozen=True, array_like=True):
     last: Claim | None  # counted before it
 
 
+_SHOWN = msgspec.msgpack.Decoder(Shown)
+
+
 class Chain:
     """What a virtual trainer remembers of its rounds. `kept` survives a crash, all else does not."""
 
@@ -103,7 +106,7 @@ def next_link(link: Digest, peer: PeerId, round: int, segment: int, honest: bool
 def judged(work: Judge, data: bytes) -> Judged:
     """The verdict of an honest auditor, by the rules of the real one."""
     try:
-        shown = msgspec.msgpack.decode(data, type=Shown)
+        shown = _SHOWN.decode(data)
     except msgspec.DecodeError:
         return Judged("withheld", "this is no exhibit")
     claim, last = shown.claim, shown.last

@@ -71,6 +71,8 @@ class Shared(msgspec.Struct, frozen=True, array_like=True):
     counted: dict[PeerId, int]
 
 
+_SHARED = msgspec.msgpack.Decoder(Shared)
+
 BATCH = 16  # samples of a step
 VALIDATION_STEPS = 4  # whose time it takes to look at a state
 GENESIS_STATE = msgspec.msgpack.encode(Shared(-1, digest(b"genesis"), 0, {}))
@@ -357,7 +359,7 @@ class Island:
         return Combined(payload, tuple(row.peer for row in work.rows), ())
 
     def _advance(self, work: Advance) -> Advanced:
-        before = msgspec.msgpack.decode(self.blobs[work.before], type=Shared)
+        before = _SHARED.decode(self.blobs[work.before])
         counted, chain = dict(before.counted), before.chain
         for payload in work.parts:
             if payload is None:
@@ -373,8 +375,8 @@ class Island:
 
     def _go_back(self, work: GoBack) -> Advanced:
         """The counts are the earlier state's; the chain goes on from both, like the place in the data outside."""
-        before = msgspec.msgpack.decode(self.blobs[work.before], type=Shared)
-        old = msgspec.msgpack.decode(self.blobs[work.back_to], type=Shared)
+        before = _SHARED.decode(self.blobs[work.before])
+        old = _SHARED.decode(self.blobs[work.back_to])
         place = f"back/{work.round}/{work.steps * work.shards}".encode()
         data = msgspec.msgpack.encode(replace(old, chain=digest(old.chain + before.chain + place)))
         name = blob_id(manifest_of(data))

@@ -29,6 +29,9 @@ class OwnState(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[tuple[PeerId, Digest], ...]
 
 
+_OWN_STATE = msgspec.msgpack.Decoder(OwnState)
+
+
 @dataclass
 class PairedIsland(Island):
     """`own` follows what is durable: a restart asks for it by the roll."""
@@ -87,7 +90,7 @@ class PairedIsland(Island):
         super().do(msgspec.structs.replace(work, counted=(True,) if counts else None))
 
     def _check_made_of(self, mine: Digest) -> None:
-        state = msgspec.msgpack.decode(self.blobs[mine], type=OwnState)
+        state = _OWN_STATE.decode(self.blobs[mine])
         if (state.of, state.before) != (self.me, self.own) or len(state.rows) > 2:
             self.miscounted.append(f"{self.me} goes on from what was not made of its own: {state}")
 

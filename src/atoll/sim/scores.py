@@ -54,6 +54,9 @@ class Shown(msgspec.Struct, frozen=True, array_like=True):
     learned: str  # what a virtual update says of itself; real ones let others see
 
 
+_SHOWN = msgspec.msgpack.Decoder(Shown)
+
+
 class ScoredIsland(Island):
     kind = ""
 
@@ -79,7 +82,7 @@ class ScoredIsland(Island):
         if self.kind in LYING:
             return Fell((1, 2, 3) if self.kind == "slanderer" else (9 * OTHERS, 0, 0))
         try:
-            shown = msgspec.msgpack.decode(self.blobs[work.blob], type=Shown)
+            shown = _SHOWN.decode(self.blobs[work.blob])
         except msgspec.DecodeError:
             return Fell((), "this is no update")
         if merkle_root(shown.parts) != work.root:

@@ -52,6 +52,9 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
     values: bytes
 
 
+_LEARNED = msgspec.msgpack.Decoder(Learned)
+
+
 class TensorIsland(Island):
     """The state is the anchor itself; `poison` twists what this peer encodes in these rounds (None: in all), `says`
     the loss that it tells as a validator. With `cut` answers can be opened."""
@@ -148,7 +151,7 @@ class TensorIsland(Island):
     def _values(self, state: bytes) -> Tensor:
         if state == GENESIS_STATE:
             return torch.zeros(self.values)
-        values = msgspec.msgpack.decode(state, type=Learned).values
+        values = _LEARNED.decode(state).values
         return torch.frombuffer(bytearray(values), dtype=torch.float32)
 
     def _lay_open(self, work: LayOpen, cut: Cut) -> LaidOpen:

@@ -44,10 +44,13 @@ def opening_bytes(opening: Opening) -> bytes:
     return msgspec.msgpack.encode(opening)
 
 
+_OPENING = msgspec.msgpack.Decoder(Opening)
+
+
 def opening_from_bytes(data: Buffer) -> Opening:
     """PeerFault if these bytes are none."""
     try:
-        return msgspec.msgpack.decode(data, type=Opening)
+        return _OPENING.decode(data)
     except UNREADABLE as why:
         raise PeerFault("", f"what was shown cannot be read: {why}") from None
 

@@ -63,10 +63,13 @@ def roll_bytes(roll: Roll) -> bytes:
     return MAGIC + msgspec.msgpack.encode(roll)
 
 
+_ROLL = msgspec.msgpack.Decoder(Roll)
+
+
 def roll_from_bytes(data: Buffer) -> Roll:
     """PeerFault unless these are the canonical bytes of a roll."""
     try:
-        roll = msgspec.msgpack.decode(bytes(data[len(MAGIC) :]), type=Roll)
+        roll = _ROLL.decode(bytes(data[len(MAGIC) :]))
     except UNREADABLE as why:
         raise PeerFault("", f"not a roll of what members hold: {why}") from None
     peers = [entry.peer for entry in roll.states]

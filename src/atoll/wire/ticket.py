@@ -131,7 +131,7 @@ def issue(
     )
     ticket = Ticket(body, issuer.sign_classical(_SIGNED_DOMAIN + _ENCODER.encode(body)))
     excess = len(ticket.text) - TICKET_CHARACTERS_MAX
-    if excess > 0 or canonical(_ENCODER.encode(body), TicketBody, TICKET_CHARACTERS_MAX) is None:
+    if excess > 0 or canonical(_ENCODER.encode(body), _BODY, TICKET_CHARACTERS_MAX) is None:
         raise UsageError(
             "E-TKT-08",
             f"a ticket with these settings does not fit {TICKET_CHARACTERS_MAX} characters ({uses} uses, "
@@ -186,6 +186,7 @@ def ticket_id(key: bytes) -> bytes:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+_BODY = msgspec.msgpack.Decoder(TicketBody)
 
 
 def _letters_to_bytes(letters: str) -> bytes:
@@ -209,7 +210,7 @@ def _open(data: bytes) -> Ticket:
             raise _mistyped(f"{len(data)} bytes where it says {expected}: something was added to it")
         raise _mistyped("its checksum is wrong")
     signed = data[_LENGTH_BYTES:-_CHECK_BYTES]
-    body = canonical(signed[:-ED25519_SIGNATURE_BYTES], TicketBody, TICKET_CHARACTERS_MAX)
+    body = canonical(signed[:-ED25519_SIGNATURE_BYTES], _BODY, TICKET_CHARACTERS_MAX)
     if expected != len(data) or body is None:
         raise _altered()
     return Ticket(body, signed[-ED25519_SIGNATURE_BYTES:])

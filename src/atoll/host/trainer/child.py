@@ -27,7 +27,9 @@ from atoll.host.shared import Mailbox
 from atoll.host.trainer.auditing import Auditing
 from atoll.host.trainer.validating import VALIDATION_BATCH, Validating, model_of
 from atoll.host.trainer.words import (
+    COMMAND,
     LENGTH,
+    SPEC,
     Answer,
     Beat,
     Broken,
@@ -50,7 +52,6 @@ from atoll.host.trainer.words import (
     ShowSegment,
     Train,
     Trained,
-    TrainerSpec,
     Validate,
     WriteX,
     read_frame,
@@ -83,7 +84,7 @@ class Child:
 
     def __init__(self, fd: int, frame: bytes, commands: Commands, answers: BinaryIO) -> None:
         self.fd, self.commands, self.answers = fd, commands, answers
-        self.spec = msgspec.msgpack.decode(frame, type=TrainerSpec)
+        self.spec = SPEC.decode(frame)
         self.beaten = time.monotonic()
         self.span = _Span()  # the steps since x was handed over
         self.onward: Train | None = None  # the steps that may be taken unasked
@@ -424,9 +425,8 @@ class Commands:
         self._source, self._waiting = source, queue.SimpleQueue[Command]()
 
     def listen(self) -> None:
-        decoder = msgspec.msgpack.Decoder(Command)
         while (frame := read_frame(self._source)) is not None:
-            command = decoder.decode(frame)
+            command = COMMAND.decode(frame)
             if isinstance(command, Cancel) and command.ahead:
                 self.hurried = command.job
             elif isinstance(command, Cancel):

@@ -20,6 +20,7 @@ from torch import Tensor
 from atoll.host.shared import Mailbox, anonymous
 from atoll.host.trainer.failures import TrainerFailed, broken, death, hung
 from atoll.host.trainer.words import (
+    ANSWER,
     FRAME_MAX,
     LENGTH,
     Answer,
@@ -281,11 +282,10 @@ class Trainer:
         """Read answers until the child's stdout ends, then say what became of it."""
         assert self._process is not None and self._process.stdout is not None
         process, stdout = self._process, self._process.stdout
-        decoder = msgspec.msgpack.Decoder(Answer)
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 (size,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
-                answer = decoder.decode(await stdout.readexactly(size))
+                answer = ANSWER.decode(await stdout.readexactly(size))
                 self._heard = time.monotonic()
                 if isinstance(answer, Beat):
                     self._step_s = answer.step_s

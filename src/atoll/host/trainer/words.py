@@ -231,6 +231,13 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 Answer = Ready | Beat | Trained | Evaluated | Sampled | Saved | Progressed | Looked | Carried | Broken
 
 
+# Made while one thread runs: msgspec lets other threads see the tables of a type before they are filled, and a
+# trainer reads its spec in one thread and its commands in another.
+SPEC = msgspec.msgpack.Decoder(TrainerSpec)
+COMMAND: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
 # ---- Frames ------------------------------------------------------------------------------------------------
 
 

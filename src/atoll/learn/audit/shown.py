@@ -41,10 +41,13 @@ def shown_bytes(shown: Shown) -> bytes:
     return msgspec.msgpack.encode(shown)
 
 
+_SHOWN = msgspec.msgpack.Decoder(Shown)
+
+
 def shown_from_bytes(data: Buffer) -> Shown:
     """PeerFault unless this is what some trainer might lay out."""
     try:
-        return msgspec.msgpack.decode(data, type=Shown)
+        return _SHOWN.decode(data)
     except UNREADABLE as why:
         raise PeerFault("", f"what it lays out is no exhibit: {why}") from None
 

@@ -141,10 +141,13 @@ def encode_era(era: Era) -> bytes:
     return msgspec.msgpack.encode(era)
 
 
+_ERA = msgspec.msgpack.Decoder(Era)
+
+
 def decode_era(data: bytes) -> Era | None:
     """What `encode_era` wrote; None if these bytes are something else."""
     try:
-        return msgspec.msgpack.decode(data, type=Era)
+        return _ERA.decode(data)
     except UNREADABLE:
         return None
 
