@@ -738,6 +738,15 @@ def test_a_rule_by_distance_is_refused_where_it_could_not_keep_its_word(sets: tu
 
 
 @pytest.mark.parametrize("trust", ["community", "open"])
+@pytest.mark.parametrize("asked", ["", "sync.statistic=mean"])
+def test_a_topology_that_makes_sums_on_the_way_is_refused_where_members_may_lie(trust: str, asked: str):
+    """Whatever the rows become. The surprise: of a mean it used to make a butterfly, without a word."""
+    members = ("run.min_peers=7", "run.start_peers=7")
+    refused = trouble(f"run.trust={trust}", "sync.topology=tree", *members, *filter(None, (asked,)))
+    assert refused.code == "E-CFG-11" and f'"tree" cannot work with run.trust = "{trust}"' in refused.what
+
+
+@pytest.mark.parametrize("trust", ["community", "open"])
 @pytest.mark.parametrize("name", DISTANCES)
 def test_every_rule_by_distance_can_be_asked_for(name: str, trust: str):
     asked = (f"sync.statistic={name}", f"run.trust={trust}", "run.min_peers=7", "run.start_peers=7")

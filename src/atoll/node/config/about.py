@@ -271,8 +271,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'How updates are reduced (specs/topologies.md). "auto" is a hierarchy if names say that members are in '
         'several places ("eu/ada", "us/bob"), else what the planner finds cheapest on the links that members '
         'measured and agreed on, and a butterfly until these are known. With train.recipe = "noloco" it stays '
-        '"auto": members exchange in pairs. With trust = "community" rows are never '
-        "combined on the way."
+        '"auto": members exchange in pairs. "hierarchical", "tree" and "ring" combine rows on the way, so they '
+        'need run.trust = "private".'
     ),
     "sync.statistic": (
         'What the rows of a part become. "mean": weighted by samples, any liar can move it. "median", '

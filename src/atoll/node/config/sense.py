@@ -296,11 +296,19 @@ def _check_topology(config: Config) -> None:
             f'train.recipe = "{recipe}" has one owner of everything, and sync.topology = "{topology}" has others',
             fix='write sync.topology = "star", or train.recipe = "data_parallel"',
         )
+    if config.run.trust != "private" and topology in ("ring", "tree", "hierarchical"):
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.topology = "{topology}" cannot work with run.trust = "{config.run.trust}"',
+            cause="rows are combined on the way: a sum of rows can neither be sorted nor compared, and whoever hands "
+            "it on could say anything of those below it",
+            fix='write sync.topology = "butterfly" (or "star", or "auto"), or run.trust = "private"',
+        )
 
 
 def _check_statistic(config: Config) -> None:
     """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
-    run, name, topology = config.run, config.sync.statistic, config.sync.topology
+    run, name = config.run, config.sync.statistic
     if run.trust == "open":
         _check_enough(run, 'run.trust = "open"')
     if name is None or name == "mean":
@@ -310,13 +318,6 @@ def _check_statistic(config: Config) -> None:
             "E-CFG-11",
             f'sync.statistic = "{name}" withstands liars, and run.trust = "private" says that there are none',
             fix='write run.trust = "community", or sync.statistic = "mean"',
-        )
-    if topology in ("ring", "tree", "hierarchical"):
-        raise UsageError(
-            "E-CFG-11",
-            f'sync.statistic = "{name}" cannot work with sync.topology = "{topology}"',
-            cause="its rows are combined on the way, and a sum of rows can neither be sorted nor compared",
-            fix='write sync.topology = "butterfly" (or "star", or "auto")',
         )
     _check_enough(run, f'sync.statistic = "{name}"', name)
 
