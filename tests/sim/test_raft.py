@@ -13,10 +13,10 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.node.facts import AttemptFailed, RoundClosed
-from atoll.node.patience import VIEW_S
 from atoll.node.round import NUDGE_S
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.node.verify import Kept, verify_history
+from atoll.node.views import VIEW_S
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.reduce.facts import Reduced
 from atoll.sim.scenarios import NotForRaft, run_scenario

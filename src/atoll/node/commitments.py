@@ -1,18 +1,21 @@
 """Who committed to what in a round, whose word is still waited for, and who said two different ones.
 
 Promises: the first word counts, a second one is shown as what it is; a commitment that no body could carry is never
-remembered; of attempts, this one and the next two are held. Never decides when sharing begins, never sends.
+remembered; of attempts, this one and the next two are held. Never signs, never decides when sharing begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
+from atoll.base.machine import Effect, Send
 from atoll.base.turns import in_turn
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.facts import OtherCall
@@ -20,6 +23,7 @@ from atoll.node.ground import Ground
 from atoll.node.topology import topology_in
 from atoll.node.trial import Commits
 from atoll.wire.envelope import Notary
+from atoll.wire.messages.round import Committed
 from atoll.wire.messages.statements import Commit, Signed
 
 SHOWN_BY = 4  # of a large committee, to each owner: one of dozens that can prove it is enough, 82 % of them can
@@ -57,10 +61,12 @@ class Commitments:
         mine = {self.me} if trains else set[PeerId]()
         self.awaited = (set(self.speakers) & self.settled | mine) - self.now.of.keys() - self.two_faced
 
-    def say(self, commit: Commit, signed: Signed) -> None:
+    def say(self, commit: Commit, signed: Signed) -> list[Effect]:
         """My own, to this attempt."""
         self.now.hear(self.me, commit, signed)
         self.awaited.discard(self.me)
+        message = self._message(signed)
+        return [Send(p, message) for p in self.hearers if p != self.me]
 
     def hear(self, signed: Signed) -> Commit | Twice | None:
         """What is new in it; None if nothing is. PeerFault for what nobody may commit to."""
@@ -123,6 +129,36 @@ class Commitments:
         self.awaited.discard(peer)
         return True
 
+    # ---- what is said again --------------------------------------------------------------------------------
+
+    def repeat_to(self, peer: PeerId) -> list[Effect]:
+        """It may not have heard mine."""
+        mine = self.now.of.get(self.me)
+        return [Send(peer, self._message(mine[1]))] if mine is not None and peer in self.hearers else []
+
+    def ask(self) -> list[Effect]:
+        """Whom I could hear, and did not, with my own word; in a large swarm those whose turn it is to be asked."""
+        known = self.now.of
+        if self.me not in known:
+            return []
+        self.asks += 1
+        message = replace(self._message(known[self.me][1]), asks=True)
+        silent = [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
+        return [Send(p, message) for p in in_turn(silent, len(self.speakers), self.asks)]
+
+    def show(self, owner: PeerId, names: Iterable[PeerId]) -> list[Effect]:
+        """The words of these others, once each, to an owner that heard another word of one of them: together we can
+        prove it."""
+        if self.me not in shown_by(owner, self.plan.committee, self.plan.head, self.attempt):
+            return []
+        known = self.now.of
+        others = [p for p in names if p in known and p != self.me and (owner, p) not in self.shown]
+        self.shown.update((owner, p) for p in others)
+        return [Send(owner, self._message(known[p][1])) for p in others]
+
+    def _message(self, signed: Signed) -> Committed:
+        return Committed(self.plan.round, self.attempt, self.plan.trace, signed)
+
     # ---- what follows --------------------------------------------------------------------------------------
 
     @property
@@ -132,10 +168,6 @@ class Commitments:
         if found is None:
             found = self.heard[self.attempt] = Commits()
         return found
-
-    @property
-    def mine(self) -> tuple[Commit, Signed] | None:
-        return self.now.of.get(self.me)
 
     @property
     def settled(self) -> set[PeerId]:
@@ -152,21 +184,6 @@ class Commitments:
     def reduced_of(self, peer: PeerId) -> Commit | None:
         """The same, if its update can be reduced with those of this attempt."""
         return None if peer in self.elsewhere else self.commit_of(peer)
-
-    def shown_to(self, owner: PeerId, names: Iterable[PeerId]) -> list[Signed]:
-        """The words of these others, once each, for an owner that heard another word of one of them."""
-        if self.me not in shown_by(owner, self.plan.committee, self.plan.head, self.attempt):
-            return []
-        known = self.now.of
-        others = [p for p in names if p in known and p != self.me and (owner, p) not in self.shown]
-        self.shown.update((owner, p) for p in others)
-        return [known[p][1] for p in others]
-
-    def to_ask(self) -> Sequence[PeerId]:
-        """Whom I could hear, and did not; in a large swarm those whose turn it is to be asked."""
-        known, self.asks = self.now.of, self.asks + 1
-        silent = [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
-        return in_turn(silent, len(self.speakers), self.asks)
 
     def other_calls(self, news: Iterable[PeerId]) -> list[OtherCall]:
         """Whose update is of another length or form than mine: where callers choose these, that is a mistake.

@@ -11,13 +11,14 @@ from math import isfinite
 
 from msgspec import UNSET
 
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Ask, Effect, Payload
 from atoll.keys.digest import merkle_root
 from atoll.node.commitment import row_weight
 from atoll.node.ground import Ground
-from atoll.node.jobs import Encode, Encoded, Trained
+from atoll.node.jobs import Encode, Encoded, HandOver, Train, Trained
 from atoll.node.trial import Measured
+from atoll.policy.plan import HAND_OVER_S
 from atoll.wire.messages.statements import Commit, Late
 
 NOT_LATE = Late(0, 0, 0)
@@ -38,6 +39,21 @@ class MyUpdate:
     def ready(self) -> bool:
         """There is something to commit to."""
         return self.encoded is not None or self.passes is not None
+
+    def train(self, left_s: Seconds) -> list[Effect]:
+        """For it, so long before sharing begins."""
+        plan = self.ground.plan
+        index, count = plan.shard(self.me)
+        time_s = max(0.0, left_s - HAND_OVER_S)
+        work = Train(plan.round, plan.steps, time_s, index, count, plan.batch, plan.limit_s)
+        return [Ask(f"round/{plan.round}/train", work)]
+
+    def hand_over(self) -> list[Effect]:
+        """What there is by now, if it is still trained for."""
+        if self.trained is not None or self.passes is not None:
+            return []
+        round = self.ground.plan.round
+        return [Ask(f"round/{round}/hand-over", HandOver(round))]
 
     def takes(self, trained: Trained) -> str | None:
         """The trainer is done; why nothing can be made of it, if so."""

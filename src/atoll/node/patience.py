@@ -1,7 +1,8 @@
-"""How fast a round goes at this peer, and how long it therefore waits: for parts, for a view, for what was decided.
+"""How fast a round goes at this peer, and how long it therefore waits: for parts, and for what was decided.
 
 Every wait is measured by what the round itself took so far, with a least time, and doubles when it was in vain: so
-the same rules hold on a fast network and a slow one, in a run with a clock and in a group without.
+the same rules hold on a fast network and a slow one, in a run with a clock and in a group without. Views are waited
+for by the same measure (`views.py`).
 Promises: no wait is for ever, and none of them matters for safety. Never asks anybody anything.
 """
 
@@ -11,8 +12,6 @@ from atoll.base.ids import Seconds
 
 PART_LATE_S = 0.3  # after a proposal, the combined parts that it names should be here
 AGAIN_S = 1.0  # before the same part is asked for again
-VIEW_S = 3.0  # for a decision once there is something to decide, or twice as long as the sharing took
-VIEWS_GROWING = 8  # views that had their time, after which it grows no more
 REPAIR_S = 6.0  # a decided round whose parts nobody serves for this long is caught up by the whole state
 REPAIR_MAX_S = 60.0  # or for as long as its sharing took, where links are slow; at most this
 
@@ -24,9 +23,6 @@ class Patience:
         self._shared_at: Seconds | None = None  # this attempt's sharing began
         self._first_s: Seconds | None = None  # from then to the first combined part
         self._shared_s: Seconds | None = None  # from then to the last
-        self._view: tuple[int, Seconds] = (-1, 0.0)  # a view, and until when it may be decided
-        self._views_given_up = 0
-        self._given_up = -1  # the last of them: leaving it may take a while, where a quorum is asked first
         self._patience_s: Seconds = REPAIR_S  # for the parts of the decided round
         self._progress_at: Seconds = 0.0  # it was decided, or another of its parts came
 
@@ -80,22 +76,6 @@ class Patience:
     def again(self, times: int, now: Seconds) -> Seconds:
         """How long a part that was asked for so many times is waited for."""
         return max(AGAIN_S, self._part_s(now)) * 2**times
-
-    def view_is_over(self, view: int, now: Seconds, busy: bool, begun: bool) -> bool:
-        """Each view may take twice as long as the last that had its time, counted from when it had `begun`.
-
-        Begun: there is something to decide. Also with a proposal here a view must end: those who gave it up before
-        that came vote no more, and the rest may be too few. `busy`: the others wait for me, not I for them.
-        """
-        if busy:
-            self._view = (-1, 0.0)
-        elif self._view[0] != view and begun:
-            self._view = view, now + max(VIEW_S, 2 * self.took(now)) * 2 ** min(self._views_given_up, VIEWS_GROWING)
-        over = self._view[0] == view and now >= self._view[1]
-        if over and view != self._given_up:
-            self._views_given_up += 1
-            self._given_up = view
-        return over
 
     def gives_up(self, now: Seconds) -> bool:
         """The parts of the decided round do not come."""

@@ -41,11 +41,9 @@ from atoll.node.apart import Apart, left_open
 from atoll.node.closing import adopted, closed_by, told_by
 from atoll.node.commitments import Commitments, Twice
 from atoll.node.facts import (
-    Accused,
     AttemptFailed,
     Disagreed,
     Fault,
-    Lapsed,
     Passed,
     RoundBegan,
     ShareBegan,
@@ -55,8 +53,9 @@ from atoll.node.facts import (
 )
 from atoll.node.grace import Grace
 from atoll.node.ground import Ground, size_flaw
-from atoll.node.jobs import Advanced, Encoded, HandOver, HeldRow, Left, Train, Trained
+from atoll.node.jobs import Advanced, Encoded, HeldRow, Left, Trained
 from atoll.node.kept_rows import worth_keeping
+from atoll.node.misdeeds import Misdeeds
 from atoll.node.my_body import MyBody
 from atoll.node.my_update import MyUpdate
 from atoll.node.next_state import NextState
@@ -64,9 +63,8 @@ from atoll.node.parts import Parts
 from atoll.node.patience import Patience
 from atoll.node.trial import Commits, Measured, Trial, opened
 from atoll.node.trials import Trials
-from atoll.policy.plan import HAND_OVER_S
+from atoll.node.views import Views
 from atoll.policy.trust import Strikes
-from atoll.policy.windows import patience_shown
 from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
 from atoll.protocol.reduce.checks import check_answer
@@ -103,13 +101,11 @@ from atoll.wire.messages.statements import (
     Caught,
     Commit,
     Compared,
-    Complaint,
     Signed,
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
-TURNS_WITHOUT_CLOCK = 4  # of all proposers in one attempt
 
 
 class Round:
@@ -133,9 +129,10 @@ class Round:
         self.timing = ground.plan  # the same plan, with the windows that I go by
         self.agreement, self.gone, self.unheard = agreement, gone, unheard
         self.patience, self.grace = Patience(), Grace()
+        self.views = Views(self.plan, agreement, self.patience, self.me, gone)
         self.parts = Parts(self.plan, self.patience, held)
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
-        self.strikes = strikes or Strikes()
+        self.misdeeds = Misdeeds(self.plan, agreement.votes, strikes or Strikes())
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.committed = Commitments(ground, notary, gone)
@@ -210,7 +207,8 @@ class Round:
     def _hear(self, sender: PeerId, message: RoundMessage, event: Received, now: Seconds) -> list[Effect]:
         match message:
             case Committed():
-                return self._hear_commit(message.statement, now) + self._answer_commit(sender, message)
+                heard = self._hear_commit(message.statement, now)
+                return heard + self.committed.repeat_to(sender) if message.asks else heard
             case Contribution() | RowBytes() | Handed() | Declined() | Answer() | Comparison() if (
                 message.attempt > self.attempt
             ):
@@ -251,14 +249,10 @@ class Round:
             match effect.fact:
                 case PartAnswered():
                     more = self._answer_here(effect.fact, now)
-                case Lied(peer=peer, statement=lie):
-                    more = self._accuse(peer, Caught(lie))
-                case Contradicted(peer=peer, first=first, second=second):
-                    more = self._accuse(peer, Caught(first, second))
-                case Equivocation(peer=peer, evidence=proof) if self.plan.settings.quorum == "two-thirds":
-                    more = self._accuse(peer, Caught(proof.first, proof.second))
+                case Lied() | Contradicted() | Equivocation():
+                    more = self._tell(self.misdeeds.proven(effect.fact))
                 case OtherRows(owner=owner, contributors=names):
-                    more = self._show_commits(owner, names)
+                    more = self.committed.show(owner, names)  # one said to me what it did not say to that owner
                 case Reduced():
                     more = self._reduced(now)
                 case Judge():
@@ -293,13 +287,9 @@ class Round:
         )
         effects: list[Effect] = [self._report(began)]
         if self.attempt > 0:
-            effects += self.agreement.close_view(self._last_view(self.attempt - 1))
+            effects += self.agreement.close_view(self.views.last_of(self.attempt - 1))
         if self.trains and not self.update.ready:
-            index, count = self.plan.shard(self.me)
-            time_s = max(0.0, self.timing.times(self.attempt).train_until - now - HAND_OVER_S)
-            plan = self.plan
-            work = Train(plan.round, plan.steps, time_s, index, count, plan.batch, plan.limit_s)
-            effects.append(Ask(f"round/{self.plan.round}/train", work))
+            effects += self.update.train(self.timing.times(self.attempt).train_until - now)
         return [*effects, *self._begin_attempt(now), *self.agreement.begin()]
 
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
@@ -391,9 +381,9 @@ class Round:
             return []
         commit = self.update.commit(self.attempt)
         signed = self.notary.sign(commit)
-        self.committed.say(commit, signed)
-        effects: list[Effect] = [Keep(name, encode(commit)), *self._compare_calls(self.committed.now.giving)]
-        effects += [*self._tell_hearers(signed), *self._find_way()]
+        told = self.committed.say(commit, signed)
+        others = self._tell(self.committed.other_calls(self.committed.now.giving))
+        effects: list[Effect] = [Keep(name, encode(commit)), *others, *told, *self._find_way()]
         mine = self.update.said()
         if mine is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, mine), now)
@@ -407,21 +397,12 @@ class Round:
         """I restarted and committed before: nobody shall wait for my word, though its bytes are lost."""
         commit = decode_statement(said, self.me)
         assert isinstance(commit, Commit)
-        signed = self.notary.sign(commit)
-        self.committed.say(commit, signed)
-        return self._tell_hearers(signed) + self._share_if_due(now)
-
-    def _tell_hearers(self, signed: Signed) -> list[Effect]:
-        message = self._commitment(signed)
-        return [Send(p, message) for p in self.committed.hearers if p != self.me]
-
-    def _commitment(self, signed: Signed) -> Committed:
-        return Committed(self.plan.round, self.attempt, self.plan.trace, signed)
+        return self.committed.say(commit, self.notary.sign(commit)) + self._share_if_due(now)
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         match self.committed.hear(signed):
             case Commit(attempt=attempt):
-                effects = [*self._compare_calls([signed.signer]), *self._find_way()]
+                effects = [*self._tell(self.committed.other_calls([signed.signer])), *self._find_way()]
                 return effects + self._awaits_less(now) if attempt == self.attempt else effects
             case Twice(first, second):
                 return self._compare_commits(first, second, now)
@@ -435,26 +416,13 @@ class Round:
         return self._share_if_due(now)
 
     def _compare_commits(self, first: Signed, second: Signed, now: Seconds) -> list[Effect]:
-        """Whoever commits twice may keep everybody waiting for rows that fit neither word: nobody waits for it.
-
-        Where members may lie, the two words are their own proof.
-        """
-        signer = first.signer
-        if first.body == second.body or signer in self.committed.two_faced:
+        """Whoever commits twice may keep everybody waiting for rows that fit neither word: nobody waits for it."""
+        if first.body == second.body or first.signer in self.committed.two_faced:
             return []
-        may_lie = self.plan.settings.quorum == "two-thirds"
-        told = self._accuse(signer, Caught(first, second)) if may_lie else []
-        return told + self._await_no_more(signer, now)
+        return self._tell(self.misdeeds.two_words(first, second)) + self._await_no_more(first.signer, now)
 
     def _await_no_more(self, peer: PeerId, now: Seconds) -> list[Effect]:
         return self._awaits_less(now) if self.committed.waits_no_more(peer) else []
-
-    def _show_commits(self, to: PeerId, names: Iterable[PeerId]) -> list[Effect]:
-        """One of these said to me what it did not say to that owner: together we can prove it."""
-        return [Send(to, self._commitment(signed)) for signed in self.committed.shown_to(to, names)]
-
-    def _compare_calls(self, news: Iterable[PeerId]) -> list[Effect]:
-        return [self._report(fact) for fact in self.committed.other_calls(news)]
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
         """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
@@ -462,13 +430,6 @@ class Round:
             return self.reduce.handle(event, now) if self.reduce else []
         except PeerFault as fault:
             return [self._report(Fault(peer=PeerId(fault.who) or sender, what=fault.what))]
-
-    def _answer_commit(self, sender: PeerId, message: Committed) -> list[Effect]:
-        """It has not heard mine: what was lost is said again to whoever asks."""
-        mine = self.committed.mine
-        if not message.asks or mine is None or sender not in self.committed.hearers:
-            return []
-        return [Send(sender, self._commitment(mine[1]))]
 
     # ---- share ---------------------------------------------------------------------------------------------
 
@@ -494,10 +455,8 @@ class Round:
         committed = len(self.committed.now.giving & self.committed.settled)
         if not self.grace.begins(self.timing, self.attempt, committed, now):
             return []
-        effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/grace/{self.attempt}", self.grace.until)]
-        if self.trains and self.update.trained is None and self.update.passes is None:
-            effects.append(Ask(f"round/{self.plan.round}/hand-over", HandOver(self.plan.round)))
-        return effects
+        ends = SetTimer(f"round/{self.plan.round}/grace/{self.attempt}", self.grace.until)
+        return [ends, *(self.update.hand_over() if self.trains else [])]
 
     def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
@@ -609,10 +568,10 @@ class Round:
     def _next_attempt(self, now: Seconds) -> list[Effect]:
         if self.final is not None:
             return []
-        failed, self.attempt = self.attempt, max(self.attempt + 1, self._attempt_due(now))
+        failed, self.attempt = self.attempt, max(self.attempt + 1, self.views.attempt_due(now))
         effects: list[Effect] = [self._report(AttemptFailed(attempt=failed))]
         effects += [*self._train_apart(), *self._begin_attempt(now)]
-        return effects + self.agreement.close_view(self._last_view(self.attempt - 1))
+        return effects + self.agreement.close_view(self.views.last_of(self.attempt - 1))
 
     def _train_apart(self) -> list[Effect]:
         """An attempt failed: if that is for want of voters I go on by myself, once my update is made."""
@@ -625,37 +584,19 @@ class Round:
         body = decode_body(vertex.body) if vertex is not None else None
         return left_open(self.me, len(self.update.encoded or ()), body)
 
-    def _attempt_due(self, now: Seconds) -> int:
-        """By the clock. Where there is none all propose in turn, and in turn again, before all is sent anew."""
-        if self.plan.has_clock:
-            return self.plan.attempt_at(now)
-        return self.agreement.view // (TURNS_WITHOUT_CLOCK * len(self.plan.committee))
-
     def _forget_old_parts(self) -> None:
         self.trials.forget_old()
         needed = self.trials.needed
         self.combined = {name: made for name, made in self.combined.items() if name in needed}
         self.combined |= self.reduce.made if self.reduce is not None else {}  # its body may be on its way
 
-    def _last_view(self, attempt: int) -> int:
-        """Each attempt has one view per voter; the clock ends them all at once."""
-        return (attempt + 1) * len(self.plan.committee) - 1
-
     def _pass_view(self, now: Seconds) -> list[Effect]:
         """The proposer is gone, or this view has had its time: on to the next. Closing a view is always safe."""
-        who, view = self.agreement.waiting_for, self.agreement.view
-        if self.plan.has_clock and view == self._last_view(self.attempt):
-            return []  # the clock ends it: the views of the next attempt begin with its share phase
-        if not self.plan.has_clock and self._attempt_due(now) > self.attempt:
+        if not self.plan.has_clock and self.views.attempt_due(now) > self.attempt:
             return self._next_attempt(now)
-        if who is not None and who != self.me and self.my_body.ready and self.gone(who):
-            return self.agreement.close_view(view)
-        if gave_up := self.agreement.gave_up:
-            no_votes = gave_up.union(p for p in self.plan.committee if p != self.me and self.gone(p))
-            if len(no_votes) > self.plan.tolerated:
-                return self.agreement.close_view(view)  # the rest are too few, and should meet in a later one
         busy, begun = self.next_state.busy, self.agreement.is_open or self.next_state.begun(self.my_body.step)
-        return self.agreement.close_view(view) if self.patience.view_is_over(view, now, busy, begun) else []
+        over = self.views.is_over(self.attempt, self.my_body.ready, busy, begun, now)
+        return self.agreement.close_view(self.agreement.view) if over else []
 
     def _nudge(self, now: Seconds) -> list[Effect]:
         """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""
@@ -664,10 +605,7 @@ class Round:
             if not self.adopting and not self.next_state.goes_back and self.patience.gives_up(now):
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
             return effects + self._try_final(now)
-        mine = self.committed.mine
-        if not self.assembling and mine is not None:
-            message = replace(self._commitment(mine[1]), asks=True)
-            effects += [Send(p, message) for p in self.committed.to_ask()]
+        effects += self.committed.ask()
         if self.my_body.ready:
             effects += self.agreement.remind()
         effects += self.trials.ask_for_body()
@@ -702,10 +640,7 @@ class Round:
         """This peer was not with us for a while: repeat to it what it may have missed."""
         if self.closed or self.final is not None:
             return []
-        effects: list[Effect] = []
-        mine = self.committed.mine
-        if mine is not None and peer in self.committed.hearers:
-            effects.append(Send(peer, self._commitment(mine[1])))
+        effects = self.committed.repeat_to(peer)
         if self.reduce is not None and self.patience.sharing:
             effects += self.reduce.resend(peer)
         return effects + self.agreement.remind(peer)
@@ -725,23 +660,8 @@ class Round:
         if decided.body is None:
             return self.trials.want_body(decided.digest)
         vertex = Vertex(decided.body, decided.certificate)
-        return [*self._tell_listeners(vertex), *self._note_lapses(now), *self._finish(vertex, now)]
-
-    def _note_lapses(self, now: Seconds) -> list[Effect]:
-        """Who owed us something that did not come: noted, and told when it is not the first time."""
-        if self.reduce is None:
-            return []
-        effects: list[Effect] = []
-        plan = self.reduce.plan
-        # what is seen before owners stop gathering is none of patience
-        over = [moment for moment in (plan.gather_until(0, 1), plan.answer_until[0]) if now >= moment]
-        had_s = self.patience.had(over[-1]) if over else 0.0
-        weight = patience_shown(had_s, plan.window_s, self.plan.settings.owner_s) if over else 1.0
-        for peer, why in self.reduce.lapses(now).items():
-            effects.append(self._report(Lapsed(peer=peer, why=why)))
-            if self.strikes.note(peer, self.plan.round, weight):
-                effects += self._accuse(peer, Complaint(self.plan.round, peer, why))
-        return effects
+        lapses = self.misdeeds.lapses(self.reduce, self.patience, now) if self.reduce is not None else []
+        return [*self._tell_listeners(vertex), *self._tell(lapses), *self._finish(vertex, now)]
 
     def heed(self, caught: Caught, now: Seconds) -> list[Effect]:
         """Somebody calls an answer a lie: whoever was told something else by the same owner can prove it."""
@@ -763,9 +683,6 @@ class Round:
         view = self.agreement.view
         turns = dict.fromkeys(self.agreement.proposer(view + k) for k in range(most))
         return [peer for peer in turns if peer != self.me]
-
-    def _accuse(self, peer: PeerId, statement: Caught | Complaint) -> list[Effect]:
-        return [self._report(Accused(peer=peer, statement=statement))] if self.agreement.votes else []
 
     def _finish(self, vertex: Vertex, now: Seconds) -> list[Effect]:
         self.final = vertex
@@ -825,6 +742,9 @@ class Round:
     def awaited(self) -> Set[PeerId]:
         """Whose commitment this attempt waits for."""
         return self.committed.awaited
+
+    def _tell(self, facts: Iterable[Fact]) -> list[Effect]:
+        return [self._report(fact) for fact in facts]
 
     def _report(self, fact: Fact) -> Report:
         return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
