@@ -603,6 +603,17 @@ def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path:
     assert holds_run(tmp_path)
 
 
+def test_a_folder_whose_history_the_disk_changed_is_told_so_and_left_as_it_is(tmp_path: Path):
+    founder = Member(PeerId("ada"), b"", (), "trainer", "member", 0, 0.0, "ada")
+    raw = encode(write_genesis(RunSettings(), ZERO_DIGEST, founder, (), 0.0))
+    store = Store(tmp_path)
+    store.keep([("run", vertex_id(raw)), ("genesis", encode(Vertex(raw, None))), ("vertex/0", b"torn")])
+    store.close()
+    with pytest.raises(UsageError, match=r"E-DIR-07 round 0 (.*\n)+.*atoll invite"):
+        asyncio.run(resume_run(tmp_path, "", Listening((), ()), lambda _: None))
+    assert holds_run(tmp_path)
+
+
 def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_at_first(tmp_path: Path):
     """Nothing said at the second start: same address, same port, same word to others; said otherwise: that."""
     beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())

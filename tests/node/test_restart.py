@@ -1,11 +1,15 @@
-"""A peer that comes back goes on from the state that it really holds."""
+"""A peer that comes back goes on from the state that it really holds, and from no history that its disk changed."""
 
+from collections.abc import Callable
+
+import pytest
 from msgspec.structs import replace
 
 from atoll.base.machine import Ask, Done, Received, Start
-from atoll.node.facts import CaughtUp, Refused
+from atoll.node.facts import CaughtUp, Fault, Refused
 from atoll.node.jobs import Restore
 from atoll.node.settings import RULES, RunSettings, encode_settings
+from atoll.protocol.dag.history import first_damaged
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.messages.history import Vertices
@@ -62,3 +66,59 @@ def test_a_visitor_gets_the_newest_state_and_nobody_hears_that_it_was_there():
     history = world.nodes[peer_name(0)].machine.history
     assert all({m.peer for m in b.members} == set(swarm.founders) for b in history.bodies.values())
     assert not any(signed.signer == visitor for b in history.bodies.values() for signed in b.reports)
+
+
+Kept = dict[str, bytes]
+
+
+def _flip(name: str) -> Callable[[Kept], None]:
+    def change(kept: Kept) -> None:
+        data = bytearray(kept[name])
+        data[len(data) // 3] ^= 1
+        kept[name] = bytes(data)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda kept: None, None),
+        (lambda kept: kept.update({"vertex/2": b"\xc1"}), 2),
+        (lambda kept: kept.update({"vertex/2": kept["vertex/1"]}), 2),
+        (lambda kept: kept.pop("vertex/2"), 2),
+        (_flip("vertex/2"), 2),
+        (_flip("vertex/4"), 4),  # the newest: nothing follows that could tell
+        (_flip("genesis"), -1),
+        (lambda kept: [kept.pop(f"vertex/{r}") for r in range(3)], None),  # older than a starting peer is given
+        (lambda kept: [kept.pop(f"vertex/{r}") for r in range(5)], None),
+    ],
+)
+def test_a_vertex_that_the_disk_changed_or_lost_is_named_before_the_peer_starts(
+    change: Callable[[Kept], object], named: int | None
+):
+    """Else it would refuse all that the others agree on after it, and blame them."""
+    swarm = Swarm(5, SwarmKnobs(peers=3))
+    swarm.world.run(1e3, stop=lambda: swarm.head(peer_name(1)) >= 4)
+    kept = {name: value for name, value in swarm.world.nodes[peer_name(1)].kept.items() if name != "vertex/5"}
+    change(kept)
+    assert first_damaged(kept, swarm.run_id) == named
+
+
+@pytest.mark.parametrize("change", [lambda data: b"\xc1", lambda data: data.replace(b"ember", b"umber", 1)])
+def test_a_vertex_that_a_disk_damaged_is_shown_to_nobody_and_costs_a_newcomer_nothing(
+    change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+):
+    """It joins by the very member whose disk it is: that lives on, nobody is blamed, others show what is right."""
+    monkeypatch.setattr("atoll.protocol.dag.history.WINDOW", 8)
+    swarm = Swarm(5, SwarmKnobs(peers=3))
+    world, faults = swarm.world, list[Fault]()
+    world.watchers.append(lambda now, node, fact: faults.append(fact) if isinstance(fact, Fault) else None)
+    world.run(1e3, stop=lambda: min(swarm.heads()) >= 14)
+    kept = world.nodes[peer_name(0)].kept
+    before = kept["vertex/3"]
+    kept["vertex/3"] = change(before)
+    assert kept["vertex/3"] != before
+    newcomer = swarm.join(3, via=peer_name(0))
+    world.run(world.now + 60, stop=lambda: swarm.head(newcomer) >= 14)
+    assert swarm.head(newcomer) >= 14 and not faults

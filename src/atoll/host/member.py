@@ -7,7 +7,7 @@ Never asks the network for anything that a ticket or the folder already says.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -34,7 +34,7 @@ from atoll.node.body import write_genesis
 from atoll.node.config.sections import Keep
 from atoll.node.settings import OTHER_RULES_FIX, other_rules
 from atoll.policy.sampling import group_of, named
-from atoll.protocol.dag.history import genesis_digest
+from atoll.protocol.dag.history import first_damaged, genesis_digest
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
@@ -178,6 +178,7 @@ async def join_run(
                 cause="another run was founded or joined in this folder before",
                 fix="choose another folder with --dir",
             )
+        _check_history(kept, ticket.genesis, folder)
     except AtollError:
         store.close()
         raise
@@ -203,6 +204,11 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
             fix="atoll up run.toml, or atoll join TICKET",
         )
     run = Digest(kept["run"])
+    try:
+        _check_history(kept, run, folder)
+    except UsageError:
+        store.close()
+        raise
     identity = identity_of(store)
     kept_session(store, run)  # a damaged one is told before anything begins
     remember_session(store)
@@ -221,6 +227,20 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     return await _open(Seat(store, identity, run, wish, genesis, bootstrap), listening, make)
+
+
+def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None:
+    """UsageError if this disk changed what a peer goes by."""
+    if "genesis" not in kept or (round := first_damaged(kept, run)) is None:
+        return
+    where = f"round {round} of the history" if round >= 0 else "the genesis"
+    raise UsageError(
+        "E-DIR-07",
+        f"{where} in {folder} is damaged or gone",
+        cause="this disk changed what was written; whoever went on from it would refuse what the others agree on",
+        fix=f"atoll verify {folder} names all that is damaged. To go on, ask a member for a ticket (atoll invite), "
+        "copy peer.key, and nothing else, into an empty folder, and join there: the others know that identity",
+    )
 
 
 def holds_run(folder: Path) -> bool:

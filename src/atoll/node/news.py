@@ -13,9 +13,8 @@ from atoll.base.limits import CONTROL_FRAME_MAX, PEERS_MAX
 from atoll.base.machine import Ask, Effect, Send
 from atoll.node.jobs import ReadVertices
 from atoll.protocol.dag.eras import Eras
-from atoll.protocol.dag.history import History
+from atoll.protocol.dag.history import History, whole
 from atoll.protocol.transfer.fetch import SERVED_AT_ONCE
-from atoll.wire.codec import decode_vertex
 from atoll.wire.messages.history import Vertices, WantVertices
 
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
@@ -65,11 +64,10 @@ class News:
         return []
 
     def read(self, job: str, kept: Sequence[bytes]) -> list[Effect]:
-        """The disk answered, with nothing where that failed."""
-        asker = self.reading.pop(job, None)
-        if asker is None or self.history is None or not kept:
+        """The disk answered, with nothing where that failed. What it damaged is for others to show."""
+        asker, vertices = self.reading.pop(job, None), tuple(whole(kept))
+        if asker is None or self.history is None or not vertices:
             return []
-        vertices = tuple(decode_vertex(data) for data in kept)
         return [Send(asker, Vertices(vertices, self.history.head))]
 
     def _hinted_lately(self, peer: PeerId, now: Seconds) -> bool:

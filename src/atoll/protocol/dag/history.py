@@ -7,13 +7,13 @@ vertices than the window are not held in memory. Never decides anything: it only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.wire.codec import decode_body, vertex_id
+from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.vertex import Body, Member, Vertex
 
@@ -30,6 +30,45 @@ def genesis_digest(vertex: Vertex) -> Digest:
 def recovery_bytes(run: Digest, body: bytes) -> bytes:
     """What the recovery identity signs to make this body final without a quorum."""
     return RECOVERY_DOMAIN + run + vertex_id(body)
+
+
+def whole(kept: Iterable[bytes]) -> list[Vertex]:
+    """Vertices from this disk, up to the first that it changed: shown to others it would be taken for a forgery.
+
+    Whether the votes under them hold is for whoever hears them, and for `atoll verify`.
+    """
+    found: list[Vertex] = []
+    for data in kept:
+        try:
+            vertex = decode_vertex(data)
+        except PeerFault:
+            break
+        if vertex.certificate is not None and vertex.certificate.digest != vertex_id(vertex.body):
+            break
+        found.append(vertex)
+    return found
+
+
+def first_damaged(kept: Mapping[str, bytes], run: Digest) -> int | None:
+    """The first round whose vertex this disk changed or lost, of those that a starting peer goes by; None: none.
+
+    Who went on from it would refuse what the others agreed on, and blame them for it.
+    """
+    rounds = sorted(int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/"))
+    first = rounds[0] if rounds else 0
+    found = whole([kept["genesis"], *(kept[f"vertex/{round}"] for round in rounds)])
+    if not found or genesis_digest(found[0]) != run:
+        return -1
+    before = run if first == 0 else None  # what it follows is on the disk, and is not gone by
+    for round, vertex in enumerate(found[1:], first):
+        try:
+            body = decode_body(vertex.body)
+        except PeerFault:
+            return round
+        if body.round != round or before not in (None, body.parent):
+            return round
+        before = vertex_id(vertex.body)
+    return None if len(found) > len(rounds) else first + len(found) - 1
 
 
 class History:
