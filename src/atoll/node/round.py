@@ -235,7 +235,8 @@ class Round:
             case PartBytes(digest=digest):
                 return self._take_part(digest, event.payload, now)
             case Propose() | Voted() | TimedOut() | PreVote():
-                return self.agreement.receive(sender, message)
+                view, effects = self.agreement.view, self.agreement.receive(sender, message)
+                return effects + self._pass_view(now) if self.agreement.view > view else effects
             case Repeat():
                 return self._repeat_to(sender, now)
             case _:
@@ -648,14 +649,16 @@ class Round:
             return []  # the clock ends it: the views of the next attempt begin with its share phase
         if not self.plan.has_clock and self._attempt_due(now) > self.attempt:
             return self._next_attempt(now)
-        if who is not None and who != self.me and self.my_body.ready and self.gone(who):
-            return self.agreement.close_view(view)
-        if gave_up := self.agreement.gave_up:
+        over = who is not None and who != self.me and self.my_body.ready and self.gone(who)
+        if not over and (gave_up := self.agreement.gave_up):
             no_votes = gave_up.union(p for p in self.plan.committee if p != self.me and self.gone(p))
-            if len(no_votes) > self.plan.tolerated:
-                return self.agreement.close_view(view)  # the rest are too few, and should meet in a later one
+            over = len(no_votes) > self.plan.tolerated  # the rest are too few, and should meet in a later one
         busy, begun = self.next_state.busy, self.agreement.is_open or self.next_state.begun(self.my_body.step)
-        return self.agreement.close_view(view) if self.patience.view_is_over(view, now, busy, begun) else []
+        if not over and not self.patience.view_is_over(view, now, busy, begun):
+            return []
+        effects = self.agreement.close_view(view)
+        # whoever proposes in the next one may be gone as well
+        return effects + self._pass_view(now) if self.agreement.view > view else effects
 
     def _nudge(self, now: Seconds) -> list[Effect]:
         """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""
