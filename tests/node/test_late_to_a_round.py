@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from atoll.base.machine import Received, Send
-from atoll.node.facts import RoundClosed
-from atoll.policy.plan import plan_round
+import pytest
+
+from atoll.base.machine import Fact, Received, Send
+from atoll.node.facts import RoundClosed, StateMissing
+from atoll.node.settings import RunSettings
+from atoll.policy.plan import RoundSettings, plan_round
+from atoll.sim.island import IslandKnobs
+from atoll.sim.network import NetworkKnobs
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.messages.round import Committed, Repeat
 
@@ -81,3 +86,33 @@ def test_after_a_blackout_nobody_waits_for_the_windows_of_owners_to_whom_nothing
     before, back = max(swarm.heads()), swarm.world.now
     swarm.world.run(back + 200, stop=lambda: min(swarm.heads()) > before)
     assert swarm.world.now - back < 5.0
+
+
+@pytest.mark.parametrize(
+    ("hop_s", "step_s"), [(0.1, 0.2), (0.3, 0.02)], ids=["short rounds", "shorter than a trip"]
+)
+def test_a_newcomer_is_in_soon_however_fast_the_others_go_on(hop_s: float, step_s: float):
+    """While a state travels to it the members let go of what came next, before they knew of it: it does not wait
+    for that. The surprises: all once waited with it, since it had its vote by then, and where rounds are shorter
+    than a trip to the members it began with a newer state again and again, and never was in."""
+    run = RunSettings(open_to_all=True, round=RoundSettings(inner_steps=1, first_train_s=10))
+    swarm = Swarm(1, SwarmKnobs(3, NetworkKnobs(0.002, 0.004, jitter_s=0.0), IslandKnobs(step_s), run=run))
+    world, far, ada = swarm.world, peer_name(3), peer_name(0)
+    gave_up: list[Fact] = []
+    world.watchers.append(
+        lambda _now, _node, fact: gave_up.append(fact) if isinstance(fact, StateMissing) else None
+    )
+    world.run(2)
+    for name in swarm.founders:
+        world.network.latency[name, far] = world.network.latency[far, name] = hop_s
+    swarm.join(3, via=ada)
+
+    def is_in() -> bool:
+        members = world.nodes[ada].machine.history.head_body.members
+        return swarm.head(far) >= 0 and any(m.peer == far and m.standing == "member" for m in members)
+
+    world.run(30, stop=is_in)
+    before = swarm.head(ada)
+    world.run(world.now + 4)
+    assert is_in() and world.now < 14 and not gave_up
+    assert swarm.head(far) > before  # and takes part

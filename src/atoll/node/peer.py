@@ -576,7 +576,9 @@ class Peer:
             return self._seek_admission(now)
         if self.round is None:
             return self._begin_round(now) if self.at >= -1 else self.regain.begin(history, "joining")
-        if history.head - self.at > ROUNDS_KEPT // 2:
+        since = self.known.roster.here_since
+        unkept = since is not None and self.at + 1 < since
+        if unkept or history.head - self.at > ROUNDS_KEPT // 2:
             self._leave_round(history.vertices.get(self.round.plan.round))
             return self.regain.begin(history, f"{history.head - self.at} rounds behind")
         vertex = history.vertices.get(self.round.plan.round)
@@ -719,7 +721,8 @@ class Peer:
         """Ask to be what I wish to be, until the agreed membership says so."""
         if self.leaving:
             return []
-        word = self.admission.word(self.wish, self.known.history, self.at, now)
+        at = self.at if not self.regain.busy else -2  # who fetches a state is not ready, whatever it held before
+        word = self.admission.word(self.wish, self.known.history, at, now)
         return self._tell_members(self.notary.sign(word), now) if word is not None else []
 
     def _say_resting(self, now: Seconds) -> list[Effect]:

@@ -32,6 +32,7 @@ class Regain:
         self.others = OthersStates(())  # one of which would do, where members have states of their own
         self.of_one: tuple[PeerId, Seconds] | None = None  # then: whose is fetched, and when it gave something last
         self.failed: set[PeerId] = set()  # at giving its own
+        self.exchanged = False  # this fetch was begun in the place of an older one
 
     @property
     def busy(self) -> bool:
@@ -39,10 +40,11 @@ class Regain:
         return self.fetch is not None or self.restoring
 
     def is_outrun(self, history: History) -> bool:
-        """A newer state was agreed on before anybody told what this one is made of: soon nobody has it. A member's
-        own stays with it for longer than a round, so that a newcomer need not chase rounds that are shorter."""
+        """A newer state was agreed on before anybody told what this one is made of: soon nobody has it. Said once:
+        rounds that are shorter than a trip to the members are not caught by whoever always begins anew. A member's
+        own stays with it for longer than a round."""
         untold = self.fetch is not None and self.fetch.manifest is None and self.of_one is None
-        return untold and history.head > self.round
+        return untold and not self.exchanged and history.head > self.round
 
     def begin(self, history: History, why: str | None = None) -> list[Effect]:
         """I do not hold the state of my head: is it on disk? `why` is told if it must be fetched."""
@@ -80,6 +82,7 @@ class Regain:
             if peer not in self.failed:
                 self.fetch, self.of_one = Fetch(state, [peer]), (peer, now)
                 return True
+        self.exchanged = self.fetch is not None
         self.round = history.head
         self.fetch, self.of_one = Fetch(history.head_body.state, sources), None
         return True

@@ -41,6 +41,17 @@ class Roster:
         return next((m for m in self.members if m.peer == self.me), None)
 
     @property
+    def here_since(self) -> int | None:
+        """The vertex that made me present, as far back as I remember any; None: I am not. Members hold parts of
+        later rounds for me, and of earlier ones maybe none: they let go of what nobody present lacks."""
+        since, round = None, self.history.head
+        while (body := self.history.bodies.get(round)) is not None:
+            if not any(m.peer == self.me and m.present for m in body.members):
+                break
+            since, round = round, round - 1
+        return since
+
+    @property
     def voters(self) -> int:
         return sum(m.votes for m in self.members)
 

@@ -233,7 +233,8 @@ class Round:
             case PartBytes(digest=digest):
                 return self._take_part(digest, event.payload, now)
             case Propose() | Voted() | TimedOut() | PreVote():
-                return self.agreement.receive(sender, message)
+                view, effects = self.agreement.view, self.agreement.receive(sender, message)
+                return effects + self._pass_view(now) if self.agreement.view > view else effects
             case Repeat():
                 return self._repeat_to(sender, now)
             case _:
@@ -594,9 +595,13 @@ class Round:
         """The proposer is gone, or this view has had its time: on to the next. Closing a view is always safe."""
         if not self.plan.has_clock and self.views.attempt_due(now) > self.attempt:
             return self._next_attempt(now)
-        busy, begun = self.next_state.busy, self.agreement.is_open or self.next_state.begun(self.my_body.step)
-        over = self.views.is_over(self.attempt, self.my_body.ready, busy, begun, now)
-        return self.agreement.close_view(self.agreement.view) if over else []
+        view, busy = self.agreement.view, self.next_state.busy
+        begun = self.agreement.is_open or self.next_state.begun(self.my_body.step)
+        if not self.views.is_over(self.attempt, self.my_body.ready, busy, begun, now):
+            return []
+        effects = self.agreement.close_view(view)
+        # whoever proposes in the next one may be gone as well
+        return effects + self._pass_view(now) if self.agreement.view > view else effects
 
     def _nudge(self, now: Seconds) -> list[Effect]:
         """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""

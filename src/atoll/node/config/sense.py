@@ -300,8 +300,8 @@ def _check_topology(config: Config) -> None:
         raise UsageError(
             "E-CFG-11",
             f'sync.topology = "{topology}" cannot work with run.trust = "{config.run.trust}"',
-            cause="rows are combined on the way: a sum of rows can neither be sorted nor compared, and whoever hands "
-            "it on could say anything of those below it",
+            cause="rows are combined on the way: a sum of rows can neither be sorted nor compared, and whoever "
+            "hands it on could say anything of those below it",
             fix='write sync.topology = "butterfly" (or "star", or "auto"), or run.trust = "private"',
         )
 
