@@ -30,7 +30,8 @@ class Machine:
     history, eras, settings = None, None, RunSettings()
 
     def __init__(self, visitor: visitor._Visitor, lies: bool) -> None:
-        self.visitor, self.pieces, self.lies = visitor, self, lies
+        self.visitor, self.lies = visitor, lies
+        self.pieces = self.downloads = self
 
     def is_placed(self, state: Digest) -> bool:
         return self.lies

@@ -10,6 +10,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.node.branches import KEPT
 from atoll.node.facts import BranchPreferred, BranchSeen, Fault
+from atoll.node.requests import recover
 from atoll.node.verify import Audit, Kept, verify_history
 from atoll.protocol.dag.history import recovery_bytes
 from atoll.sim.signatures import VirtualVerifier, sign_as_identity
@@ -41,7 +42,7 @@ class Parted:
         node = swarm.world.nodes[CREATOR]
         sign = lambda data: sign_as_identity(CREATOR.encode(), data)  # noqa: E731  # reads like the word it is
         self.last = node.machine.history.head
-        swarm.world.carry_out(node, node.machine.recover(sign, node.clock.local(swarm.world.now)))
+        swarm.world.carry_out(node, recover(node.machine, sign, node.clock.local(swarm.world.now)))
         swarm.world.run(90)
 
     def watch(self, now: float, node: Node, fact: Fact) -> None:

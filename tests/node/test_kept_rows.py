@@ -14,6 +14,7 @@ from atoll.keys.digest import digest
 from atoll.node.facts import Fault, RowsGathered
 from atoll.node.jobs import HoldRows, LeaveOut
 from atoll.node.peer import Peer
+from atoll.node.requests import gather_rows, question_of
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.messages.round import RowBytes, WantRow
 
@@ -41,9 +42,9 @@ def gathered(swarm: Swarm, round: int) -> tuple[RowsGathered, LeaveOut]:
     """Ada asks about this round; the world goes on until she has its rows, or gives up."""
     world, told, ada = swarm.world, list[RowsGathered](), swarm.world.nodes[ADA]
     world.watchers.append(lambda now, node, fact: told.append(fact) if isinstance(fact, RowsGathered) else None)
-    world.carry_out(ada, ada.machine.gather_rows(round))
+    world.carry_out(ada, gather_rows(ada.machine, round))
     world.run(world.now + 60, stop=lambda: bool(told))
-    return told[0], ada.machine.question(round).work(ada.machine.kept_rows.here.get(round, {}))
+    return told[0], question_of(ada.machine, round).work(ada.machine.kept_rows.here.get(round, {}))
 
 
 def test_every_row_of_a_round_comes_from_who_kept_it_and_is_what_its_author_sent():
@@ -93,7 +94,7 @@ def test_a_round_whose_vertex_is_out_of_reach_is_refused_with_those_that_are_not
         del history.bodies[round]
     for beyond in (-1, 2, 4, history.head + 1):
         with pytest.raises(ValueError, match=f"of rounds 5 to {history.head} "):
-            machine.gather_rows(beyond)
+            gather_rows(machine, beyond)
 
 
 def test_a_row_that_nobody_committed_to_is_a_fault_and_one_unasked_for_is_nothing():
@@ -105,7 +106,7 @@ def test_a_row_that_nobody_committed_to_is_a_fault_and_one_unasked_for_is_nothin
     signed = next(s for s in body.commits if s.signer == CID)
     forged = Received(DAN, RowBytes(round, 0, "", 1, (), signed), Payload(digest(b"x"), 1, b"x"))
     assert not any(isinstance(e, Ask | Report) for e in machine.handle(forged, now))  # he is shown where the run is
-    machine.gather_rows(round)
+    gather_rows(machine, round)
     (said,) = machine.handle(forged, now)
     assert isinstance(said, Report) and isinstance(said.fact, Fault) and said.fact.peer == DAN
 

@@ -5,8 +5,10 @@ import pytest
 
 from atoll.base.errors import PeerFault
 from atoll.base.machine import Keep, Send
+from atoll.node import requests
 from atoll.node.admission import Wish
 from atoll.node.body import write_recovery
+from atoll.node.requests import turnout
 from atoll.protocol.dag.history import recovery_bytes
 from atoll.sim.signatures import VirtualSigner, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, honest, peer_name
@@ -32,7 +34,7 @@ def paused_swarm() -> Swarm:
 def recover(swarm: Swarm) -> None:
     node = swarm.world.nodes[CREATOR]
     sign = lambda data: sign_as_identity(CREATOR.encode(), data)  # noqa: E731  # reads like the word it is
-    swarm.world.carry_out(node, node.machine.recover(sign, node.clock.local(swarm.world.now)))
+    swarm.world.carry_out(node, requests.recover(node.machine, sign, node.clock.local(swarm.world.now)))
 
 
 def test_a_run_without_a_quorum_pauses_and_goes_on_after_recovery():
@@ -62,7 +64,7 @@ def test_a_recovery_is_on_disk_before_anybody_sees_it():
         signed.append(data)
         return sign_as_identity(CREATOR.encode(), data)
 
-    effects = node.machine.recover(sign, node.clock.local(swarm.world.now))
+    effects = requests.recover(node.machine, sign, node.clock.local(swarm.world.now))
     vertex = node.machine.history.vertices[node.machine.history.head]
     assert signed == [recovery_bytes(swarm.run_id, vertex.body)]
     kept = [i for i, e in enumerate(effects) if isinstance(e, Keep) and e.blob and vertex.body in e.blob]
@@ -110,9 +112,9 @@ def test_a_newcomer_that_vanishes_once_it_votes_stops_a_lone_founder_until_that_
     world.crash(joiner)
     stuck_at = machine.history.head
     world.run(world.now + 15)
-    turnout = machine.turnout(world.nodes[CREATOR].clock.local(world.now))
+    there = turnout(machine, world.nodes[CREATOR].clock.local(world.now))
     if founders == 1:
-        assert machine.history.head == stuck_at and turnout == ((CREATOR, joiner), (joiner,), (), 2)
+        assert machine.history.head == stuck_at and there == ((CREATOR, joiner), (joiner,), (), 2)
         recover(swarm)
         world.run(world.now + 15)
     assert machine.history.head > stuck_at + 2 and not votes()
@@ -137,8 +139,8 @@ def test_a_member_that_lost_its_disk_comes_back_with_another_key(others: int):
     machine = world.nodes[CREATOR].machine
     world.run(world.now + 15 * others * others)
     if others == 1:
-        turnout = machine.turnout(world.nodes[CREATOR].clock.local(world.now))
-        assert not machine.heartbeat.gone(lost) and turnout == ((CREATOR, lost), (), (lost,), 2)
+        there = turnout(machine, world.nodes[CREATOR].clock.local(world.now))
+        assert not machine.heartbeat.gone(lost) and there == ((CREATOR, lost), (), (lost,), 2)
         recover(swarm)
         world.run(world.now + 15)
     (line,) = (m for m in machine.history.head_body.members if m.peer == lost)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Ask, Effect, Event, Received
+from atoll.node import requests
 from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in, goal_of
 from atoll.node.body import _judge_reports
 from atoll.node.facts import AttemptFailed, Fault, StateLacked
@@ -62,7 +63,7 @@ def goal(swarm: Swarm, round: int) -> Goal:
 def go_back(swarm: Swarm, round: int, by: PeerId = CREATOR, to: Goal | None = None) -> None:
     node = swarm.world.nodes[by]
     local = node.clock.local(swarm.world.now)
-    swarm.world.carry_out(node, node.machine.go_back(to or goal(swarm, round), as_creator, local))
+    swarm.world.carry_out(node, requests.go_back(node.machine, to or goal(swarm, round), as_creator, local))
 
 
 def reach(swarm: Swarm, round: int, who: list[PeerId] | None = None, within_s: float = 300.0) -> None:
@@ -178,7 +179,7 @@ def test_the_word_sends_a_member_away_with_it_and_not_more_than_quorums_bear():
     swarm = swarm_of()
     reach(swarm, 6)
     node = swarm.world.nodes[CREATOR]
-    say = partial(node.machine.go_back, goal(swarm, 2), as_creator, node.clock.local(swarm.world.now))
+    say = partial(requests.go_back, node.machine, goal(swarm, 2), as_creator, node.clock.local(swarm.world.now))
     for names, why in (((CARL, DORA), "2 of 4 voters; 1 may go"), ((PeerId("nobody"),), "who is no member")):
         with pytest.raises(ValueError, match=why):
             say(names)

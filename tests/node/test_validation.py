@@ -16,6 +16,7 @@ from atoll.node.blame import refusals
 from atoll.node.body import amend_among, check_body, write_body
 from atoll.node.facts import AttemptFailed, Disagreed, Fault, WentBack
 from atoll.node.jobs import FindState, Hold, Losses, Validate
+from atoll.node.requests import go_back
 from atoll.node.verify import Kept, Return, verify_history
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
@@ -198,7 +199,7 @@ def test_the_founders_word_and_the_validators_go_to_the_farther_one():
         return sign_as_identity(ADA.encode(), data)
 
     swarm.world.run(swarm.world.now + 60, stop=lambda: node.machine.round.ground.demanded is not None)
-    swarm.world.carry_out(node, node.machine.go_back(goal, sign, node.clock.local(swarm.world.now)))
+    swarm.world.carry_out(node, go_back(node.machine, goal, sign, node.clock.local(swarm.world.now)))
     reach(swarm, history.head + 6)
     assert returns(swarm)[0][1] in (2, 5) and len(returns(swarm)) <= 2
     assert returns(swarm)[-1][1] == 2

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.cli.verify import votes_alone
 from atoll.keys.digest import digest
+from atoll.node.requests import recover
 from atoll.node.verify import Audit, Kept, verify_history
 from atoll.node.verify_eras import FoundEra
 from atoll.protocol.dag.eras import Era, decode_era, encode_era, era_bytes
@@ -47,10 +48,8 @@ def history(seed: int = 3) -> tuple[Digest, bytes, Rows]:
     world.run(100)
     node = world.nodes[peer_name(0)]
     assert node.machine is not None
-    recover = node.machine.recover(
-        lambda data: sign_as_identity(peer_name(0).encode(), data), node.clock.local(100)
-    )
-    world.carry_out(node, recover)
+    vouch = recover(node.machine, lambda data: sign_as_identity(peer_name(0).encode(), data), node.clock.local(100))
+    world.carry_out(node, vouch)
     world.run(130)
     world.start(peer_name(2))
     world.run(170)
@@ -292,7 +291,7 @@ def test_a_score_that_does_not_follow_is_named_even_if_every_voter_signed_it(cha
     node = world.nodes[peer_name(0)]
     assert node.machine is not None
     sign = lambda data: sign_as_identity(peer_name(0).encode(), data)  # noqa: E731
-    world.carry_out(node, node.machine.recover(sign, node.clock.local(30)))
+    world.carry_out(node, recover(node.machine, sign, node.clock.local(30)))
     world.run(45)
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
 

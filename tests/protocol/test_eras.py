@@ -17,6 +17,7 @@ from atoll.cli.verify import votes_alone
 from atoll.host.record import Progress, entry_of
 from atoll.host.store import Store, stored
 from atoll.keys.digest import digest
+from atoll.node import requests
 from atoll.node.admission import Wish
 from atoll.node.facts import Fault
 from atoll.node.peer import Peer
@@ -376,7 +377,7 @@ def recover(swarm: Swarm) -> None:
     node = swarm.world.nodes[peer_name(0)]
     assert node.machine is not None
     sign = swarm.keys.vouch(node.name).sign
-    swarm.world.carry_out(node, node.machine.recover(sign, node.clock.local(swarm.world.now)))
+    swarm.world.carry_out(node, requests.recover(node.machine, sign, node.clock.local(swarm.world.now)))
 
 
 def recovered(at: int, then_s: float = 60.0) -> Swarm:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
+from atoll.node import requests
 from atoll.node.facts import RoundBegan, RoundClosed
 from atoll.policy.reputation import scores_of
 from atoll.policy.sampling import Sample
@@ -62,7 +63,7 @@ def test_a_member_that_says_it_rests_keeps_its_record_and_one_that_just_passes_d
     def rest(name: PeerId) -> None:
         node = world.nodes[name]
         assert node.machine is not None
-        world.carry_out(node, node.machine.rest(1, node.clock.local(world.now), at_once=True))
+        world.carry_out(node, requests.rest(node.machine, 1, node.clock.local(world.now), at_once=True))
 
     world.watchers.append(watch)
     world.run(12.0)

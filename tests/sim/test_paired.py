@@ -12,6 +12,7 @@ from atoll.base.draw import in_pairs
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Lane, Send
 from atoll.node.facts import CaughtUp, RoundClosed
+from atoll.node.requests import rest
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.sim.paired import OwnState, PairedIsland
@@ -117,7 +118,7 @@ def test_a_partner_that_rests_takes_no_others_time():
     def at(round: int) -> float:
         paired.until(round)
         node = world.nodes[rests]
-        world.carry_out(node, node.machine.rest(50, node.clock.local(world.now)))
+        world.carry_out(node, rest(node.machine, 50, node.clock.local(world.now)))
         paired.until(round + 8)
         return paired.closed[-1].body.window_s
 

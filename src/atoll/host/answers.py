@@ -21,6 +21,7 @@ from atoll.host.blaming import blame_round
 from atoll.host.record import line_of
 from atoll.host.rollback import roll_back
 from atoll.keys.erasure import piece_bytes
+from atoll.node.requests import turnout
 from atoll.node.settings import RunSettings
 from atoll.policy.reputation import scores_of
 from atoll.wire.messages.statements import Invite
@@ -107,7 +108,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
     p, machine = host.progress, host.machine
     members = peers_of(host)
     mine = next((m for m in members if m["peer"] == host.me), None)
-    turnout = machine.turnout(host.clock.now())
+    there = turnout(machine, host.clock.now())
     head = machine.history.head_body if machine.history is not None else None
     voting = sum(m.votes for m in head.members) if head is not None else 0
     return {
@@ -137,9 +138,9 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "unit": p.unit,
         "tokens": p.tokens,
         "tokens_per_s": round(p.tokens_per_s, 1),
-        "voters": len(turnout.voters),
-        "present": turnout.here,
-        "quorum": turnout.needed,
+        "voters": len(there.voters),
+        "present": there.here,
+        "quorum": there.needed,
         "protocol": "raft" if machine.settings.by_raft else "bft",
         "statistic": machine.settings.statistic,
         "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.inspectors.audits is not None else None,

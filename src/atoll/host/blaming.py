@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import PeerId, names_of
 from atoll.node.jobs import LeftOut
+from atoll.node.requests import question_of
 from atoll.node.without import notable
 
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
@@ -28,7 +29,7 @@ async def blame_round(host: PeerHost, round: int) -> dict[str, Any]:
         )
     try:
         gathered = await host.gather_rows(round)
-        asked = host.machine.question(round)
+        asked = question_of(host.machine, round)
     except ValueError as why:
         raise RefusedError(
             "E-BLM-02", f"round {round} cannot be made again: {why}", fix="atoll checkpoint list"

@@ -63,6 +63,7 @@ from atoll.node.admission import Wish
 from atoll.node.amend import Goal
 from atoll.node.facts import AttemptFailed, MembershipChanged, RoundClosed
 from atoll.node.peer import Peer
+from atoll.node.requests import farewell, go_back, recover, rest, turnout
 from atoll.protocol.membership.heartbeat import Suspected
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
@@ -182,7 +183,7 @@ class Driver:
         if self._closing:
             return
         if farewell:
-            self._do(lambda: self.machine.farewell(why, self.clock.now()))
+            self._do(lambda: farewell(self.machine, why, self.clock.now()))
             await asyncio.sleep(0)  # the words are queued; Links.close lets them leave
         self._closing = True
         for _, handle in self._timers.values():
@@ -201,7 +202,7 @@ class Driver:
     async def leave(self, why: str, patience_s: Seconds) -> bool:
         """Say farewell, and stay while the others cannot agree on it without my vote. False if time ran out."""
         until = self.clock.now() + patience_s
-        self._do(lambda: self.machine.farewell(why, self.clock.now()))
+        self._do(lambda: farewell(self.machine, why, self.clock.now()))
         self._hurry()
         while self._needed():
             if self.clock.now() >= until:
@@ -215,18 +216,18 @@ class Driver:
         if history is None or self.machine.over:
             return False
         votes = any(m.peer == self.me and m.votes for m in history.head_body.members)
-        turnout = self.machine.turnout(self.clock.now())
-        return votes and turnout.here == turnout.needed > 1
+        there = turnout(self.machine, self.clock.now())
+        return votes and there.here == there.needed > 1
 
     # ---- what its owner asks for ---------------------------------------------------------------------------
 
     def invite(self, statement: Invite) -> None:
         """Put an invitation, or its end, before the members; the next vertex holds it."""
-        self._do(lambda: self.machine.invite(statement, self.clock.now()))
+        self._do(lambda: self.machine.say(statement, self.clock.now()))
 
     def rest(self, rounds: int, at_once: bool = False) -> None:
         """Train in none of the next so many rounds; `at_once`: nor in the one under way, which the trainer ends."""
-        self._do(lambda: self.machine.rest(rounds, self.clock.now(), at_once))
+        self._do(lambda: rest(self.machine, rounds, self.clock.now(), at_once))
 
     def recover(self) -> None:
         """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
@@ -238,7 +239,7 @@ class Driver:
                 fix="atoll recover in the founder's folder",
             )
         try:
-            self._do(lambda: self.machine.recover(self._sign_for_long, self.clock.now()))
+            self._do(lambda: recover(self.machine, self._sign_for_long, self.clock.now()))
         except ValueError as why:
             raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
 
@@ -246,10 +247,10 @@ class Driver:
         """Why nothing can be agreed on now, for people; None if enough voters are here."""
         if self.machine.over:
             return None
-        settings, turnout = self.machine.settings, self.machine.turnout(self.clock.now())
+        settings, there = self.machine.settings, turnout(self.machine, self.clock.now())
         recover = "atoll recover" + ("" if self.may_recover else " in the founder's folder")
         told = recover if settings.recovery else ""
-        return paused_text(turnout, self.progress.name_of, settings.round.quorum, told)
+        return paused_text(there, self.progress.name_of, settings.round.quorum, told)
 
     @property
     def may_recover(self) -> bool:
@@ -259,7 +260,7 @@ class Driver:
     def go_back(self, goal: Goal, without: tuple[PeerId, ...] = ()) -> None:
         """Put before the members that the run goes on from this earlier vertex, and without these of them. Raises
         ValueError where that is no use."""
-        self._do(lambda: self.machine.go_back(goal, self._sign_for_long, self.clock.now(), without))
+        self._do(lambda: go_back(self.machine, goal, self._sign_for_long, self.clock.now(), without))
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""

@@ -24,6 +24,7 @@ from atoll.learn.data import data_digest, load_data
 from atoll.learn.export import tensor_file
 from atoll.learn.models import task_of
 from atoll.node.facts import CaughtUp, GenesisKnown, Refused, RowsGathered, StateLost, StateRebuilt
+from atoll.node.requests import gather_rows
 from atoll.protocol.transfer.fetch import Fetched
 
 
@@ -60,7 +61,7 @@ class PeerHost(Driver):
     async def restore_state(self, state: Digest, wait_s: Seconds) -> bool:
         """Make an earlier state from its holders' pieces; False if that failed or took longer."""
         made = self._sought.setdefault(state, asyncio.get_running_loop().create_future())
-        self._do(lambda: self.machine.seek(state, self.clock.now()))
+        self._do(lambda: self.machine.downloads.seek(state, self.clock.now()))
         try:
             return await asyncio.wait_for(asyncio.shield(made), wait_s)
         except TimeoutError:
@@ -72,7 +73,7 @@ class PeerHost(Driver):
             raise ValueError(f"round {next(iter(self._rows_gathered))} is being looked at just now")
         gathered = self._rows_gathered[round] = asyncio.get_running_loop().create_future()
         try:
-            self._do(lambda: self.machine.gather_rows(round))
+            self._do(lambda: gather_rows(self.machine, round))
             return await gathered
         finally:
             del self._rows_gathered[round]
@@ -136,7 +137,7 @@ class PeerHost(Driver):
             return
         for blob in learning.beside:
             if not self.store.has_blob(blob):
-                self._do(lambda blob=blob: self.machine.want(blob, self.clock.now()))
+                self._do(lambda blob=blob: self.machine.downloads.want(blob, self.clock.now()))
         if self.island.tended.attached:
             return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):
@@ -148,7 +149,7 @@ class PeerHost(Driver):
         if name == learning.data_blob:
             self._equip(learning.data)
         else:
-            self._do(lambda: self.machine.want(learning.data_blob, self.clock.now()))
+            self._do(lambda: self.machine.downloads.want(learning.data_blob, self.clock.now()))
 
     def _use_data_blob(self, blob: Digest) -> None:
         link = self.folder / "data.safetensors"

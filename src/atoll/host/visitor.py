@@ -120,7 +120,7 @@ class _Visitor(Driver):
             return
         self.state, self.refused = blob, False
         self.ended.clear()
-        self._do(lambda: self.machine.want(blob, self.clock.now()))
+        self._do(lambda: self.machine.downloads.want(blob, self.clock.now()))
         with suppress(TimeoutError):
             await asyncio.wait_for(self.ended.wait(), TOKENIZER_S)
 
@@ -136,7 +136,7 @@ class _Visitor(Driver):
         self.state = state = await asyncio.to_thread(self._agreed, round)
         while not self.store.has_blob(state):
             self.ended.clear()
-            self._do(lambda: self.machine.seek(state, self.clock.now()))
+            self._do(lambda: self.machine.downloads.seek(state, self.clock.now()))
             await self.ended.wait()
             if self.refused:
                 raise RunFailedError(

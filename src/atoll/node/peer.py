@@ -6,7 +6,7 @@
     KeptRows    of rounds that are over, for blame
     Serve       blobs for others                        OldParts    of rounds that are over, for laggards
     Downloads   other blobs, and states to go back to   EarlyWords  of rounds that I have not reached
-    Inspectors  is what others did any good?            requests    what people ask of it
+    Inspectors  is what others did any good?
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -49,7 +49,7 @@ from atoll.base.machine import (
 )
 from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.admission import Admission, Wish, refusal_of
-from atoll.node.amend import Goal, amend_of, amends_in
+from atoll.node.amend import amend_of
 from atoll.node.apart import left_open
 from atoll.node.downloads import Downloads
 from atoll.node.early import EarlyWords
@@ -77,22 +77,20 @@ from atoll.node.old_parts import OldParts
 from atoll.node.pieces import Pieces
 from atoll.node.regain import Regain
 from atoll.node.reports import ReportPool
-from atoll.node.requests import new_epoch, turnout_of, way_back
 from atoll.node.resting import WHY, Resting
 from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.node.trial import Measured
-from atoll.node.without import Question, question
 from atoll.policy.links import Rates, report
 from atoll.policy.members import only_counts, suspicions_needed
-from atoll.policy.plan import Turnout, plan_round
+from atoll.policy.plan import plan_round
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import open_door
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import Fetched, FetchFailed, Serve
-from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import (
@@ -112,11 +110,10 @@ from atoll.wire.messages.statements import (
     Amend,
     Caught,
     Complaint,
-    Invite,
     Leave,
     Signed,
+    Statement,
     Suspect,
-    Validated,
 )
 from atoll.wire.messages.vertex import Vertex
 
@@ -384,7 +381,12 @@ class Peer:
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
-        return effects + self._say_voices(self._voices(now)) + self._replay_early(now) + self._ask_unheard()
+        return (
+            effects
+            + self._say_voices(pool.my_voices(gone, self._run_time(now)))
+            + self._replay_early(now)
+            + self._ask_unheard()
+        )
 
     def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
         current = self.round  # a round may close inside its own first event
@@ -662,20 +664,6 @@ class Peer:
         writers = self.round.writers(WRITERS_TOLD) if self.round is not None else []
         return [Send(peer, MemberReport(signed)) for signed in voices for peer in writers]
 
-    def _voices(self, now: Seconds) -> list[Signed]:
-        """Mine that wait for a vertex, where not everybody was told. Suspicions anew, of those who are still gone:
-        others forget what is of rounds before."""
-        pool, voices = self.known.pool, list[Signed]()
-        for signed in pool.voices_of(self.me) if pool.crowded else ():
-            said = decode_statement(signed.body, self.me)
-            if isinstance(said, Suspect):
-                if not self.heartbeat.gone(said.peer):
-                    continue
-                signed = self.notary.sign(replace(said, round=self._head() + 1))
-                pool.add(signed, self._run_time(now))
-            voices.append(signed)
-        return voices
-
     def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
         pool = self.known.pool
@@ -711,11 +699,9 @@ class Peer:
         believe them yet, and a leader that stays would never hear what was lost on its way to it."""
         if now < self.said_back + BACK_AGAIN_S:
             return []
-        pool = self.known.pool
-        mine = [signed for signed, _ in amends_in(pool.pool.values()) if signed.signer == self.me]
-        mine += pool.said_by(self.me, Validated.__name__)
         self.said_back = now
-        return [Send(p, MemberReport(signed)) for signed in mine for p in self._within_reach()]
+        words = self.known.pool.my_words()
+        return [Send(p, MemberReport(signed)) for signed in words for p in self._within_reach()]
 
     def _seek_admission(self, now: Seconds) -> list[Effect]:
         """Ask to be what I wish to be, until the agreed membership says so."""
@@ -726,8 +712,6 @@ class Peer:
         return self._tell_members(self.notary.sign(word), now) if word is not None else []
 
     def _say_resting(self, now: Seconds) -> list[Effect]:
-        if self.is_lost:
-            return []
         words = self.resting.words(self.at + 1)
         return [effect for word in words for effect in self._tell_members(self.notary.sign(word), now)]
 
@@ -855,99 +839,22 @@ class Peer:
         """Facts outside a round carry the round whose state I hold."""
         return Report(replace(fact, round=self.at) if fact.round == -1 else fact)
 
-    # ---- what people ask of it -----------------------------------------------------------------------------
+    # ---- for those who own it (`requests.py`) --------------------------------------------------------------
 
-    def farewell(self, why: str, now: Seconds) -> list[Effect]:
-        """I am leaving on purpose: say so to everybody, so that nobody waits."""
-        self.leaving = True
-        if self.is_lost:
-            return []
-        effects = self._tell_members(self.notary.sign(Leave(self.at + 1, why[:200])), now)
-        return [self._to_local(e) for e in effects]
+    def say(self, statement: Statement, now: Seconds) -> list[Effect]:
+        """Put this word of mine before the members."""
+        return [self._to_local(e) for e in self._tell_members(self.notary.sign(statement), now)]
 
-    def rest(self, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
-        """Train in none of the next so many rounds; 0: in all again. `at_once`: nor in the one under way, in which
-        my trainer is to give nothing any more."""
-        self.resting.begins(self.at + (1 if at_once else 2), rounds)
-        return [self._to_local(e) for e in self._say_resting(now)]
-
-    def invite(self, invite: Invite, now: Seconds) -> list[Effect]:
-        """Put an invitation (or its revocation) before the members."""
-        effects = self._tell_members(self.notary.sign(invite), now)
-        return [self._to_local(e) for e in effects]
-
-    def turnout(self, now: Seconds) -> Turnout:
-        """Whether those who decide on the next vertex are here."""
-        if self._known is None:
-            return Turnout((), (), (), 0)
-        plan = self.round.plan if self.round is not None else None
-        return turnout_of(self._known, plan, lambda peer: self.heartbeat.here(peer, now))
-
-    def recover(self, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
-        """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
-
-        Where a quorum is here, but not of those who had to sign eras, or the lack of these keeps me from the rest
-        of the history, sign them instead, and no more. `sign` is the recovery identity's. Raises ValueError with
-        the reason where that would be wrong.
-        """
-        known = self._known
-        if known is not None and known.awaits_signatures:
-            effects = known.vouch_for_eras(sign)
-            effects += [Send(p, WantVertices(self._head() + 1)) for p in self._within_reach()]
-        elif known is None or self.at != known.history.head or self.round is None:
-            raise ValueError("this peer does not hold the last agreed state; let it catch up first")
-        else:
-            turnout = self.turnout(now)
-            enough = turnout.here >= turnout.needed
-            effects = (known.vouch_for_eras(sign) if enough else []) or self._begin_epoch(turnout, sign, now)
-        return [self._to_local(e) for e in effects]
-
-    def _begin_epoch(self, turnout: Turnout, sign: Callable[[bytes], bytes], now: Seconds) -> list[Effect]:
-        linked = {p for p in self.linked if self.heartbeat.here(p, now)}
-        vertex = new_epoch(self.known, turnout, linked, self._run_time(now), sign)
+    def begin_epoch(self, vertex: Vertex, now: Seconds) -> list[Effect]:
+        """The run goes on from this vertex, which the recovery identity has signed."""
         effects = self._learn_vertex(vertex, self.me, now)
         after = self.known.history.head_body
         news = Vertices((vertex,), after.round)
         effects += [Send(m.peer, news) for m in after.members if m.present and m.peer != self.me]
-        effects += self.known.vouch_for_eras(sign)
-        return effects + self._from_round(self._learned(after.round, vertex, now), now)
+        effects += self._from_round(self._learned(after.round, vertex, now), now)
+        return [self._to_local(e) for e in effects]
 
-    def go_back(
-        self, goal: Goal, sign: Callable[[bytes], bytes], now: Seconds, without: tuple[PeerId, ...] = ()
-    ) -> list[Effect]:
-        """Ask the members to go on from what this earlier vertex of our chain left behind, without some of them.
-
-        `sign` is the recovery identity's. Raises ValueError with the reason where that is no use.
-        """
-        amend = way_back(self._known, self.over, goal, without, sign)
-        self.known.pool.goals[goal.id] = goal
-        return [self._to_local(e) for e in self._tell_members(self.notary.sign(amend), now)]
-
-    def seek(self, state: Digest, now: Seconds) -> list[Effect]:
-        """An earlier agreed state, out of pieces if it lies in some. `Fetched`, `StateRebuilt` or a failure
-        says how that ended."""
-        return self.downloads.seek(state, now)
-
-    def gather_rows(self, round: int) -> list[Effect]:
-        """Get the rows of this round here, from whoever kept them; `RowsGathered` says how that ended.
-
-        Raises ValueError with the reason where the round cannot be made again.
-        """
-        asked = self.question(round)
-        return self.kept_rows.gather(asked.body, asked.sources(self.me))
-
-    def question(self, round: int) -> Question:
-        """What the rows of a round are wanted for. ValueError as above."""
-        if self._known is None:
-            raise ValueError("this peer does not know the run yet")
-        known = self._known
-        return question(self.settings, known.history, known.pool.recent(), round)
-
-    def want(self, blob: Digest, now: Seconds) -> list[Effect]:
-        """Fetch a blob from the members; `Fetched` says when it is here."""
-        return self.downloads.want(blob, now)
-
-    # ---- what they look at; None while it is lost ----------------------------------------------------------
+    # None while it is lost
 
     @property
     def history(self) -> History | None:

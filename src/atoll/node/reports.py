@@ -10,6 +10,7 @@ Judging is `policy/members.py`'s; whether a report was carried is the vertex's.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -42,7 +43,17 @@ from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Audited, Caught, Invite, Placed, Rests, Signed, Suspect
+from atoll.wire.messages.statements import (
+    Amend,
+    Audited,
+    Caught,
+    Invite,
+    Placed,
+    Rests,
+    Signed,
+    Suspect,
+    Validated,
+)
 from atoll.wire.messages.vertex import Body
 
 AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
@@ -166,9 +177,25 @@ class ReportPool:
         """Its reports of this kind that wait for their vertex."""
         return [signed for signed in self.of_kind(kind) if signed.signer == peer]
 
-    def voices_of(self, by: PeerId) -> list[Signed]:
-        """Its words that only count, and wait for enough others."""
-        return [signed for key, signed in self.pool.items() if key[1] == by and self._counts(key)]
+    def my_words(self) -> list[Signed]:
+        """Mine to go back and about states, while they wait for their vertex."""
+        mine = [signed for signed, _ in amends_in(self.pool.values()) if signed.signer == self.notary.me]
+        return mine + self.said_by(self.notary.me, Validated.__name__)
+
+    def my_voices(self, gone: Callable[[PeerId], bool], run_time: Seconds) -> list[Signed]:
+        """Mine that wait for enough others, where not everybody was told. Suspicions anew, of those who are still
+        gone: others forget what is of rounds before."""
+        me, voices = self.notary.me, list[Signed]()
+        waiting = [s for key, s in self.pool.items() if key[1] == me and self._counts(key)] if self.crowded else []
+        for signed in waiting:
+            said = decode_statement(signed.body, me)
+            if isinstance(said, Suspect):
+                if not gone(said.peer):
+                    continue
+                signed = self.notary.sign(replace(said, round=self.history.head + 1))
+                self.add(signed, run_time)
+            voices.append(signed)
+        return voices
 
     def of_kind(self, kind: str) -> list[Signed]:
         return [signed for key, signed in self.pool.items() if key[0] == kind]

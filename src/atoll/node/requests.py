@@ -1,7 +1,8 @@
-"""What people ask of a peer, made into a word for its members or into a vertex; refused, with the reason, where it
-would be wrong.
+"""What people ask of a peer: to leave, to rest, to start over, to go back, to find out what a round was made of.
 
-Pure functions of what the peer knows; `sign` is the recovery identity's. Never says anything: the peer does.
+Each makes a word for the members, or a vertex, out of what the peer knows, or raises ValueError with the reason
+where that would be wrong. `sign` is the recovery identity's. Never changes anything that the members did not agree
+on: what is said here waits for its vertex like everybody's.
 """
 
 from __future__ import annotations
@@ -12,33 +13,74 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Effect, Send
 from atoll.node.amend import Goal, amend_bytes
 from atoll.node.body import write_recovery
 from atoll.node.known import Known
+from atoll.node.peer import Peer
+from atoll.node.without import Question, question
 from atoll.policy.members import why_not_without
-from atoll.policy.plan import RoundPlan, Turnout, quorum
+from atoll.policy.plan import Turnout, quorum
 from atoll.protocol.dag.history import recovery_bytes
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Amend
+from atoll.wire.messages.history import WantVertices
+from atoll.wire.messages.statements import Amend, Leave
 from atoll.wire.messages.vertex import Vertex
 
 Sign = Callable[[bytes], bytes]
 
 
-def turnout_of(known: Known, plan: RoundPlan | None, here: Callable[[PeerId], bool]) -> Turnout:
-    """Whether those who decide on the next vertex are here, as far as I can know. `plan` is the round's, if there
-    is one."""
-    if plan is not None:
-        voters, needed = plan.committee, plan.quorum
+def farewell(peer: Peer, why: str, now: Seconds) -> list[Effect]:
+    """I am leaving on purpose: say so to everybody, so that nobody waits."""
+    peer.leaving = True
+    return [] if peer.is_lost else peer.say(Leave(peer.at + 1, why[:200]), now)
+
+
+def rest(peer: Peer, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
+    """Train in none of the next so many rounds; 0: in all again. `at_once`: nor in the one under way, in which my
+    trainer is to give nothing any more."""
+    peer.resting.begins(peer.at + (1 if at_once else 2), rounds)
+    if peer.is_lost:
+        return []
+    return [effect for word in peer.resting.words(peer.at + 1) for effect in peer.say(word, now)]
+
+
+def turnout(peer: Peer, now: Seconds) -> Turnout:
+    """Whether those who decide on the next vertex are here, as far as I can know."""
+    if peer.is_lost:
+        return Turnout((), (), (), 0)
+    known = peer.known
+    if peer.round is not None:
+        voters, needed = peer.round.plan.committee, peer.round.plan.quorum
     else:
         voters = tuple(m.peer for m in known.roster.members if m.votes)
         needed = quorum(len(voters), known.settings.round.quorum)
-    absent = tuple(p for p in voters if p != known.notary.me and not here(p))
+    absent = tuple(p for p in voters if p != peer.me and not peer.heartbeat.here(p, now))
     anew = known.rekeyed().difference(absent)
     return Turnout(voters, absent, tuple(p for p in voters if p in anew), needed)
 
 
-def new_epoch(known: Known, turnout: Turnout, linked: Set[PeerId], run_time: Seconds, sign: Sign) -> Vertex:
+def recover(peer: Peer, sign: Sign, now: Seconds) -> list[Effect]:
+    """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
+
+    Where a quorum is here, but not of those who had to sign eras, or the lack of these keeps me from the rest of
+    the history, sign them instead, and no more.
+    """
+    if not peer.is_lost and peer.known.awaits_signatures:
+        known = peer.known
+        wish = WantVertices(known.history.head + 1)
+        return known.vouch_for_eras(sign) + [Send(p, wish) for p in known.roster.within_reach()]
+    if peer.is_lost or peer.round is None or peer.at != peer.known.history.head:
+        raise ValueError("this peer does not hold the last agreed state; let it catch up first")
+    known, there = peer.known, turnout(peer, now)
+    if there.here >= there.needed and (vouched := known.vouch_for_eras(sign)):
+        return vouched
+    linked = {p for p in peer.linked if peer.heartbeat.here(p, now)}
+    vertex = _new_epoch(known, there, linked, now + peer.heartbeat.offset_s, sign)
+    return peer.begin_epoch(vertex, now) + known.vouch_for_eras(sign)
+
+
+def _new_epoch(known: Known, turnout: Turnout, linked: Set[PeerId], run_time: Seconds, sign: Sign) -> Vertex:
     """The vertex by which the run goes on without those who are gone; `linked` is who is here."""
     history, me, run = known.history, known.notary.me, known.notary.run
     if turnout.here >= turnout.needed:
@@ -51,16 +93,32 @@ def new_epoch(known: Known, turnout: Turnout, linked: Set[PeerId], run_time: Sec
     return Vertex(raw, None, sign(recovery_bytes(run, raw)))
 
 
-def way_back(known: Known | None, over: bool, goal: Goal, without: tuple[PeerId, ...], sign: Sign) -> Amend:
-    """The word that asks to go on from what this earlier vertex of our chain left behind, without these members."""
-    mine = known.roster.mine if known is not None else None
-    if known is None or mine is None or not mine.present:
+def go_back(peer: Peer, goal: Goal, sign: Sign, now: Seconds, without: tuple[PeerId, ...] = ()) -> list[Effect]:
+    """Ask the members to go on from what this earlier vertex of our chain left behind, without some of them."""
+    mine = None if peer.is_lost else peer.known.roster.mine
+    if mine is None or not mine.present:
         raise ValueError("this peer is not a member (yet)")
-    if over:
+    known = peer.known
+    if peer.over:
         raise ValueError("the run is over")
     if known.settings.paired:
         raise ValueError("its members have models of their own, and no earlier one that all of them held")
     if why := why_not_without(without, known.history.head_body.members):
         raise ValueError(f"its word {why}")
     plain = Amend(known.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"", without or UNSET)
-    return replace(plain, signature=sign(amend_bytes(known.notary.run, plain)))
+    known.pool.goals[goal.id] = goal
+    return peer.say(replace(plain, signature=sign(amend_bytes(known.notary.run, plain))), now)
+
+
+def question_of(peer: Peer, round: int) -> Question:
+    """What the rows of a round are wanted for."""
+    if peer.is_lost:
+        raise ValueError("this peer does not know the run yet")
+    known = peer.known
+    return question(peer.settings, known.history, known.pool.recent(), round)
+
+
+def gather_rows(peer: Peer, round: int) -> list[Effect]:
+    """Get the rows of this round here, from whoever kept them; `RowsGathered` says how that ended."""
+    asked = question_of(peer, round)
+    return peer.kept_rows.gather(asked.body, asked.sources(peer.me))

@@ -101,7 +101,7 @@ class Swarm:
         node = self.world.nodes[by]
         assert node.machine is not None
         statement = Invite(ticket_id(key), key, "trainer", uses, expires_s)
-        self.world.carry_out(node, node.machine.invite(statement, node.clock.local(self.world.now)))
+        self.world.carry_out(node, node.machine.say(statement, node.clock.local(self.world.now)))
         body = TicketBody(self.run_id, bytes(32), "trainer", uses, int(expires_s), secret.private_bytes_raw(), ())
         return Ticket(body, b"")
 

@@ -75,9 +75,6 @@ class Villain:
             effects.append(SetTimer("mischief", now + MISCHIEF_S))
         return effects
 
-    def farewell(self, why: str, now: Seconds) -> list[Effect]:
-        return []
-
     @property
     def others(self) -> list[PeerId]:
         history = self.peer.history

@@ -40,6 +40,7 @@ from atoll.base.machine import (
 )
 from atoll.node.jobs import HandOver, Train
 from atoll.node.peer import Peer
+from atoll.node.requests import farewell
 from atoll.sim.island import Island
 from atoll.sim.network import Network, NetworkKnobs
 from atoll.wire.codec import encode
@@ -136,7 +137,8 @@ class World:
         node = self.nodes[name]
         if node.machine is None or node.asleep:
             return
-        self.carry_out(node, node.machine.farewell(why, node.clock.local(self.now)))
+        if isinstance(node.machine, Peer):  # villains just go
+            self.carry_out(node, farewell(node.machine, why, node.clock.local(self.now)))
         life = node.life
         self.at(max(self.now, node.disk_free) + 0.05, lambda: self.crash(name) if node.life == life else None)
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace as replaced
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Fact, Send
 from atoll.node.facts import BranchPreferred, BranchSeen
+from atoll.node.requests import recover
 from atoll.sim.checkers import Checkers, InvariantBroken
 from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
@@ -52,7 +53,7 @@ def branches(stage: Stage) -> None:
     creator = world.nodes[CREATOR]
     assert creator.machine is not None
     vouch = stage.swarm.keys.vouch(CREATOR)
-    world.carry_out(creator, creator.machine.recover(vouch.sign, creator.clock.local(world.now)))
+    world.carry_out(creator, recover(creator.machine, vouch.sign, creator.clock.local(world.now)))
     world.run(world.now + ALONE_S)
     pasts = {node.name: past_of(node) for node in stage.swarm.honest}
     network = world.network

@@ -10,6 +10,7 @@ from msgspec.structs import replace as replaced
 
 from atoll.base.ids import PeerId
 from atoll.node.amend import goal_of
+from atoll.node.requests import go_back
 from atoll.policy.inquiry import REFUTING
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance
@@ -331,7 +332,7 @@ class Weather:
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
         goal = goal_of(history.bodies[round], history.ids[round])
         with suppress(ValueError):  # it is no member (yet)
-            self.world.carry_out(node, via.go_back(goal, sign, node.clock.local(self.world.now)))
+            self.world.carry_out(node, go_back(via, goal, sign, node.clock.local(self.world.now)))
             self.stage.fault("rollback")
 
     def _leave(self) -> None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.base.sample import CALL, CREDIT_MAX, TURN
+from atoll.node import requests
 from atoll.node.facts import RoundBegan, RoundClosed
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.policy.sampling import Sample, group_of, resting_in
@@ -100,7 +101,7 @@ def clients(stage: Stage) -> None:
         round = node.machine.round if node.machine is not None else None
         if node.machine is not None and round is not None and (round.trains or not at_once):
             stage.fault("rests")
-            world.carry_out(node, node.machine.rest(rounds, node.clock.local(world.now), at_once))
+            world.carry_out(node, requests.rest(node.machine, rounds, node.clock.local(world.now), at_once))
 
     world.watchers.append(decline)
     others = [p for p in founders if p != killed]

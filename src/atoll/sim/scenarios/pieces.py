@@ -153,7 +153,7 @@ def _old(told: Story, of: int, older: list[Digest]) -> bool:
 
 def _seek(node: Node, state: Digest, stage: Stage) -> None:
     assert node.machine is not None
-    effects = node.machine.seek(state, node.clock.local(stage.world.now))
+    effects = node.machine.downloads.seek(state, node.clock.local(stage.world.now))
     stage.world.carry_out(node, effects)
 
 
