@@ -89,6 +89,20 @@ def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand)
     assert stand.hears(TimedOut(0, 0, stand.trace, stand.sign(Timeout(0, 2, 0, real), VILLAIN), None)) == []
 
 
+@pytest.mark.parametrize("claimed", [(1, digest(b"certified")), (0, digest(b"another"))])
+def test_a_certificate_of_another_view_or_body_proves_no_claim(stand: Stand, claimed: tuple[int, Digest]):
+    """It holds, and is shown under a claim that it does not bear out: a body would bind that nobody certified."""
+    real = digest(b"certified")
+    votes = tuple(
+        (p, stand.sign(Vote(0, 0, "prepare", real), p).signature) for p in sorted((ME, HONEST, peer_name(3)))
+    )
+    shown = Certificate(0, 0, "prepare", real, votes)
+    assert stand.hears(TimedOut(0, 0, stand.trace, stand.sign(Timeout(0, 1, *claimed), VILLAIN), shown)) == [
+        VILLAIN
+    ]
+    assert stand.round.agreement.said.high is None
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
