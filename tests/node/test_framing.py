@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Payload, Received, Report, Send, TimerFired
 from atoll.keys.digest import digest, merkle_path, merkle_root
 from atoll.node.body import open_report
