@@ -222,7 +222,7 @@ def row(engine: str, vote: str, rule: str, members: int, networks: int) -> dict[
         "engine": engine,
         "vote": vote,
         "quorum": rule,
-        "members": members,
+        "n": members,
         "decisions_per_s": round(1 / middle["virtual_s"], 2),
         "bytes_per_decision": round(middle["bytes"]),
         "cpu_ms_per_decision": round(1e3 * middle["cpu_s"] / members, 2),

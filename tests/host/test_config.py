@@ -614,6 +614,19 @@ def test_a_folder_whose_history_the_disk_changed_is_told_so_and_left_as_it_is(tm
     assert holds_run(tmp_path)
 
 
+@pytest.mark.parametrize("zeroed", [slice(16, None), slice(4096, None)], ids=["its head", "its pages"])
+def test_a_database_that_the_disk_changed_is_told_so(zeroed: slice, tmp_path: Path):
+    """The first bytes say that it is one; the rest is gone, at once or behind the first page."""
+    store = Store(tmp_path)
+    store.keep([("run", b"name"), ("genesis", bytes(9000))])
+    store.close()
+    data = bytearray((tmp_path / "kept.sqlite").read_bytes())
+    data[zeroed] = bytes(len(data[zeroed]))
+    (tmp_path / "kept.sqlite").write_bytes(data)
+    with pytest.raises(UsageError, match=r"E-DIR-07 kept.sqlite \(.*\) in"):
+        holds_run(tmp_path)
+
+
 def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_at_first(tmp_path: Path):
     """Nothing said at the second start: same address, same port, same word to others; said otherwise: that."""
     beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Payload, Received, Report, Send, TimerFired
 from atoll.keys.digest import digest, merkle_path, merkle_root
 from atoll.node.body import open_report
@@ -87,6 +87,20 @@ def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand)
     stand.hears(TimedOut(0, 0, stand.trace, again, invented))
     assert agreement.said.high == known
     assert stand.hears(TimedOut(0, 0, stand.trace, stand.sign(Timeout(0, 2, 0, real), VILLAIN), None)) == []
+
+
+@pytest.mark.parametrize("claimed", [(1, digest(b"certified")), (0, digest(b"another"))])
+def test_a_certificate_of_another_view_or_body_proves_no_claim(stand: Stand, claimed: tuple[int, Digest]):
+    """It holds, and is shown under a claim that it does not bear out: a body would bind that nobody certified."""
+    real = digest(b"certified")
+    votes = tuple(
+        (p, stand.sign(Vote(0, 0, "prepare", real), p).signature) for p in sorted((ME, HONEST, peer_name(3)))
+    )
+    shown = Certificate(0, 0, "prepare", real, votes)
+    assert stand.hears(TimedOut(0, 0, stand.trace, stand.sign(Timeout(0, 1, *claimed), VILLAIN), shown)) == [
+        VILLAIN
+    ]
+    assert stand.round.agreement.said.high is None
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from atoll.host.learning import Founded
 from atoll.host.reach import as_last_time, dialable, only_here, with_ports
 from atoll.host.run import PeerHost
 from atoll.host.sessions import certify, kept_session, remember_session
-from atoll.host.store import Store
+from atoll.host.store import Store, damaged
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity, new_vote_key, public_bytes
 from atoll.node.admission import Wish
@@ -233,14 +233,7 @@ def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None
     """UsageError if this disk changed what a peer goes by."""
     if "genesis" not in kept or (round := first_damaged(kept, run)) is None:
         return
-    where = f"round {round} of the history" if round >= 0 else "the genesis"
-    raise UsageError(
-        "E-DIR-07",
-        f"{where} in {folder} is damaged or gone",
-        cause="this disk changed what was written; whoever went on from it would refuse what the others agree on",
-        fix=f"atoll verify {folder} names all that is damaged. To go on, ask a member for a ticket (atoll invite), "
-        "copy peer.key, and nothing else, into an empty folder, and join there: the others know that identity",
-    )
+    raise damaged(f"round {round} of the history" if round >= 0 else "the genesis", folder)
 
 
 def holds_run(folder: Path) -> bool:

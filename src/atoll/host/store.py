@@ -68,6 +68,17 @@ def fresh(size_bytes: int) -> memoryview:
     return memoryview(bytearray(size_bytes))
 
 
+def damaged(what: str, folder: Path) -> UsageError:
+    """What a person is told of a memory that nobody may go on from."""
+    return UsageError(
+        "E-DIR-07",
+        f"{what} in {folder} is damaged or gone",
+        cause="this disk changed what was written; whoever went on from it would refuse what the others agree on",
+        fix=f"atoll verify {folder} names all that is damaged. To go on, ask a member for a ticket (atoll invite), "
+        "copy peer.key, and nothing else, into an empty folder, and join there: the others know that identity",
+    )
+
+
 class NotInMemory(Exception):
     """The disk would have to be waited for."""
 
@@ -108,6 +119,9 @@ class Store:
         except sqlite3.OperationalError as why:
             os.close(self._lock)
             raise refused("open kept.sqlite", why, folder) from why
+        except sqlite3.DatabaseError as why:
+            os.close(self._lock)
+            raise damaged(f"kept.sqlite ({why})", folder) from why
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
         self._openings: dict[Digest, Opening] = {}
 
@@ -144,6 +158,14 @@ class Store:
 
     def kept(self) -> dict[str, bytes]:
         """What a starting peer is given: everything but the older vertices, and the older eras that are sealed."""
+        try:
+            return self._kept()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as why:
+            raise damaged(f"kept.sqlite ({why})", self.folder) from why
+
+    def _kept(self) -> dict[str, bytes]:
         rows = self._database.execute(
             "SELECT name, value FROM kept WHERE name NOT LIKE 'vertex/%' AND name NOT LIKE 'sealed/%'"
         ).fetchall()

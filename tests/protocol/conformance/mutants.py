@@ -38,6 +38,7 @@ class Mutant:
     moves: int = 60
     hub: bool = False  # `World.hub`
     drift: float = 0.0  # `World.drift`
+    forgers: bool = False  # `World.forgers`
     heights: int = 0  # `World.heights`
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ class Mutant:
             sys.modules[self.module.__name__] = self.module
 
     def knobs(self) -> dict[str, Any]:
-        names = ("voters", "liars", "rule", "moves", "hub", "drift", "heights")
+        names = ("voters", "liars", "rule", "moves", "hub", "drift", "forgers", "heights")
         return {name: getattr(self, name) for name in names}
 
 
@@ -133,6 +134,31 @@ MUTANTS = [
         "if stage == vote.stage and digest == vote.digest",
         "if digest == vote.digest",
         0,
+    ),
+    # liars that speak for others
+    Mutant(
+        "a proposal is signed by its proposer",
+        VOTER,
+        "proposed = self.notary.open(signed, Proposed, self.vote_keys.get(signed.signer))",
+        "from atoll.wire.codec import decode_statement; proposed = decode_statement(signed.body, signed.signer)",
+        1,
+        forgers=True,
+    ),
+    Mutant(
+        "a timeout is signed by whoever gives up",
+        AGREEMENT,
+        "timeout = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))",
+        "from atoll.wire.codec import decode_statement; timeout = decode_statement(signed.body, signed.signer)",
+        1,
+        forgers=True,
+    ),
+    Mutant(
+        "so are the timeouts that a proposer shows",
+        GROUNDS,
+        "timeout = notary.open(signed, Timeout, vote_keys.get(signed.signer))",
+        "from atoll.wire.codec import decode_statement; timeout = decode_statement(signed.body, signed.signer)",
+        2,
+        forgers=True,
     ),
     # voters that do not hear each other
     Mutant(

@@ -3,7 +3,7 @@
 python tests/protocol/conformance/run.py --minutes 10 [--engine epochs ...] [--seed 100000]
 python tests/protocol/conformance/run.py --mutants [--seeds 2000] [--only raft]
 
-In one world of four clocks run apart and are set (`drift_of`).
+In one world of four clocks run apart and are set (`drift_of`); in another one liars speak for others, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def agreement(seed: int) -> None:
     """Small swarms mostly: they are searched a hundred times faster, and every rule can be broken in them."""
     weights = (40, 12, 2, 0.5, 8, 8, 20, 10)
     (size,) = random.Random(seed).choices(SIZES, weights)
-    story(seed, *size, moves=60 if size[0] < 10 else 30, drift=drift_of("agreement", seed))
+    moves = 60 if size[0] < 10 else 30
+    story(seed, *size, moves=moves, drift=drift_of("agreement", seed), forgers=seed % 4 == 3)
 
 
 def raft(seed: int) -> None:

@@ -43,6 +43,13 @@ def test_a_third_of_liars_crashes_and_partitions_break_nothing_and_peace_brings_
         story(seed, voters, (voters - 1) // 3, moves=60 if voters < 10 else 30)
 
 
+@pytest.mark.parametrize(("voters", "seeds"), [(4, 30), (7, 2)])
+def test_liars_that_speak_for_others_and_prove_what_they_do_not_claim_break_nothing(voters: int, seeds: int):
+    """Proposals and timeouts in honest names under their own signatures, true certificates under other claims."""
+    for seed in range(seeds):
+        story(seed, voters, (voters - 1) // 3, moves=30, forgers=True)
+
+
 @pytest.mark.parametrize(("voters", "seeds"), [(4, 60), (7, 20), (16, 2)])
 def test_voters_that_do_not_hear_each_other_decide_through_one_that_all_hear(voters: int, seeds: int):
     """After the storm all links between honest voters stay cut but those of one; the liars hear everybody."""

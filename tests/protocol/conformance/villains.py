@@ -167,6 +167,9 @@ class Gang:
                 self._to_some(name, replace(self.draw.choice(self.past.heard), round=self.round))
         if "forging" in habits:
             self._forge(name)
+        if self.world.forgers:
+            self._speak_for_another(name)
+            self._claim_another(name)
         if "lying" in habits:
             self._vote_for_everything(name)
             self._claim(name)
@@ -196,6 +199,32 @@ class Gang:
         self._to_some(
             name, TimedOut(self.round, 0, "", replace(self.notaries[name].sign(timeout), signer=honest), None)
         )
+
+    def _speak_for_another(self, name: PeerId) -> None:
+        """What an honest voter may well say, as a proposer or when it has had enough; the signature is mine."""
+        view, names = self.view, self.height.names
+        nothing = Timeout(self.round, view, -1, ZERO_DIGEST)
+        self._to_some(
+            name, TimedOut(self.round, 0, "", self._as(self.draw.choice(self.world.honest), nothing), None)
+        )
+        proposer, grounds = names[(view + view // len(names)) % len(names)], self._least_binding(view)
+        if proposer in self.world.honest and grounds is not None:
+            body = self._body(name, view, 3)
+            signed = self._as(proposer, Proposed(self.round, view, digest(body)))
+            self._to_some(name, Propose(self.round, 0, "", signed, body, *grounds))
+
+    def _as(self, honest: PeerId, statement: Proposed | Timeout) -> Signed:
+        mine = self.notaries[self.draw.choice(sorted(self.notaries))]
+        return replace(mine.sign(statement), signer=honest)
+
+    def _claim_another(self, name: PeerId) -> None:
+        """A certificate that holds, under the claim of another body, or of a later view."""
+        shown = self.real()
+        if shown is None:
+            return
+        claims = [(shown.view + 1, shown.digest), *((shown.view, what) for what in self.known[-3:])]
+        signed = self.notaries[name].sign(Timeout(self.round, self.view, *self.draw.choice(claims)))
+        self._to_some(name, TimedOut(self.round, 0, "", signed, shown))
 
     def _vote_for_everything(self, name: PeerId) -> None:
         for what in self.draw.sample(self.known[-8:], min(3, len(self.known[-8:]))):
@@ -293,6 +322,9 @@ class Gang:
         if self.past is not None and self.draw.random() < 0.2:  # what was said of the height before
             for p, said in self.past.timeouts.get(view - 1, {}).items():
                 heard[p] = min(said + heard.get(p, said), key=lambda s: s[0].high_view), *said
+        if self.world.forgers and self.draw.random() < 0.3:
+            nothing = Timeout(self.round, view - 1, -1, ZERO_DIGEST)
+            heard |= {p: ((nothing, self._as(p, nothing)),) for p in self.world.honest if p in self.height.keys}
         how, quorum = self.draw.random(), self.height.quorum
         if how < 0.15:  # words of older views claim less
             for older in range(view - 1):

@@ -146,6 +146,7 @@ class World:
     storm: bool = True
     hub: bool = False  # most links never heal: honest voters hear one of them, and nobody else who is honest
     drift: float = 0.0  # clocks run by up to so much too fast or too slow, and are set
+    forgers: bool = False  # liars speak for others, and show certificates of something else than they claim
     heights: int = 0  # so many follow each other, and members come and go; 0: one, of one committee
     past: type[History] = History  # the class under test
 
