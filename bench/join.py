@@ -158,6 +158,8 @@ class Source(Host):
 
 async def serve(folder: Path, habit: str) -> None:
     source = Source(folder, habit)
+    for blob in (folder / "blobs").glob("?" * 64):  # looked at, as by a member that starts from its state
+        source.store.read_blob(Digest(bytes.fromhex(blob.name)))
     print((await source.links.listen(["/ip4/127.0.0.1/tcp/0"]))[0], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     print(time.process_time() - source.cpu_before_s, flush=True)

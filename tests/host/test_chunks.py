@@ -203,6 +203,70 @@ def test_a_damaged_chunk_in_memory_is_not_served_either(tmp_path: Path):
     asyncio.run(story())
 
 
+def test_what_was_written_here_and_stayed_in_memory_is_not_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nor what was restored, or served once before: digests are counted."""
+    hashed: list[int] = []
+
+    def counted(data: memoryview) -> Digest:
+        hashed.append(len(data))
+        return digest(data)
+
+    async def served(store: Store) -> int:
+        chunks, before = Chunks(store), len(hashed)
+        for index in range(3):
+            assert (await done(chunks, ReadChunk(BLOB, index))).data == piece(index)
+        chunks.close()
+        return len(hashed) - before
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        store.put_blob(DATA)
+        monkeypatch.setattr(stores, "digest", counted)
+        assert await served(store) == 0
+        store.close()
+        store = Store(tmp_path)  # started again, it has looked at nothing yet
+        assert [await served(store), await served(store)] == [3, 0]
+        store.close()
+        store = Store(tmp_path)
+        assert store.read_blob(BLOB) == DATA and await served(store) == 0
+        store.close()
+
+    if stores.AT_ONCE:
+        asyncio.run(story())
+
+
+def test_once_a_chunk_had_to_come_from_disk_all_are_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The disk rots in silence: the file looks as it did. Chunk 1 went and came back with another one."""
+    preadv, gone = os.preadv, [2 * BLOB_CHUNK]
+
+    def forgetful(handle: int, buffers: Any, at: int, flags: int = 0) -> int:
+        if flags and at in gone:
+            gone.remove(at)
+            raise BlockingIOError(errno.EAGAIN, "not in memory")
+        return preadv(handle, buffers, at, flags)
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        store.put_blob(DATA)
+        path = store.blob_path(BLOB)
+        looked = path.stat()
+        with path.open("r+b") as file:
+            file.seek(BLOB_CHUNK + 7)
+            file.write(b"?")
+        os.utime(path, ns=(looked.st_atime_ns, looked.st_mtime_ns))
+        monkeypatch.setattr(stores.os, "preadv", forgetful)
+        chunks = Chunks(store)
+        assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2)
+        assert await done(chunks, ReadChunk(BLOB, 1)) is None and not store.has_blob(BLOB)
+        chunks.close()
+        store.close()
+
+    if stores.AT_ONCE:
+        asyncio.run(story())
+
+
 def test_a_disk_without_room_says_so_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(handle: int, at: int, size_bytes: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -8,7 +8,8 @@
     facts.jsonl               the record of the run for people and plots: `record.py`
 
 Promises: what `keep` or `finish_blob` returned for survives a power cut; a half-written file never has a final
-name. Never trusts a blob whose bytes do not hash to its name.
+name. Never trusts a blob whose bytes do not hash to its name, nor, for what is served, bytes that came from disk
+since they were hashed (`Proof`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -99,6 +100,29 @@ class Opening:
         return manifest.chunks[index] == proof and manifest.chunk_bytes(index) == size_bytes
 
 
+class Stamp(NamedTuple):
+    """Another one after every write: whoever changes a file, or puts another one in its place, leaves a trace."""
+
+    inode: int
+    size_bytes: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stamp:
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class Proof(NamedTuple):
+    """Which chunks of a blob were hashed in this process since they were last known to be in memory.
+
+    A disk that rots leaves no trace in the stamp, but what it changed has to come from it: the first chunk of a blob
+    that is not in memory any more ends the proof of all.
+    """
+
+    stamp: Stamp
+    chunks: bytearray  # 1: proved
+
+
 class Store:
     """One peer's folder. Used by one process at a time; a second one is told so."""
 
@@ -124,6 +148,7 @@ class Store:
             raise damaged(f"kept.sqlite ({why})", folder) from why
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
         self._openings: dict[Digest, Opening] = {}
+        self._proofs: dict[Digest, Proof] = {}  # of some whose manifests are held
 
     def _open_database(self) -> sqlite3.Connection:
         path = self.folder / "kept.sqlite"
@@ -207,14 +232,15 @@ class Store:
         manifest = manifest_of(*pieces)
         name = blob_id(manifest)
         path = self._path(name)
-        if not path.exists() and self._durable:
+        written = not path.exists()
+        if written and self._durable:
             with suppress(FileNotFoundError):
                 if not open_elsewhere(self._spare):
                     self._spare.rename(aside(path))
             write_durably(path, *pieces)
-        elif not path.exists():
+        elif written:
             path.write_bytes(b"".join(pieces))
-        self._remember(name, manifest)
+        self._remember(name, manifest, self._stamp(name) if written else None)
         self._write_manifest(name, manifest)
         return name
 
@@ -238,14 +264,17 @@ class Store:
         path = self._path(name)
         if not path.exists():
             return None
-        data = path.read_bytes()
-        if blob_id(manifest_of(data)) != name:
-            path.rename(path.with_suffix(".damaged"))
+        stamp, data = self._stamp(name), path.read_bytes()  # in this order: what is changed meanwhile is seen
+        manifest = manifest_of(data)
+        if blob_id(manifest) != name:
+            self.set_aside(name)
             return None
+        self._remember(name, manifest, stamp)
         return data
 
     def set_aside(self, name: Digest) -> None:
         """This disk damaged it: as if it were not here."""
+        self._proofs.pop(name, None)
         self._path(name).rename(self._path(name).with_suffix(".damaged"))
 
     def blob_path(self, name: Digest) -> Path:
@@ -273,11 +302,16 @@ class Store:
         return self._read_chunk(name, manifest, index, memory, 0)
 
     def read_chunk_at_hand(self, name: Digest, index: int, memory: Memory) -> Payload | None:
-        """The same, without waiting for the disk. Raises NotInMemory where it would have to."""
+        """The same, without waiting for the disk, and without hashing what stayed in memory since it was hashed.
+        Raises NotInMemory where it would have to wait."""
         manifest = self._manifests.get(name)
         if manifest is None or not AT_ONCE:
             raise NotInMemory
-        return self._read_chunk(name, manifest, index, memory, AT_ONCE)
+        try:
+            return self._read_chunk(name, manifest, index, memory, AT_ONCE)
+        except NotInMemory:
+            self._proofs.pop(name, None)
+            raise
 
     def _read_chunk(
         self, name: Digest, manifest: Manifest, index: int, memory: Memory, flags: int
@@ -295,14 +329,21 @@ class Store:
             if flags and why.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL):
                 raise NotInMemory from None
             raise
+        else:
+            stamp = Stamp.of(os.fstat(handle))  # after reading: what was changed before is seen
         finally:
             os.close(handle)
         if flags and count < len(data):
             raise NotInMemory
-        if digest(data[:count]) != manifest.chunks[index]:
-            with suppress(FileNotFoundError):
-                self.set_aside(name)  # our disk lied: nobody shall take us for a liar
-            return None
+        proof = self._proofs.get(name)
+        if proof is None or proof.stamp != stamp:
+            proof = self._proofs[name] = Proof(stamp, bytearray(len(manifest.chunks)))
+        if not flags or not proof.chunks[index]:
+            if digest(data[:count]) != manifest.chunks[index]:
+                with suppress(FileNotFoundError):
+                    self.set_aside(name)  # our disk lied: nobody shall take us for a liar
+                return None
+            proof.chunks[index] = 1
         return Payload(manifest.chunks[index], count, data)
 
     def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
@@ -405,6 +446,8 @@ class Store:
         with part.open("r+b") as file:
             self._sync_part(name, file.fileno(), os.fsync)
         part.rename(path)
+        if opening is not None:
+            self._remember(name, opening.manifest, self._stamp(name))
         sync_folder(path.parent)
 
     def _sync_part(self, name: Digest, handle: int, sync: Callable[[int], None]) -> None:
@@ -418,9 +461,9 @@ class Store:
 
     def take_in(self, path: Path, name: Digest, manifest: Manifest) -> None:
         """This file, whole and synced, becomes the blob of this name."""
-        self._remember(name, manifest)
         self._write_manifest(name, manifest)
         path.rename(self._path(name))
+        self._remember(name, manifest, self._stamp(name))
         if self._durable:
             sync_folder(path.parent)
 
@@ -511,10 +554,19 @@ class Store:
         with suppress(OSError):  # made again when it is asked for; what a full disk cut off proves nothing
             self._path(name).with_suffix(".manifest").write_bytes(msgspec.msgpack.encode(manifest))
 
-    def _remember(self, name: Digest, manifest: Manifest) -> None:
+    def _remember(self, name: Digest, manifest: Manifest, proved: Stamp | None = None) -> None:
+        """`proved`: of the file whose every chunk has just been hashed."""
         self._manifests[name] = manifest
+        if proved is not None:
+            self._proofs[name] = Proof(proved, bytearray(b"\1") * len(manifest.chunks))
         if len(self._manifests) > MANIFESTS_HELD:
-            self._manifests.popitem(last=False)
+            forgotten, _ = self._manifests.popitem(last=False)
+            self._proofs.pop(forgotten, None)
+
+    def _stamp(self, name: Digest) -> Stamp | None:
+        with suppress(FileNotFoundError):  # tidied away meanwhile
+            return Stamp.of(self._path(name).stat())
+        return None
 
     def _take_lock(self) -> int:
         """One process per folder: two peers with one identity would frame each other."""
