@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
+from atoll.learn.aggregate import gram_of
 from atoll.learn.codec import codec_named, native
 from atoll.learn.codec.blocks import SPAN, largest_of
 from atoll.learn.combine import combine
@@ -130,6 +131,29 @@ def test_both_make_the_same_of_places_that_a_stranger_changed(name, n, seed, fli
     assert by_torch == by_kernels
 
 
+@pytest.mark.parametrize("n", [1, 2, 5, 10, 17])
+@pytest.mark.parametrize("start", [False, True])
+def test_compiled_distances_are_right_and_nothing_between_equal_rows(n, start, monkeypatch):
+    """About a centre, with a mean a thousand times the spread, to the origin too; fp64 rows are left to BLAS."""
+    monkeypatch.setattr(native, "PAYS_FROM", 1)
+    x = torch.randn(n, 1003, generator=torch.Generator().manual_seed(n)) + 1000
+    x[-1] = x[0]
+    origin = x.mean(0) if start else None
+    points = [*x.double(), torch.zeros(1003).double() if origin is None else origin.double()]
+    truth = np.array([[float(((a - b) ** 2).sum()) for b in points] for a in points])
+    for rows in (x, x.double()):
+        gram = gram_of(list(rows), n // 2, None if origin is None else origin.to(rows.dtype), chunk=700)
+        assert (np.abs(gram.squared() - truth) <= 1e-9 * truth).all()
+    assert native.kernels is not None
+
+
+def test_whether_distances_are_compiled_follows_from_how_much_there_is():
+    """Not from what a codec has loaded meanwhile: two calls with the same rows give the same bits."""
+    assert native.at_once(native.PAYS_FROM - 1) is None and native.kernels is None
+    assert native.at_once(native.PAYS_FROM) is native.kernels is not None
+    assert native.at_once(native.PAYS_FROM - 1) is None
+
+
 UNASKED = """
 import os, sys
 from atoll.learn.codec import native
@@ -167,8 +191,10 @@ def test_what_keeps_kernels_from_loading_is_said_and_torch_goes_on(monkeypatch, 
     def fails(name):
         raise RuntimeError("no compiler today")
 
+    monkeypatch.setattr(native, "_fails", False)  # and again afterwards
     monkeypatch.setattr(native.importlib, "import_module", fails)
     assert not native.load() and "no compiler today" in caplog.text
+    assert not native.load() and caplog.text.count("no compiler today") == 1
     assert len(codec_named("int8").encode(torch.ones(10))) == 12
 
 

@@ -5,6 +5,8 @@ share cancels, and the centre is the row of middle length, so that nobody can ch
 fp32 Gram centred on the first row hands Krum's choice to whoever sends first).
 Gram matrices about one centre add up over coordinates: the owners of the parts of an update each contribute n×n
 numbers, and every distance rule still sees whole vectors.
+Sums have whatever order is fast: compiled (the extra `fast`) or BLAS's. Whoever has to hear the same bits from
+somebody else's computer asks learn/products.
 The arithmetic on the matrix is elementwise and in a fixed order, without LAPACK: the same matrix gives the same
 weights on every machine.
 """
@@ -12,6 +14,7 @@ weights on every machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from atoll.learn.aggregate.rows import DOT, SPAN, dot, spans
+from atoll.learn.codec import native
 
 Square = np.ndarray  # (n, n) fp64
 
@@ -99,10 +103,14 @@ def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None,
         chunk = CHUNK_BYTES // (8 * n) // 256 * 256 or 256
         chunk = DEVICE_CHUNK if device.type != "cpu" else min(max(1024, chunk), SPAN)
     chunk = max(1, min(chunk, size))
-    filled_NC = torch.empty((n, chunk), dtype=torch.float64, device=device)
-    centre_C = torch.empty(chunk, dtype=torch.float64, device=device)
     # the centre's own row would be zero: its place is the origin's
     points = [origin_D if index == centre else row for index, row in enumerate(rows)]
+    kernels = native.at_once(n * size) if device.type == "cpu" else None
+    given = rows if origin_D is None else [*rows, origin_D]
+    if kernels is not None and all(row.dtype == torch.float32 and row.is_contiguous() for row in given):
+        return _placed(_compiled_sums(kernels, points, rows[centre], chunk), centre)
+    filled_NC = torch.empty((n, chunk), dtype=torch.float64, device=device)
+    centre_C = torch.empty(chunk, dtype=torch.float64, device=device)
     sums_NN = torch.zeros((n, n), dtype=torch.float64, device=device)
     for span in spans(size, chunk):
         width = span.stop - span.start
@@ -112,6 +120,20 @@ def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None,
             place_C -= about_C
         add_products(sums_NN, block_NC)
     return _placed(sums_NN.cpu().numpy(), centre)
+
+
+def _compiled_sums(kernels: ModuleType, points: Sequence[Tensor | None], centre_D: Tensor, chunk: int) -> Square:
+    """The upper triangle of what `points` have about the centre; fp32 on the CPU, None is zero."""
+    filled_NC, sums = np.empty((len(points), chunk)), np.zeros((len(points), len(points)))
+    centre, values = centre_D.numpy(), [None if point is None else point.numpy() for point in points]
+    for span in spans(len(centre), chunk):
+        for place_C, value in zip(filled_NC, values, strict=True):
+            if value is None:
+                np.negative(centre[span], out=place_C[: span.stop - span.start])
+            else:
+                kernels.about(value[span], centre[span], place_C)
+        kernels.add_gram(filled_NC, span.stop - span.start, sums)
+    return sums
 
 
 def add_products(sums_NN: Tensor, block_NC: Tensor) -> None:

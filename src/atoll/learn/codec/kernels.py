@@ -1,7 +1,8 @@
 """The inner loops of codecs, compiled by numba: one pass over a block while it is in the first-level cache.
 
 Every function returns the bits of the torch code beside which it is called: the same operations on fp32 in the
-same order, each rounded once. Fast math is off, so the compiler neither fuses nor reorders them.
+same order, each rounded once. Fast math is off, so the compiler neither fuses nor reorders them, but in
+`add_gram`, of whose last bits nobody speaks to others.
 Called through `native` only. Checks nothing: callers hand in spans whose lengths match (scales: one per block),
 wires that were opened, and places that lie inside. Releases Python's lock; one thread.
 What is compiled is kept on disk where numba finds a writable folder; a change of this file alone makes it anew.
@@ -22,6 +23,7 @@ from atoll.learn.codec.two_bit import BORDER, GRID, ONE_255TH
 from atoll.learn.products import CHUNK
 
 HOW: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # division by zero is a value, not an exception
+STRETCH = 512  # columns of a Gram matrix at a time: four rows of them fit the first-level cache
 ROWS = 8  # `largest_places` first looks at the largest of every so many values alone
 LESS = np.int32(2**19)  # 1/16 of a power of two: what chunks of one vector differ in, mostly
 SIGNLESS = np.int32(0x7FFFFFFF)
@@ -50,6 +52,7 @@ def compiled(signature: Any) -> Callable[[Any], Any]:
 
 
 part = njit(**HOW)  # of a kernel
+reordered = njit(fastmath={"reassoc", "nsz", "contract"}, **HOW)  # sums in whatever order suits the processor
 
 
 # ---- encode --------------------------------------------------------------------------------------------------
@@ -389,6 +392,48 @@ def add_inner_products(rows, total):
                     half //= 2
                 total[pair] += lanes[0]
                 pair += 1
+
+
+# ---- the Gram matrix: see learn/aggregate/gram -----------------------------------------------------------------
+
+
+@compiled(types.void(VALUES, VALUES, types.float64[::1]))
+def about(x, centre, out):
+    for k in range(len(x)):
+        out[k] = np.float64(x[k]) - np.float64(centre[k])
+
+
+@reordered
+def _four_products(a: Any, b: Any, c: Any, d: Any) -> Any:
+    """One reading of each for four sums, which are all made alike: so equal rows have equal products."""
+    ac = ad = bc = bd = 0.0
+    for k in range(len(a)):
+        ac += a[k] * c[k]
+        ad += a[k] * d[k]
+        bc += b[k] * c[k]
+        bd += b[k] * d[k]
+    return ac, ad, bc, bd
+
+
+@compiled(types.void(types.float64[:, ::1], types.int64, types.float64[:, ::1]))
+def add_gram(rows, width, sums):
+    """sums[i, j] += <x_i, x_j>, the upper triangle at least, of the first `width` columns."""
+    last = len(rows) - 1
+    for at in range(0, width, STRETCH):
+        to = min(at + STRETCH, width)
+        for i in range(0, len(rows), 2):
+            for j in range(i, len(rows), 2):
+                after_i, after_j = min(i + 1, last), min(j + 1, last)
+                ac, ad, bc, bd = _four_products(
+                    rows[i, at:to], rows[after_i, at:to], rows[j, at:to], rows[after_j, at:to]
+                )
+                sums[i, j] += ac
+                if after_j > j:
+                    sums[i, after_j] += ad
+                if after_i > i:
+                    sums[after_i, j] += bc
+                if after_i > i and after_j > j:
+                    sums[after_i, after_j] += bd
 
 
 def _packed(per_byte: int) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ PAYS_FROM = 2**20  # values of a vector: whoever moves fewer waits for networks,
 log = logging.getLogger(__name__)
 kernels: ModuleType | None = None  # codecs look here at every span
 _loader: threading.Thread | None = None
+_fails = False  # it was tried, and would fail again
 _one_at_a_time = threading.Lock()
 
 
@@ -35,11 +36,21 @@ def load_for(values: int) -> None:
 
 def load() -> bool:
     """Make the kernels ready; may take seconds. False if there are none: then nothing has changed."""
-    global kernels
+    global kernels, _fails
     with _one_at_a_time:
-        if kernels is None and os.environ.get(SWITCH) != "0" and importlib.util.find_spec("numba") is not None:
+        wanted = kernels is None and not _fails and os.environ.get(SWITCH) != "0"
+        if wanted and importlib.util.find_spec("numba") is not None:
             try:
                 kernels = importlib.import_module("atoll.learn.codec.kernels")
             except Exception as why:  # a compiler has many ways to fail, and none is worth a round
+                _fails = True
                 log.warning("codecs run without compiled kernels: %s", why)
     return kernels is not None
+
+
+def at_once(values: int) -> ModuleType | None:
+    """The kernels for so many values, loaded before this returns: for those whose last bits follow from them.
+
+    What answers depends on the number of values and on the computer alone, so the same call gives the same bits.
+    """
+    return kernels if values >= PAYS_FROM and load() else None
