@@ -162,23 +162,9 @@ def test_a_loop_that_diverges_is_told_and_what_ctrl_c_reaches_is_the_loop(tmp_pa
     assert (tmp_path / "one" / "atoll.log").exists()
 
 
-@pytest.mark.parametrize(
-    ("wish", "says"),
-    [
-        ({"trust": "friends"}, r"'friends' .*trust"),
-        ({"start_peers": 0}, "start_peers"),
-        ({"rounds": -1}, "rounds"),
-        ({"inner_steps": 2.5}, "inner_steps"),
-        ({"listen": "/ip4/127.0.0.1/tcp/0"}, "array.*listen"),
-    ],
-)
-def test_what_no_run_can_be_is_told_before_anything_starts(wish: dict, says: str, tmp_path: Path):
+def test_what_no_run_can_be_is_told_before_anything_starts(tmp_path: Path):
+    """Arguments that are none: tests/test_doors.py."""
     model = nn.Linear(64, 64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(atoll.UsageError, match=rf"E-ATT-11 .*{says}"):
-        atoll.found(folder=tmp_path / "one", **({"inner_steps": 3} | wish)).attach(model, optimizer)
-    with pytest.raises(atoll.UsageError, match=r"E-ATT-05 a SGD and a Linear"):
-        atoll.found(folder=tmp_path / "one").attach(optimizer, model)  # pyright: ignore[reportArgumentType]
     with pytest.raises(atoll.UsageError, match=r"E-ATT-05 .*holds none of the parameters"):
         others = torch.optim.SGD(nn.Linear(64, 64).parameters(), lr=0.1)
         atoll.found(folder=tmp_path / "one").attach(model, others)

@@ -601,7 +601,7 @@ def test_mistakes_are_told_with_what_to_do():
     with pytest.raises(UsageError, match="E-RED-02"):
         group.all_reduce(torch.ones(3, dtype=torch.int64))
     for weight in (0, 1.5, "3", 2**31):
-        with pytest.raises(UsageError, match=r"E-RED-02 a weight of"):
+        with pytest.raises(UsageError, match=r"E-RED-02 .*weight="):
             group.all_reduce(torch.ones(3), weight=weight)
     for no_row in ([1.0], "ones", torch.ones(1).expand(3), torch.ones(3, device="meta"), torch.eye(3).to_sparse()):
         with pytest.raises(UsageError, match="E-RED-02"):
@@ -611,7 +611,7 @@ def test_mistakes_are_told_with_what_to_do():
             group.all_reduce(nothing, timeout_s=0.2)
     with pytest.raises(RunFailedError, match="1 of 2 members are here"):
         group.all_reduce(torch.ones(3), timeout_s=0.2)
-    with pytest.raises(UsageError, match="E-RED-02 upload_bytes_s of -1"):
+    with pytest.raises(UsageError, match=r"E-RED-02 .*upload_bytes_s=-1"):
         atoll.reduce.join("ATOLL1:any", upload_bytes_s=-1)
     for wrong in (
         {"way_back": "gathered", "topology": "ring"},
@@ -619,7 +619,6 @@ def test_mistakes_are_told_with_what_to_do():
         {"remembered": True, "topology": "tree"},
         {"topology": "moebius"},
         {"codec": "int3"},
-        {"codec": 8},
         {"codec": "topk:0.1+lowrank:4"},
         {"way_back": "delta+int8"},
     ):
@@ -642,8 +641,9 @@ def test_mistakes_are_told_with_what_to_do():
         {"silence_s": -6.0},
         {"timeout_s": float("nan")},
         {"timeout_s": "1"},
+        {"codec": 8},
     ):
-        with pytest.raises(UsageError, match=f"E-RED-02 {next(iter(wrong))} of"):
+        with pytest.raises(UsageError, match=f"E-RED-02 .*{next(iter(wrong))}="):
             atoll.reduce.found(**wrong)
     with pytest.raises((RefusedError, UsageError), match="E-TKT"):
         atoll.reduce.join("ATOLL1:nonsense")

@@ -7,9 +7,12 @@ after Ctrl-C. With `--json` trouble is an object on stderr too. Never imports to
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
+from collections.abc import Sequence
 from io import TextIOWrapper
+from typing import Any
 
 import cyclopts
 
@@ -33,12 +36,20 @@ from atoll.cli import (
 )
 from atoll.cli.say import say_trouble
 
+
+def _exact(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
+    """As cyclopts reads them, but for a fraction where a whole number is meant, which it would round."""
+    if kind is int and "." in tokens[0].value:
+        raise ValueError(f"{tokens[0].value} is not a whole number")
+    return cyclopts.convert(kind, tokens)
+
+
 app = cyclopts.App(
     name="atoll",
     help="Train one PyTorch model together on many machines that nobody fully controls.",
     version=__version__,
     help_format="plaintext",
-    default_parameter=cyclopts.Parameter(show_default=False),  # the help texts say them in words
+    default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts say them in words
 )
 for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers, status.invite):
     app.command(verb)
@@ -61,6 +72,16 @@ def _verbs(words: list[str]) -> list[str]:
     return verbs
 
 
+def _of_a_file(why: OSError) -> UsageError:
+    """What a file or a folder that a command was given has against it."""
+    return UsageError(
+        "E-ARG-11",
+        f"{why.filename!s:.200}: {why.strerror}",
+        cause="a folder where a file is meant, or a file where a folder is, a place that is not yours, a slip",
+        fix=f"ls -ld {shlex.quote(str(why.filename))} says what it is; then name another one",
+    )
+
+
 def main(tokens: list[str] | None = None) -> None:
     """Carry out one command and end the process with its exit status."""
     words = sys.argv[1:] if tokens is None else tokens
@@ -79,6 +100,8 @@ def main(tokens: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is it told at exit
         status = 0
     except Exception as why:
+        if isinstance(why, OSError) and why.filename is not None:
+            sys.exit(say_trouble(_of_a_file(why), as_json="--json" in words))
         traceback.print_exc()
         text = f"an error of Atoll itself: {type(why).__name__}: {why}"
         defect = RunFailedError(

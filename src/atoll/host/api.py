@@ -134,8 +134,13 @@ def _reply(folder: Path, request: bytes) -> Any:
                 if not piece or len(answer) > ANSWER_MAX:
                     break
                 answer += piece
-    except (FileNotFoundError, ConnectionError, NotADirectoryError):
-        raise nobody_here(folder) from None
+    except PermissionError as why:
+        raise UsageError(
+            "E-DOOR-08",
+            f"the peer in {folder} is not yours to ask: {why.strerror}",
+            cause="its folder or its process belongs to another user",
+            fix="say it as the user who started that peer",
+        ) from None
     except TimeoutError:
         raise NetworkError(
             "E-DOOR-04",
@@ -143,6 +148,8 @@ def _reply(folder: Path, request: bytes) -> Any:
             cause="its computer is overloaded, or the process was stopped",
             fix="try again; if it stays silent, end the process and run atoll up --dir " + str(folder),
         ) from None
+    except (OSError, ValueError):  # no such file, no such folder, nobody behind it, no path to a socket in it
+        raise nobody_here(folder) from None
     if not answer.endswith(b"\n"):
         raise nobody_here(folder)
     reply = _REPLY.decode(bytes(answer))

@@ -25,12 +25,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 import msgspec
 import torch
 from torch import nn
 
+from atoll.base.door import Count, Peers, Positive, Share, Whole, door
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.host.attached import LIARS, Attach, Closed, Declines, Farewell, Over, Told, ToUser, Trouble
 from atoll.host.shared import Mailbox, anonymous
@@ -39,6 +40,7 @@ from atoll.learn.exchanged import Base, check_optimizer, exchanged
 from atoll.learn.layout import base_digest, flatten, layout_of, unflatten
 from atoll.learn.merge import merge
 from atoll.learn.recipes import Recipe, own_loop
+from atoll.policy.presets import Trust
 from atoll.policy.sampling import THOUSAND, Sample, group_problem, named
 from atoll.policy.trust import peers_for_one_liar
 
@@ -99,13 +101,14 @@ class Run:
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
+    @door("run.attach", "E-ATT-11")
     def attach(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        batch: int = 1,
-        pass_steps: int = 0,
+        batch: Count = 1,
+        pass_steps: Whole = 0,
         only: Sequence[str] = (),
     ) -> Run:
         """Join with this model; returns when the first round begins, the model then holds the agreed parameters.
@@ -122,12 +125,9 @@ class Run:
                 "this run was attached already",
                 fix="call atoll.join again for another place in it, or to come back after close()",
             )
-        if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-            given = f"a {type(model).__name__} and a {type(optimizer).__name__}"
-            raise UsageError("E-ATT-05", f"{given} cannot be attached", fix="run.attach(model, optimizer)")
         self._model, self._optimizer, self._batch = model, optimizer, batch
         self._choose(only)
-        wish = _understood(Attach(layout=self._layout, pass_steps=pass_steps, **self._wish))
+        wish = Attach(layout=self._layout, pass_steps=pass_steps, **self._wish)
         memory = anonymous()
         self._mailbox = Mailbox(memory, self._layout.floats, 0)
         self._give_x()
@@ -164,12 +164,17 @@ class Run:
         self.exchanged = self._layout.floats
         self.base = base_digest(self._layout).hex() if self._layout.held else ""
 
-    def report(self, loss: float) -> None:
+    @door("run.report", "E-ATT-11")
+    def report(self, loss: SupportsFloat) -> None:
         """Tell the others this step's training loss; optional, shown as the run's loss."""
-        self._loss_sum += float(loss)
+        try:
+            self._loss_sum += float(loss)
+        except (TypeError, ValueError, RuntimeError) as why:  # a tensor of many values
+            raise UsageError("E-ATT-11", f"run.report: {why}", fix="run.report(loss.mean().item())") from None
         self._reported += 1
 
-    def decline(self, rounds: int = 1) -> None:
+    @door("run.decline", "E-ATT-11")
+    def decline(self, rounds: Count = 1) -> None:
         """Give nothing to the round under way, nor to the `rounds - 1` after it; nobody waits, and no record falls.
 
         Returns when the next round begins that this loop takes part in (or the run is over), with the agreed
@@ -179,11 +184,12 @@ class Run:
             raise UsageError("E-ATT-05", "this run is not attached", fix="call run.attach(model, optimizer) first")
         if self.done:
             return
-        self._say(Declines(0 if self._job is None else self._job.job, max(rounds, 1)))
+        self._say(Declines(0 if self._job is None else self._job.job, rounds))
         self._job, self._steps, self._reported, self._loss_sum, self._seconds = None, 0, 0, 0.0, 0.0
         self._may, self._sent_F = 0, None
         self._go_on()
 
+    @door("run.shard", "E-ATT-11")
     def shard(self, items: Iterable[T]) -> Iterator[T]:
         """Every n-th item, so that members see disjoint data: for loaders that all members order alike."""
         for index, item in enumerate(items):
@@ -343,19 +349,6 @@ class Run:
 
 
 _DECODER = msgspec.msgpack.Decoder(ToUser)
-_ATTACH = msgspec.msgpack.Decoder(Attach)
-
-
-def _understood(wish: Attach) -> Attach:
-    """As the peer process will read it. UsageError for what no run can be."""
-    try:
-        return _ATTACH.decode(msgspec.msgpack.encode(wish))
-    except (msgspec.ValidationError, TypeError, OverflowError) as why:
-        raise UsageError(
-            "E-ATT-11",
-            f"an argument of atoll.found, atoll.join or attach does not fit: {why}",
-            fix="help(atoll.found) and help(atoll.Run.attach) say what they take",
-        ) from None
 
 
 def _error(code: str) -> type[AtollError]:
@@ -364,6 +357,7 @@ def _error(code: str) -> type[AtollError]:
     return UsageError if code.startswith(("E-DIR", "E-TKT")) else RefusedError
 
 
+@door("atoll.join", "E-ATT-11")
 def join(
     ticket: str | None = None,
     *,
@@ -381,7 +375,7 @@ def join(
     Where there is no ticket, `or_found` holds the arguments for `found`, so that one script serves all members.
     """
     ticket = ticket or os.environ.get("ATOLL_TICKET", "")
-    folder = Path(folder or os.environ.get("ATOLL_DIR", "atoll-run"))
+    folder = Path(folder or os.environ.get("ATOLL_DIR") or "atoll-run")
     name, group = name or os.environ.get("ATOLL_NAME", ""), group or os.environ.get("ATOLL_GROUP", "")
     if ticket:
         return Run(folder=folder, ticket=ticket, name=name, group=group, listen=listen, announce=announce)
@@ -392,29 +386,30 @@ def join(
             cause="neither an argument nor ATOLL_TICKET names one",
             fix='atoll.join("ATOLL1:…"), or atoll.found() to start a run',
         )
-    wishes = {"start_peers": int(os.environ.get("ATOLL_START_PEERS", "1")), **or_found}
-    return found(folder=folder, name=name, group=group, listen=listen, announce=announce, **wishes)
+    here = {"folder": folder, "name": name, "group": group, "listen": listen, "announce": announce}
+    return found(**(here | {"start_peers": _start_peers()} | or_found))
 
 
+@door("atoll.found", "E-ATT-11")
 def found(
     *,
-    folder: str | Path = "atoll-run",
+    folder: str | Path = "",
     name: str = "",
     group: str = "",
-    inner_steps: int = 50,
-    epochs: int = 0,
-    sample: float = 0.0,
-    sample_peers: int = 0,
-    rounds: int = 0,
-    start_peers: int = 1,
-    trust: str = "private",
-    outer_lr: float = 1.0,
-    outer_momentum: float = 0.6,
+    inner_steps: Count = 50,
+    epochs: Whole = 0,
+    sample: Share = 0.0,
+    sample_peers: Whole = 0,
+    rounds: Whole = 0,
+    start_peers: Peers = 1,
+    trust: Trust = "private",
+    outer_lr: Positive = 1.0,
+    outer_momentum: Share = 0.6,
     up: str = "int8",
     down: str = "int8",
-    fragments: int = 1,
-    overlap: int = 0,
-    share: float = 0.0,
+    fragments: Count = 1,
+    overlap: Whole = 0,
+    share: Share = 0.0,
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
 ) -> Run:
@@ -435,20 +430,24 @@ def found(
             f"share={share:g} averages drawn values in fp16, and nothing else is done to them",
             fix="leave out outer_lr, outer_momentum, up and down; or leave out share",
         )
-    recipe = own_loop(
-        rounds=rounds,
-        inner_steps=inner_steps,
-        outer_lr=outer_lr,
-        outer_momentum=outer_momentum,
-        up=up,
-        down=down,
-        fragments=fragments,
-        overlap=overlap,
-        epochs=epochs,
-        share=share,
-    )
+    try:
+        recipe = own_loop(
+            rounds=rounds,
+            inner_steps=inner_steps,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            up=up,
+            down=down,
+            fragments=fragments,
+            overlap=overlap,
+            epochs=epochs,
+            share=share,
+        )
+    except ValueError as why:
+        fix = "help(atoll.found) says what goes together, specs/codecs.md has every codec"
+        raise UsageError("E-ATT-12", f"no run can be founded like this: {why}", fix=fix) from None
     return Run(
-        folder=Path(folder),
+        folder=Path(folder or "atoll-run"),
         recipe=recipe,
         rounds=rounds,
         start_peers=start_peers,
@@ -461,9 +460,19 @@ def found(
     )
 
 
+def _start_peers() -> int:
+    """As `local` sets it."""
+    text = os.environ.get("ATOLL_START_PEERS", "1")
+    if not text.isdecimal():
+        raise UsageError(
+            "E-ATT-11", f"ATOLL_START_PEERS={text!r} is no number of peers", fix="unset ATOLL_START_PEERS, or say 4"
+        )
+    return int(text)
+
+
 def _sample(share: float, peers: int, trust: str) -> Sample | None:
     """How many train in a round; None: everybody. UsageError for what is no number of them."""
-    if not 0 <= share <= 1 or peers < 0 or (share and peers):
+    if share and peers:
         raise UsageError(
             "E-ATT-06",
             f"sample={share:g}, sample_peers={peers} says not how many members train in a round",

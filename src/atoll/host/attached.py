@@ -21,6 +21,7 @@ import torch
 from msgspec import UNSET
 from torch import Tensor
 
+from atoll.base.door import Peers, Whole
 from atoll.base.errors import AtollError, RefusedError, RunFailedError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
@@ -50,7 +51,6 @@ from atoll.learn.layout import Layout, difference
 from atoll.learn.recipes import Recipe
 from atoll.learn.schedule import Schedule
 from atoll.learn.state import SharedState, state_bytes
-from atoll.node.config.sections import Peers, Whole
 from atoll.node.facts import GenesisKnown, Refused, RoundClosed, RunOver
 from atoll.node.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.openings import SHARE

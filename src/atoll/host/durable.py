@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.base.errors import RunFailedError
+from atoll.base.errors import RunFailedError, UsageError
 from atoll.keys.digest import Buffer
 
 log = logging.getLogger(__name__)
@@ -19,6 +19,13 @@ def refused(what: str, why: object, where: Path, cause: str = "the disk is full 
     """What a person is told of a disk that does not take what it must."""
     fix = f"free some space in {where}, then start again"
     return RunFailedError("E-DISK-01", f"cannot {what}: {why}", cause=cause, fix=fix)
+
+
+def unusable(folder: Path, why: OSError | ValueError, fix: str = "choose another folder with --dir") -> UsageError:
+    """What a person is told of a folder that cannot be one."""
+    cause = "a file has that name, or the place is read-only or full"
+    what = f"{folder!s:.200} cannot be a peer's folder: {getattr(why, 'strerror', why)}"
+    return UsageError("E-DIR-05", what, cause=cause, fix=fix)
 
 
 def write_durably(path: Path, *pieces: Buffer, mode: int = 0o644) -> None:

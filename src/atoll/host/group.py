@@ -15,15 +15,16 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from itertools import accumulate
-from operator import index
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
+from msgspec import Meta
 from torch import Tensor, strided
 
+from atoll.base.door import Peers, door
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB, PAIRED_MAX, PEERS_MAX, PIECES_MAX
@@ -60,6 +61,12 @@ SLICE_BYTES = 256 * MIB  # a longer call is reduced in several rounds, so that n
 STATE = b"atoll/group/1"  # a group begins with nothing: its members bring their tensors with them
 SPAN_MIN_S = 0.1  # a shorter silence would make beats more work than what they watch
 MEET_S = 120.0  # for all founding peers to be there
+CODE = "E-RED-02"  # of an argument that is none
+
+Weight = Annotated[int, Meta(ge=1, le=WEIGHT_MAX)]
+Rate = Annotated[int, Meta(ge=0, le=RATE_MAX)]
+Patience = Annotated[Seconds, Meta(ge=0, le=FOREVER_S)]
+Span = Annotated[Seconds, Meta(ge=SPAN_MIN_S, le=FOREVER_S)]
 
 _not_closed: set[Group] = set()
 
@@ -108,19 +115,21 @@ class Group:
         """(how the round in progress is reduced, why this way): it may change with what members measure."""
         return self._ask(GroupHost.way)
 
-    def wait_for_peers(self, count: int, timeout_s: Seconds = MEET_S) -> None:
+    @door("group.wait_for_peers", CODE)
+    def wait_for_peers(self, count: Peers, timeout_s: Patience = MEET_S) -> None:
         """Until so many members are there. RunFailedError if they are not in time."""
         self._ask(lambda host: host.meet(count, timeout_s))
 
+    @door("group.all_reduce", CODE)
     def all_reduce(
         self,
-        tensors: Tensor | Sequence[Tensor],
+        tensors: Tensor | Iterable[Tensor],
         *,
-        weight: int = 1,
+        weight: Weight = 1,
         codec: str | None = None,
         topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
-        timeout_s: Seconds | None = None,
+        timeout_s: Patience | None = None,
     ) -> Reduced:
         """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
         too few members to agree on anything have been here for the group's `timeout_s`.
@@ -135,11 +144,12 @@ class Group:
         )
         return work.wait(timeout_s)
 
+    @door("group.all_reduce_async", CODE)
     def all_reduce_async(
         self,
-        tensors: Tensor | Sequence[Tensor],
+        tensors: Tensor | Iterable[Tensor],
         *,
-        weight: int = 1,
+        weight: Weight = 1,
         codec: str | None = None,
         topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
@@ -148,14 +158,15 @@ class Group:
         self._check_open()
         return self._begin(tensors, weight, codec, self._topology_name(topology), error_feedback)
 
+    @door("group.average_with_partner", CODE)
     def average_with_partner(
         self,
-        tensors: Tensor | Sequence[Tensor],
+        tensors: Tensor | Iterable[Tensor],
         *,
-        weight: int = 1,
+        weight: Weight = 1,
         codec: str | None = None,
         error_feedback: ErrorFeedback | None = None,
-        timeout_s: Seconds | None = None,
+        timeout_s: Patience | None = None,
     ) -> Reduced:
         """Gossip: the weighted mean with one other member, in place. There is no common result, and much less is
         sent: each member's tensors once. Errors are those of `all_reduce`.
@@ -168,11 +179,12 @@ class Group:
         work = self.average_with_partner_async(tensors, weight=weight, codec=codec, error_feedback=error_feedback)
         return work.wait(timeout_s)
 
+    @door("group.average_with_partner_async", CODE)
     def average_with_partner_async(
         self,
-        tensors: Tensor | Sequence[Tensor],
+        tensors: Tensor | Iterable[Tensor],
         *,
-        weight: int = 1,
+        weight: Weight = 1,
         codec: str | None = None,
         error_feedback: ErrorFeedback | None = None,
     ) -> Work:
@@ -208,13 +220,12 @@ class Group:
 
     def _begin(
         self,
-        tensors: Tensor | Sequence[Tensor],
+        tensors: Tensor | Iterable[Tensor],
         weight: int,
         codec: str | None,
         topology: str,
         error_feedback: ErrorFeedback | None,
     ) -> Work:
-        weight = _whole("a weight", weight, WEIGHT_MAX, "give a positive whole number of samples")
         codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
         if codec_name != self._host.island.terms.codec and self._host.island.checked is not None:
             raise UsageError("E-RED-14", "another codec for one call, where members may lie", fix="leave it out")
@@ -295,7 +306,8 @@ class Work:
     def done(self) -> bool:
         return all(call.future.done() for call in self._calls)
 
-    def wait(self, timeout_s: Seconds | None = None) -> Reduced:
+    @door("work.wait", CODE)
+    def wait(self, timeout_s: Patience | None = None) -> Reduced:
         """Until the mean is in the tensors. RunFailedError if it is not within `timeout_s`, where one is given."""
         if self._done is None:
             try:
@@ -312,21 +324,22 @@ class Work:
         return self._done
 
 
+@door("atoll.reduce.found", CODE)
 def found(
     *,
-    peers: int = 1,
+    peers: Peers = 1,
     codec: str = "fp32",
     way_back: str = "",
     remembered: bool = False,
     topology: str = "auto",
     statistic: StatisticName = "mean",
     trust: str = "private",
-    timeout_s: Seconds = 60.0,
-    silence_s: Seconds = 6.0,
+    timeout_s: Span = 60.0,
+    silence_s: Span = 6.0,
     name: str = "",
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
-    upload_bytes_s: int = 0,
+    upload_bytes_s: Rate = 0,
 ) -> Group:
     """A new group with this process as its first member; the first all-reduce begins when `peers` are there.
 
@@ -355,9 +368,6 @@ def found(
         topology = _for_rows(topology, trust, "remembered = True" if remembered else f'way_back = "{GATHERED}"')
     if way_back != GATHERED:
         way_back = _codec_name(way_back) if way_back else ""
-    peers = _whole("peers", peers, PEERS_MAX, "say how many members there are when the first all-reduce begins")
-    upload_bytes_s = _cap(upload_bytes_s)
-    timeout_s, silence_s = _span("timeout_s", timeout_s), _span("silence_s", silence_s)
     terms = GroupTerms(codec, way_back, timeout_s)
     rounds = RoundSettings(
         inner_steps=1,
@@ -391,6 +401,7 @@ def found(
     return Group(opening())
 
 
+@door("atoll.reduce.join", CODE)
 def join(
     ticket: str,
     *,
@@ -398,7 +409,7 @@ def join(
     via: tuple[str, ...] = (),
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
-    upload_bytes_s: int = 0,
+    upload_bytes_s: Rate = 0,
     client: bool = False,
 ) -> Group:
     """Take a seat in the ticket's group; returns when its members have let this one in.
@@ -408,7 +419,6 @@ def join(
     `upload_bytes_s` is the most that it sends, 0: no cap.
     Raises the ticket's own error, or NetworkError if nobody lets it in for two minutes.
     """
-    upload_bytes_s = _cap(upload_bytes_s)
 
     async def opening() -> tuple[GroupHost, str]:
         where, role = Listening(listen, announce, upload_bytes_s), "client" if client else "trainer"
@@ -424,29 +434,6 @@ def join(
         return host, ticket
 
     return Group(opening())
-
-
-def _whole(what: str, value: object, most: int, fix: str) -> int:
-    """This number, whatever integer type it has. UsageError for others: what is sent would not be understood."""
-    try:
-        number = index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        number = 0
-    if not 1 <= number <= most:
-        raise UsageError("E-RED-02", f"{what} of {value!r}", fix=f"{fix}, at most {most:,}")
-    return number
-
-
-def _span(what: str, value: object) -> Seconds:
-    """This length of time. UsageError for none, of which beats would follow each other without a pause."""
-    if not isinstance(value, int | float) or not SPAN_MIN_S <= value <= FOREVER_S:
-        raise UsageError("E-RED-02", f"{what} of {value!r}", fix=f"say how many seconds, {SPAN_MIN_S} at least")
-    return value
-
-
-def _cap(upload_bytes_s: object) -> int:
-    none = upload_bytes_s == 0
-    return 0 if none else _whole("upload_bytes_s", upload_bytes_s, RATE_MAX, "say how many bytes per second")
 
 
 def _check_tensor(tensor: Tensor) -> None:
@@ -471,8 +458,6 @@ def _known_topology(name: str) -> TopologyName:
 
 def _codec_name(name: str) -> str:
     """The full name of a codec that a group can use. UsageError for others."""
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError("E-RED-08", f"no codec {name!r}", fix='give a name, such as codec="int8"')
     try:
         codec = codec_named(name, SAMPLE)
         codec.wire_bytes(SAMPLE_VALUES)  # of matrices that another codec hides nobody could say how long it is

@@ -18,7 +18,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from atoll.base.door import Peers, door
 from atoll.base.errors import RunFailedError, UsageError
+from atoll.host.durable import unusable
 from atoll.host.record import Progress, entries_in
 
 LOOK_S = 0.1
@@ -28,7 +30,8 @@ END_S = 15.0  # for a process that was told to end
 Child = subprocess.Popen[bytes]
 
 
-def local(script: str | Path, *arguments: str, peers: int = 4, folder: str | Path = "atoll-local") -> None:
+@door("atoll.local", "E-USE-08")
+def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | Path = "atoll-local") -> None:
     """Run a training script in `peers` processes on this computer that form one private swarm.
 
     The script says `run = atoll.join(or_found={…})`, then `run.attach(model, optimizer)`. In a notebook, write it
@@ -36,11 +39,17 @@ def local(script: str | Path, *arguments: str, peers: int = 4, folder: str | Pat
     Raises RunFailedError if a process fails, UsageError for a script that is not there.
     """
     script, base = Path(script), Path(folder)
-    if not script.exists():
-        raise UsageError("E-USE-07", f"there is no script {script}", fix="%%writefile train.py in a notebook")
-    if peers < 1:
-        raise UsageError("E-USE-08", "a swarm needs at least one peer")
-    base.mkdir(parents=True, exist_ok=True)
+    if not script.is_file():
+        raise UsageError(
+            "E-USE-07",
+            f"there is no script {str(script)!r}",
+            cause=f"paths begin in {Path.cwd()}",
+            fix="atoll.local('train.py'), once %%writefile train.py or an editor has made it",
+        )
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as why:
+        raise unusable(base, why, "choose another one: atoll.local(…, folder='swarm')") from None
     founder = base / "peer-1"
     words = [sys.executable, str(script), *arguments]
     children: list[Child] = []

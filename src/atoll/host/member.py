@@ -21,6 +21,7 @@ from atoll.base.machine import Fact
 from atoll.host.attached import AttachedTrainer
 from atoll.host.clock import Clock
 from atoll.host.driver import Driver, Seat
+from atoll.host.durable import unusable
 from atoll.host.island import Island
 from atoll.host.learning import Founded
 from atoll.host.reach import as_last_time, dialable, only_here, with_ports
@@ -90,13 +91,8 @@ def prepare(folder: Path) -> None:
         logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
         layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
         logging.basicConfig(filename=path, level=logging.INFO, format=layout)
-    except OSError as why:
-        raise UsageError(
-            "E-DIR-05",
-            f"{folder} cannot be a peer's folder: {why.strerror}",
-            cause="a file has that name, or the place is read-only or full",
-            fix="choose another folder with --dir",
-        ) from None
+    except (OSError, ValueError) as why:  # ValueError: a name with a zero byte in it
+        raise unusable(folder, why) from None
 
 
 async def found_run(

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
+from atoll.base.errors import UNREADABLE
 from atoll.base.ids import PeerId, names_of, short
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
@@ -40,6 +41,7 @@ LATE_MAX = 16  # members that came back from being apart with what they did ther
 NAMED_MAX = 6  # of those who are missed, in one line
 TAIL_BYTES = 4 * 2**20  # of the file read at start: about a thousand rounds
 CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
+_ENTRY = msgspec.json.Decoder(dict[str, Any])
 
 
 def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
@@ -341,8 +343,8 @@ def entries_in(record: Path) -> Iterator[dict[str, Any]]:
 def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """A line that a power cut tore is skipped."""
     for line in lines:
-        with suppress(msgspec.DecodeError):
-            yield msgspec.json.decode(line)
+        with suppress(*UNREADABLE):
+            yield _ENTRY.decode(line)
 
 
 class Record:

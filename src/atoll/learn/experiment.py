@@ -28,11 +28,13 @@ Time is counted in inner steps; nothing here waits or measures seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET
 from torch import nn
 
+from atoll.base.door import Count, Peers, Whole, door
 from atoll.base.effort import Batches, Effort
 from atoll.learn.clients import Clients, check_clients
 from atoll.learn.data import Data, Images, Text, load_data
@@ -47,22 +49,25 @@ from atoll.learn.rhythm import misfit as rhythm_misfit
 from atoll.learn.tensors import parameters_of
 from atoll.learn.trouble import Absence, Trouble, check_trouble
 
+DATA = "'stdlib', a path, a Text or Images of atoll.learn.data, or a list of them, one for each peer"
 
+
+@door("atoll.experiment", "E-EXP-01")
 def experiment(
-    recipe: Recipe,
+    recipe: Annotated[Recipe, "what a method of atoll.learn.methods returns: diloco(), …"],
     model: str | nn.Module | None = None,
-    data: str | Data | Sequence[str | Data] | None = None,
+    data: Annotated[str | Data | Sequence[str | Data] | None, DATA] = None,
     *,
-    peers: int = 4,
-    steps: int | None = None,
+    peers: Peers = 4,
+    steps: Count | None = None,
     statistic: Statistic | None = None,
     trouble: Trouble | None = None,
     effort: Effort | None = None,
-    evaluate_every: int = 0,
-    samples: int = 2048,
+    evaluate_every: Whole = 0,
+    samples: Count = 2048,
     order: Sequence[int] | None = None,
     only: Sequence[str] = (),
-    sample: float | None = None,
+    sample: int | float | None = None,
     groups: Sequence[str] = (),
     records: Sequence[int] = (),
     loss: Loss = built_in_loss,
@@ -87,10 +92,9 @@ def experiment(
     influence in a run that keeps records (specs/reputation.md), which here stays as it is. Where the recipe's
     schedule counts `epochs`, a peer's round is so many passes over its own share. `precision="bf16"` and
     `compiled=True` (torch.compile) say how workers compute gradients, in place of the recipe
-    (`learn/gradient.py`); losses are looked at in fp32. ValueError if the recipe cannot be run.
+    (`learn/gradient.py`); losses are looked at in fp32. UsageError for an argument that is none, ValueError if the
+    recipe cannot be run.
     """
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"a recipe is what a method of atoll.learn.methods returns: diloco(), …; not {recipe!r}")
     if statistic is not None:
         reducer = msgspec.structs.replace(recipe.reducer, statistic=statistic)
         recipe = msgspec.structs.replace(recipe, reducer=reducer)
@@ -98,8 +102,6 @@ def experiment(
     asked = Computing(precision or asked.precision, asked.compiled if compiled is None else compiled)
     recipe = msgspec.structs.replace(recipe, computing=UNSET if asked == PLAIN else asked)
     check_recipe(recipe)
-    if peers < 1 or (steps is not None and steps < 1):
-        raise ValueError("peers and steps must be at least 1")
     if recipe.reducer.peers_min > peers:
         raise ValueError(f"this recipe needs at least {recipe.reducer.peers_min} peers, not {peers}")
     if recipe.reducer.statistic in ROBUST and peers < PEERS_MIN:
@@ -151,8 +153,7 @@ def _loaded(data: str | Data | None) -> Data:
     if data is None or isinstance(data, str):
         return load_data(data or "stdlib")
     if not isinstance(data, Text | Images):
-        kind = type(data).__name__
-        raise ValueError(f"data is 'stdlib', a path, a Text or Images of atoll.learn.data, or a list, not a {kind}")
+        raise ValueError(f"data is {DATA}, not a {type(data).__name__}")
     return data
 
 

@@ -23,6 +23,8 @@ MEGA = 1e6
 @contextmanager
 def two_charts(path: Path) -> Iterator[tuple[Any, Any]]:
     """Side by side, written to the path (PNG, SVG, PDF) when the block ends. UsageError if either is impossible."""
+    if not path.suffix or path.is_dir():
+        raise _unwritable(path, "it names no picture")
     try:
         import matplotlib
 
@@ -37,12 +39,14 @@ def two_charts(path: Path) -> Iterator[tuple[Any, Any]]:
             try:
                 figure.savefig(path, dpi=130)
             except (OSError, ValueError) as why:
-                what = f"cannot write {path}: {why}"
-                raise UsageError(
-                    "E-PLOT-03", what, fix="name a .png, .svg or .pdf file in a folder that exists"
-                ) from None
+                raise _unwritable(path, str(why)) from None
         finally:
             pyplot.close(figure)
+
+
+def _unwritable(path: Path, why: str) -> UsageError:
+    fix = "name a .png, .svg or .pdf file in a folder that exists: losses.png"
+    return UsageError("E-PLOT-03", f"cannot write a picture to {str(path)!r}", cause=why, fix=fix)
 
 
 def draw_outcomes(outcomes: Mapping[str, Outcome], path: Path | str) -> None:

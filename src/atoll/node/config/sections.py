@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from atoll.base.door import Count, Peers, Positive, Share, Whole
 from atoll.base.effort import BATCH_MOST, STEPS_MOST
 from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX, UPDATES_KEPT_MAX
 from atoll.keys.signer import VoteKind
@@ -26,12 +27,7 @@ Duration = Annotated[float, Meta(gt=0, extra=DURATION)]  # seconds, or text such
 OffOrDuration = Annotated[float, Meta(ge=0, extra=DURATION)]
 Text = Annotated[str, Meta(max_length=64)]
 Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # stands in a name, behind an @
-Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
-Count = Annotated[int, Meta(ge=1)]
-Whole = Annotated[int, Meta(ge=0, lt=2**31)]
 Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
-Positive = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,125 @@
+"""The public functions refuse what they cannot use before anything begins, in words that end in what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import atoll
+from atoll.learn.methods import diloco
+from atoll.learn.rehearsal import Outcome
+
+GROUP = atoll.reduce.Group.__new__(atoll.reduce.Group)  # what is refused never gets as far as a group
+WORK = atoll.reduce.Work.__new__(atoll.reduce.Work)
+OUTCOME = Outcome.__new__(Outcome)
+RUN = atoll.Run(folder=Path("nowhere"))
+MODEL = nn.Linear(2, 2)
+SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+ONES = torch.ones(2)
+
+DOORS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (atoll.found, ()),
+    (atoll.join, ()),
+    (atoll.local, ("train.py",)),
+    (atoll.experiment, (diloco(rounds=1),)),
+    (atoll.reduce.found, ()),
+    (atoll.reduce.join, ("ATOLL1:any",)),
+    (GROUP.all_reduce, (ONES,)),
+    (GROUP.all_reduce_async, (ONES,)),
+    (GROUP.average_with_partner, (ONES,)),
+    (GROUP.average_with_partner_async, (ONES,)),
+    (GROUP.wait_for_peers, (2,)),
+    (WORK.wait, ()),
+    (RUN.attach, (MODEL, SGD)),
+    (RUN.report, (1.0,)),
+    (RUN.decline, ()),
+    (RUN.shard, ([],)),
+    (OUTCOME.plot, ("a.png",)),
+]
+
+
+def refusal(function: Callable[..., Any], *given: Any, **named: Any) -> str:
+    with pytest.raises(atoll.UsageError) as refused:
+        function(*given, **named)
+    assert refused.value.cause and refused.value.fix
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("function", "needed"), DOORS, ids=lambda one: getattr(one, "__qualname__", ""))
+def test_every_argument_of_every_public_function_is_judged(function: Callable[..., Any], needed: tuple[Any, ...]):
+    """An object of no kind at all fits nowhere; whoever adds an argument that nothing judges fails here."""
+    for place, parameter in enumerate(signature(function).parameters.values()):
+        stranger = object()
+        if parameter.kind is Parameter.VAR_POSITIONAL:
+            told = refusal(function, *needed, stranger)
+        elif place < len(needed):
+            told = refusal(function, *needed[:place], stranger, *needed[place + 1 :])
+        else:
+            told = refusal(function, *needed, **{parameter.name: stranger})
+        assert f"({parameter.name}=" in told
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "says"),
+    [
+        (GROUP.all_reduce, {"tensors": ONES, "timeout_s": "x"}, "timeout_s='x'.*a number, at least 0"),
+        (GROUP.all_reduce, {"tensors": ONES, "timeout_s": float("nan")}, "timeout_s=nan"),
+        (GROUP.all_reduce, {"tensors": ONES, "weight": True}, "weight=True.*a whole number, at least 1"),
+        (atoll.reduce.found, {"statistic": "mode"}, "statistic='mode'.*one of 'mean'.*leave statistic out.*'mean'"),
+        (atoll.reduce.found, {"silence_s": float("inf")}, "silence_s=inf.*at most 100,000,000"),
+        (atoll.reduce.found, {"listen": "/ip4/127.0.0.1/tcp/0"}, "listen=.*a list, of text each"),
+        (atoll.reduce.found, {"peer": 4}, r"unexpected keyword argument 'peer'.*help\(atoll.reduce.found\)"),
+        (atoll.found, {"trust": "friends"}, "trust='friends'.*one of 'private', 'community', 'open'"),
+        (atoll.found, {"inner_steps": 2.5}, "inner_steps=2.5"),
+        (atoll.found, {"sample": 1.5}, "sample=1.5.*at least 0, at most 1"),
+        (atoll.join, {"or_found": {"trust": 1}}, r"atoll.found\(trust=1\)"),
+        (RUN.attach, {"model": SGD, "optimizer": MODEL}, "model=.*a Module"),
+        (
+            RUN.attach,
+            {"model": MODEL, "optimizer": SGD, "only": "*lora*"},
+            r"only='\*lora\*'.*a list, of text each",
+        ),
+        (atoll.experiment, {"recipe": "diloco"}, "recipe='diloco'.*what a method of atoll.learn.methods returns"),
+        (OUTCOME.plot, {"path": "", "other": 3}, "others="),
+    ],
+)
+def test_what_is_meant_is_said(function: Callable[..., Any], given: dict[str, Any], says: str):
+    import re
+
+    with pytest.raises(atoll.UsageError) as refused:
+        function(**given)
+    assert re.search(says, str(refused.value), re.DOTALL)
+
+
+def test_numbers_of_other_libraries_are_numbers(tmp_path: Path):
+    import numpy
+
+    run = atoll.found(
+        folder=tmp_path, inner_steps=numpy.int64(3), outer_lr=numpy.float32(0.5), start_peers=torch.tensor(2)
+    )
+    assert run._wish["start_peers"] == 2 and type(run._wish["recipe"].schedule.inner_steps) is int
+
+
+@pytest.mark.parametrize("path", ["", "losses", "."])
+def test_a_picture_needs_a_name(path: str):
+    """An empty one was written to ./.png without a word."""
+    with pytest.raises(atoll.UsageError, match=r"E-PLOT-03 (.*\n)+.*losses.png"):
+        OUTCOME.plot(path)
+
+
+def test_what_else_stands_in_the_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "train.py").write_text("")
+    assert "E-DIR-05" in refusal(atoll.local, tmp_path / "train.py", folder=tmp_path / "train.py")
+    assert "E-USE-07" in refusal(atoll.local, tmp_path)
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-12 .*int3"):
+        atoll.found(up="int3")
+    monkeypatch.delenv("ATOLL_TICKET", raising=False)
+    monkeypatch.setenv("ATOLL_START_PEERS", "two")
+    with pytest.raises(atoll.UsageError, match="E-ATT-11 ATOLL_START_PEERS='two'"):
+        atoll.join(or_found={})
