@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -139,6 +140,7 @@ class Driver:
         self._carriage = Carriage()
         self.stopped = asyncio.Event()
         self._round_closed = asyncio.Event()
+        self._happened = asyncio.Event()  # anything at all
         self.bound: list[str] = []
         self.addresses: tuple[str, ...] = ()
         self._bytes_before = (self.progress.bytes_out, self.progress.bytes_in)  # of its life before
@@ -199,24 +201,26 @@ class Driver:
         self.stopped.set()
 
     async def leave(self, why: str, patience_s: Seconds) -> bool:
-        """Say farewell, and stay while the others cannot agree on it without my vote. False if time ran out."""
-        until = self.clock.now() + patience_s
+        """Say farewell, and stay while the others cannot agree on it without me. False if time ran out."""
         self._do(lambda: self.machine.farewell(why, self.clock.now()))
         self._hurry()
-        while self._needed():
-            if self.clock.now() >= until:
-                return False
-            await self.next_round(until - self.clock.now())
-        return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while self._needed():
+                    self._happened.clear()
+                    await self._happened.wait()
+        return not self._needed()
 
     def _needed(self) -> bool:
-        """True while the other voters that I can hear lack exactly my vote for a certificate."""
-        history = self.machine.history
+        """True while the other voters that I can hear lack exactly my vote for a certificate, or none of them has
+        said yet that it holds the vertex by which I am gone: what I sent last may never have arrived."""
+        history, turnout = self.machine.history, self.machine.turnout(self.clock.now())
         if history is None or self.machine.over:
             return False
-        votes = any(m.peer == self.me and m.votes for m in history.head_body.members)
-        turnout = self.machine.turnout(self.clock.now())
-        return votes and turnout.here == turnout.needed > 1
+        if any(m.peer == self.me and m.votes for m in history.head_body.members):
+            return turnout.here == turnout.needed > 1
+        stay, ends = {*turnout.voters} - {*turnout.absent, self.me}, self.machine.news.ends
+        return bool(stay) and all(ends.get(peer, -2) < history.head for peer in stay)
 
     # ---- what its owner asks for ---------------------------------------------------------------------------
 
@@ -287,6 +291,7 @@ class Driver:
     def handle(self, event: Event) -> None:
         if not self._closing:
             self._do(lambda: self.machine.handle(event, self.clock.now()))
+            self._happened.set()
 
     def _do(self, step: Callable[[], list[Effect]]) -> None:
         """One step of the machine and its effects: all of them, or none more from the first that cannot be kept."""
