@@ -22,14 +22,15 @@ from msgspec.structs import replace
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId
-from atoll.base.machine import Done, Effect, Event, Received
+from atoll.base.machine import Done, Effect, Event, Received, Send
 from atoll.host import group_island
 from atoll.host.group_host import GroupHost
 from atoll.host.group_island import cuts, part_values
 from atoll.learn.codec import codec_named
 from atoll.node import patience
 from atoll.node.facts import AuditEnded, MembershipChanged, Passed
-from atoll.wire.messages.round import Answer, Committed, Contribution, PartBytes, RowBytes
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.round import Answer, Committed, Contribution, PartBytes, RowBytes, Voted
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
 PATIENCE_S = 60.0  # only a failing test waits so long
@@ -378,6 +379,24 @@ def test_of_two_members_one_may_leave_and_the_other_goes_on(calls: bool):
         if work is not None:
             with pytest.raises(RunFailedError, match="E-RED-04"):
                 work.wait(PATIENCE_S)
+
+
+def test_who_leaves_stays_until_the_other_holds_the_vertex_that_lets_it_go():
+    """The votes that make it final get lost, so only the leaver has it; alone the other would have no quorum."""
+    with groups(2, silence_s=0.6) as members:
+        together(members, [torch.ones(10), torch.ones(10)])
+        leaver = members[0]._host
+        send = leaver._send
+
+        def loses_final_votes(effect: Send) -> None:
+            vote = effect.message.statement if isinstance(effect.message, Voted) else None
+            if vote is None or decode_statement(vote.body, vote.signer).stage == "prepare":
+                send(effect)
+
+        leaver._send = loses_final_votes
+        members[0].close()
+        done = members[1].all_reduce(torch.ones(10), timeout_s=PATIENCE_S)
+        assert done.contributors == (members[1].me,)
 
 
 def test_whoever_is_left_alone_by_a_death_is_told_though_it_would_wait_for_ever(monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -140,6 +141,7 @@ class Driver:
         self._carriage = Carriage()
         self.stopped = asyncio.Event()
         self._round_closed = asyncio.Event()
+        self._happened = asyncio.Event()  # anything at all
         self.bound: list[str] = []
         self.addresses: tuple[str, ...] = ()
         self._bytes_before = (self.progress.bytes_out, self.progress.bytes_in)  # of its life before
@@ -200,24 +202,27 @@ class Driver:
         self.stopped.set()
 
     async def leave(self, why: str, patience_s: Seconds) -> bool:
-        """Say farewell, and stay while the others cannot agree on it without my vote. False if time ran out."""
-        until = self.clock.now() + patience_s
+        """Say farewell, and stay while the others cannot agree on it without me. False if time ran out."""
         self._do(lambda: farewell(self.machine, why, self.clock.now()))
         self._hurry()
-        while self._needed():
-            if self.clock.now() >= until:
-                return False
-            await self.next_round(until - self.clock.now())
-        return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while self._needed():
+                    self._happened.clear()
+                    await self._happened.wait()
+        return not self._needed()
 
     def _needed(self) -> bool:
-        """True while the other voters that I can hear lack exactly my vote for a certificate."""
+        """True while the other voters that I can hear lack exactly my vote for a certificate, or none of them has
+        said yet that it holds the vertex by which I am gone: what I sent last may never have arrived."""
         history = self.machine.history
         if history is None or self.machine.over:
             return False
-        votes = any(m.peer == self.me and m.votes for m in history.head_body.members)
         there = turnout(self.machine, self.clock.now())
-        return votes and there.here == there.needed > 1
+        if any(m.peer == self.me and m.votes for m in history.head_body.members):
+            return there.here == there.needed > 1
+        stay, ends = {*there.voters} - {*there.absent, self.me}, self.machine.news.ends
+        return bool(stay) and all(ends.get(peer, -2) < history.head for peer in stay)
 
     # ---- what its owner asks for ---------------------------------------------------------------------------
 
@@ -288,6 +293,7 @@ class Driver:
     def handle(self, event: Event) -> None:
         if not self._closing:
             self._do(lambda: self.machine.handle(event, self.clock.now()))
+            self._happened.set()
 
     def _do(self, step: Callable[[], list[Effect]]) -> None:
         """One step of the machine and its effects: all of them, or none more from the first that cannot be kept."""

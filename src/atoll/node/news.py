@@ -28,14 +28,22 @@ class News:
         self.history: History | None = None
         self.eras: Eras | None = None  # where the run has them
         self.hinted: dict[PeerId, Seconds] = {}
+        self.ends: dict[PeerId, int] = {}  # with which round the histories of others end, as they said last
         self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
 
     def woke(self) -> None:
         """This computer slept: whatever was said before is old."""
         self.hinted.clear()
 
+    def ends_with(self, sender: PeerId, head: int) -> None:
+        """So it says of its history."""
+        if sender not in self.ends and len(self.ends) >= PEERS_MAX:
+            self.ends.clear()
+        self.ends[sender] = head
+
     def ask(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
         """It says that its history ends with this round: if mine ends before, ask for the rest."""
+        self.ends_with(sender, head)
         mine = self.history.head if self.history is not None else -2
         if head <= mine or self._hinted_lately(sender, now):
             return []

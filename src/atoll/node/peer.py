@@ -435,7 +435,7 @@ class Peer:
             self.old_parts.keep_only(share.round)
 
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
-        effects = self._tell_newcomers(closed) + self._learn_vertex(closed.vertex, self.me, now)
+        effects = self._tell_who_comes_or_goes(closed) + self._learn_vertex(closed.vertex, self.me, now)
         if self.round is not None:
             effects += self.inspectors.closed(closed.body, self.round.combined)
             effects += self.kept_rows.closed(closed.body.round, self.round.rows)
@@ -447,11 +447,13 @@ class Peer:
             effects.append(Keep(name, None))
         return effects + self._begin_round(now) + self._seek_admission(now)
 
-    def _tell_newcomers(self, closed: RoundClosed) -> list[Effect]:
-        """Whom this vertex lets in did not see it come to be, and would hear of it with the next heartbeat."""
+    def _tell_who_comes_or_goes(self, closed: RoundClosed) -> list[Effect]:
+        """Whom this vertex lets in did not see it come to be, and would hear of it with the next heartbeat; whom it
+        lets go stays until it hears that the others hold it."""
         before = {m.peer for m in self.known.roster.members if m.present}
-        here = {m.peer for m in closed.body.members if m.present} & self.linked
-        return [Send(peer, Vertices((closed.vertex,), closed.body.round)) for peer in sorted(here - before)]
+        after = {m.peer for m in closed.body.members if m.present}
+        news = Vertices((closed.vertex,), closed.body.round)
+        return [Send(peer, news) for peer in sorted((before ^ after) & self.linked)]
 
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
@@ -520,6 +522,7 @@ class Peer:
 
     def _hear_vertices(self, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
+        self.news.ends_with(sender, message.head)
         vertices = list(message.vertices)
         fresh = self.is_lost
         if fresh:
