@@ -1,16 +1,15 @@
 """What makes a vertex final, rule by rule: each forgery is refused, and believed by a history that lacks the rule.
 
-A mutant is a change of the source text, as in `conformance/mutants.py`; if a rule moves, its mutant says so.
+A mutant is a change of the source text (`mutated.py`), as in `conformance/mutants.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from msgspec.structs import replace
+from mutated import without
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, PeerId
@@ -172,15 +171,6 @@ FORGERIES = [
 ]
 
 
-def without(forgery: Forgery) -> type[History]:
-    assert room.__file__ is not None
-    source = Path(room.__file__).read_text()
-    assert source.count(forgery.text) == 1, f"{forgery.of}: its rule is not in {room.__name__} any more"
-    mutated = ModuleType(room.__name__)
-    exec(compile(source.replace(forgery.text, forgery.instead), room.__file__, "exec"), mutated.__dict__)
-    return mutated.History
-
-
 @pytest.mark.parametrize("vertex", [voted(NEXT), recovered(EPOCH)], ids=["votes", "recovery"])
 def test_what_is_final_is_believed(vertex: Vertex):
     history = founded()
@@ -193,7 +183,9 @@ def test_a_forged_vertex_is_refused_and_believed_where_its_rule_is_deleted(forge
     with pytest.raises(PeerFault):
         history.append(forgery.vertex, NAMES[3])
     assert history.head == -1
-    assert founded(without(forgery)).append(forgery.vertex, NAMES[3]) is not None
+    assert (
+        founded(without(room, forgery.text, forgery.instead).History).append(forgery.vertex, NAMES[3]) is not None
+    )
 
 
 def test_another_branch_is_believed_by_the_same_rules_and_changes_nothing_here():

@@ -10,14 +10,13 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from clocks import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutated import without
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
@@ -258,7 +257,7 @@ NEXT_SLOT_RULES = [
 def test_a_slot_of_other_members_is_decided_by_them_alone(rule: tuple[str, str, str] | None):
     """A third left, a third is new; all who were there go on to say of both slots what they said of the first."""
     before, now = [[PeerId(f"p{i:02d}") for i in range(first, first + 12)] for first in (0, 4)]
-    kind = without(*rule[1:]) if rule else Snow
+    kind = without(snow, *rule[1:]).Snow if rule else Snow
     me = kind(now[0], now, "height/1", b"seed", SnowParams(k=5, alpha=3, beta=1), preference_only=True)
     me.among({*before, *now})
     asked = [e.to for e in me.offer(RED, 0.0) if isinstance(e, Send)]
@@ -273,16 +272,6 @@ def test_a_slot_of_other_members_is_decided_by_them_alone(rule: tuple[str, str, 
             except PeerFault as fault:
                 assert fault.who == peer and peer not in now
     assert bool(believed or me.answers) == bool(rule)
-
-
-def without(rule: str, instead: str) -> type[Snow]:
-    """A change of the source text, as in `conformance/mutants.py`."""
-    assert snow.__file__ is not None
-    source = Path(snow.__file__).read_text()
-    assert source.count(rule) == 1, f"{rule} is not in {snow.__name__} any more"
-    mutated = ModuleType(snow.__name__)
-    exec(compile(source.replace(rule, instead), snow.__file__, "exec"), mutated.__dict__)
-    return mutated.Snow
 
 
 def test_below_its_safe_size_it_is_built_for_preference_only_and_says_that_it_is_not_safe():

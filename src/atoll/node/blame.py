@@ -2,8 +2,8 @@
 
 A vertex holds every contributor's signed commitment, and with it the loss that this peer reported for its own data
 before its update was combined. So this can say whose losses stand apart, after which rounds the swarm's loss rose,
-and whether it rises more when a peer counts than when it does not. It cannot say what one update did: updates are
-not kept, nobody can recompute a round without one of them, and reported losses are each peer's own word. A
+and whether it rises more when a peer counts than when it does not. Reported losses are each peer's own word, and
+what one update did is not in them: where updates are kept, a round made again without it tells (`without.py`). A
 coincidence is called one; never a verdict.
 """
 
