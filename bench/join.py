@@ -148,7 +148,7 @@ class Source(Host):
                 if self.habit == "stall" and self.given > STALLS_AFTER:
                     return
                 if self.habit == "corrupt":
-                    wrong = bytearray(payload.data)
+                    wrong = bytearray(bytes(payload.data))
                     wrong[len(wrong) // 2] ^= 1
                     payload = Payload(digest(wrong), len(wrong), wrong)
                 super().do(Send(to, message, lane, payload))

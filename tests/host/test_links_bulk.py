@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 import os
+import tempfile
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from atoll.host.bulk import BESIDE_SLAB_MAX, BOXES_KEPT, HEAD, MESSAGE, SLAB, SL
 from atoll.host.control import Word
 from atoll.host.links import LinkSettings
 from atoll.host.memory import Reused
+from atoll.host.stretch import Handle, Stretch
 from atoll.host.tcp import Wire
 from atoll.keys.seal import TAG_BYTES
 from atoll.wire.libp2p.framing import frame
@@ -134,6 +136,30 @@ async def test_a_broken_bulk_connection_is_replaced_and_what_arrives_is_intact()
     assert {bytes(part) for part in bob.payloads} <= set(payloads)
     assert len(bob.events) == len(ada.events) == 1
     assert stats.bulk_connections == 4 and stats.bulk_queued_bytes >= 0
+    await closed(ada, bob)
+
+
+@story
+async def test_a_stretch_of_a_file_arrives_also_without_its_name_and_never_short():
+    """Two files lose their names before their bytes leave, one of them its end, too: that never arrives, what comes
+    after it does."""
+    ada, bob = await pair()
+    data, stretches = os.urandom(3 * MIB), list[Stretch]()
+    for left in (len(data), MIB + MIB // 2):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            stretches.append(Stretch(Handle(file.name), 1000, 1000 + 2 * MIB))
+            file.truncate(left)
+    ada.links.send(bob.name, b"whole", Lane.BULK, stretches[0])
+    await bob.until(lambda: bob.heard)
+    ada.links.send(bob.name, b"short", Lane.BULK, stretches[1])
+    while bob.heard[-1][1] != b"last":  # it may fall with the connection
+        ada.links.send(bob.name, b"last", Lane.BULK, b"words")
+        heard = len(bob.heard)
+        await bob.until(lambda heard=heard: len(bob.heard) > heard)
+    assert bob.heard[0][1] == b"whole" and bob.payloads[0] == data[1000 : 1000 + 2 * MIB]
+    assert {message for _, message, _ in bob.heard} == {b"whole", b"last"}
     await closed(ada, bob)
 
 

@@ -100,7 +100,8 @@ def test_a_state_is_coded_in_the_memory_of_a_few_stripes(tmp_path: Path):
 def store_of(folder: Path, mib: int):
     """A state that was never in memory as a whole."""
     store = Store.__new__(Store)
-    store.__dict__.update(folder=folder, _durable=False, _manifests={}, _proofs={})
+    blobs = str(folder / "blobs")
+    store.__dict__.update(folder=folder, _blobs=blobs, _durable=False, _manifests={}, _proofs={})
     blob = store.new_blob()
     for i in range(mib):
         blob.write(blake3(i.to_bytes(4, "big")).digest(length=MIB))

@@ -26,6 +26,7 @@ from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.host.cap import Cap
 from atoll.host.memory import mapped
 from atoll.host.session import Opener, Sealer
+from atoll.host.stretch import Stretch
 from atoll.host.tcp import Wire
 from atoll.keys.seal import TAG_BYTES
 
@@ -56,6 +57,8 @@ class Follower(Protocol):
 Deliver = Callable[[bytes, memoryview | None, bytes | None], None]
 """(message, payload, digest by the follower if there was one)"""
 
+Body = memoryview | Stretch  # bytes to be sent: in memory, or in a file until they are sealed
+
 
 class Record(NamedTuple):
     """The head of a record, judged."""
@@ -76,7 +79,7 @@ class Record(NamedTuple):
 class _Outgoing:
     """A frame on its way out: which records are still to be made."""
 
-    def __init__(self, number: int, message: bytes, payload: memoryview | None, place: Hashable = None) -> None:
+    def __init__(self, number: int, message: bytes, payload: Body | None, place: Hashable = None) -> None:
         self.number, self.message, self.payload, self.place = number, message, payload, place
         self.size_bytes = len(message) + (len(payload) if payload is not None else 0)
         self.slabs = _slabs(len(payload)) if payload is not None else 0
@@ -92,7 +95,7 @@ class _Outgoing:
     def finished(self) -> bool:
         return self.next == self.slabs
 
-    def record(self) -> tuple[bytes, memoryview]:
+    def record(self) -> tuple[bytes, Body]:
         index, self.next = self.next, self.next + 1
         payload_bytes = len(self.payload) if self.payload is not None else NO_PAYLOAD
         if index < 0:
@@ -227,7 +230,7 @@ class BulkLane:
 
     # ---- out ----
 
-    def send(self, message: bytes, payload: memoryview | None, place: Hashable = None) -> None:
+    def send(self, message: bytes, payload: Body | None, place: Hashable = None) -> None:
         frame = _Outgoing(self._number(), message, payload, place)
         self.queued_bytes += frame.size_bytes
         older = self._places.pop(place, None)
@@ -245,7 +248,7 @@ class BulkLane:
             self._kick_scheduled = True
             self._loop.call_soon(self._kick)
 
-    def records_for(self, channel: BulkChannel) -> list[tuple[bytes, memoryview]]:
+    def records_for(self, channel: BulkChannel) -> list[tuple[bytes, Body]]:
         """What this connection should carry next: a record, or a message and the first slab of its payload.
 
         By itself a message would cost a system call here and wake the other end for nothing.
@@ -465,7 +468,9 @@ class BulkChannel:
         for head, body in records:
             begin, end = end, end + HEAD.size + len(body) + TAG_BYTES
             box[begin : begin + HEAD.size] = head
-            self._sealer.seal_into(body, box[begin + HEAD.size : end], head)
+            place = box[begin + HEAD.size : end]
+            plain = body.read_into(place) if isinstance(body, Stretch) else body
+            self._sealer.seal_into(plain, place, head)
         self._sealed = box[:end]
         return True
 

@@ -3,12 +3,14 @@
 A chunk that arrives is hashed on a thread and, if a blob that is being fetched is made of it, written in the same
 breath, while it is in the core's cache: it proves itself by the manifest, so the disk need not wait for the
 machine, which hears of it afterwards. What arrives while the thread works goes to disk in its next turn.
-What is asked for lies in the system's page cache more often than not: it is copied on the loop, one chunk a turn,
-and checked there unless it was before (`store.Proof`). Only what must come from disk waits for the thread.
+What is asked for lies in the system's page cache more often than not. If it was hashed before (`store.Proof`) it
+stays there until it is encrypted; else it is copied and checked on the loop, one chunk a turn. Only what must come
+from disk waits for the thread.
 Promises: every piece of work is answered once, from the loop, never inside the call that asked for it; nothing is
 written that is not what a manifest says.
 Never keeps more than `ARRIVING_MAX` unjudged chunks: what comes then is hashed before more is read from the
-network. Never holds the loop for longer than one chunk in memory takes (0.3 ms), and never for the disk.
+network. Never holds the loop for longer than one chunk in memory takes (0.3 ms); for the disk only where memory ran
+out between the question and the answer.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from atoll.host.dialling import Outcome, Refusal, cannot_dial, cannot_listen, di
 from atoll.host.link import Link, LinkStats
 from atoll.host.memory import Reused
 from atoll.host.session import Security
+from atoll.host.stretch import Stretch
 from atoll.host.tcp import BACKLOG, Wire, connect, listening
 from atoll.wire.libp2p.multiaddr import Endpoint, text_of
 
@@ -166,7 +167,7 @@ class Links:
         peer: PeerId,
         message: bytes,
         lane: Lane = Lane.CONTROL,
-        payload: Buffer | None = None,
+        payload: Buffer | Stretch | None = None,
         place: Hashable = None,
     ) -> bool:
         """Queue a message; a payload always takes the bulk lane. False: no link, or too large for any frame.
@@ -176,7 +177,7 @@ class Links:
         link = self._links.get(peer)
         if link is None or link.control is None or self._closing:
             return False
-        view = _bytes_view(payload) if payload is not None else None
+        view = payload if payload is None or isinstance(payload, Stretch) else _bytes_view(payload)
         if len(message) > CONTROL_FRAME_MAX or (view is not None and len(view) > BULK_FRAME_MAX):
             link.refused_sends += 1
             return False

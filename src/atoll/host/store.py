@@ -40,6 +40,7 @@ from atoll.host.durable import (
     write_durably,
     write_over,
 )
+from atoll.host.stretch import Handle, Stretch
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import ReadVertices
 from atoll.protocol.dag.eras import SEALED_HELD, ReadEra
@@ -112,15 +113,17 @@ class Stamp(NamedTuple):
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-class Proof(NamedTuple):
+class Proof:
     """Which chunks of a blob were hashed in this process since they were last known to be in memory.
 
-    A disk that rots leaves no trace in the stamp, but what it changed has to come from it: the first chunk of a blob
-    that is not in memory any more ends the proof of all.
+    A disk that rots leaves no trace in the stamp, but what it changed has to come from it: the first chunk of a
+    blob that is not in memory any more ends the proof of all.
     """
 
-    stamp: Stamp
-    chunks: bytearray  # 1: proved
+    def __init__(self, stamp: Stamp, chunks: bytearray) -> None:
+        self.stamp = stamp
+        self.chunks = chunks  # 1: proved
+        self.file: Handle | None = None  # once one of them was served
 
 
 class Store:
@@ -302,16 +305,31 @@ class Store:
         return self._read_chunk(name, manifest, index, memory, 0)
 
     def read_chunk_at_hand(self, name: Digest, index: int, memory: Memory) -> Payload | None:
-        """The same, without waiting for the disk, and without hashing what stayed in memory since it was hashed.
-        Raises NotInMemory where it would have to wait."""
+        """The same, without waiting for the disk. What stayed in memory since it was hashed is not even read yet,
+        but a `Stretch`. Raises NotInMemory where it would have to wait."""
         manifest = self._manifests.get(name)
         if manifest is None or not AT_ONCE:
             raise NotInMemory
         try:
-            return self._read_chunk(name, manifest, index, memory, AT_ONCE)
-        except NotInMemory:
+            proved = self._proved_chunk(name, manifest, index)
+            return proved or self._read_chunk(name, manifest, index, memory, AT_ONCE)
+        except OSError as why:
+            if why.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT):
+                raise
             self._proofs.pop(name, None)
-            raise
+            raise NotInMemory from None
+
+    def _proved_chunk(self, name: Digest, manifest: Manifest, index: int) -> Payload | None:
+        proof = self._proofs.get(name)
+        if proof is None or not 0 <= index < len(proof.chunks) or not proof.chunks[index]:
+            return None
+        if self._stamp(name) != proof.stamp:
+            return None  # it was changed
+        proof.file = proof.file or Handle(self._place(name))
+        begin = index * BLOB_CHUNK
+        stretch = Stretch(proof.file, begin, begin + manifest.chunk_bytes(index))
+        stretch.touch(AT_ONCE)
+        return Payload(manifest.chunks[index], len(stretch), stretch)
 
     def _read_chunk(
         self, name: Digest, manifest: Manifest, index: int, memory: Memory, flags: int
@@ -325,25 +343,19 @@ class Store:
             return None  # tidied away, or not whole yet
         try:
             count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
-        except OSError as why:
-            if flags and why.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL):
-                raise NotInMemory from None
-            raise
-        else:
             stamp = Stamp.of(os.fstat(handle))  # after reading: what was changed before is seen
         finally:
             os.close(handle)
         if flags and count < len(data):
-            raise NotInMemory
+            raise BlockingIOError(errno.EAGAIN, "not all of it is in memory")
+        if digest(data[:count]) != manifest.chunks[index]:
+            with suppress(FileNotFoundError):
+                self.set_aside(name)  # our disk lied: nobody shall take us for a liar
+            return None
         proof = self._proofs.get(name)
         if proof is None or proof.stamp != stamp:
             proof = self._proofs[name] = Proof(stamp, bytearray(len(manifest.chunks)))
-        if not flags or not proof.chunks[index]:
-            if digest(data[:count]) != manifest.chunks[index]:
-                with suppress(FileNotFoundError):
-                    self.set_aside(name)  # our disk lied: nobody shall take us for a liar
-                return None
-            proof.chunks[index] = 1
+        proof.chunks[index] = 1
         return Payload(manifest.chunks[index], count, data)
 
     def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
@@ -476,7 +488,8 @@ class Store:
         """Forget finished blobs that nobody needs any more, and what a crash left unfinished long ago."""
         self._drop_parts(PARTS_KEPT_S)
         for path in (self.folder / "blobs").iterdir():
-            if path.suffix == "" and Digest(bytes.fromhex(path.name)) not in keep:
+            if path.suffix == "" and (name := Digest(bytes.fromhex(path.name))) not in keep:
+                self._proofs.pop(name, None)  # and its open file with it, unless some of it is being sent
                 path.with_suffix(".manifest").unlink(missing_ok=True)
                 with suppress(FileNotFoundError):
                     found = path.stat()
@@ -565,7 +578,7 @@ class Store:
 
     def _stamp(self, name: Digest) -> Stamp | None:
         with suppress(FileNotFoundError):  # tidied away meanwhile
-            return Stamp.of(self._path(name).stat())
+            return Stamp.of(os.stat(self._place(name)))
         return None
 
     def _take_lock(self) -> int:
