@@ -18,9 +18,9 @@ from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
-from atoll.base.units import bytes_text, parse_duration_s
+from atoll.base.units import bytes_text, parse_duration_s, spans_text
 from atoll.cli.say import AsJson, say, say_json
-from atoll.cli.verify import blob_id_of, kept_in, spans_text, votes_alone, votes_text
+from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
 
 if TYPE_CHECKING:
     from atoll.node.verify import Audit
