@@ -133,7 +133,7 @@ def export(
             cause="a peer keeps the newest states; "
             + (f"here: rounds {spans_text(spans_of(here))}" if here else "none is here"),
             fix=f"atoll checkpoint list; members may have it, whole or in pieces: "
-            f"atoll checkpoint pull RUN_ID --via ADDRESS --to DIR --round {round}",
+            f"atoll checkpoint pull --dir {folder} --round {round} --to MODEL",
         )
     if to.exists():
         raise UsageError(
