@@ -37,18 +37,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
         yield Alone(ada, folder, opened)
 
 
-def test_a_model_is_pulled_out_of_a_living_run_by_ticket_or_by_name(run: Alone, tmp_path: Path):
+def test_a_model_is_pulled_out_of_a_living_run_by_ticket_by_name_or_by_a_folder(run: Alone, tmp_path: Path):
     """Its state is one that ada agreed on; she has no new member, her ticket all its uses, and the run goes on."""
     ada, a, opened = run
     invited = answer_of("invite", "--dir", a, "--list")
     by_ticket = answer_of("checkpoint", "pull", opened["ticket"], "--to", tmp_path / "x")
     address = opened["addresses"][0]
     by_name = answer_of("checkpoint", "pull", opened["run_id"], "--via", address, "--to", tmp_path / "y")
+    by_folder = answer_of("checkpoint", "pull", "--dir", a, "--to", tmp_path / "z")
     ada.trained_with(1)
     assert [m["name"] for m in answer_of("peers", "--dir", a)] == ["ada"]
     assert answer_of("invite", "--dir", a, "--list") == invited
     states = {row["round"]: row["state"] for row in answer_of("checkpoint", "list", a)}
-    for taken in (by_ticket, by_name):
+    for taken in (by_ticket, by_name, by_folder):
         assert taken["run_id"] == opened["run_id"] and taken["state"] == states[taken["round"]]
         assert sorted(p.name for p in Path(taken["folder"]).iterdir()) == [
             "README.md",
@@ -61,7 +62,7 @@ def test_a_model_is_pulled_out_of_a_living_run_by_ticket_or_by_name(run: Alone, 
         assert last - first <= 3  # older eras came with their signatures
     assert by_name["round"] >= by_ticket["round"] >= 1
     assert "| ada |" in (tmp_path / "x" / "README.md").read_text()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "y"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "y", "z"]
 
 
 def test_what_is_no_run_or_cannot_be_written_is_told_before_anything_is_fetched(tmp_path: Path):
@@ -69,6 +70,7 @@ def test_what_is_no_run_or_cannot_be_written_is_told_before_anything_is_fetched(
     for words, code in (
         ((address, "--to", tmp_path / "x"), "E-CHK-07"),
         (("ab" * 32, "--to", tmp_path / "x"), "E-CHK-07"),
+        (("--dir", tmp_path, "--to", tmp_path / "x"), "E-VER-12"),
         (("ab" * 32, "--via", address, "--to", tmp_path), "E-CHK-04"),
         (("ab" * 32, "--via", address, "--to", tmp_path / "x", "--timeout", "soon"), "E-ARG-06"),
     ):

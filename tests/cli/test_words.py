@@ -72,6 +72,35 @@ def test_trouble_has_a_code_an_exit_status_and_a_next_command(
     assert (told["error"], told["exit"]) == (code, status) and told["fix"]
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["status", "--dir", "{here}/is-a-folder"], "E-DOOR-01"),
+        (["status", "--dir", "{here}/is-no-path"], "E-DOOR-01"),
+        (["plot", "{here}/is-a-folder"], "E-ARG-12"),
+        (["plot", "{here}/" + 300 * "x"], "E-ARG-12"),
+        (["plot", "{here}/holds-no-facts"], "E-PLOT-01"),
+        (["simulate", "calm", "--seed", "0.5"], "E-ARG-01"),
+    ],
+)
+def test_what_lies_where_a_file_should_be_is_no_defect_of_ours(
+    words: list[str], code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A folder for a file, a door that leads nowhere, lines that are no facts; a half is not rounded to a whole."""
+    for name in ("door", "facts.jsonl"):
+        (tmp_path / "is-a-folder" / name).mkdir(parents=True)
+    for folder, file, data in (
+        ("is-no-path", "door", b"\xff" * 300),
+        ("holds-no-facts", "facts.jsonl", b"[1]\nnull\n"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_bytes(data)
+    with pytest.raises(SystemExit):
+        command([word.format(here=tmp_path) for word in words])
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith(code) and "\n  try: " in told.err
+
+
 @pytest.mark.parametrize(("story", "wanted"), [("branches", "12 peers"), ("clients", "7 peers and 40 rounds")])
 def test_a_story_that_fails_for_its_smallness_is_no_alarm(story: str, wanted: str):
     """It has failed, and says that this may be no more than too few peers or rounds."""

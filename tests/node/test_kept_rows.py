@@ -86,6 +86,16 @@ def test_who_keeps_none_still_asks_and_what_nobody_kept_is_named():
     assert sum(rows is not None for rows in work.parts) == 1
 
 
+def test_rows_that_are_forgotten_here_are_said_to_be_gone_at_once():
+    """All keep as many rounds: whoever kept them and does not any more need not ask for twelve seconds."""
+    swarm = swarm_of()
+    asked_at, node = swarm.world.now, swarm.world.nodes[ADA]
+    effects = node.machine.gather_rows(min(node.machine.kept_rows.here) - 1)
+    (told,) = (e.fact for e in effects if isinstance(e, Report))
+    assert isinstance(told, RowsGathered) and len(told.gone) == 16 and len(effects) == 1
+    assert swarm.world.now == asked_at and gathered(swarm, min(node.machine.kept_rows.here))[0].came == 9
+
+
 def test_a_round_whose_vertex_is_out_of_reach_is_refused_with_those_that_are_not():
     """Memory holds the newest vertices, and genesis for ever, which says nothing of what lies between."""
     machine = swarm_of().world.nodes[ADA].machine

@@ -1,4 +1,4 @@
-"""Quantities people read and write: bytes, seconds, rates."""
+"""Quantities people read and write: bytes, seconds, rates, spans of rounds."""
 
 from __future__ import annotations
 
@@ -64,3 +64,18 @@ def seconds_text(duration_s: float) -> str:
     minutes, seconds = divmod(round(duration_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def spans_of(rounds: list[int]) -> list[tuple[int, int]]:
+    """[3, 4, 5, 9] -> [(3, 5), (9, 9)]."""
+    spans: list[tuple[int, int]] = []
+    for round in rounds:
+        if spans and spans[-1][1] == round - 1:
+            spans[-1] = (spans[-1][0], round)
+        else:
+            spans.append((round, round))
+    return spans
+
+
+def spans_text(spans: list[tuple[int, int]]) -> str:
+    return ", ".join(str(a) if a == b else f"{a}…{b}" for a, b in spans)

@@ -1,6 +1,7 @@
 """`atoll blame`: after which rounds did the loss rise, and whose update was it?
 
-    atoll blame RUN              from the history, offline: losses as each peer reported them of its own data
+    atoll blame RUN              from the history, offline: losses as each peer reported them of its own data,
+                                 and the rounds whose updates are kept
     atoll blame RUN --round R    asks the peer that runs here: the round made again without each contributor
 
 The first says what vertices hold and no more, the second is a measurement of kept updates (specs/blame.md); nobody
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
+from atoll.base.units import spans_of, spans_text
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.verify import kept_in
@@ -52,6 +54,7 @@ def _by_loss(folder: Path, metric: str, json: bool) -> None:
     with kept_in(folder) as kept:
         peers, jumps = blame_by_loss(read_vertex(kept, folder, r)[1] for r in kept.rounds)
         refused = refusals(read_vertex(kept, folder, r)[1] for r in kept.rounds)
+        updates = list(kept.updates)
     if not peers:
         raise UsageError(
             "E-BLM-01",
@@ -61,7 +64,7 @@ def _by_loss(folder: Path, metric: str, json: bool) -> None:
         )
     if json:
         found = [asdict(p) for p in peers]
-        told = {"jumps": [asdict(j) for j in jumps], "refused": [asdict(r) for r in refused]}
+        told = {"jumps": [asdict(j) for j in jumps], "refused": [asdict(r) for r in refused], "updates": updates}
         say_json({"metric": metric, "peers": found} | told | {"cannot_tell": CANNOT})
         return
     say("  loss above the others' in the same rounds; how theirs changed after it counted, and after it did not")
@@ -76,6 +79,10 @@ def _by_loss(folder: Path, metric: str, json: bool) -> None:
         rounds, who = ", ".join(map(str, r.refused)), ", ".join(names.get(p, p) for p in r.contributors)
         say(f"  round {r.round:>6}: the model was bad, back to round {r.back_to}; in rounds {rounds} counted {who}")
     say(f"  {CANNOT}")
+    if updates:
+        say(f"  updates are kept here of rounds {spans_text(spans_of(updates))}: atoll blame --round {updates[-1]}")
+    else:
+        say("  no updates are kept here: write keep.updates into run.toml and start this peer again")
 
 
 def _without_each(folder: Path, round: int, json: bool) -> None:

@@ -17,9 +17,9 @@ from msgspec import UnsetType
 
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId, names_of
-from atoll.base.units import bytes_text, seconds_text
+from atoll.base.units import bytes_text, seconds_text, spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
-from atoll.cli.verify import kept_in, spans_of, spans_text
+from atoll.cli.verify import kept_in
 
 if TYPE_CHECKING:
     from atoll.node.verify import Kept
@@ -133,7 +133,7 @@ def export(
             cause="a peer keeps the newest states; "
             + (f"here: rounds {spans_text(spans_of(here))}" if here else "none is here"),
             fix=f"atoll checkpoint list; members may have it, whole or in pieces: "
-            f"atoll checkpoint pull RUN_ID --via ADDRESS --to DIR --round {round}",
+            f"atoll checkpoint pull --dir {folder} --round {round} --to MODEL",
         )
     if to.exists():
         raise UsageError(

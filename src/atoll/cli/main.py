@@ -75,7 +75,7 @@ def _verbs(words: list[str]) -> list[str]:
 def _of_a_file(why: OSError) -> UsageError:
     """What a file or a folder that a command was given has against it."""
     return UsageError(
-        "E-ARG-11",
+        "E-ARG-12",
         f"{why.filename!s:.200}: {why.strerror}",
         cause="a folder where a file is meant, or a file where a folder is, a place that is not yours, a slip",
         fix=f"ls -ld {shlex.quote(str(why.filename))} says what it is; then name another one",

@@ -18,18 +18,28 @@ from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
-from atoll.base.units import bytes_text, parse_duration_s
-from atoll.cli.say import AsJson, say, say_json
-from atoll.cli.verify import blob_id_of, kept_in, spans_text, votes_alone, votes_text
+from atoll.base.units import bytes_text, parse_duration_s, spans_text
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
 
 if TYPE_CHECKING:
     from atoll.node.verify import Audit
 
+MEMBERS_ASKED = 16  # of those that a folder knows: whoever answers names the others
+
+Bootstrap = list[tuple[str, PeerId | None]]
+
 
 def pull(
-    source: Annotated[str, Parameter(help="A ticket of the run (it is not used up), or the run's id with --via.")],
+    source: Annotated[
+        str,
+        Parameter(
+            help="A ticket of the run (it is not used up), or the run's id with --via. Default: the run in --dir."
+        ),
+    ] = "",
     /,
     *,
+    dir: Dir = None,
     to: Annotated[Path, Parameter(help="The model folder to write; it must not exist yet.")],
     via: Annotated[
         list[str], Parameter(negative="", help="Multiaddr of a member, beside those in the ticket; repeatable.")
@@ -42,7 +52,7 @@ def pull(
 ) -> None:
     """Fetch the newest agreed model of a living run (or an earlier one) and its history, verify both, write a model
     folder."""
-    run, bootstrap = _whom(source, via)
+    run, bootstrap = _whom(source, via) if source or via else _known_in(folder_of(dir))
     try:
         timeout_s = parse_duration_s(timeout)
     except ValueError as why:
@@ -93,14 +103,14 @@ def pull(
     say(f"  the {what_is(files)} of round {taken.round}{whose} ({size}) is in {to}")
 
 
-def _whom(source: str, via: Sequence[str]) -> tuple[Digest, list[tuple[str, PeerId | None]]]:
+def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap]:
     """The run, and where its members may be reached."""
     from atoll.host.dialling import endpoint_of
     from atoll.wire.ticket import parse
 
     for address in via:
         endpoint_of(address)
-    named: list[tuple[str, PeerId | None]] = [(address, None) for address in via]
+    named: Bootstrap = [(address, None) for address in via]
     if ":" in source:
         ticket = parse(source)
         ticket.verify(time.time())
@@ -114,9 +124,20 @@ def _whom(source: str, via: Sequence[str]) -> tuple[Digest, list[tuple[str, Peer
             "E-CHK-07",
             f"{source[:60]!r} does not say which run, or not where it is",
             cause="a connection is made for one run: an address alone does not name it",
-            fix="atoll checkpoint pull TICKET --to DIR, or RUN_ID --via ADDRESS (atoll status --json has both)",
+            fix="atoll checkpoint pull TICKET --to MODEL; or RUN_ID --via ADDRESS, which atoll status --json has both; "
+            "or --dir FOLDER, of a peer",
         )
     return Digest(run), named
+
+
+def _known_in(folder: Path) -> tuple[Digest, Bootstrap]:
+    """The run that this folder holds, and where its newest vertex here says that members are. Nobody runs there."""
+    from atoll.cli.checkpoint import read_vertex
+
+    with kept_in(folder) as kept:
+        newest = read_vertex(kept, folder, max(kept.rounds, default=-1))[1]
+        there = [m for m in newest.members if m.present and m.addresses]
+        return Digest(kept.run), [(address, m.peer) for m in there[:MEMBERS_ASKED] for address in m.addresses]
 
 
 def _broken(audit: Audit, folder: Path) -> RunFailedError:

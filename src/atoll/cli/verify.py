@@ -17,6 +17,7 @@ from cyclopts import Parameter
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
 from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
+from atoll.base.units import spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 if TYPE_CHECKING:
@@ -90,9 +91,11 @@ def _kept(database: sqlite3.Connection, folder: Path, kept: type[Kept]) -> Kept:
         "SELECT substr(name, 8) FROM kept WHERE name GLOB 'vertex/[0-9]*' ORDER BY CAST(substr(name, 8) AS INTEGER)"
     )
     rounds = [int(name) for (name,) in names if name.isdecimal()]
+    kept_rows = database.execute("SELECT CAST(substr(name, 6) AS INTEGER) FROM kept WHERE name GLOB 'rows/[0-9]*'")
+    updates = sorted(round for (round,) in kept_rows)
     era = lambda round: value(f"sealed/{round}") or value(f"era/{round}")  # noqa: E731  # as short as its neighbour
     vertex, branch = (lambda round, kind=kind: value(f"{kind}/{round}") for kind in ("vertex", "branch"))
-    return kept(run, genesis, rounds, vertex, era, value("pieces") or b"", branch)
+    return kept(run, genesis, rounds, vertex, era, value("pieces") or b"", branch, updates)
 
 
 def check_blobs(folder: Path) -> tuple[int, list[str]]:
@@ -166,21 +169,6 @@ def _unreadable(path: Path, why: Exception) -> RunFailedError:
         cause="this disk damaged the database, or it was copied while a peer was writing to it",
         fix="atoll join TICKET --dir NEW_FOLDER fetches the whole history again",
     )
-
-
-def spans_of(rounds: list[int]) -> list[tuple[int, int]]:
-    """[3, 4, 5, 9] -> [(3, 5), (9, 9)]."""
-    spans: list[tuple[int, int]] = []
-    for round in rounds:
-        if spans and spans[-1][1] == round - 1:
-            spans[-1] = (spans[-1][0], round)
-        else:
-            spans.append((round, round))
-    return spans
-
-
-def spans_text(spans: list[tuple[int, int]]) -> str:
-    return ", ".join(str(a) if a == b else f"{a}…{b}" for a, b in spans)
 
 
 def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import PeerId, names_of
+from atoll.base.units import spans_of, spans_text
 from atoll.node.jobs import LeftOut
 from atoll.node.requests import question_of
 from atoll.node.without import notable
@@ -32,17 +33,20 @@ async def blame_round(host: PeerHost, round: int) -> dict[str, Any]:
         asked = question_of(host.machine, round)
     except ValueError as why:
         raise RefusedError(
-            "E-BLM-02", f"round {round} cannot be made again: {why}", fix="atoll checkpoint list"
+            "E-BLM-02",
+            f"round {round} cannot be made again: {why}",
+            fix="atoll blame lists those whose updates are kept",
         ) from None
     work = asked.work(host.machine.kept_rows.here.get(round, {}))
     if not any(work.parts):
-        here = host.machine.kept_rows.here
-        kept = f"this one those of rounds {min(here)} to {max(here)}" if here else "this one none"
+        here = sorted(host.machine.kept_rows.here)
+        kept = f"this one those of rounds {spans_text(spans_of(here))}" if here else "this one none"
+        later = f"atoll blame --round {here[-1]}, or " if here else ""
         raise UsageError(
             "E-BLM-03",
             f"nobody who answers kept the updates of round {round}",
             cause=f"peers keep those of as many rounds as their run.toml says (keep.updates), {kept}",
-            fix="ask about a later round, or set keep.updates higher at all members and start them again, "
+            fix=f"{later}set keep.updates higher at all members and start them again, "
             "which keeps updates from then on",
         )
     found = await host.island.do(work)

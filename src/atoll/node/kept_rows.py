@@ -160,7 +160,13 @@ class KeptRows:
         """Get these rows here, each from one of those. `RowsGathered` says how that ended."""
         lacking = dict.fromkeys(place for place in sources if place not in self.here.get(body.round, {}))
         self.search, self.looked_at = Search(body.round, commits_in(body), sources, lacking), body.round
+        if self._forgotten(body.round):
+            self.search.quiet_beats = BEATS
         return self._go_on(self.search)
+
+    def _forgotten(self, round: int) -> bool:
+        """I kept them and do not any more: nor do the others, who are to keep as many. Nobody need be asked."""
+        return bool(self.here) and round not in self.here and round <= max(self.here) - self.rounds
 
     def ask_again(self) -> list[Effect]:
         """With every heartbeat: the next source of each row that has not come."""

@@ -129,6 +129,7 @@ class Kept:
     branch: Callable[[int], bytes | None] = lambda round: (
         None
     )  # another vertex that closed the round: node/branches
+    updates: Sequence[int] = ()  # rounds whose updates, or some of them, are kept here: node/kept_rows
 
 
 @dataclass
