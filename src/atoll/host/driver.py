@@ -64,7 +64,7 @@ from atoll.node.admission import Wish
 from atoll.node.amend import Goal
 from atoll.node.facts import AttemptFailed, MembershipChanged, RoundClosed
 from atoll.node.peer import Peer
-from atoll.node.requests import farewell, go_back, recover, rest, turnout
+from atoll.node import requests
 from atoll.protocol.membership.heartbeat import Suspected
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
@@ -185,7 +185,7 @@ class Driver:
         if self._closing:
             return
         if farewell:
-            self._do(lambda: farewell(self.machine, why, self.clock.now()))
+            self._do(lambda: requests.farewell(self.machine, why, self.clock.now()))
             await asyncio.sleep(0)  # the words are queued; Links.close lets them leave
         self._closing = True
         for _, handle in self._timers.values():
@@ -203,7 +203,7 @@ class Driver:
 
     async def leave(self, why: str, patience_s: Seconds) -> bool:
         """Say farewell, and stay while the others cannot agree on it without me. False if time ran out."""
-        self._do(lambda: farewell(self.machine, why, self.clock.now()))
+        self._do(lambda: requests.farewell(self.machine, why, self.clock.now()))
         self._hurry()
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -218,7 +218,7 @@ class Driver:
         history = self.machine.history
         if history is None or self.machine.over:
             return False
-        there = turnout(self.machine, self.clock.now())
+        there = requests.turnout(self.machine, self.clock.now())
         if any(m.peer == self.me and m.votes for m in history.head_body.members):
             return there.here == there.needed > 1
         stay, ends = {*there.voters} - {*there.absent, self.me}, self.machine.news.ends
@@ -232,7 +232,7 @@ class Driver:
 
     def rest(self, rounds: int, at_once: bool = False) -> None:
         """Train in none of the next so many rounds; `at_once`: nor in the one under way, which the trainer ends."""
-        self._do(lambda: rest(self.machine, rounds, self.clock.now(), at_once))
+        self._do(lambda: requests.rest(self.machine, rounds, self.clock.now(), at_once))
 
     def recover(self) -> None:
         """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
@@ -244,7 +244,7 @@ class Driver:
                 fix="atoll recover in the founder's folder",
             )
         try:
-            self._do(lambda: recover(self.machine, self._sign_for_long, self.clock.now()))
+            self._do(lambda: requests.recover(self.machine, self._sign_for_long, self.clock.now()))
         except ValueError as why:
             raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
 
@@ -252,7 +252,7 @@ class Driver:
         """Why nothing can be agreed on now, for people; None if enough voters are here."""
         if self.machine.over:
             return None
-        settings, there = self.machine.settings, turnout(self.machine, self.clock.now())
+        settings, there = self.machine.settings, requests.turnout(self.machine, self.clock.now())
         recover = "atoll recover" + ("" if self.may_recover else " in the founder's folder")
         told = recover if settings.recovery else ""
         return paused_text(there, self.progress.name_of, settings.round.quorum, told)
@@ -265,7 +265,7 @@ class Driver:
     def go_back(self, goal: Goal, without: tuple[PeerId, ...] = ()) -> None:
         """Put before the members that the run goes on from this earlier vertex, and without these of them. Raises
         ValueError where that is no use."""
-        self._do(lambda: go_back(self.machine, goal, self._sign_for_long, self.clock.now(), without))
+        self._do(lambda: requests.go_back(self.machine, goal, self._sign_for_long, self.clock.now(), without))
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""
