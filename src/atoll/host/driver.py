@@ -60,11 +60,11 @@ from atoll.keys.identity import (
     signature_bytes,
 )
 from atoll.keys.signer import Vouch
+from atoll.node import requests
 from atoll.node.admission import Wish
 from atoll.node.amend import Goal
 from atoll.node.facts import AttemptFailed, MembershipChanged, RoundClosed
 from atoll.node.peer import Peer
-from atoll.node import requests
 from atoll.protocol.membership.heartbeat import Suspected
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
