@@ -24,7 +24,7 @@ from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageE
 from atoll.base.ids import PeerId
 from atoll.base.machine import Done, Effect, Event, Received, Send
 from atoll.host import group_island
-from atoll.host.group_host import GroupHost
+from atoll.host.group_host import GIVES_WAY, GroupHost
 from atoll.host.group_island import cuts, part_values
 from atoll.learn.codec import codec_named
 from atoll.node import patience
@@ -411,6 +411,25 @@ def test_whoever_is_left_alone_by_a_death_is_told_though_it_would_wait_for_ever(
             ):
                 members[1].all_reduce(mine, timeout_s=PATIENCE_S)
         assert not mine.any()
+
+
+def test_nobody_is_left_out_where_one_alone_has_heard_of_a_newcomer():
+    """It passes, and the round closes before its proposer hears of anybody. The surprise: the others' call was done
+    without that member, whose user then called for the first time where theirs did so for the second."""
+    with groups(3) as members:
+        together(members, [torch.ones(10) for _ in members])
+        round = members[0]._host.machine.round
+        first = round.agreement.proposer(0)
+        knows, *others = sorted(members, key=lambda m: m.me == first)
+        passed: SimpleQueue[Passed] = SimpleQueue()
+        knows._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, Passed) else None)
+        tensors = [torch.full((10,), float(i)) for i in range(3)]
+        works = [m.all_reduce_async(t, topology="ring") for m, t in zip(others, tensors[1:], strict=True)]
+        knows._loop.call_soon_threadsafe(knows._host.island.passes, GIVES_WAY)
+        passed.get(timeout=PATIENCE_S)
+        works.append(knows.all_reduce_async(tensors[0], topology="ring"))
+        assert all(len(work.wait(PATIENCE_S).contributors) == 3 for work in works)
+        assert all(torch.equal(t, torch.ones(10)) for t in tensors)
 
 
 def test_a_call_that_waits_while_somebody_leaves_still_waits_for_everybody_else():

@@ -26,12 +26,11 @@ from atoll.host import driver
 from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Reduced, asked_for
 from atoll.host.group_trust import Checked
 from atoll.host.store import in_use
-from atoll.node.facts import MembershipChanged, OtherCall, RoundBegan, RoundClosed
+from atoll.node.facts import MembershipChanged, OtherCall, RoundBegan, RoundClosed, ShareBegan
 from atoll.node.kept_rows import commits_in
 from atoll.node.peer import CaughtUp, GenesisKnown, Refused
 from atoll.node.settings import RunSettings
 from atoll.node.topology import PAIRS, pair_pieces
-from atoll.node.trial import Commits
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed
@@ -62,6 +61,7 @@ class GroupHost(driver.Driver):
         self._unreachable = ""  # the last address of the ticket's that was dialled in vain
         self._refused: AtollError | None = None
         self._had_place = False
+        self._gave_way = -1  # in this round somebody passed for those who come or go
         self._lost_since = self.clock.now()  # a quorum; or the last time that there was one
         self._news = asyncio.Event()
 
@@ -77,20 +77,26 @@ class GroupHost(driver.Driver):
 
     def handle(self, event: Event) -> None:
         super().handle(event)
-        round = self.machine.round
         match event:
-            case Received(message=Committed()) if round is not None:
-                commits = [commit for commit, _ in round.commits.get(round.attempt, Commits()).of.values()]
-                if any(commit.why == GIVES_WAY for commit in commits):
-                    self.island.passes(GIVES_WAY)
-                elif commits:
-                    self.island.others_wait()
+            case Received(message=Committed()):
+                self._look_who_waits()
             case Received(message=MemberReport()):
                 self._give_way()
             case TimerFired("beat"):
                 self._tell_if_quorum_is_lost()
             case _:
                 pass
+
+    def _look_who_waits(self) -> None:
+        """Others wait for my user's call; or one of them passes for who comes or goes, and then I do, too."""
+        round = self.machine.round
+        known = round.commits.get(round.attempt) if round is not None else None
+        commits = [commit for commit, _ in known.of.values()] if known is not None else []
+        if round is not None and any(commit.why == GIVES_WAY for commit in commits):
+            self._gave_way = round.plan.round
+            self.island.passes(GIVES_WAY)
+        elif commits:
+            self.island.others_wait()
 
     def _note(self, entry: dict[str, Any]) -> None:
         if entry["fact"] == "Unreachable":
@@ -156,6 +162,8 @@ class GroupHost(driver.Driver):
         match fact:
             case GenesisKnown():
                 self._learn_terms(fact.settings)
+            case ShareBegan():
+                self._look_who_waits()  # of what was said before I had begun, too
             case RoundBegan():
                 asyncio.get_running_loop().call_soon(self._give_way)
             case RoundClosed():
@@ -165,7 +173,9 @@ class GroupHost(driver.Driver):
                     before = self.machine.history.bodies.get(fact.round - 1)
                     lets_in = _lets_in(fact.body.reports) or (before is not None and _newcomers(before.members))
                     left = _leaving(fact.body.reports)
-                    again = bool(set(fact.missing) - left) and (lets_in or bool(left))
+                    # whoever passed may have known of a report that its proposer had not
+                    made_room = lets_in or bool(left) or self._gave_way == fact.round
+                    again = bool(set(fact.missing) - left) and made_room
                     if not again and (other := self._others_mean(fact)) is not None:
                         self.island.fails(fact.round, self._other_call(other))
                     cuts = () if again else self.island.cuts_of(fact.round)
