@@ -34,7 +34,7 @@ long: $(READY)
 	ATOLL_FUZZ=100000 $(PY) -m pytest -m long --timeout=3600
 
 bench: $(READY)
-	for script in handshake transport codec sim_scale survive growth convergence utilisation erasure apart power_loss; do $(PY) bench/$$script.py --quick || exit 1; done
+	for script in handshake transport codec consensus verify sim_scale survive growth convergence utilisation erasure apart power_loss; do $(PY) bench/$$script.py --quick || exit 1; done
 
 clean:
 	rm -rf $(VENV)

@@ -548,8 +548,8 @@ def test_mutant_half_the_voters_elect_and_commit(monkeypatch: pytest.MonkeyPatch
 
 
 # Not caught by the first 120 to 350 seeds of 3, 4 and 5 voters: that a vote, or a candidate's own one, is durable
-# before it is said (that it is kept at all is, above), that a newer term is kept, what is heard of an older one,
-# and those whose stories stand above, of partitions and of leaders that hear nobody.
+# before it is said (that it is kept at all is, above), that a newer term is kept, that ballots and answers of an
+# older one count for nothing, and those whose stories stand above, of partitions and of leaders that hear nobody.
 RULES = [  # the rule, its text, what stands there instead, seed, voters
     (
         "who votes has no newer entries than who is elected",

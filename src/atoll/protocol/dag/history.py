@@ -59,7 +59,7 @@ def first_damaged(kept: Mapping[str, bytes], run: Digest) -> int | None:
     found = whole([kept["genesis"], *(kept[f"vertex/{round}"] for round in rounds)])
     if not found or genesis_digest(found[0]) != run:
         return -1
-    before = run if first == 0 else None  # what it follows is on the disk, and is not gone by
+    before = run if first == 0 else None  # older vertices stay on the disk: nobody can tell what this one follows
     for round, vertex in enumerate(found[1:], first):
         try:
             body = decode_body(vertex.body)
