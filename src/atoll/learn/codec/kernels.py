@@ -23,7 +23,7 @@ from atoll.learn.codec.two_bit import BORDER, GRID, ONE_255TH
 from atoll.learn.products import CHUNK
 
 HOW: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # division by zero is a value, not an exception
-STRETCH = 512  # columns of a Gram matrix at a time: four rows of them fit the first-level cache
+STRETCH = 512  # columns at a time: four rows of fp64 fit the first-level cache, sixteen of fp32
 ROWS = 8  # `largest_places` first looks at the largest of every so many values alone
 LESS = np.int32(2**19)  # 1/16 of a power of two: what chunks of one vector differ in, mostly
 SIGNLESS = np.int32(0x7FFFFFFF)
@@ -434,6 +434,44 @@ def add_gram(rows, width, sums):
                     sums[after_i, j] += bc
                 if after_i > i and after_j > j:
                     sums[after_i, after_j] += bd
+
+
+# ---- sorted columns: see learn/aggregate/columns ---------------------------------------------------------------
+
+
+@part
+def _compare(low: Any, high: Any) -> None:
+    for k in range(len(low)):
+        x, y = low[k], high[k]
+        low[k] = x if x < y else y
+        high[k] = y if x < y else x
+
+
+@part
+def _lesser(low: Any, high: Any) -> None:
+    for k in range(len(low)):
+        low[k] = low[k] if low[k] < high[k] else high[k]
+
+
+@part
+def _greater(low: Any, high: Any) -> None:
+    for k in range(len(low)):
+        high[k] = high[k] if low[k] < high[k] else low[k]
+
+
+@compiled(types.void(types.float32[:, ::1], types.int64, types.int64[:, ::1]))
+def sort_columns(rows, width, comparators):
+    """In place, the first `width` columns; a comparator is (low, high, wants low, wants high). No NaN."""
+    for at in range(0, width, STRETCH):
+        to = min(at + STRETCH, width)
+        for c in range(len(comparators)):
+            low, high = rows[comparators[c, 0], at:to], rows[comparators[c, 1], at:to]
+            if comparators[c, 2] and comparators[c, 3]:
+                _compare(low, high)
+            elif comparators[c, 2]:
+                _lesser(low, high)
+            else:
+                _greater(low, high)
 
 
 def _packed(per_byte: int) -> tuple[Any, Any]:
