@@ -364,32 +364,36 @@ def decode_places(lows, unary, low_bits, places):
 
 
 @part
-def _halve_products(x: Any, y: Any, lanes: Any) -> Any:
-    half = len(lanes)
-    low_x, high_x, low_y, high_y = x[:half], x[half:], y[:half], y[half:]
-    for k in range(half):
-        low = np.float64(low_x[k]) * np.float64(low_y[k])
-        lanes[k] = low + np.float64(high_x[k]) * np.float64(high_y[k])
+def _quarter_products(x: Any, y: Any, lanes: Any) -> Any:
+    """Halved twice before anything is stored."""
+    n = len(lanes)
+    x_0, x_1, x_2, x_3 = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
+    y_0, y_1, y_2, y_3 = y[:n], y[n : 2 * n], y[2 * n : 3 * n], y[3 * n :]
+    for k in range(n):
+        even = np.float64(x_0[k]) * np.float64(y_0[k]) + np.float64(x_2[k]) * np.float64(y_2[k])
+        lanes[k] = even + (np.float64(x_1[k]) * np.float64(y_1[k]) + np.float64(x_3[k]) * np.float64(y_3[k]))
 
 
 @part
-def _halve(low: Any, high: Any) -> Any:
-    for k in range(len(low)):
-        low[k] += high[k]
+def _quarter(lanes: Any) -> Any:
+    n = len(lanes) // 4
+    lanes_0, lanes_1, lanes_2, lanes_3 = lanes[:n], lanes[n : 2 * n], lanes[2 * n : 3 * n], lanes[3 * n :]
+    for k in range(n):
+        lanes_0[k] = (lanes_0[k] + lanes_2[k]) + (lanes_1[k] + lanes_3[k])
 
 
 @compiled(types.void(types.float32[:, ::1], types.float64[::1]))
 def add_inner_products(rows, total):
-    count, lanes = len(rows), np.empty(CHUNK // 2)
+    count, lanes = len(rows), np.empty(CHUNK // 4)
     for at in range(0, rows.shape[1], CHUNK):
         pair = 0
         for i in range(count):
             for j in range(i, count):
-                _halve_products(rows[i, at : at + CHUNK], rows[j, at : at + CHUNK], lanes)
-                half = CHUNK // 4
-                while half > 0:
-                    _halve(lanes[:half], lanes[half : 2 * half])
-                    half //= 2
+                _quarter_products(rows[i, at : at + CHUNK], rows[j, at : at + CHUNK], lanes)
+                left = CHUNK // 4
+                while left > 1:
+                    _quarter(lanes[:left])
+                    left //= 4
                 total[pair] += lanes[0]
                 pair += 1
 
