@@ -32,6 +32,7 @@ from form import asking, report, versions
 from torch import Tensor
 
 from atoll.learn.aggregate import aggregate
+from atoll.learn.codec import native
 
 N, D, ROUNDS = (10, 20), 1_000_000, 7
 QUICK_D, QUICK_ROUNDS = 200_000, 3
@@ -168,6 +169,7 @@ def main() -> None:
     classes = byzfl_rules() if asked.against == "byzfl" else None
     if classes is None and asked.against == "byzfl":
         print(f"byzfl {BYZFL} is not here: ours alone. {__doc__.split(chr(10) * 2)[2].strip()}", file=sys.stderr)
+    native.load()  # not part of any figure
     figures = []
     for n in asked.n:
         rows = torch.empty(n, size)

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
-from atoll.learn.aggregate import gram_of
+from atoll.learn.aggregate import gram_of, trimmed_mean
 from atoll.learn.codec import codec_named, native
 from atoll.learn.codec.blocks import SPAN, largest_of
+from atoll.learn.codec.fp32 import FP32
 from atoll.learn.combine import combine
+from atoll.learn.statistic import Statistic
 
 pytest.importorskip("numba", reason="kernels are compiled by numba: pip install atoll[fast]")
 NAMES = (
@@ -145,6 +147,28 @@ def test_compiled_distances_are_right_and_nothing_between_equal_rows(n, start, m
         gram = gram_of(list(rows), n // 2, None if origin is None else origin.to(rows.dtype), chunk=700)
         assert (np.abs(gram.squared() - truth) <= 1e-9 * truth).all()
     assert native.kernels is not None
+
+
+@pytest.mark.parametrize("statistic", ["median", "trimmed_mean", "meamed"])
+@pytest.mark.parametrize("members", [3, 4, 10, 17])
+def test_both_sort_columns_to_the_same_bits(statistic, members):
+    """Rows with ties, zeros and minus zeros, as a part's owner has them; longer than what is sorted at once."""
+    generator = torch.Generator().manual_seed(members)
+    rows = [(1, torch.randint(-3, 4, (40_000,), generator=generator).mul(0.1)) for _ in range(members)]
+    wires = [
+        (weight, FP32.encode(torch.where(x == 0, -0.0, x) if k % 2 else x)) for k, (weight, x) in enumerate(rows)
+    ]
+    rule = Statistic(statistic, (members - 1) // 3)
+    by_torch, by_kernels = both_ways(lambda: bytes(combine(wires, 40_000, FP32, FP32, rule).wire or b""))
+    assert by_torch == by_kernels != b""
+
+
+def test_both_sort_mixtures_of_rows_alike():
+    """Mixed by the same products in chunks of other sizes; rows are left as they were."""
+    x = torch.randn(9, 40_000, generator=torch.Generator().manual_seed(9))
+    before = x.clone()
+    by_torch, by_kernels = both_ways(lambda: trimmed_mean(x, 2, pre=["nnm"]))
+    assert torch.allclose(by_torch, by_kernels, atol=1e-6) and torch.equal(x, before)
 
 
 def test_whether_distances_are_compiled_follows_from_how_much_there_is():

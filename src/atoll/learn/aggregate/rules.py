@@ -34,6 +34,7 @@ from atoll.learn.aggregate.rows import (
     weighted_sum,
 )
 from atoll.learn.aggregate.weights import Pre, Solve, Weights
+from atoll.learn.codec import native
 
 Before: TypeAlias = Sequence[str | Pre]
 
@@ -55,6 +56,7 @@ class Ready(NamedTuple):
 
 def ready(rows: Rows, f: int) -> Ready:
     views = opened(rows)
+    native.at_once(len(views) * len(views[0]))  # sorting takes them where they are, and does not ask for them
     norms2 = squared_norms(views)
     finite = [index for index, norm2 in enumerate(norms2) if norm2 <= SQUARED_MAX]  # NaN compares false
     if not finite:

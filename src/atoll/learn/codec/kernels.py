@@ -23,7 +23,7 @@ from atoll.learn.codec.two_bit import BORDER, GRID, ONE_255TH
 from atoll.learn.products import CHUNK
 
 HOW: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # division by zero is a value, not an exception
-STRETCH = 512  # columns of a Gram matrix at a time: four rows of them fit the first-level cache
+STRETCH = 512  # columns at a time: four rows of fp64 fit the first-level cache, sixteen of fp32
 ROWS = 8  # `largest_places` first looks at the largest of every so many values alone
 LESS = np.int32(2**19)  # 1/16 of a power of two: what chunks of one vector differ in, mostly
 SIGNLESS = np.int32(0x7FFFFFFF)
@@ -364,32 +364,36 @@ def decode_places(lows, unary, low_bits, places):
 
 
 @part
-def _halve_products(x: Any, y: Any, lanes: Any) -> Any:
-    half = len(lanes)
-    low_x, high_x, low_y, high_y = x[:half], x[half:], y[:half], y[half:]
-    for k in range(half):
-        low = np.float64(low_x[k]) * np.float64(low_y[k])
-        lanes[k] = low + np.float64(high_x[k]) * np.float64(high_y[k])
+def _quarter_products(x: Any, y: Any, lanes: Any) -> Any:
+    """Halved twice before anything is stored."""
+    n = len(lanes)
+    x_0, x_1, x_2, x_3 = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
+    y_0, y_1, y_2, y_3 = y[:n], y[n : 2 * n], y[2 * n : 3 * n], y[3 * n :]
+    for k in range(n):
+        even = np.float64(x_0[k]) * np.float64(y_0[k]) + np.float64(x_2[k]) * np.float64(y_2[k])
+        lanes[k] = even + (np.float64(x_1[k]) * np.float64(y_1[k]) + np.float64(x_3[k]) * np.float64(y_3[k]))
 
 
 @part
-def _halve(low: Any, high: Any) -> Any:
-    for k in range(len(low)):
-        low[k] += high[k]
+def _quarter(lanes: Any) -> Any:
+    n = len(lanes) // 4
+    lanes_0, lanes_1, lanes_2, lanes_3 = lanes[:n], lanes[n : 2 * n], lanes[2 * n : 3 * n], lanes[3 * n :]
+    for k in range(n):
+        lanes_0[k] = (lanes_0[k] + lanes_2[k]) + (lanes_1[k] + lanes_3[k])
 
 
 @compiled(types.void(types.float32[:, ::1], types.float64[::1]))
 def add_inner_products(rows, total):
-    count, lanes = len(rows), np.empty(CHUNK // 2)
+    count, lanes = len(rows), np.empty(CHUNK // 4)
     for at in range(0, rows.shape[1], CHUNK):
         pair = 0
         for i in range(count):
             for j in range(i, count):
-                _halve_products(rows[i, at : at + CHUNK], rows[j, at : at + CHUNK], lanes)
-                half = CHUNK // 4
-                while half > 0:
-                    _halve(lanes[:half], lanes[half : 2 * half])
-                    half //= 2
+                _quarter_products(rows[i, at : at + CHUNK], rows[j, at : at + CHUNK], lanes)
+                left = CHUNK // 4
+                while left > 1:
+                    _quarter(lanes[:left])
+                    left //= 4
                 total[pair] += lanes[0]
                 pair += 1
 
@@ -434,6 +438,44 @@ def add_gram(rows, width, sums):
                     sums[after_i, j] += bc
                 if after_i > i and after_j > j:
                     sums[after_i, after_j] += bd
+
+
+# ---- sorted columns: see learn/aggregate/columns ---------------------------------------------------------------
+
+
+@part
+def _compare(low: Any, high: Any) -> None:
+    for k in range(len(low)):
+        x, y = low[k], high[k]
+        low[k] = x if x < y else y
+        high[k] = y if x < y else x
+
+
+@part
+def _lesser(low: Any, high: Any) -> None:
+    for k in range(len(low)):
+        low[k] = low[k] if low[k] < high[k] else high[k]
+
+
+@part
+def _greater(low: Any, high: Any) -> None:
+    for k in range(len(low)):
+        high[k] = high[k] if low[k] < high[k] else low[k]
+
+
+@compiled(types.void(types.float32[:, ::1], types.int64, types.int64[:, ::1]))
+def sort_columns(rows, width, comparators):
+    """In place, the first `width` columns; a comparator is (low, high, wants low, wants high). No NaN."""
+    for at in range(0, width, STRETCH):
+        to = min(at + STRETCH, width)
+        for c in range(len(comparators)):
+            low, high = rows[comparators[c, 0], at:to], rows[comparators[c, 1], at:to]
+            if comparators[c, 2] and comparators[c, 3]:
+                _compare(low, high)
+            elif comparators[c, 2]:
+                _lesser(low, high)
+            else:
+                _greater(low, high)
 
 
 def _packed(per_byte: int) -> tuple[Any, Any]:
