@@ -1,4 +1,5 @@
-"""Whose turn a part is: its owners', then the reserves', and never a jury's, which only looks after owners."""
+"""Whose turn a part is: its owners', then the reserves', and never a jury's, which only looks after owners; and to
+whom each peer sends first."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 from atoll.base.ids import PeerId
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.route import Route
-from atoll.protocol.reduce.topology import Part, Topology
+from atoll.protocol.reduce.topology import Part, Topology, butterfly, ring
 
 A, B, C, D = (PeerId(p) for p in "abcd")
 PLAN = ReducePlan(3, 0, "", Topology("star", (Part((A, B), 1, {}),)), (A, B, C, D), (6.0, 12.0))
@@ -28,3 +29,21 @@ def test_a_part_goes_to_the_next_owner_and_where_all_are_gone_to_the_first_reser
 def test_a_jury_is_not_asked_to_combine_where_all_owners_are_gone():
     plan = replace(PLAN, witnesses=1, juries=((C, D),), verdict=2)
     assert turn_of(plan, A) == B and turn_of(plan, A, B) is None
+
+
+def test_at_no_time_do_two_send_to_the_same_peer():
+    """Rows of eight pieces each, then answers: whatever number a sending has, it goes to another peer from each."""
+    members = (A, B, C, D)
+    plan = replace(PLAN, topology=butterfly(members, b"drawn", pieces=2))
+    routes = [Route(plan, me, lambda _: False) for me in members]
+    owners = [[plan.owners(part)[0] for part in route.parts_in_turn()] for route in routes]
+    assert all(set(sent) == set(members) for sent in zip(*owners, strict=True))
+    assert all(len(set(sent)) == 4 for sent in zip(*(route.others() for route in routes), strict=True))
+
+
+def test_on_a_ring_all_rows_go_to_one_peer_in_the_order_of_their_parts():
+    """Who has one to send to keeps the plan's order; its own part comes by itself."""
+    plan = replace(PLAN, topology=ring((A, B, C, D), b"drawn"))
+    turns = Route(plan, B, lambda _: False).parts_in_turn()
+    sent = [part for part in turns if plan.owners(part)[0] != B]
+    assert sent == sorted(sent)

@@ -118,7 +118,7 @@ def test_voices_reach_a_vertex_though_only_two_writers_are_told(monkeypatch: pyt
     """Seven members, called many. More than two must say that they made the sum again: the liar is out in time."""
     monkeypatch.setattr(reports, "COMMITTEE_MAX", 4)
     monkeypatch.setattr(peer, "WRITERS_TOLD", 2)
-    play_crooks(Stage("voices", 1, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})
+    play_crooks(Stage("voices", 3, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})
 
 
 def test_voices_that_nobody_is_told_end_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -126,4 +126,4 @@ def test_voices_that_nobody_is_told_end_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(reports, "COMMITTEE_MAX", 4)
     monkeypatch.setattr(peer, "WRITERS_TOLD", 0)
     with pytest.raises(AssertionError, match="the miscounter p0002 left after round None"):
-        play_crooks(Stage("voices", 1, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})
+        play_crooks(Stage("voices", 3, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})

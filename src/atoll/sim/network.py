@@ -2,7 +2,8 @@
 
 Latency is drawn once per pair, jitter per message, so that messages overtake each other as on real paths. Bulk
 payloads queue at the sender's uplink, where one that waits gives its turn to a newer one of its place, and at the
-receiver's downlink; control messages only pay latency.
+receiver's downlink in the order in which their first bytes come to it (cut-through), as in policy/topology and
+sim/reduction; control messages only pay latency.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Waiting:
     """A payload's message until it leaves: what arrives is what was said last."""
 
     event: Received
-    begins: Seconds
+    begins: Seconds  # to leave
+    whole_at: Seconds = 0.0  # at the receiver's downlink, if that is free
 
     @property
     def size_bytes(self) -> int:
@@ -56,7 +58,10 @@ class Network:
     bytes: int = 0
 
     def arrivals(self, now: Seconds, to: PeerId, event: Received) -> tuple[Waiting, list[Seconds]]:
-        """World times at which copies of this message arrive: none, one or two; and what says it then."""
+        """World times at which copies of this message arrive: none, one or two; and what says it then.
+
+        A payload's is when its first byte is at the receiver's downlink: see `through`.
+        """
         sender, payload = event.sender, event.payload
         said = Waiting(event, now)
         if payload is not None and (place := event.message.place) is not None:
@@ -72,18 +77,21 @@ class Network:
         if (sender, to) in self.blocked or self.draw.random() < self.knobs.loss_rate:
             self.lost += 1
             return said, []
-        leave = now
+        way_s = self.one_way_s(sender, to)
         if payload is not None:
             self.bytes += payload.size_bytes
             said.begins = max(now, self.uplink_free.get(sender, 0.0))
-            leave = self._queue(self.uplink_free, sender, now, payload.size_bytes / self.uplink_of(sender))
-        arrive = leave + self.one_way_s(sender, to)
-        if payload is not None:
-            arrive = self._queue(self.downlink_free, to, arrive, payload.size_bytes / self.downlink_of(to))
-        copies = [arrive]
+            left = self._queue(self.uplink_free, sender, now, payload.size_bytes / self.uplink_of(sender))
+            said.whole_at = left + way_s
+        copies = [said.begins + way_s]
         if self.knobs.duplicate_rate and self.draw.random() < self.knobs.duplicate_rate:
-            copies.append(arrive + self.draw.uniform(0, 10 * self.knobs.jitter_s))
+            copies.append(copies[0] + self.draw.uniform(0, 10 * self.knobs.jitter_s))
         return said, copies
+
+    def through(self, now: Seconds, to: PeerId, said: Waiting) -> Seconds:
+        """When a payload whose first byte comes to its receiver's downlink now is there whole."""
+        worked_off = self._queue(self.downlink_free, to, now, said.size_bytes / self.downlink_of(to))
+        return max(said.whole_at, worked_off)
 
     def uplink_of(self, peer: PeerId) -> float:
         return self.uplink_bytes_s.get(peer, self.knobs.uplink_bytes_s)

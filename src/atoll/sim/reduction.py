@@ -4,9 +4,8 @@ Plays one attempt from the first row to the last answer. Everybody has committed
 time 0: what committing costs is not in here. Updates are multisets of names, so counting is checked exactly.
 
 A payload occupies its sender's uplink and its receiver's downlink, first come, first served, and reaches the
-downlink with its first byte (cut-through). What one peer has to send at the same moment goes to the peers behind
-it in their order, which is what fair sharing between connections comes to; all this as in policy/topology, whose
-predictions can be held against it. Combining takes one thread per peer, and an answer leaves when it is on disk.
+downlink with its first byte (cut-through), as in policy/topology, whose predictions can be held against it.
+Combining takes one thread per peer, and an answer leaves when it is on disk.
 
 Promises: the same seed and code give the same history (`Outcome.digest`). Peers may die, once, at random moments,
 and everybody notices later, each at its own time. Never loses a message otherwise, never wakes the dead.
@@ -108,7 +107,6 @@ class Reduction:
         self.peers, self.knobs = tuple(peers), knobs or ReductionKnobs()
         self.draw = random.Random(f"reduction/{seed}")
         self.network = Network(self.knobs.network, random.Random(f"network/{seed}"))
-        self.index = {peer: i for i, peer in enumerate(self.peers)}
         owners = range(min(OWNERS_PER_PART, len(self.peers)))
         until = tuple(self.knobs.window_s * min(k + 1, OWNER_WINDOWS) for k in owners)
         self.plan = ReducePlan(0, 0, "", topology, self.peers, until)
@@ -254,12 +252,7 @@ class Reduction:
     def _depart(self, peer: PeerId, sends: list[Send]) -> None:
         if peer in self.died:
             return
-        earlier: Counter[PeerId] = Counter()
-        turns: list[tuple[int, int, Send]] = []
         for send in sends:
-            turns.append((earlier[send.to], (self.index[send.to] - self.index[peer]) % len(self.peers), send))
-            earlier[send.to] += 1
-        for _, _, send in sorted(turns, key=lambda turn: turn[:2]):
             self._send(peer, send)
 
     def _send(self, peer: PeerId, send: Send) -> None:

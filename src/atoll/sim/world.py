@@ -42,7 +42,7 @@ from atoll.node.jobs import HandOver, Train
 from atoll.node.peer import Peer
 from atoll.node.requests import farewell
 from atoll.sim.island import Island
-from atoll.sim.network import Network, NetworkKnobs
+from atoll.sim.network import Network, NetworkKnobs, Waiting
 from atoll.wire.codec import encode
 
 REDIAL_S = 0.5  # how often a peer that wants a connection tries again
@@ -259,7 +259,14 @@ class World:
             return  # it crashed before its disk was done: these words were never said
         said, arrivals = self.network.arrivals(self.now, send.to, event)
         for when in arrivals:
-            self.at(when, lambda: self._deliver(other, life, said.event))
+            if event.payload is None:
+                self.at(when, lambda: self._deliver(other, life, event))
+            else:
+                self.at(when, lambda: self._arrive(other, life, said))
+
+    def _arrive(self, node: Node, life: int, said: Waiting) -> None:
+        """The first byte of a payload is here."""
+        self.at(self.network.through(self.now, node.name, said), lambda: self._deliver(node, life, said.event))
 
     def _deliver(self, node: Node, life: int, event: Event) -> None:
         if node.machine is None or node.life != life:

@@ -48,6 +48,11 @@ class ReducePlan:
         """Who gets the answers, in no order: asked with every word about a row."""
         return frozenset(self.listeners)
 
+    @cached_property
+    def place(self) -> Mapping[PeerId, int]:
+        """Where each of them stands in plan order."""
+        return {peer: index for index, peer in enumerate(self.listeners)}
+
     @property
     def parts(self) -> int:
         return len(self.topology.parts)

@@ -3,11 +3,14 @@
 A topology says where everybody stands when an attempt begins. An owner that is late, gone or unable passes its turn
 to the next in the plan, and where all owners of a part are gone it is the reserves' turn; whoever lost its parent
 climbs to the nearest above that is left. What was seen of that is kept here, and every question is answered from it
-and the plan alone. Never sends, never waits.
+and the plan alone. What a peer has for many goes first to those behind it in the plan, as policy/topology reckons:
+in one order for all, everybody would send to the same one at a time and wait for its downlink. Never sends, never
+waits.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from atoll.base.ids import PeerId, Seconds
@@ -28,6 +31,25 @@ class Route:
         for part, tree in enumerate(plan.topology.parts):
             if me != tree.owners[0] and (below := tree.below(me)):
                 self.below[part] = below
+
+    def parts_in_turn(self) -> list[int]:
+        """All parts as my rows leave: the first one for everybody, beginning behind me, then the second ones."""
+        earlier, turns = Counter[PeerId](), list[tuple[int, int, int]]()
+        for part, tree in enumerate(self.plan.topology.parts):
+            to = tree.parents.get(self.me, tree.owners[0])
+            turns.append((earlier[to], self._behind_me(to), part))
+            earlier[to] += 1
+        return [part for _, _, part in sorted(turns)]
+
+    def others(self) -> tuple[PeerId, ...]:
+        """Everybody else who gets answers, beginning behind me."""
+        listeners, here = self.plan.listeners, self.plan.place.get(self.me, -1)
+        return listeners[here + 1 :] + listeners[: max(here, 0)]
+
+    def _behind_me(self, peer: PeerId) -> int:
+        """So many places, all round."""
+        place = self.plan.place
+        return (place.get(peer, 0) - place.get(self.me, 0)) % len(place)
 
     # ---- upwards -------------------------------------------------------------------------------------------
 
@@ -80,6 +102,6 @@ class Route:
     def within_reach(self, part: int, owner: PeerId) -> Sequence[PeerId]:
         """All that I may have to serve: most peers are in charge of nothing and have nobody below them."""
         if self.me in (owner, self.owner[part]):
-            return self.plan.listeners
+            return self.others()
         near = self.below.get(part, frozenset()) | self.senders.get(part, set())
-        return [peer for peer in self.plan.listeners if peer in near] if near else ()
+        return sorted(near & self.plan.hearers, key=self._behind_me)

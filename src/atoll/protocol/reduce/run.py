@@ -86,6 +86,7 @@ class Reduce:
                 closed = self._said_name(part) in around.said
                 takes = plan.topology.parts[part].takes
                 self.gathers[part] = Gather(plan.owners(part).index(self.me), takes, closed=closed)
+        self.parts_in_turn = self.route.parts_in_turn()
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
         self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
         self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
@@ -147,7 +148,7 @@ class Reduce:
         filled = self.filled()
         if filled is not None:  # nobody has anything for the parts behind: nobody sends, owns or waits for them
             self.missing.update(range(filled, self.plan.parts))
-        for part in range(self.plan.parts):
+        for part in self.parts_in_turn:
             effects += self._look_at(part, now)
         # only after what is due was done: a word that comes in the instant of a deadline must not push it away
         return [*effects, *self._finish_if_over(), *self._set_timer(now)]
@@ -446,7 +447,7 @@ class Reduce:
         """Nobody shall wait for me."""
         plan = self.plan
         word = Declined(plan.round, plan.attempt, plan.trace, part)
-        told = [Send(peer, word) for peer in plan.listeners if peer != self.me]
+        told = [Send(peer, word) for peer in self.route.others()]
         return [self._report(NoAnswer(part=part, why=why)), *told]
 
     def _decline(self, part: int, who: PeerId, now: Seconds) -> list[Effect]:

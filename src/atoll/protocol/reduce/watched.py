@@ -159,7 +159,7 @@ class WatchedReduce(Reduce):
         part, effects = held.answered.part, list[Effect]()
         self.mine[part] = held
         if self.route.owner[part] != self.me:
-            effects += [self._word_to(peer, held) for peer in self.plan.listeners if peer != self.me]
+            effects += [self._word_to(peer, held) for peer in self.route.others()]
         heard = self.watch.hear(held.statement, held.answered, held.payload)
         return effects + heard + self._watch_part(part, now)
 
@@ -210,7 +210,7 @@ class WatchedReduce(Reduce):
         if now < self._reveal_until(index) and self._unheard(part, index):
             return []
         self.revealed.add(part)
-        return [self._answer_to(peer, held) for peer in self.plan.listeners if peer != self.me]
+        return [self._answer_to(peer, held) for peer in self.route.others()]
 
     def _reveal_until(self, owner_index: int) -> Seconds:
         """Halfway between the end of gathering and the end of the window."""
@@ -241,7 +241,7 @@ class WatchedReduce(Reduce):
             return []
         mine = replace(answered, owner_index=plan.signers(part).index(self.me))
         held = self.mine[part] = AnswerHeld(self.notary.sign(mine), mine, self.watch.bytes_of(mine))
-        told = [Send(peer, self._message_of(held)) for peer in plan.listeners if peer != self.me]
+        told = [Send(peer, self._message_of(held)) for peer in self.route.others()]
         return [Keep(name, encode(mine)), *told, *self.watch.hear(held.statement, mine, None)]
 
     def _ask_words(self) -> list[Effect]:

@@ -280,7 +280,7 @@ class WatchedWeighedReduce(ByDistance, WatchedReduce):
         # durable before it is sent: a restarted owner must never compare a second time
         effects.append(Keep(self._compared_name(part), encode(compared)))
         effects += self._note(word, result.products)
-        effects += [self._shown(peer, word) for peer in plan.listeners if peer != self.me]
+        effects += [self._shown(peer, word) for peer in self.route.others()]
         return effects + self.look_again(now)
 
     def _hear_comparison(self, sender: PeerId, message: Comparison, now: Seconds) -> list[Effect]:
@@ -342,7 +342,7 @@ class WatchedWeighedReduce(ByDistance, WatchedReduce):
             words = self.compared.cases[word.answered.part].words
             by = {w.statement.signer for w in words if w.named == word.named}
             if len(by) <= self.plan.witnesses and self.me not in by:
-                effects += [self._shown(peer, word) for peer in self.plan.listeners if peer != self.me]
+                effects += [self._shown(peer, word) for peer in self.route.others()]
         return effects
 
     def _chosen(self, now: Seconds) -> Choice | None:
