@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
 
@@ -51,9 +51,15 @@ class Peer:
 class Swarm:
     """Peers by index; every fact heard so far in `facts`, oldest first."""
 
-    def __init__(self, base: Path, settings: list[str], lab: Lab | None = None) -> None:
-        """In a lab every peer runs at the host of its index."""
-        self.base, self.settings, self.lab = base, settings, lab
+    def __init__(
+        self,
+        base: Path,
+        settings: list[str],
+        lab: Lab | None = None,
+        begin: Callable[[list[str], TextIO], Any] | None = None,
+    ) -> None:
+        """In a lab every peer runs at the host of its index. `begin` starts peers otherwise than a person would."""
+        self.base, self.settings, self.lab, self.begin = base, settings, lab, begin
         self.news: queue.Queue[Fact] = queue.Queue()
         self.facts: list[Fact] = []
         self.peers: dict[int, Peer] = {}
@@ -130,27 +136,17 @@ class Swarm:
         if index in self.peers:
             self._bury(self.peers[index])
         folder = self.base / f"peer-{index}"
-        command = [
-            *(atoll or (sys.executable, "-m", "atoll")),
-            *words,
-            "--facts",
-            "--threads",
-            "1",
-            "--name",
-            folder.name,
-        ]
+        words = [*words, "--facts", "--threads", "1", "--name", folder.name, "--dir", str(folder)]
         start = subprocess.Popen
         if self.lab is not None:
-            command += ["--listen", f"/ip4/{self.lab.address(index)}/tcp/{LAB_PORT}"]
+            words += ["--listen", f"/ip4/{self.lab.address(index)}/tcp/{LAB_PORT}"]
             start = partial(self.lab.run, index)
-        with (self.base / f"{folder.name}.stderr").open("ab") as words:
-            process = start(
-                [*command, "--dir", str(folder)],
-                stdout=subprocess.PIPE,
-                stdin=subprocess.PIPE,
-                stderr=words,
-                text=True,
-            )
+        with (self.base / f"{folder.name}.stderr").open("a") as said:
+            if self.begin is not None:
+                process = self.begin(words, said)
+            else:
+                command = [*(atoll or (sys.executable, "-m", "atoll")), *words]
+                process = start(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, stderr=said, text=True)
         self.peers[index] = Peer(index, process, self)
 
     def __enter__(self) -> Swarm:

@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from warm import HUMBLE, WarmPeer
 
 from atoll.cli.main import main
 
@@ -27,6 +28,7 @@ SMALL = [  # a run of seconds: 22 k parameters, few steps
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32"),
     *("--set", "train.inner_steps=8", "--set", "train.batch=2"),
 ]
+AS_TYPED = ("-m", "atoll")
 TWO = (*SMALL, "--set", "run.start_peers=2")  # nobody trains while the other one still starts
 
 
@@ -58,22 +60,19 @@ def answer_of(*words: str | Path) -> Any:
 
 
 class Peer:
-    """A running `atoll up` or `atoll join` and the facts it has told."""
+    """A running `atoll up` or `atoll join` and the facts it has told.
+
+    A warm process, or, with a `command` (`AS_TYPED`, as people start it) or an `env` of its own, a fresh one.
+    """
 
     def __init__(
         self,
         *words: str | Path,
-        command: tuple[str | Path, ...] = ("-m", "atoll"),
+        command: tuple[str | Path, ...] = (),
         env: dict[str, str] | None = None,
     ) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *map(str, command), *map(str, words), "--facts", "--threads", "1"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
-        )
+        typed = [*map(str, words), "--facts", "--threads", "1"]
+        self.process = _fresh(command or AS_TYPED, typed, env or {}) if command or env else WarmPeer(typed)
         self.facts: list[dict[str, Any]] = []
         self._news: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -127,6 +126,17 @@ class Peer:
         """What it said on stderr; only once it has ended."""
         assert self.process.stderr is not None
         return self.process.stderr.read()
+
+
+def _fresh(command: tuple[str | Path, ...], typed: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *map(str, command), *typed],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | HUMBLE | env,
+    )
 
 
 @contextmanager

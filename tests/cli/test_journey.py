@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import SMALL, TWO, Peer, answer_of, atoll, peers
+from processes import AS_TYPED, SMALL, TWO, Peer, answer_of, atoll, peers
 
 from atoll import reduce as atoll_reduce
 from atoll.base.errors import UsageError
@@ -18,11 +18,13 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
     """Ada founds, Bob joins by her ticket; whatever a person asks is answered; Bob leaves, the run goes on with one
     and then with two again, without a ticket and under his old name."""
     a, b = tmp_path / "a", tmp_path / "b"
-    with peers(Peer("up", "--dir", a, "--name", "ada", "--set", "run.rounds=0", *SMALL)) as running:
+    with peers(
+        Peer("up", "--dir", a, "--name", "ada", "--set", "run.rounds=0", *SMALL, command=AS_TYPED)
+    ) as running:
         ada = running[0]
         opened = ada.until_fact("Opened")
         assert opened["ticket"].startswith("ATOLL1:") and opened["addresses"]
-        bob = Peer("join", opened["ticket"], "--dir", b, "--name", "bob")
+        bob = Peer("join", opened["ticket"], "--dir", b, "--name", "bob", command=AS_TYPED)
         running.append(bob)
         ada.trained_with(2)
 
@@ -53,7 +55,7 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
             "bob": "away",
         }
 
-        again = Peer("up", "--dir", b, "--set", "run.rounds=9")
+        again = Peer("up", "--dir", b, "--set", "run.rounds=9", command=AS_TYPED)
         running.append(again)
         assert "other settings change nothing" in again.until_fact("Notice")["text"]
         assert again.until_fact("Opened")["name"] == "bob"

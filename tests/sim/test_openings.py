@@ -45,13 +45,13 @@ def test_an_owner_whose_sum_is_another_than_its_rows_make_is_expelled_at_once(ki
 
 def test_a_lie_in_one_value_is_found_in_time():
     """One block of 112, eleven of which are drawn in every round."""
-    told = played({1: "one_block"}, rounds=45, share=0.1)
+    told = played({1: "one_block"}, rounds=30, share=0.1)
     assert told.left[peer_name(1)][1] == "expelled" and set(told.findings) == {"mismatch"}
 
 
 @pytest.mark.parametrize("kind", UNSHOWN)
 def test_who_shows_nothing_that_it_committed_to_loses_its_place_and_is_never_expelled(kind: str):
-    told = played({1: kind}, rounds=26)
+    told = played({1: kind}, rounds=12)
     assert {how for _, how in told.left.values()} == {"away"} and set(told.findings) == {"withheld"}
 
 

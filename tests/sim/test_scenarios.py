@@ -20,8 +20,9 @@ from atoll.sim.swarm import Swarm, SwarmKnobs
 @pytest.mark.parametrize("name", ["calm", "growth", "frozen"])
 def test_a_story_with_one_trouble_at_most_goes_well(name: str):
     """Under both quorum rules. Calm counts everybody in every round; the others end with everybody a member."""
-    for seed in (1, 2, 3, 4):
+    for seed in (1, 2):
         report = run_scenario(name, seed)
+        assert report.quorum == ("majority", "two-thirds")[seed % 2]
         assert report.rounds >= 10
         if name == "calm":
             assert report.complete_share == 1.0 and report.attempts_failed == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from real_swarm import Swarm
+from warm import WarmPeer
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
 
@@ -19,7 +20,7 @@ STREAMING = ["run.rounds=0", "train.recipe=streaming", "train.inner_steps=40", "
 
 
 def together(base: Path, settings: list[str]) -> Swarm:
-    swarm = Swarm(base, [*settings, f"run.start_peers={PEERS}"])
+    swarm = Swarm(base, [*settings, f"run.start_peers={PEERS}"], begin=WarmPeer)
     swarm.found()
     for index in range(1, PEERS):
         swarm.join(index)
