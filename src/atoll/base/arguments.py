@@ -31,7 +31,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 
 Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Whole = Annotated[int, Meta(ge=0, lt=2**31)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
