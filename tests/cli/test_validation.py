@@ -80,3 +80,5 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         assert all(one["exact"] for one in found if not one["gone"])
         named = [[p["name"] for p in one["peers"] if p["notable"]] for one in found if not one["gone"]]
         assert ["eve"] in named and {name for names in named for name in names} == {"eve"}
+        back = atoll("checkpoint", "rollback", str(went["refused"][0]), "--dir", tmp_path / "ada")
+        assert f"validators went back behind round {went['refused'][0]} before" in back.stdout

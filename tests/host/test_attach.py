@@ -163,7 +163,7 @@ def test_a_loop_that_diverges_is_told_and_what_ctrl_c_reaches_is_the_loop(tmp_pa
 
 
 def test_what_no_run_can_be_is_told_before_anything_starts(tmp_path: Path):
-    """Arguments that are none: tests/test_doors.py."""
+    """Arguments that are none: tests/test_arguments.py."""
     model = nn.Linear(64, 64)
     with pytest.raises(atoll.UsageError, match=r"E-ATT-05 .*holds none of the parameters"):
         others = torch.optim.SGD(nn.Linear(64, 64).parameters(), lr=0.1)

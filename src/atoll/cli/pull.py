@@ -124,8 +124,8 @@ def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap]:
             "E-CHK-07",
             f"{source[:60]!r} does not say which run, or not where it is",
             cause="a connection is made for one run: an address alone does not name it",
-            fix="atoll checkpoint pull TICKET --to MODEL; or RUN_ID --via ADDRESS, which atoll status --json has "
-            "both; or --dir FOLDER, of a peer",
+            fix="atoll checkpoint pull TICKET --to MODEL; or RUN_ID --via ADDRESS, which atoll status --json has; "
+            "or --dir FOLDER, of a peer",
         )
     return Digest(run), named
 

@@ -36,7 +36,13 @@ def rollback(
     answer = ask(folder, "rollback", round=round, without=without or [])
     if json:
         say_json(answer)
-    elif answer["agreed"]:
+        return
+    if answer["refused"]:
+        say(
+            f"! validators went back behind round {round} before, and may again: atoll blame {folder} says where "
+            f"to, atoll blame {folder} --round {round} whose update it was"
+        )
+    if answer["agreed"]:
         gone = f", without {', '.join(without)}" if without else ""
         say(f"round {answer['round']} went back to the state of round {round}; all members go on from there{gone}")
     else:

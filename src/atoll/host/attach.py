@@ -31,7 +31,7 @@ import msgspec
 import torch
 from torch import nn
 
-from atoll.base.door import Count, Peers, Positive, Share, Whole, door
+from atoll.base.arguments import Count, Peers, Positive, Share, Whole, arguments
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.host.attached import LIARS, Attach, Closed, Declines, Farewell, Over, Told, ToUser, Trouble
 from atoll.host.shared import Mailbox, anonymous
@@ -101,7 +101,7 @@ class Run:
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
-    @door("run.attach", "E-ATT-11")
+    @arguments("run.attach", "E-ATT-11")
     def attach(
         self,
         model: nn.Module,
@@ -164,7 +164,7 @@ class Run:
         self.exchanged = self._layout.floats
         self.base = base_digest(self._layout).hex() if self._layout.held else ""
 
-    @door("run.report", "E-ATT-11")
+    @arguments("run.report", "E-ATT-11")
     def report(self, loss: SupportsFloat) -> None:
         """Tell the others this step's training loss; optional, shown as the run's loss."""
         try:
@@ -173,7 +173,7 @@ class Run:
             raise UsageError("E-ATT-11", f"run.report: {why}", fix="run.report(loss.mean().item())") from None
         self._reported += 1
 
-    @door("run.decline", "E-ATT-11")
+    @arguments("run.decline", "E-ATT-11")
     def decline(self, rounds: Count = 1) -> None:
         """Give nothing to the round under way, nor to the `rounds - 1` after it; nobody waits, and no record falls.
 
@@ -189,7 +189,7 @@ class Run:
         self._may, self._sent_F = 0, None
         self._go_on()
 
-    @door("run.shard", "E-ATT-11")
+    @arguments("run.shard", "E-ATT-11")
     def shard(self, items: Iterable[T]) -> Iterator[T]:
         """Every n-th item, so that members see disjoint data: for loaders that all members order alike."""
         for index, item in enumerate(items):
@@ -357,7 +357,7 @@ def _error(code: str) -> type[AtollError]:
     return UsageError if code.startswith(("E-DIR", "E-TKT")) else RefusedError
 
 
-@door("atoll.join", "E-ATT-11")
+@arguments("atoll.join", "E-ATT-11")
 def join(
     ticket: str | None = None,
     *,
@@ -390,7 +390,7 @@ def join(
     return found(**(here | {"start_peers": _start_peers()} | or_found))
 
 
-@door("atoll.found", "E-ATT-11")
+@arguments("atoll.found", "E-ATT-11")
 def found(
     *,
     folder: str | Path = "",

@@ -21,7 +21,7 @@ import torch
 from msgspec import UNSET
 from torch import Tensor
 
-from atoll.base.door import Peers, Whole
+from atoll.base.arguments import Peers, Whole
 from atoll.base.errors import AtollError, RefusedError, RunFailedError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact

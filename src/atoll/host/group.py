@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 from torch import Tensor, strided
 
-from atoll.base.door import Peers, door
+from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB, PAIRED_MAX, PEERS_MAX, PIECES_MAX
@@ -115,12 +115,12 @@ class Group:
         """(how the round in progress is reduced, why this way): it may change with what members measure."""
         return self._ask(GroupHost.way)
 
-    @door("group.wait_for_peers", CODE)
+    @arguments("group.wait_for_peers", CODE)
     def wait_for_peers(self, count: Peers, timeout_s: Patience = MEET_S) -> None:
         """Until so many members are there. RunFailedError if they are not in time."""
         self._ask(lambda host: host.meet(count, timeout_s))
 
-    @door("group.all_reduce", CODE)
+    @arguments("group.all_reduce", CODE)
     def all_reduce(
         self,
         tensors: Tensor | Iterable[Tensor],
@@ -144,7 +144,7 @@ class Group:
         )
         return work.wait(timeout_s)
 
-    @door("group.all_reduce_async", CODE)
+    @arguments("group.all_reduce_async", CODE)
     def all_reduce_async(
         self,
         tensors: Tensor | Iterable[Tensor],
@@ -158,7 +158,7 @@ class Group:
         self._check_open()
         return self._begin(tensors, weight, codec, self._topology_name(topology), error_feedback)
 
-    @door("group.average_with_partner", CODE)
+    @arguments("group.average_with_partner", CODE)
     def average_with_partner(
         self,
         tensors: Tensor | Iterable[Tensor],
@@ -179,7 +179,7 @@ class Group:
         work = self.average_with_partner_async(tensors, weight=weight, codec=codec, error_feedback=error_feedback)
         return work.wait(timeout_s)
 
-    @door("group.average_with_partner_async", CODE)
+    @arguments("group.average_with_partner_async", CODE)
     def average_with_partner_async(
         self,
         tensors: Tensor | Iterable[Tensor],
@@ -306,7 +306,7 @@ class Work:
     def done(self) -> bool:
         return all(call.future.done() for call in self._calls)
 
-    @door("work.wait", CODE)
+    @arguments("work.wait", CODE)
     def wait(self, timeout_s: Patience | None = None) -> Reduced:
         """Until the mean is in the tensors. RunFailedError if it is not within `timeout_s`, where one is given."""
         if self._done is None:
@@ -324,7 +324,7 @@ class Work:
         return self._done
 
 
-@door("atoll.reduce.found", CODE)
+@arguments("atoll.reduce.found", CODE)
 def found(
     *,
     peers: Peers = 1,
@@ -401,7 +401,7 @@ def found(
     return Group(opening())
 
 
-@door("atoll.reduce.join", CODE)
+@arguments("atoll.reduce.join", CODE)
 def join(
     ticket: str,
     *,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.base.door import Peers, door
+from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.host.durable import unusable
 from atoll.host.record import Progress, entries_in
@@ -30,7 +30,7 @@ END_S = 15.0  # for a process that was told to end
 Child = subprocess.Popen[bytes]
 
 
-@door("atoll.local", "E-USE-08")
+@arguments("atoll.local", "E-USE-08")
 def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | Path = "atoll-local") -> None:
     """Run a training script in `peers` processes on this computer that form one private swarm.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.base.errors import PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, one_line
 from atoll.node.amend import Goal, amend_of, goal_of
+from atoll.node.blame import refusals
 from atoll.node.jobs import FindState
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 
@@ -58,6 +59,8 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds, without: Sequen
         host.go_back(goal, names)
     except ValueError as why:
         raise RefusedError("E-CHK-11", f"the run cannot go back: {why}", fix="atoll status") from None
+    bodies = [history.bodies[r] for r in sorted(history.bodies)]
+    refused = any(round in one.refused for one in refusals(bodies))
     until = time.monotonic() + wait_s
     while (closed := _carried(host, said_after, goal)) is None and time.monotonic() < until:
         await host.next_round(until - time.monotonic())
@@ -67,6 +70,7 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds, without: Sequen
         "back_to": goal.round,
         "state": goal.state.hex(),
         "trained": goal.trained,
+        "refused": refused,  # validators went back behind it before
         "without": list(names),
     }
 

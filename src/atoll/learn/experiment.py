@@ -34,7 +34,7 @@ import msgspec
 from msgspec import UNSET
 from torch import nn
 
-from atoll.base.door import Count, Peers, Whole, door
+from atoll.base.arguments import Count, Peers, Whole, arguments
 from atoll.base.effort import Batches, Effort
 from atoll.learn.clients import Clients, check_clients
 from atoll.learn.data import Data, Images, Text, load_data
@@ -52,7 +52,7 @@ from atoll.learn.trouble import Absence, Trouble, check_trouble
 DATA = "'stdlib', a path, a Text or Images of atoll.learn.data, or a list of them, one for each peer"
 
 
-@door("atoll.experiment", "E-EXP-01")
+@arguments("atoll.experiment", "E-EXP-01")
 def experiment(
     recipe: Annotated[Recipe, "what a method of atoll.learn.methods returns: diloco(), …"],
     model: str | nn.Module | None = None,

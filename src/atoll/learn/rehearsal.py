@@ -16,7 +16,7 @@ import torch
 from msgspec import UNSET
 from torch import Tensor, nn
 
-from atoll.base.door import door
+from atoll.base.arguments import arguments
 from atoll.base.draw import in_pairs
 from atoll.base.effort import Effort
 from atoll.base.ids import Digest
@@ -92,7 +92,7 @@ class Outcome:
     model_F: Tensor  # the agreed model as one flat vector
     state: Digest | None  # what real rounds would name it; None where they cannot do this, or members never agree
 
-    @door("Outcome.plot", "E-PLOT-03")
+    @arguments("Outcome.plot", "E-PLOT-03")
     def plot(self, path: Path | str, name: str = "this recipe", **others: Outcome) -> None:
         """Draw its losses over steps and bytes, beside those of others by name: done.plot("a.png", auto=other)."""
         draw_outcomes({name: self, **others}, path)

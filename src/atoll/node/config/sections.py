@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from atoll.base.door import Count, Peers, Positive, Share, Whole
+from atoll.base.arguments import Count, Peers, Positive, Share, Whole
 from atoll.base.effort import BATCH_MOST, STEPS_MOST
 from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX, UPDATES_KEPT_MAX
 from atoll.keys.signer import VoteKind

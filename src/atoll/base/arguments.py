@@ -1,6 +1,6 @@
-"""The door of a public function: its own signature judges what it is called with, before anything begins.
+"""Arguments of public functions: the signature itself judges them, once, before anything begins.
 
-    @door("atoll.reduce.found", "E-RED-02")
+    @arguments("atoll.reduce.found", "E-RED-02")
     def found(*, peers: Peers = 1, timeout_s: Annotated[Seconds, Meta(ge=0.1)] = 60.0) -> Group: ...
 
     E-RED-02 atoll.reduce.found(timeout_s=nan)
@@ -31,7 +31,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 
 Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Whole = Annotated[int, Meta(ge=0, lt=2**31)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -46,7 +46,7 @@ class _Unfit(Exception):
     """This value is not of this kind."""
 
 
-def door(name: str, code: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def arguments(name: str, code: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Judge the arguments of the function that people know by this name; UsageError with this code."""
 
     def hung(function: Callable[P, T]) -> Callable[P, T]:
