@@ -14,7 +14,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect
 from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
+from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge, Lacking
 from atoll.protocol.consensus.raft_round import RaftRound
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.codec import vertex_id
@@ -72,10 +72,10 @@ def test_a_dead_leader_is_followed_by_the_next_who_takes_its_entry_over():
     table.deliver()
     assert table.at[P1].view == 1, "a quorum would leave the view, so all did"
     table.settle()
-    (bound,) = table.told(Bound, P1)
-    assert bound.digest == vertex_id(b"first") and table.at[P1].holders(bound.digest) == [P3]
+    (lacking,) = table.told(Lacking, P1)
+    assert table.at[P1].lacking == {lacking.digest} == {vertex_id(b"first")}
+    assert table.at[P1].holders(lacking.digest) == [P3]
     table.do(P1, table.at[P1].learn_body(b"first"))
-    table.do(P1, table.at[P1].repropose(1))
     table.settle()
     assert table.decided() == {P1: b"first", P2: b"first", P3: b"first"}
     assert not table.told(Judge, P2) and len(table.told(Judge, P3)) == 1

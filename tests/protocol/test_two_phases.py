@@ -14,7 +14,7 @@ from table import ROUND, Table, names_of
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.facts import Bound, Decided, Free
+from atoll.protocol.consensus.facts import Decided, Free, Lacking
 from atoll.protocol.consensus.said import Said
 from atoll.wire.codec import vertex_id
 from atoll.wire.messages.round import Propose, TimedOut, Voted
@@ -74,9 +74,7 @@ def test_a_leader_that_is_shown_a_lock_of_the_view_before_goes_on_with_it_at_onc
     prepare_votes_reach(table, P2)
     table.deaf = {P0}
     time_out(table, P1, P2, P3)
-    (bound,) = table.told(Bound)
-    assert (bound.view, bound.digest) == (1, vertex_id(FIRST)) and not table.told(Free, P1)
-    table.do(P1, table.at[P1].repropose(1))
+    assert not table.told(Free, P1)
     table.settle()
     assert table.decided() == dict.fromkeys((P1, P2, P3), FIRST)
 
@@ -93,7 +91,7 @@ def test_where_no_lock_is_shown_the_leader_does_not_wait_and_who_is_locked_alone
     prepare_votes_reach(table, P3)
     time_out(table, P0, P1, P2)
     (free,) = table.told(Free, P1)
-    assert free.view == 1 and not table.told(Bound)
+    assert free.view == 1
     table.do(P1, table.at[P1].propose(1, SECOND))
     table.settle()
     assert table.decided() == dict.fromkeys(table.names, SECOND)
@@ -104,8 +102,7 @@ def test_a_leader_without_a_quorum_of_timeouts_waits():
     table = proposed()
     prepare_votes_reach(table, P3)
     time_out(table, P0, P1)
-    assert not table.told(Free, P1) and not table.told(Bound)
-    assert not table.at[P1].propose(1, SECOND)
+    assert not table.told(Free, P1) and not table.at[P1].propose(1, SECOND)
 
 
 # Jolteon: after a timeout certificate, vote only for a block of the round just after it, whose certificate is at
@@ -166,37 +163,70 @@ def test_who_restarts_votes_in_no_view_before_the_one_it_voted_in():
     assert again.view == 2 and not [m for _, _, m in table.mail if isinstance(m, Voted)]
 
 
-# "a lock (a quorum certificate)" binds who proposes next, whenever it is shown; so its body has to be somewhere.
-def test_a_lock_that_a_liar_kept_to_itself_binds_nobody_to_a_body_that_is_gone():
-    """p3 alone saw the first body prepared. Five bodies later, none of them prepared, it shows that certificate."""
-    table, honest = proposed(), (P0, P1, P2)
+# "parties are locked on v": they must have the value then, or nobody could go on with it. This is our rule.
+def hidden_lock(table: Table) -> TimedOut:
+    """What p3, which alone saw the first body prepared, says of view 1 after all others have given that body up."""
     table.deaf = {P3}
     table.deliver()
+    table.mail.clear()  # the votes: lost, all of them
     prepare = Vote(ROUND, 0, "prepare", vertex_id(FIRST))
-    hidden = Certificate(
-        ROUND, 0, "prepare", prepare.digest, tuple((p, table.sign(p, prepare).signature) for p in (P0, P1, P3))
-    )
-    for view in range(8):
-        table.mail = []  # the votes: lost, all of them
-        table.facts.clear()
-        nothing = view < 7
-        timeout = Timeout(ROUND, view, *((-1, ZERO_DIGEST) if nothing else (0, prepare.digest)))
-        shown = TimedOut(ROUND, 0, "t", table.sign(P3, timeout), None if nothing else hidden)
-        for name in honest:
-            table.do(name, table.at[name].receive(P3, shown))
-        for name in honest:
-            table.do(name, table.at[name].close_view(view))
-        table.deliver()
-        leader = table.at[P0].proposer(view + 1)
-        if table.told(Free, leader):
-            table.mail = []
-            table.do(leader, table.at[leader].propose(view + 1, b"body of view %d" % (view + 1)))
-            table.mail = [route for route in table.mail if isinstance(route[2], Propose)]
-            table.deliver()
-    (bound,) = table.told(Bound, P2)
-    assert (bound.view, bound.digest) == (8, prepare.digest)
-    held = [table.at[p].bodies[prepare.digest] for p in honest if prepare.digest in table.at[p].bodies]
-    assert held, "nobody honest has the only body that may be proposed from now on"
-    table.do(P2, [*table.at[P2].learn_body(held[0]), *table.at[P2].repropose(8)])
+    votes = tuple((p, table.sign(p, prepare).signature) for p in (P0, P1, P3))
+    hidden = Certificate(ROUND, 0, "prepare", prepare.digest, votes)
+    time_out(table, P0, P1, P2)
+    table.deliver()
+    table.do(P1, table.at[P1].propose(1, SECOND))
+    table.mail = [route for route in table.mail if isinstance(route[2], Propose)]
+    table.deliver()
+    table.mail.clear()
+    timeout = Timeout(ROUND, 1, 0, prepare.digest)
+    return TimedOut(ROUND, 0, "t", table.sign(P3, timeout), hidden)
+
+
+def test_a_lock_that_a_liar_kept_to_itself_binds_nobody_to_a_body_that_is_gone():
+    """It shows the certificate, not the body: whoever proposes next does without it, and nobody claims it."""
+    table, honest = proposed(), (P0, P1, P2)
+    shown = hidden_lock(table)
+    for name in honest:
+        table.do(name, table.at[name].close_view(1))
+    assert vertex_id(FIRST) not in table.at[P2].bodies, "that it is gone is what this story is about"
+    table.do(P2, table.at[P2].receive(P3, shown))
+    sent = [route for route in table.mail if route[1] == P2]
+    table.mail = []
+    for sender, to, message in sent[:1]:
+        table.do(to, table.at[to].receive(sender, message))
+    assert not table.told(Free, P2) and table.at[P2].lacking == {vertex_id(FIRST)} and table.told(Lacking, P2)
+    for sender, to, message in sent[1:]:
+        table.do(to, table.at[to].receive(sender, message))
+    (free,) = table.told(Free, P2)
+    table.do(P2, table.at[P2].propose(free.view, b"third body"))
     table.settle()
-    assert table.decided() == dict.fromkeys(honest, FIRST)
+    assert table.decided() == dict.fromkeys(honest, b"third body")
+
+
+def test_such_a_lock_binds_as_soon_as_its_body_is_here():
+    """Now the liar gives it: p2 is locked, and proposes that body without being asked."""
+    table = proposed()
+    shown = hidden_lock(table)
+    for name in (P0, P2):
+        table.do(name, table.at[name].close_view(1))
+    sent, table.mail = [route for route in table.mail if route[:2] == (P0, P2)], []
+    for sender, to, message in [*sent, (P3, P2, shown)]:
+        table.do(to, table.at[to].receive(sender, message))
+    assert Said.recall(table.kept[P2]).high is None and table.at[P2].holders(vertex_id(FIRST)) == [P3]
+    table.do(P2, table.at[P2].learn_body(FIRST))
+    assert Said.recall(table.kept[P2]).high is not None and not table.told(Free, P2)
+    table.settle()
+    assert table.decided() == dict.fromkeys((P0, P1, P2), FIRST)
+
+
+def test_who_lacks_the_body_of_a_certificate_votes_to_commit_once_it_is_here():
+    """The proposal does not reach p3, the votes do."""
+    table = proposed()
+    table.mail = [route for route in table.mail if route[1] != P3 or isinstance(route[2], Voted)]
+    table.deliver()
+    table.deliver()
+    assert table.at[P3].lacking == {vertex_id(FIRST)} and P3 not in table.kept
+    table.do(P3, table.at[P3].learn_body(FIRST))
+    assert set(Said.recall(table.kept[P3]).commit) == {0}
+    table.settle()
+    assert table.decided() == dict.fromkeys(table.names, FIRST)

@@ -66,7 +66,7 @@ from atoll.node.trials import Trials
 from atoll.node.views import Views
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import Door
-from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
+from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge, Lacking
 from atoll.protocol.reduce.checks import check_answer
 from atoll.protocol.reduce.facts import PartAnswered, Reduced
 from atoll.protocol.reduce.kinds import reduce_for
@@ -147,7 +147,6 @@ class Round:
         self.keeps_rows = keeps_rows
         self.rows: tuple[HeldRow, ...] = ()  # then: of those that counted the ones that I hold, once it is closed
         self.free: int | None = None  # the view in which I may propose what I like
-        self.bound: int | None = None  # the view in which I must re-propose a certified body
         self.next_state = NextState(ground, self.parts.held)
         self.trials = Trials(ground, notary, agreement, self.parts, self.next_state, gone)
         self.my_body = MyBody(ground, notary, self.committed, self.next_state, reports)
@@ -261,9 +260,8 @@ class Round:
                 case Free():
                     self.free = effect.fact.view
                     more = self._propose_if_ready(now)
-                case Bound():
-                    self.bound = effect.fact.view
-                    more = self.agreement.repropose(self.bound) or self.trials.want_body(effect.fact.digest)
+                case Lacking():
+                    more = self.trials.ask_for_bodies()
                 case Decided():
                     more = self._decide(effect.fact, now)
                 case _:
@@ -553,9 +551,8 @@ class Round:
     def _take_part(self, digest: Digest, payload: Payload | None, now: Seconds) -> list[Effect]:
         if payload is None or payload.digest != digest:
             return []
-        if self.trials.takes_body(payload):
-            effects = self.agreement.learn_body(bytes(payload.data))
-            return effects + (self.agreement.repropose(self.bound) if self.bound is not None else [])
+        if digest in self.agreement.lacking:
+            return self.agreement.learn_body(bytes(payload.data))
         effects = self.reduce.take_bytes(payload) if self.reduce is not None else []
         if digest not in self.trials.needed:
             return effects
@@ -613,7 +610,7 @@ class Round:
         effects += self.committed.ask()
         if self.my_body.ready:
             effects += self.agreement.remind()
-        effects += self.trials.ask_for_body()
+        effects += self.trials.ask_for_bodies()
         if self.reduce is not None:
             effects += self.reduce.ask_again(now)
         effects += self._try_all(now)
@@ -663,7 +660,7 @@ class Round:
         if self.final is not None:
             return []
         if decided.body is None:
-            return self.trials.want_body(decided.digest)
+            return self.trials.ask_for_bodies()
         vertex = Vertex(decided.body, decided.certificate)
         lapses = self.misdeeds.lapses(self.reduce, self.patience, now) if self.reduce is not None else []
         return [*self._tell_listeners(vertex), *self._tell(lapses), *self._finish(vertex, now)]

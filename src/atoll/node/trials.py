@@ -47,8 +47,7 @@ class Trials:
         self.attempt = 0
         self.reduce: Reduce | None = None  # of this attempt, once it is known
         self.under_way: dict[Digest, Trial] = {}
-        self.wanted: Digest | None = None  # a body that a certificate names and that I lack
-        self.asked = 0  # times for such a body
+        self.asked = 0  # times for bodies that certificates name and that I lack
 
     def attempt_begins(self, attempt: int) -> None:
         self.attempt, self.reduce = attempt, None
@@ -149,18 +148,16 @@ class Trials:
         names = (a.digest for _, a in missing)
         return self.parts.want(trial.body.attempt, zip(names, on_its_way, strict=True), holders, now)
 
-    def want_body(self, digest: Digest) -> list[Effect]:
-        """A certificate names a body whose bytes I lack: those who voted for it hold them."""
-        self.wanted = digest
-        return self.ask_for_body()
-
-    def ask_for_body(self) -> list[Effect]:
-        if self.wanted is None:
-            return []
+    def ask_for_bodies(self) -> list[Effect]:
+        """Certificates name bodies whose bytes I lack: those who are bound to them hold them."""
         self.asked += 1
-        holders = [p for p in self.agreement.holders(self.wanted) if not self.gone(p)]
-        wish = WantPart(self.plan.round, self.attempt, self.plan.trace, self.wanted)
-        return [Send(p, wish) for p in shuffled(self.wanted, f"{self.me}/{self.asked}", holders)[:HOLDERS_ASKED]]
+        effects: list[Effect] = []
+        for lacking in sorted(self.agreement.lacking):
+            holders = [p for p in self.agreement.holders(lacking) if not self.gone(p)]
+            wish = WantPart(self.plan.round, self.attempt, self.plan.trace, lacking)
+            asked = shuffled(lacking, f"{self.me}/{self.asked}", holders)[:HOLDERS_ASKED]
+            effects += [Send(p, wish) for p in asked]
+        return effects
 
     # ---- bytes that go and come ----------------------------------------------------------------------------
 
@@ -169,9 +166,3 @@ class Trials:
         body = self.agreement.bodies.get(wish.digest)
         payload = self.parts.held.get(wish.digest) if body is None else Payload(wish.digest, len(body), body)
         return self.parts.give(to, wish, payload, now)
-
-    def takes_body(self, payload: Payload) -> bool:
-        """True if these are the bytes of the body that I lacked."""
-        found = payload.digest == self.wanted
-        self.wanted = None if found else self.wanted
-        return found

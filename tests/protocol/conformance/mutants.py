@@ -190,10 +190,25 @@ MUTANTS = [
     Mutant(
         "a certificate that comes with a vote raises the lock",
         AGREEMENT,
-        "effects += self._raise_high(certificate)\n        if certificate.view > self.view:",
+        "effects += self._shown(certificate)\n        if certificate.view > self.view:",
         "self.proofs.add(certificate)\n        if certificate.view > self.view:",
         1,
         hub=True,
+    ),
+    # bodies that are not here
+    Mutant(
+        "a certificate binds whoever has its body",
+        AGREEMENT,
+        "body = self.bodies.get(certificate.digest)\n        if body is None:",
+        'body = self.bodies.get(certificate.digest, b"")\n        if False:',
+        3,
+    ),
+    Mutant(
+        "who is bound keeps the body",
+        SAID,
+        "for c in (self.claimed, self.high) if c and",
+        "for c in () if c and",
+        101,
     ),
     # voters whose clocks are apart
     Mutant(
@@ -223,7 +238,7 @@ MUTANTS = [
     Mutant(
         "a timeout raises the lock of who hears it",
         AGREEMENT,
-        "effects += self._raise_high(self.proofs.of(sender, timeout, message.high))",
+        "effects += self._shown(self.proofs.of(sender, timeout, message.high))",
         "self.proofs.add(self.proofs.of(sender, timeout, message.high))",
         62,
     ),
@@ -262,8 +277,8 @@ MUTANTS = [
     Mutant(
         "the proposer waits for a quorum of timeouts",
         GROUNDS,
-        "if len(heard) < self.quorum:",
-        "if len(heard) < self.quorum - 1:",
+        "if len(able) < self.quorum:",
+        "if len(able) < self.quorum - 1:",
         5,
     ),
     Mutant(
@@ -305,7 +320,7 @@ MUTANTS = [
         AGREEMENT,
         "return [self._keep(), *self._say_timeout(view),",
         "return [*self._say_timeout(view), self._keep(),",
-        13,
+        29,
         **CRASH,
     ),
     Mutant(
@@ -335,8 +350,8 @@ MUTANTS = [
     Mutant(
         "bodies that may be certified are durable",
         SAID,
-        "            self.bodies[digest] = bodies[digest]\n",
-        "            pass\n",
+        "self.bodies = binding | {digest: body}",
+        "pass",
         11,
         **CRASH,
     ),
@@ -411,9 +426,9 @@ MUTANTS = [
     Mutant(
         "raft: a leader takes over the newest entry",
         RAFT,
-        "        if election.newest != NOTHING:\n            return [self._report(Bound",
-        "        if False:\n            return [self._report(Bound",
-        3,
+        "        if election.newest != NOTHING:\n            lacking",
+        "        if False:\n            lacking",
+        7,
         **CRASH,
     ),
     Mutant(
@@ -503,7 +518,7 @@ MUTANTS = [
         GROUNDS,
         "timeout = notary.open(signed, Timeout, vote_keys.get(signed.signer))",
         f"timeout = notary.open(signed, Timeout, {ANYBODY})",
-        0,
+        2,
         **CHAIN,
     ),
     Mutant(
@@ -511,8 +526,8 @@ MUTANTS = [
         GROUNDS,
         "and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)",
         f"and self.notary.certificate_holds(shown, {ALL_OF}, self.quorum)",
-        2,
-        **CHAIN,
+        27,
+        heights=8,  # a wrong body has to be at hand, too, before a made-up certificate binds to it
     ),
     Mutant(
         "epochs: timeouts of another height let nobody speak",
@@ -527,7 +542,7 @@ MUTANTS = [
         GROUNDS,
         "and (shown.round, shown.view, shown.digest) == (self.round, *claim)",
         "and (shown.view, shown.digest) == claim",
-        32,
+        14,
         **CHAIN,
     ),
     Mutant(

@@ -22,7 +22,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Report, Send
 from atoll.keys.signer import Signer
 from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge
+from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Voted
@@ -133,8 +133,6 @@ class Twins:
                 body = f"right: by {name} {copy[1]} in {view}".encode()
                 self.watch.bodies.add(body)
                 self._apply(copy, machine.propose(view, body))
-            case Bound(view=view):
-                self._apply(copy, machine.repropose(view))
             case Decided(certificate=certificate) if name != self.twin:
                 self.watch.decided(name, certificate)
             case Equivocation(peer=peer) if name != self.twin:

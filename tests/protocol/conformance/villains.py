@@ -25,7 +25,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Keep, Report, Send
 from atoll.keys.digest import digest
 from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.facts import Bound, Free, Judge
+from atoll.protocol.consensus.facts import Free, Judge
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
@@ -87,8 +87,6 @@ class Gang:
                     self._apply(name, twin, machine.approve(what))
                 case Report(Free(view=view)):
                     self._apply(name, twin, machine.propose(view, self._body(name, view, twin)))
-                case Report(Bound(view=view)):
-                    self._apply(name, twin, machine.repropose(view))
                 case Keep() | Report():
                     pass
                 case _:

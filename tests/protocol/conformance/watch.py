@@ -8,6 +8,7 @@ no double vote an honest voter never says two things for one slot, across restar
                no vote in views before one that it voted in
 grounds        whoever votes after view 0 was shown a quorum of timeouts that allows this body
 lock           whoever voted to commit a body in a view claims a certificate at least as high in later timeouts
+bodies         whoever is bound by a certificate, or claims one, has its body to give, across restarts too
 evidence       names liars only, and both signatures hold
 pre-vote       where Raft decides, who leaves a view was told by a quorum that it would, or that too few are left
 bounded        what a machine remembers does not grow with the noise
@@ -22,16 +23,16 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer
-from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Equivocation
-from atoll.protocol.consensus.said import BODIES_KEPT
 from atoll.protocol.consensus.voter import ATTEMPTS_AHEAD
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.evidence import why_not
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Statement, Timeout, Vote
+
+BODIES_BOUND = 3  # on disk: of what the last timeout claimed, of the highest certificate, and the newest voted for
 
 
 def slot_of(statement: Statement) -> tuple[str, int]:
@@ -176,10 +177,14 @@ class Watch:
     def bounded(self, machine: Door) -> None:
         n = len(self.keys)
         assert len(machine.tallies) <= (ATTEMPTS_AHEAD + 2) * n + 2, "tallies pile up"
-        assert len(machine.bodies) <= len(machine.tallies) + BODIES_KEPT + 2 >= len(machine.asked), "bodies pile up"
-        if isinstance(machine, Agreement):
+        assert len(machine.bodies) <= len(machine.tallies) + BODIES_BOUND + 2 >= len(machine.asked), (
+            "bodies pile up"
+        )
+        if hasattr(machine, "said"):  # an Agreement, or a mutant of one
             assert len(machine.proofs.known) <= 2 + n * len(machine.tallies), "proofs pile up"
-            assert len(machine.said.bodies) <= BODIES_KEPT + 1, "bodies pile up"
+            assert len(machine.said.bodies) <= BODIES_BOUND, "bodies pile up"
+            for bound in (c.digest for c in (machine.said.claimed, machine.said.high) if c is not None):
+                assert digest(machine.said.bodies.get(bound, b"")) == bound, "it is bound to a body that it lacks"
 
     def _holds(self, peer: PeerId, body: bytes, signature: bytes) -> bool:
         return peer in self.keys and self.reader.verifier.holds(

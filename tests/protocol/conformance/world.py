@@ -34,7 +34,7 @@ from atoll.node.early import EarlyWords
 from atoll.policy.plan import quorum
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.door import Door
-from atoll.protocol.consensus.facts import Bound, Decided, Equivocation, Free, Judge, Prepared
+from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge, Lacking, Prepared
 from atoll.protocol.dag.history import History
 from atoll.sim.signatures import RealKeys, VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
@@ -113,8 +113,6 @@ class Host:
     kept: dict[str, bytes] = field(default_factory=dict)
     attempt: int = 0
     free: int | None = None
-    bound: int | None = None
-    wanted: Digest | None = None
     vertex: Certificate | None = None  # the last one: decided and durable
     died_at: float = 0.0
 
@@ -307,8 +305,6 @@ class World:
                 self._give_body(host, sender, message)
             case BodyIs(body):
                 self._apply(host, host.machine.learn_body(body))
-                if host.machine is not None and host.bound is not None:
-                    self._apply(host, host.machine.repropose(host.bound))
             case VertexIs(vertex) if host.history is not None:
                 self._learn(host, vertex, sender)
             case VertexIs(Vertex(certificate=Certificate() as certificate)):
@@ -367,7 +363,7 @@ class World:
 
     def start(self, name: PeerId) -> None:
         host, height = self.hosts[name], self.hosts[name].height
-        host.life, host.free, host.bound, host.wanted = host.life + 1, None, None, None
+        host.life, host.free = host.life + 1, None
         host.attempt = attempt_at(host.clock.shows(self.now) - height.began_s)
         host.machine = machine = self.machine(
             host.notary, height.round, "", dict(height.keys), height.quorum, height.names, host.kept_here
@@ -432,9 +428,9 @@ class World:
         if host.history is not None:
             self.send(name, self.draw.choice(self.names), WantVertex(host.height.round))
         self._apply(host, host.machine.remind())
-        if host.machine is not None and host.wanted is not None and host.vertex is None:
+        for lacking in sorted(host.machine.lacking) if host.machine is not None and host.vertex is None else ():
             for peer in self.draw.sample(self.names, min(4, self.voters)):
-                self.send(name, peer, WantBody(host.wanted))
+                self.send(name, peer, WantBody(lacking))
         if host.machine is not None and host.free is not None and host.free == host.machine.view:
             self._propose(host, host.free)
         who = host.machine.waiting_for if host.machine is not None else None
@@ -498,9 +494,7 @@ class World:
                     pass
                 elif host.history is None:
                     host.vertex = certificate
-                elif body is None:
-                    host.wanted = certificate.digest
-                else:
+                elif body is not None:  # else it is asked for with the next nudge
                     self._learn(host, Vertex(body, certificate), host.name)
             case _ if machine is None:
                 pass
@@ -512,14 +506,9 @@ class World:
                 host.free = view
                 if self.draw.random() < 0.7:
                     self._propose(host, view)
-            case Bound(view=view, digest=digest):
-                host.bound = view
-                effects = machine.repropose(view)
-                if not effects and digest not in machine.bodies:
-                    host.wanted = digest
-                    for peer in machine.holders(digest):
-                        self.send(host.name, peer, WantBody(digest))
-                self._apply(host, effects)
+            case Lacking(digest=digest):
+                for peer in machine.holders(digest):
+                    self.send(host.name, peer, WantBody(digest))
             case _:
                 raise AssertionError(fact)
 

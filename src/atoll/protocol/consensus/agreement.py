@@ -1,16 +1,19 @@
 """Agreement on one vertex body: two phases of votes, views with rotating proposers, nothing decided twice.
 
 The narrow door: the round calls `propose`, `approve` and `close_view`; the machine answers with the facts
-`Judge` (is this body right?), `Free` (propose what you like), `Bound` (propose exactly this) and `Decided`.
+`Judge` (is this body right?), `Free` (propose what you like), `Lacking` (a body to be fetched) and `Decided`.
 
 In a view its proposer sends a body; voters that find it right send prepare votes; a quorum of prepare votes is
-a certificate; voters that hold it send commit votes; a quorum of commit votes decides. When a view is over,
-because its time is or because its proposer is gone, voters sign Timeout(view, highest prepare certificate). A
-quorum of those lets the next proposer speak, and it must re-propose the body of the highest certificate among
-them (Castro & Liskov 1999, section 4.4, for one decision; Jolteon, arXiv 2106.10362, for the rule that only the
-timeouts' highest certificate binds). It shows them, so it need not wait as HotStuff-2's does (ePrint 2023/397),
-which shows one certificate and has to have heard of the highest. Each attempt of a round has as many views as there
-are voters, so that all voters meet in the same view again when the clock ends an attempt.
+a certificate; voters that hold it, and its body, send commit votes; a quorum of commit votes decides. When a view
+is over, because its time is or because its proposer is gone, voters sign Timeout(view, highest prepare
+certificate). A quorum of those lets the next proposer speak, and it must re-propose the body of the highest
+certificate among them (Castro & Liskov 1999, section 4.4, for one decision; Jolteon, arXiv 2106.10362, for the rule
+that only the timeouts' highest certificate binds). It shows them, so it need not wait as HotStuff-2's does (ePrint
+2023/397), which shows one certificate and has to have heard of the highest. Each attempt of a round has as many
+views as there are voters, so that all voters meet in the same view again when the clock ends an attempt.
+
+A certificate binds nobody before its body is here: it is asked for first. So whoever claims a certificate can give
+its body, and a timeout that claims one whose body nobody gives is a liar's, and not needed.
 
 Votes go from everybody to everybody, but voters need not all hear each other: a commit vote that is said again
 brings the certificate that it stands on, so one proposer that a quorum hears is enough for a decision.
@@ -32,7 +35,7 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Keep, Send
 from atoll.base.turns import in_turn
-from atoll.protocol.consensus.facts import Bound, Free, Prepared
+from atoll.protocol.consensus.facts import Free, Lacking, Prepared
 from atoll.protocol.consensus.grounds import Grounds, Proofs
 from atoll.protocol.consensus.said import Said
 from atoll.protocol.consensus.voter import Turn, Voter
@@ -97,16 +100,28 @@ class Agreement(Voter[Tally]):
         return bool(self.said.prepare)
 
     def holders(self, digest: Digest) -> list[PeerId]:
-        """Voters who were seen to hold this body: those of its certificate."""
-        known = [self.said.high, self.decided.certificate if self.decided is not None else None]
-        return [p for c in known if c is not None and c.digest == digest for p, _ in c.votes if p != self.me]
+        """Voters who said that they are bound to this body, and so have it; else those who once voted for it."""
+        if self.decided is not None:
+            return [p for p, _ in self.decided.certificate.votes if p != self.me]
+        found: dict[PeerId, None] = {}
+        for tally in self.tallies.values():
+            found |= dict.fromkeys(p for (s, p), (of, _) in tally.votes.items() if s == "commit" and of == digest)
+            found |= dict.fromkeys(p for p, (timeout, _) in tally.timeouts.items() if timeout.high_digest == digest)
+        if not found:
+            known = (c for (_, named), c in self.proofs.known.items() if named == digest)
+            found = dict.fromkeys(p for c in known for p, _ in c.votes)
+        return [p for p in found if p != self.me]
 
     @property
     def is_open(self) -> bool:
         """This view has something to decide, or somebody gave it up."""
-        tally, high = self._tally(self.view), self.said.high
-        certified = high is not None and high.view == self.view
-        return not self.over and (tally.proposal is not None or bool(tally.timeouts) or certified)
+        tally = self._tally(self.view)
+        return not self.over and (tally.proposal is not None or bool(tally.timeouts) or self._is_certified)
+
+    @property
+    def _is_certified(self) -> bool:
+        """I know of a certificate of this view, whether or not its body is here."""
+        return any(view == self.view for view, _ in self.proofs.known)
 
     @property
     def gave_up(self) -> set[PeerId]:
@@ -117,9 +132,7 @@ class Agreement(Voter[Tally]):
     def waiting_for(self) -> PeerId | None:
         """The proposer whose silence alone holds this view up; None once its proposal or a certificate is here."""
         tally = self._tally(self.view)
-        if self.over or tally.proposal is not None:
-            return None
-        return None if self.said.high is not None and self.said.high.view == self.view else self.proposer(self.view)
+        return None if self.over or tally.proposal is not None or self._is_certified else self.proposer(self.view)
 
     def propose(self, view: int, body: bytes) -> list[Effect]:
         """Put a body forward as the proposer of this view. Does nothing if I already did."""
@@ -131,15 +144,9 @@ class Agreement(Voter[Tally]):
         if grounds is None or (grounds.high is not None and grounds.high.digest != digest):
             return []
         self.said.proposed[view] = digest
-        self._hold(digest, body)
+        self.bodies.setdefault(digest, body)
         sends = self._put_forward(view, digest, body, grounds.timeouts, grounds.high)
         return [self._keep(), *sends, *self._vote("prepare", view, digest)]
-
-    def repropose(self, view: int) -> list[Effect]:
-        """Propose the body that the timeouts bind me to, if I hold its bytes."""
-        grounds = self._grounds(view)
-        body = self.bodies.get(grounds.high.digest) if grounds is not None and grounds.high is not None else None
-        return self.propose(view, body) if body is not None else []
 
     def approve(self, digest: Digest) -> list[Effect]:
         """The round has recomputed everything in this body and found it right."""
@@ -221,12 +228,12 @@ class Agreement(Voter[Tally]):
             return self._catch(tally.proposed, message.statement)
         high = self.proofs.check(sender, message, view)
         tally.put(message, proposed.digest)
-        self._hold(proposed.digest, message.body)
-        effects: list[Effect] = []
+        self.bodies.setdefault(proposed.digest, message.body)
         if high is not None:
             # a quorum has judged this very body, and its parts may be gone with those who held them in memory
             self.approved.add(proposed.digest)
-            effects += self._raise_high(high)
+            self.proofs.add(high)
+        effects = self._go_on_with(proposed.digest)
         if view > self.view:
             self.view = view  # a quorum has moved on: so do I
             effects += self._see_if_i_propose()
@@ -249,7 +256,7 @@ class Agreement(Voter[Tally]):
         effects: list[Effect] = []
         if (certificate.view, certificate.digest) not in self.proofs.known:
             effects = [self._report(Prepared(view=certificate.view, digest=certificate.digest))]
-        effects += self._raise_high(certificate)
+        effects += self._shown(certificate)
         if certificate.view > self.view:
             self.view = certificate.view  # a quorum has moved on: so do I
             effects += self._see_if_i_propose()
@@ -262,7 +269,7 @@ class Agreement(Voter[Tally]):
             return []
         effects: list[Effect] = []
         if timeout.high_view >= 0:
-            effects += self._raise_high(self.proofs.of(sender, timeout, message.high))
+            effects += self._shown(self.proofs.of(sender, timeout, message.high))
         tally = self._tally(timeout.view)
         first = tally.timeouts.get(signed.signer)
         if first is not None:
@@ -284,12 +291,12 @@ class Agreement(Voter[Tally]):
         return self._judge(view, tally)
 
     def _vote(self, stage: Stage, view: int, digest: Digest) -> list[Effect]:
-        if not self._may_vote(view) or self.said.otherwise(stage, view, digest):
+        if not self._may_vote(view) or self.said.otherwise(stage, view, digest) or digest not in self.bodies:
             return []
         if (stage, self.me) in self._tally(view).votes:
             return []
         (self.said.prepare if stage == "prepare" else self.said.commit)[view] = digest
-        self.said.remember(digest, self.bodies)
+        self.said.remember(digest, self.bodies[digest])
         vote = Vote(self.round, view, stage, digest)
         signed = self.notary.sign(vote)
         # durable before it is sent: a voter that forgets its vote could help decide two bodies
@@ -324,7 +331,7 @@ class Agreement(Voter[Tally]):
         if vote.stage == "commit":
             return self._decide(certificate)
         prepared = self._report(Prepared(view=vote.view, digest=vote.digest))
-        return [prepared, *self._raise_high(certificate), *self._vote("commit", vote.view, vote.digest)]
+        return [prepared, *self._heed(certificate), *self._vote("commit", vote.view, vote.digest)]
 
     # ---- views ---------------------------------------------------------------------------------------------
 
@@ -337,7 +344,7 @@ class Agreement(Voter[Tally]):
             return []
         tally.told = True
         if grounds.high is not None:
-            return [self._report(Bound(view=view, digest=grounds.high.digest))]
+            return self.propose(view, self.bodies[grounds.high.digest])
         before = self.said.proposed.get(view)
         if (
             before is not None and before in self.bodies
@@ -351,15 +358,34 @@ class Agreement(Voter[Tally]):
             return Grounds((), None)
         tally = self._tally(view)
         if tally.grounds is None:
-            tally.grounds = self.proofs.choose(self._tally(view - 1).timeouts)
+            tally.grounds = self.proofs.choose(self._tally(view - 1).timeouts, self.bodies)
         return tally.grounds
 
-    def _raise_high(self, certificate: Certificate) -> list[Effect]:
+    def _heed(self, certificate: Certificate) -> list[Effect]:
+        """It binds me once its body is here: else I might claim what nobody could propose any more."""
         self.proofs.add(certificate)
-        if not self.said.raise_high(certificate):
+        body = self.bodies.get(certificate.digest)
+        if body is None:
             return []
-        self.said.remember(certificate.digest, self.bodies)
-        return [self._keep()]
+        return [self._keep()] if self.said.raise_high(certificate, body) else []
+
+    def _shown(self, certificate: Certificate) -> list[Effect]:
+        """The same where somebody shows it to me: if I lack the body, that is not on its way either."""
+        fresh = (certificate.view, certificate.digest) not in self.proofs.known
+        effects = self._heed(certificate)
+        if not fresh or certificate.digest in self.bodies:
+            return effects
+        return [*effects, self._report(Lacking(view=certificate.view, digest=certificate.digest))]
+
+    def _named(self) -> set[Digest]:
+        return {digest for _, digest in self.proofs.known}
+
+    def _go_on_with(self, digest: Digest) -> list[Effect]:
+        waited = [c for (_, named), c in self.proofs.known.items() if named == digest]
+        if self.over or not waited:
+            return []
+        newest = max(waited, key=lambda c: c.view)
+        return [*self._heed(newest), *self._vote("commit", newest.view, digest), *self._see_if_i_propose()]
 
     def _say_timeout(self, view: int, peers: Sequence[PeerId] | None = None) -> list[Effect]:
         assert view == self.said.timed_out
@@ -379,11 +405,6 @@ class Agreement(Voter[Tally]):
         self._forget_but(self.said.bodies)
         heard = [tally.timeouts for tally in self.tallies.values()]
         self.proofs.forget_all_but(heard, (self.said.claimed, self.said.high))
-
-    def _hold(self, digest: Digest, body: bytes) -> None:
-        self.bodies.setdefault(digest, body)
-        if self.said.high is not None and self.said.high.digest == digest:
-            self.said.remember(digest, self.bodies)  # durable with the next word
 
     def _keep(self) -> Keep:
         return Keep(f"said/{self.round}/agreement", self.said.keep())

@@ -27,8 +27,8 @@ class Free(Fact, frozen=True, kw_only=True):
     view: int
 
 
-class Bound(Fact, frozen=True, kw_only=True):
-    """I am the proposer of this view and must re-propose this body, once I hold its bytes."""
+class Lacking(Fact, frozen=True, kw_only=True):
+    """A certificate, or a ballot, names a body that is not here, and not on its way: ask for it, `learn_body`."""
 
     phase = "agree"
     view: int

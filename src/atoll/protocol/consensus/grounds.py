@@ -3,12 +3,13 @@
 A quorum of `Timeout`s must be shown with every proposal after view 0, and its body must be the one of the highest
 prepare certificate among them. Two quorums share an honest voter, and a voter that helped to decide a body claims a
 certificate for it in every later timeout; so nothing else can be proposed any more. Promises: a claim is believed
-only with the certificate that proves it. Never holds more certificates than the live timeouts speak of, and two.
+only with the certificate that proves it, and binds a proposer only to a body that is here. Never holds more
+certificates than the live timeouts speak of, and two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from atoll.base.errors import PeerFault
@@ -64,11 +65,18 @@ class Proofs:
         )
         return shown if fits else None
 
-    def choose(self, heard: Heard) -> Grounds | None:
-        """None while fewer than a quorum have timed out. Every claim in `heard` was proven when it was heard."""
-        if len(heard) < self.quorum:
+    def choose(self, heard: Heard, bodies: Container[Digest]) -> Grounds | None:
+        """None while fewer than a quorum have timed out whose certificates bind to nothing that is not here.
+
+        Every claim in `heard` was proven when it was heard. Of honest voters whoever claims a certificate has its
+        body to give; a liar may claim one whose body is gone, and is not needed.
+        """
+        most = max((t.high_view for t, _ in heard.values() if t.high_digest in bodies), default=-1)
+        able = [p for p, (t, _) in heard.items() if t.high_view <= most]
+        if len(able) < self.quorum:
             return None
-        chosen = [heard[p] for p in sorted(heard)[: self.quorum]]
+        able.sort(key=lambda p: (-heard[p][0].high_view, p))
+        chosen = [heard[p] for p in able[: self.quorum]]
         best = highest(timeout for timeout, _ in chosen)
         high = self.known[best.high_view, best.high_digest] if best is not None else None
         return Grounds(tuple(signed for _, signed in chosen), high)

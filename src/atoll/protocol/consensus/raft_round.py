@@ -26,7 +26,7 @@ import msgspec
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Keep, Send
-from atoll.protocol.consensus.facts import Bound, Free
+from atoll.protocol.consensus.facts import Free, Lacking
 from atoll.protocol.consensus.grounds import timeouts_shown
 from atoll.protocol.consensus.voter import Turn, Voter
 from atoll.wire.codec import vertex_id
@@ -137,12 +137,6 @@ class RaftRound(Voter[Term]):
         self.bodies[digest] = body
         sends = self._put_forward(view, digest, body, election.ballots, None)
         return [self._accept(view, digest), *sends, *self._say_vote(view, digest)]
-
-    def repropose(self, view: int) -> list[Effect]:
-        """Propose the body that the ballots bind me to, if I hold its bytes."""
-        election = self._election(view)
-        body = self.bodies.get(election.newest[1]) if election is not None else None
-        return self.propose(view, body) if body is not None else []
 
     def approve(self, digest: Digest) -> list[Effect]:
         """The round has recomputed everything in this body and found it right."""
@@ -325,8 +319,18 @@ class RaftRound(Voter[Term]):
         if self.has_proposed(view):  # before a restart: repeat it, or this view would pass in silence
             return self.propose(view, self.kept.body)
         if election.newest != NOTHING:
-            return [self._report(Bound(view=view, digest=election.newest[1]))]
+            lacking = Lacking(view=view, digest=election.newest[1])
+            return self._go_on_with(election.newest[1]) or [self._report(lacking)]
         return [self._report(Free(view=view))]
+
+    def _named(self) -> set[Digest]:
+        """The entry that I must take over."""
+        election = self.tallies[self.view].election if self.view in self.tallies else None
+        return {election.newest[1]} if election is not None and election.newest != NOTHING else set()
+
+    def _go_on_with(self, digest: Digest) -> list[Effect]:
+        body = self.bodies.get(digest)
+        return self.propose(self.view, body) if body is not None and digest in self._named() else []
 
     def _election(self, view: int) -> Election | None:
         """What lets me lead: the first quorum that was heard, so that what the round was told stays true."""

@@ -1,12 +1,8 @@
 """What a voter must remember across a crash: nothing in here may ever be said differently.
 
 The first statement per slot counts, so what was voted, proposed and timed out is kept, with the certificate that
-the last timeout spoke of and the bodies that may be certified. Bounded: slots of finished views are dropped, since
-no word is said in them any more, and of the bodies only the newest stay.
-
-Known limit: a liar may keep a certificate to itself and show it when all who voted for its body have dropped that;
-then nobody may propose anything else, and the round ends no more. It takes BODIES_KEPT further views in which there
-was a body to vote for and no quorum of votes was heard; and each view in vain is longer than the one before.
+the last timeout spoke of and the body of every certificate that binds me. Bounded: slots of finished views are
+dropped, since no word is said in them any more, and all other bodies but the newest that I voted for.
 """
 
 from __future__ import annotations
@@ -16,8 +12,6 @@ import msgspec
 from atoll.base.ids import Digest
 from atoll.wire.messages.statements import Certificate, Stage
 
-BODIES_KEPT = 32  # that a voter keeps durably of those it voted for in one round: with 4, two attempts were enough
-
 
 class Said(msgspec.Struct, array_like=True):
     prepare: dict[int, Digest] = msgspec.field(default_factory=dict[int, Digest])
@@ -26,7 +20,7 @@ class Said(msgspec.Struct, array_like=True):
     timed_out: int = -1  # every view up to this one is over for me
     claimed: Certificate | None = None  # the highest prepare certificate that my last timeout spoke of
     high: Certificate | None = None  # the highest prepare certificate I have seen
-    bodies: dict[Digest, bytes] = msgspec.field(default_factory=dict[Digest, bytes])  # that I voted for, and high's
+    bodies: dict[Digest, bytes] = msgspec.field(default_factory=dict[Digest, bytes])  # of these, and the newest
 
     @staticmethod
     def recall(kept: bytes | None) -> Said:
@@ -51,20 +45,20 @@ class Said(msgspec.Struct, array_like=True):
             for old in [v for v in slots if v < view]:
                 del slots[old]
 
-    def raise_high(self, certificate: Certificate) -> bool:
-        """Remember the certificate if it is the highest; False if it is not."""
+    def raise_high(self, certificate: Certificate, body: bytes) -> bool:
+        """Remember the certificate, with its body, if it is the highest; False if it is not."""
         if self.high is not None and self.high.view >= certificate.view:
             return False
         self.high = certificate
+        self.remember(certificate.digest, body)
         return True
 
-    def remember(self, digest: Digest, bodies: dict[Digest, bytes]) -> None:
-        """What I voted for may be certified without my knowing, and then nobody may propose anything else."""
-        if digest in bodies:
-            self.bodies[digest] = bodies[digest]
-        high = self.high.digest if self.high is not None else None
-        for old in [d for d in self.bodies if d != high][:-BODIES_KEPT]:
-            del self.bodies[old]
+    def remember(self, digest: Digest, body: bytes) -> None:
+        """I voted for this one. Of those before it whoever is bound to one must find it with me, and no other."""
+        binding = {
+            c.digest: self.bodies[c.digest] for c in (self.claimed, self.high) if c and c.digest in self.bodies
+        }
+        self.bodies = binding | {digest: body}
 
 
 _SAID = msgspec.msgpack.Decoder(Said)

@@ -78,11 +78,27 @@ class Voter(Generic[T]):
     def learn_body(self, body: bytes) -> list[Effect]:
         """Bytes that arrived by another way; completes a decision whose certificate came first."""
         digest = vertex_id(body)
-        self._hold(digest, body)
+        self.bodies.setdefault(digest, body)
         if self.decided is not None and self.decided.digest == digest and self.decided.body is None:
             self.decided = replace(self.decided, body=body)
             return [Report(self.decided)]
-        return []
+        return self._go_on_with(digest)
+
+    @property
+    def lacking(self) -> set[Digest]:
+        """Bodies that are named by what would bind me, or by what is decided, and are not here."""
+        if self.over:
+            named = {self.decided.digest} if self.decided is not None else set[Digest]()
+        else:
+            named = self._named()
+        return named - self.bodies.keys()
+
+    def _named(self) -> set[Digest]:
+        raise NotImplementedError
+
+    def _go_on_with(self, digest: Digest) -> list[Effect]:
+        """This body is here now, and something may have waited for it."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         """The round's vertex came from somebody else: there is nothing left to agree on."""
@@ -141,9 +157,6 @@ class Voter(Generic[T]):
             certificate=certificate,
         )
         return [Report(self.decided)]
-
-    def _hold(self, digest: Digest, body: bytes) -> None:
-        self.bodies.setdefault(digest, body)
 
     def _tally(self, view: int) -> T:
         if view not in self.tallies:
