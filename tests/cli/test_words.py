@@ -80,6 +80,7 @@ def test_trouble_has_a_code_an_exit_status_and_a_next_command(
         (["plot", "{here}/is-a-folder"], "E-ARG-12"),
         (["plot", "{here}/" + 300 * "x"], "E-ARG-12"),
         (["plot", "{here}/holds-no-facts"], "E-PLOT-01"),
+        (["plot", "{here}/holds-half-facts"], "E-PLOT-04"),
         (["simulate", "calm", "--seed", "0.5"], "E-ARG-01"),
     ],
 )
@@ -92,6 +93,7 @@ def test_what_lies_where_a_file_should_be_is_no_defect_of_ours(
     for folder, file, data in (
         ("is-no-path", "door", b"\xff" * 300),
         ("holds-no-facts", "facts.jsonl", b"[1]\nnull\n"),
+        ("holds-half-facts", "facts.jsonl", b'{"fact": "RoundClosed", "counted": ["ada"]}\n'),
     ):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).write_bytes(data)

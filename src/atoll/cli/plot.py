@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from atoll.base.errors import UsageError
+from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.learn.picture import MEGA, two_charts
 
@@ -22,7 +22,15 @@ def plot(
 ) -> None:
     """Draw training loss and bytes sent over the rounds of a run, running or over."""
     folder = folder_of(run)
-    rounds = rounds_of(folder / "facts.jsonl")
+    try:
+        rounds = rounds_of(folder / "facts.jsonl")
+    except (KeyError, TypeError) as why:
+        raise RunFailedError(
+            "E-PLOT-04",
+            f"{folder / 'facts.jsonl'} holds facts that say too little: {why}",
+            cause="another version of Atoll wrote it, or this disk changed bytes",
+            fix=f"atoll checkpoint list {folder} has the losses as they were agreed",
+        ) from None
     if not rounds:
         raise UsageError(
             "E-PLOT-01",
