@@ -32,6 +32,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
 wish = json.loads(sys.argv[3])
+leaves = wish.pop("leaves", "") == os.environ["ATOLL_NAME"]
 if wish.pop("compiled", "") == os.environ["ATOLL_NAME"]:
     model = torch.compile(model, backend="eager")
 run = atoll.join(or_found={"rounds": 3, "inner_steps": 6} | wish)
@@ -39,7 +40,7 @@ first = [p for p in model.parameters()]
 run.attach(model, optimizer, batch=32)
 draw = torch.Generator().manual_seed(run.shard_index)
 skipped = steps = 0
-while not run.done:
+while not run.done and not (leaves and run.trained):
     for _ in range(2):  # gradient accumulation: two backward passes, one step
         x = torch.randn(16, 64, generator=draw)
         loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
@@ -89,6 +90,13 @@ def test_two_loops_that_go_on_while_a_round_is_agreed_end_with_one_model(tmp_pat
     for end in ends:
         assert end["trained"] == 6 and end["members"] == 2 and end["same_objects"]
         assert end["steps"] - end["skipped"] <= 18 + 3
+
+
+def test_of_two_loops_one_may_end_early_and_the_other_goes_on(tmp_path: Path):
+    """The two cannot agree that one is gone unless it stays for that; the other once waited for ever."""
+    early, late = sorted(two_loops(tmp_path, leaves="peer-2", inner_steps=2), key=lambda end: end["trained"])
+    assert early["trained"] < late["trained"] == 3
+    assert early["members"] == 2 and late["members"] == 1
 
 
 def test_two_loops_that_swap_a_few_values_end_with_one_model(tmp_path: Path):

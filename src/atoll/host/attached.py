@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LIARS = 0.33  # share of members that may lie where they do not trust each other
+FAREWELL_S = 10.0  # for the others to agree that I am gone; below what a loop waits for its peer (attach.LEAVE_S)
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
@@ -329,7 +330,10 @@ async def _main(fd: int, memory: int) -> None:
         with suppress(TimeoutError):  # laggards may still need what we hold
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await door.close()
-    await host.stop("its training loop ended", farewell=not host.machine.over)
+    why, said = "its training loop ended", not (trouble or host.machine.over)
+    if said:
+        await host.leave(why, FAREWELL_S)
+    await host.stop(why, farewell=not (said or host.machine.over))
     hearing.cancel()
     for end in ends:
         end.cancel()

@@ -581,9 +581,7 @@ class Peer:
             return self._seek_admission(now)
         if self.round is None:
             return self._begin_round(now) if self.at >= -1 else self.regain.begin(history, "joining")
-        since = self.known.roster.here_since
-        unkept = since is not None and self.at + 1 < since
-        if unkept or history.head - self.at > ROUNDS_KEPT // 2:
+        if history.head - self.at > ROUNDS_KEPT // 2 or self.known.roster.came_after(self.at):
             self._leave_round(history.vertices.get(self.round.plan.round))
             return self.regain.begin(history, f"{history.head - self.at} rounds behind")
         vertex = history.vertices.get(self.round.plan.round)

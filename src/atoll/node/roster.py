@@ -40,16 +40,13 @@ class Roster:
         """My own line, if there is one."""
         return next((m for m in self.members if m.peer == self.me), None)
 
-    @property
-    def here_since(self) -> int | None:
-        """The vertex that made me present, as far back as I remember any; None: I am not. Members hold parts of
-        later rounds for me, and of earlier ones maybe none: they let go of what nobody present lacks."""
-        since, round = None, self.history.head
-        while (body := self.history.bodies.get(round)) is not None:
-            if not any(m.peer == self.me and m.present for m in body.members):
-                break
-            since, round = round, round - 1
-        return since
+    def came_after(self, at: int) -> bool:
+        """I am present, and was not in every vertex after this round. Members let go of the parts that
+        nobody present lacks, so what I would need to go on from this round's state is maybe nowhere any more."""
+        bodies, mine = self.history.bodies, self.mine
+        between = [bodies[r].members for r in range(at + 1, self.history.head) if r in bodies]
+        was_here = (any(m.peer == self.me and m.present for m in members) for members in between)
+        return mine is not None and mine.present and not all(was_here)
 
     @property
     def voters(self) -> int:
