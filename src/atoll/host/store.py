@@ -489,7 +489,6 @@ class Store:
         self._drop_parts(PARTS_KEPT_S)
         for path in (self.folder / "blobs").iterdir():
             if path.suffix == "" and (name := Digest(bytes.fromhex(path.name))) not in keep:
-                self._proofs.pop(name, None)  # and its open file with it, unless some of it is being sent
                 path.with_suffix(".manifest").unlink(missing_ok=True)
                 with suppress(FileNotFoundError):
                     found = path.stat()
@@ -497,6 +496,7 @@ class Store:
                         path.rename(self._spare)
                     else:
                         path.unlink()
+                self._proofs.pop(name, None)  # and its open file with it, unless some of it is being sent
 
     def _drop_parts(self, quiet_s: float) -> int:
         """Forget unfinished blobs that nothing was written to for so long. How many those were."""
