@@ -30,7 +30,7 @@ class Parted:
     def __init__(self) -> None:
         knobs = SwarmKnobs(peers=7)
         knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
-        self.swarm = swarm = Swarm(3, knobs)
+        self.swarm = swarm = Swarm(1, knobs)
         swarm.world.watchers.remove(swarm.checkers.watch)  # it takes two vertices of one round for a broken promise
         swarm.world.watchers.append(self.watch)
         self.seen: dict[PeerId, list[BranchSeen]] = {}
