@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import Peer, answer_of, atoll, peers
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
 VALIDATED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
@@ -69,6 +69,6 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         assert blamed["refused"][0]["back_to"] == went["back_to"]
         assert "the model was bad" in atoll("blame", tmp_path / "ada").stdout
         found = [answer_of("blame", tmp_path / "ada", "--round", r) for r in went["refused"]]
-        assert all(one["exact"] and not one["gone"] for one in found)
+        assert all(one["exact"] and not one["gone"] for one in found), found
         named = [[p["name"] for p in one["peers"] if p["notable"]] for one in found]
         assert ["eve"] in named and {name for names in named for name in names} == {"eve"}

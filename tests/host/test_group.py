@@ -31,7 +31,7 @@ from atoll.node import patience
 from atoll.node.facts import AuditEnded, MembershipChanged, Passed
 from atoll.wire.messages.round import Answer, Committed, Contribution, PartBytes, RowBytes
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 PATIENCE_S = 60.0  # only a failing test waits so long
 
 
