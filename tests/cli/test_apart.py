@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import SMALL, Peer, answer_of, atoll, peers
 
-pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.long, pytest.mark.net]
 FAST = ("--set", "run.beat=0.5", "--set", "run.suspect=1.5", "--set", "consensus.timeout=7.5")
 APART = ("--set", 'sync.apart="merge"', "--set", "sync.apart_rounds=3", "--set", "run.rounds=0")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import Peer, answer_of, atoll, peers
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
 AUDITED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),

@@ -17,7 +17,7 @@ from processes import PATIENCE_S, SMALL, started
 from atoll.host import demo
 from atoll.host.trainer import TrainerFailed
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 
 
 def processes_of(folder: Path) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from processes import SMALL, Peer, peers
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 
 VILLAIN = Path(__file__).parents[2] / "bench" / "villain.py"
 OPEN = [

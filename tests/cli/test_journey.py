@@ -11,7 +11,7 @@ from processes import AS_TYPED, SMALL, TWO, Peer, answer_of, atoll, peers
 from atoll import reduce as atoll_reduce
 from atoll.base.errors import UsageError
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 
 
 def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path):

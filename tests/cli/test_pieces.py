@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import PATIENCE_S, SMALL, Peer, answer_of, atoll, peers
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 pytest.importorskip("pyeclib")
 
 

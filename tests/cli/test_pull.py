@@ -16,7 +16,7 @@ from atoll.learn.models import build_model
 from atoll.wire.codec import decode_vertex, encode
 from atoll.wire.messages.vertex import Vertex
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 
 
 class Alone(NamedTuple):

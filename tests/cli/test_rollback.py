@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from processes import TWO, Peer, answer_of, atoll, peers
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 
 
 def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Peer, answer_of, atoll, peers
+from processes import AS_TYPED, Peer, answer_of, atoll, peers
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
 VALIDATED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
@@ -51,10 +51,12 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
     (canary := tmp_path / "canary.txt").write_text(Path(os.__file__).read_text())
     keep = ("--set", "keep.updates=40", "--set", "keep.newest=40")
     more = ("--set", f"data.canary={canary}", *keep)
-    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *VALIDATED, *more)) as running:
+    with peers(
+        Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *VALIDATED, *more, command=AS_TYPED)
+    ) as running:
         ada = running[0]
         ticket = ada.until_fact("Opened")["ticket"]
-        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob", *keep))
+        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob", *keep, command=AS_TYPED))
         running.append(Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", *keep, env=lies))
         ada.until_fact("RoundBegan", assembling=False)
         for trained in (1, 3):  # each with patience of its own

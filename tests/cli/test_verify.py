@@ -22,7 +22,7 @@ from atoll.learn.models import build_model
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.vertex import Vertex
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from torch import nn
 import atoll
 from atoll.host.attached import Over
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 
 SCRIPT = """
 import json, os, sys, torch

@@ -16,7 +16,7 @@ from torch import nn
 import atoll
 from atoll.learn.layout import base_digest, layout_of
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 
 MODEL = """
 import json, os, sys, torch, atoll

@@ -32,7 +32,7 @@ from atoll.node.facts import AuditEnded, MembershipChanged, Passed
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Committed, Contribution, PartBytes, RowBytes, Voted
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.net]
 PATIENCE_S = 60.0  # only a failing test waits so long
 
 

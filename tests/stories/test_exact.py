@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from exact import RECIPES, book, shown
 
-pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

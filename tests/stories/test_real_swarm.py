@@ -11,7 +11,7 @@ import pytest
 from real_swarm import Swarm
 from warm import WarmPeer
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
 PEERS = 3
 QUICK = ["run.rounds=0", "train.inner_steps=10", "sync.up=2bit"]
