@@ -29,10 +29,9 @@ from atoll.node.sides import Sides
 from atoll.policy.plan import plan_round
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History
-from atoll.wire.codec import decode_statement, decode_vertex, encode
+from atoll.wire.codec import decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import EraSigned, WantVertices
-from atoll.wire.messages.statements import Join
 from atoll.wire.messages.vertex import Body, Vertex
 
 
@@ -157,8 +156,14 @@ class Known:
         """It is no member now, or silent: whoever has another choice does not ask it."""
         return self.roster.standing_of(peer) in (None, "away", "expelled") or self.gone(peer)
 
+    def mute(self, peer: PeerId) -> bool:
+        """Nobody hears it, or it came back with another key, so that none of its words is one of this round's."""
+        return self.gone(peer) or self._asks_anew(peer)
+
     def rekeyed(self) -> set[PeerId]:
         """Members that ask for another key than the one that the membership holds."""
-        held = {m.peer: m.vote_key for m in self.roster.members}
-        asked = ((s.signer, decode_statement(s.body, s.signer)) for s in self.pool.of_kind(Join.__name__))
-        return {p for p, join in asked if isinstance(join, Join) and held.get(p, join.vote_key) != join.vote_key}
+        return {m.peer for m in self.roster.members if self._asks_anew(m.peer)}
+
+    def _asks_anew(self, peer: PeerId) -> bool:
+        asked = self.pool.join_of(peer)
+        return asked is not None and any(m.peer == peer and m.vote_key != asked.vote_key for m in self.roster.members)

@@ -360,13 +360,12 @@ class Peer:
         turns = plan.turns(parent.proposer if raft else None)
         agreement = open_door(raft, self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, turns, kept)
         held = self.old_parts.begin(plan.round)
-        gone, unheard = self.heartbeat.gone, self.heartbeat.unheard
         self.round = Round(
             ground,
             self.notary,
             agreement,
-            gone,
-            unheard,
+            self.known.mute,
+            self.heartbeat.unheard,
             pool.chosen,
             held,
             self.said,
@@ -383,7 +382,7 @@ class Peer:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
         return (
             effects
-            + self._say_voices(pool.my_voices(gone, self._run_time(now)))
+            + self._say_voices(pool.my_voices(self.heartbeat.gone, self._run_time(now)))
             + self._replay_early(now)
             + self._ask_unheard()
         )

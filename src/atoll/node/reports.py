@@ -48,6 +48,7 @@ from atoll.wire.messages.statements import (
     Audited,
     Caught,
     Invite,
+    Join,
     Placed,
     Rests,
     Signed,
@@ -196,6 +197,12 @@ class ReportPool:
                 self.add(signed, run_time)
             voices.append(signed)
         return voices
+
+    def join_of(self, peer: PeerId) -> Join | None:
+        """What it asks to be, if no vertex has that yet."""
+        signed = self.pool.get((Join.__name__, peer, ""))
+        said = decode_statement(signed.body, peer) if signed is not None else None
+        return said if isinstance(said, Join) else None
 
     def of_kind(self, kind: str) -> list[Signed]:
         return [signed for key, signed in self.pool.items() if key[0] == kind]
