@@ -165,5 +165,5 @@ class Known:
         return {m.peer for m in self.roster.members if self._asks_anew(m.peer)}
 
     def _asks_anew(self, peer: PeerId) -> bool:
-        asked = self.pool.join_of(peer)
-        return asked is not None and any(m.peer == peer and m.vote_key != asked.vote_key for m in self.roster.members)
+        asked, members = self.pool.join_of(peer), self.roster.members
+        return asked is not None and any(m.peer == peer and m.vote_key != asked.vote_key for m in members)
