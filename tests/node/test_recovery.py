@@ -122,8 +122,8 @@ def test_a_newcomer_that_vanishes_once_it_votes_stops_a_lone_founder_until_that_
 
 @pytest.mark.parametrize("others", [1, 2])
 def test_a_member_that_lost_its_disk_comes_back_with_another_key(others: int):
-    """It forgot what it signed, so the old key is silent for good. Of three, two let the new one in, and wait for no
-    words of the old one meanwhile; of two, the one that is left cannot, sees why, and recovers."""
+    """It forgot what it signed, so the old key is silent for good. Of three, two let the new one in, and wait for
+    no words of the old one meanwhile; of two, the one that is left cannot, sees why, and recovers."""
     knobs = SwarmKnobs(peers=1 + others)
     knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
     swarm, lost = Swarm(3, knobs), peer_name(others)
