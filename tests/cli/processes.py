@@ -109,6 +109,11 @@ class Peer:
         self.facts.clear()
         return self.until(lambda f: f["fact"] == "RoundClosed" and len(f["counted"]) == peers)
 
+    def comes_to(self, other: Path) -> None:
+        """It has the vertex that the peer in this folder has now."""
+        round = answer_of("status", "--dir", other)["round"]
+        self.until(lambda f: f["fact"] == "RoundClosed" and f["round"] >= round)
+
     def ends(self) -> int:
         return self.process.wait(PATIENCE_S)
 

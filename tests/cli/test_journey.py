@@ -35,11 +35,11 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
         assert lines["bob"]["link"] == "up" and lines["ada"]["link"] == "me" and lines["ada"]["addresses"]
         invitation = answer_of("invite", "--dir", a, "--uses", "3")
         assert invitation["agreed"] and invitation["uses"] == 3
-        bob.trained_with(2)  # he has the vertex that holds it, too
+        bob.comes_to(a)  # he has the vertex that holds it, too
         assert {t["id"]: t["uses_left"] for t in answer_of("invite", "--dir", b, "--list")}[invitation["id"]] == 3
         revoked = answer_of("invite", "--dir", b, "--revoke", invitation["ticket"])
         assert revoked["agreed"] and revoked["id"] == invitation["id"]
-        ada.trained_with(2)
+        ada.comes_to(b)
         refused = atoll("invite", "--dir", a, "--revoke", invitation["id"])
         assert refused.returncode == 4 and "E-TKT-11" in refused.stderr
         assert atoll("recover", "--dir", a, "--yes").returncode == 4  # there is nothing to recover
