@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Ask, Effect, Event, Received
 from atoll.node import requests
-from atoll.node.amend import Goal, amend_bytes, amend_of, amends_in, goal_of
+from atoll.node.amend import Goal, amend_of, amends_in, goal_of, word_bytes
 from atoll.node.body import _judge_reports
 from atoll.node.facts import AttemptFailed, Fault, StateLacked
 from atoll.node.jobs import Adopt, FindState, GoBack, ReadVertices
@@ -198,7 +198,7 @@ def test_a_word_that_the_recovery_identity_did_not_say_is_its_bringers_fault():
     reach(swarm, 6)
     old = goal(swarm, 2)
     plain = Amend(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
-    signature = sign_as_identity(BOB.encode(), amend_bytes(swarm.run_id, plain))
+    signature = sign_as_identity(BOB.encode(), word_bytes(swarm.run_id, plain))
     bob = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
     forged = bob.sign(replace(plain, signature=signature))
     peer = swarm.world.nodes[CREATOR].machine
@@ -234,7 +234,7 @@ def test_the_same_word_through_every_member_is_looked_for_once():
     reach(swarm, 6)
     old = goal(swarm, 2)
     plain = Amend(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
-    amend = replace(plain, signature=as_creator(amend_bytes(swarm.run_id, plain)))
+    amend = replace(plain, signature=as_creator(word_bytes(swarm.run_id, plain)))
     reads: list[FindState] = []
     for name in swarm.founders[1:]:
         signed = Notary(swarm.run_id, VirtualSigner(name), VirtualVerifier()).sign(amend)
@@ -558,7 +558,7 @@ def forge(swarm: Swarm, signed: Signed) -> Signed:
     for _, amend in amends_in([signed]):
         notary = Notary(swarm.run_id, VirtualSigner(signed.signer), VirtualVerifier())
         return notary.sign(
-            replace(amend, signature=sign_as_identity(BOB.encode(), amend_bytes(swarm.run_id, amend)))
+            replace(amend, signature=sign_as_identity(BOB.encode(), word_bytes(swarm.run_id, amend)))
         )
     return signed
 

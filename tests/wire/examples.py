@@ -52,6 +52,7 @@ from atoll.wire.messages.statements import (
     Join,
     Late,
     Leave,
+    Pause,
     Placed,
     Proposed,
     Ready,
@@ -116,6 +117,7 @@ STATEMENTS = (
     Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2")),
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
     Amend(A, 3, B, A, 2, b"signature"),
+    Pause(A, True, b"signature"),
 )
 
 MESSAGES = (
@@ -166,6 +168,7 @@ BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
 BODY_REPUTED = replace(BODY, reputation=(7750,))
 BODY_SAMPLED = replace(BODY, credits=((0, 64),))
 BODY_ASKING = replace(BODY, effort=Reached(24, 12, 10, 5.5))
+BODY_PAUSED = replace(BODY, paused=7)
 
 OPENED = (  # the same words where blocks of answers are opened
     Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), made_of=B),

@@ -1,15 +1,17 @@
-"""Going back to an earlier state by the recovery identity's word: what it signs, and when that word may stand.
+"""What the recovery identity says to a running run, and when its word may stand: go back, pause, resume.
 
-An `Amend` names a vertex of this very chain. It is good for a few rounds after the head that its signer saw, and
-never once another one took effect since: so none can be used twice, and of two that race the first in the chain
-wins. Pure: what lies on disk is handed in.
+An `Amend` names a vertex of this very chain, a `Pause` says whether rounds train. Each is good for a few rounds
+after the head that its signer saw, and never once another of its kind took effect since: so none can be used twice,
+and of two that race the first in the chain wins. Pure: what lies on disk is handed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
@@ -18,10 +20,13 @@ from atoll.policy.members import AMEND_ROUNDS, Earlier
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Signed
+from atoll.wire.messages.statements import Amend, Pause, Signed
 from atoll.wire.messages.vertex import Body
 
-AMEND_DOMAIN = b"atoll/amend/1\0"
+Word = Amend | Pause  # of the recovery identity
+W = TypeVar("W", bound=Word)
+
+DOMAINS: dict[type[Word], bytes] = {Amend: b"atoll/amend/1\0", Pause: b"atoll/pause/1\0"}
 
 
 @dataclass(frozen=True)
@@ -38,33 +43,43 @@ def goal_of(body: Body, id: Digest) -> Goal:
     return Goal(body.round, id, body.state, body.trained)
 
 
-def amend_bytes(run: Digest, amend: Amend) -> bytes:
+def word_bytes(run: Digest, word: Word) -> bytes:
     """What the recovery identity signs; the signature in it does not count."""
-    return AMEND_DOMAIN + run + encode(replace(amend, signature=b""))
+    return DOMAINS[type(word)] + run + encode(replace(word, signature=b""))
 
 
-def amend_holds(signed: Signed, amend: Amend, notary: Notary, recovery: bytes) -> bool:
+def word_holds(signed: Signed, word: Word, notary: Notary, recovery: bytes) -> bool:
     """True if the identity that genesis names said so, in these very bytes.
 
     Decoding passes over keys that it does not know, and the inner signature does not see them: a member could make
     a thousand words of one.
     """
-    if not recovery or signed.body != encode(amend):
+    if not recovery or signed.body != encode(word):
         return False
-    return notary.verifier.identity_holds(recovery, amend_bytes(notary.run, amend), amend.signature)
+    return notary.verifier.identity_holds(recovery, word_bytes(notary.run, word), word.signature)
 
 
 def amends_in(reports: Iterable[Signed]) -> list[tuple[Signed, Amend]]:
     """The words among these that want to go back, unjudged; what cannot be read is none."""
-    found: list[tuple[Signed, Amend]] = []
+    return _said(reports, Amend)
+
+
+def pauses_in(reports: Iterable[Signed]) -> list[tuple[Signed, Pause]]:
+    """Those that pause the run or resume it."""
+    return _said(reports, Pause)
+
+
+def _said(reports: Iterable[Signed], kind: type[W]) -> list[tuple[Signed, W]]:
+    found: list[tuple[Signed, W]] = []
+    tag = kind.__name__.encode()
     for signed in reports:
-        if b"Amend" not in signed.body:  # its tag: of a thousand reports nearly none is opened
+        if tag not in signed.body:  # of a thousand reports nearly none is opened
             continue
         try:
             statement = decode_statement(signed.body, signed.signer)
         except PeerFault:
             continue
-        if isinstance(statement, Amend):
+        if isinstance(statement, kind):
             found.append((signed, statement))
     return found
 
@@ -84,15 +99,23 @@ def first_of(amends: Iterable[tuple[Signed, Amend]]) -> tuple[Signed, Amend] | N
     return min(amends, key=rank, default=None)
 
 
-def may_follow(history: History, after: Digest) -> bool:
-    """True if `after` is one of the newest vertices of this chain, and none since has gone back."""
+def paused_after(parent: Body, round: int, reports: Iterable[Signed]) -> int | UnsetType:
+    """Since which round the run is paused once this one carries these; going back and starting over keep it so."""
+    word = next((pause for _, pause in pauses_in(reports)), None)
+    if word is None:
+        return parent.paused
+    return round if word.paused else UNSET
+
+
+def may_follow(history: History, word: Word) -> bool:
+    """True if it was said after one of the newest vertices of this chain, and none since holds one of its kind."""
     for round in range(history.head, max(-2, history.head - AMEND_ROUNDS), -1):
         body = history.bodies.get(round)
         if body is None:
             return False
-        if history.ids[round] == after:
+        if history.ids[round] == word.after:
             return True
-        if amend_of(body) is not None:
+        if _said(body.reports, type(word)):
             return False
     return False
 

@@ -20,7 +20,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.base.sample import Credit
 from atoll.keys.digest import digest
-from atoll.node.amend import amend_holds, amends_in, first_of
+from atoll.node.amend import amends_in, first_of, paused_after, pauses_in, word_holds
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.ground import Ground
 from atoll.node.reputation import next_scores, resting_among
@@ -42,6 +42,7 @@ from atoll.wire.messages.statements import (
     Commit,
     Compared,
     Join,
+    Pause,
     Signed,
     Statement,
     Weighing,
@@ -107,6 +108,7 @@ def write_body(
         reputation=_scores(ground, members, answers, {p: c for p, (c, _) in chosen.items()}, opened),
         credits=_credits(ground, members, contributors),
         effort=_effort(ground, {p: c for p, (c, _) in chosen.items()}, kept),
+        paused=paused_after(parent, plan.round, kept),
     )
 
 
@@ -214,6 +216,8 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "it carries a report that may not stand in a vertex"
     if len(amends_in(kept)) > 1:
         return "it goes back to two states"
+    if len(pauses_in(kept)) > 1 or body.paused != paused_after(parent, plan.round, kept):
+        return "whether the run is paused does not follow from its reports"
     rule, trained = plan.settings.quorum, bool(ground.owners)
     awaited = awaited_in(plan, opened, contributors)
     most = ground.parts_most, ground.trainers_most, plan.settings.signing, awaited
@@ -282,13 +286,13 @@ def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tu
 
 
 def _forged(ground: Ground, notary: Notary, signed: Signed, report: Reported) -> bool:
-    """A word to go back that is neither the recovery identity's nor the one that validators demand."""
+    """A word of the recovery identity that is not its own, nor the one to go back that validators demand."""
     statement = report.statement
-    if not isinstance(statement, Amend):
+    if not isinstance(statement, Amend | Pause):
         return False
-    if not statement.signature:
+    if isinstance(statement, Amend) and not statement.signature:
         return statement != ground.demanded or signed.body != encode(statement)
-    return not amend_holds(signed, statement, notary, ground.recovery)
+    return not word_holds(signed, statement, notary, ground.recovery)
 
 
 def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: Signed) -> Answered:

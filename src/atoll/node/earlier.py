@@ -12,7 +12,7 @@ from typing import cast
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Ask, Effect, SetTimer
-from atoll.node.amend import amend_holds, amends_in, goal_of, may_follow
+from atoll.node.amend import amends_in, goal_of, may_follow, word_holds
 from atoll.node.jobs import FindState, ReadVertices
 from atoll.node.reports import ReportPool
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
@@ -53,10 +53,10 @@ class EarlierStates:
         for _, amend in amends_in([signed]):
             name = str(amend.round)
             known = pool.goal(amend.round) is not None or amend.back_to in pool.goals or name in self.waiting
-            useful = -1 <= amend.round < pool.history.head and may_follow(pool.history, amend.after)
+            useful = -1 <= amend.round < pool.history.head and may_follow(pool.history, amend)
             if known or not useful or len(self.waiting) >= READ_AT_ONCE:
                 continue
-            if pool.opened(signed) is None or not amend_holds(signed, amend, self.notary, recovery):
+            if pool.opened(signed) is None or not word_holds(signed, amend, self.notary, recovery):
                 continue  # the pool says whose fault that is
             self.waiting[name] = signed
             return [Ask(f"earlier/vertex/{name}", ReadVertices(amend.round, 0))]

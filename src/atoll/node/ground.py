@@ -225,7 +225,7 @@ def known_keys(members: tuple[Member, ...]) -> dict[PeerId, bytes]:
 
 
 def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
-    """What the round after `parent` stands on. Enough members, or it only assembles more.
+    """What the round after `parent` stands on. Enough members and no pause, or it only assembles members.
 
     The first round that trains waits for settled ones: a newcomer's update moves nothing, and nobody who was waited
     for shall count for nothing.
@@ -248,8 +248,9 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     scored = None
     if settings.scored_share:
         scored = recent.scores.settled if recent.scores.head == parent.round else ()
-    if not enough:
-        why, kind = "too few members to train", settings.statistic
+    if not enough or parent.paused is not UNSET:
+        why = "too few members to train" if parent.paused is UNSET else f"paused since round {parent.paused}"
+        kind = settings.statistic
         return Ground(
             plan,
             parent,

@@ -98,4 +98,5 @@ class MyBody:
             or body.members != parent.members
             or body.tickets != parent.tickets
             or amend_of(body) is not None
+            or body.paused != parent.paused
         )

@@ -118,7 +118,7 @@ from atoll.wire.messages.statements import (
 from atoll.wire.messages.vertex import Vertex
 
 WRITERS_TOLD = 8  # of a large swarm's voters, in turn: where a third lies all of them do so in 1 of 10,000 rounds
-BACK_AGAIN_S = 3.0  # so are words to go back, to members that were a vertex behind when they heard them
+WORDS_AGAIN_S = 3.0  # so are the recovery identity's, to members that were a vertex behind when they heard them
 
 
 def part_bytes_most(update_bytes: int) -> int:
@@ -169,7 +169,7 @@ class Peer:
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
         self.resting = Resting()
-        self.said_back: Seconds = 0.0  # when words to go back were last repeated
+        self.said_again: Seconds = 0.0  # when my words of the recovery identity were last repeated
         self.inspectors = Inspectors(self.me)
         self.over = self.leaving = False
 
@@ -695,11 +695,11 @@ class Peer:
         return effects
 
     def _say_again(self, now: Seconds) -> list[Effect]:
-        """My words to go back and about states, while they wait for their vertex: who was a vertex behind could not
-        believe them yet, and a leader that stays would never hear what was lost on its way to it."""
-        if now < self.said_back + BACK_AGAIN_S:
+        """My words of the recovery identity and about states, while they wait for their vertex: who was a vertex
+        behind could not believe them yet, and a leader that stays would never hear what was lost on its way."""
+        if now < self.said_again + WORDS_AGAIN_S:
             return []
-        self.said_back = now
+        self.said_again = now
         words = self.known.pool.my_words()
         return [Send(p, MemberReport(signed)) for signed in words for p in self._within_reach()]
 

@@ -19,7 +19,17 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX, VOICES_MAX
 from atoll.base.recall import of_the_same
-from atoll.node.amend import Goal, agrees, amend_holds, amends_in, goal_of, may_follow, rank
+from atoll.node.amend import (
+    Goal,
+    Word,
+    agrees,
+    amends_in,
+    goal_of,
+    may_follow,
+    pauses_in,
+    rank,
+    word_holds,
+)
 from atoll.node.body import open_report
 from atoll.node.ground import known_keys
 from atoll.node.settings import RunSettings
@@ -49,6 +59,7 @@ from atoll.wire.messages.statements import (
     Caught,
     Invite,
     Join,
+    Pause,
     Placed,
     Rests,
     Signed,
@@ -89,14 +100,16 @@ class ReportPool:
     def add(self, signed: Signed, run_time: Seconds) -> Pooled | None:
         """Remember a report. None if its signature does not hold, it is known already, or the pool is full.
 
-        PeerFault for a word to go back that its signer made up.
+        PeerFault for a word of the recovery identity that its signer made up.
         """
         head, reported = self.history.head_body, self.opened(signed)
         if reported is None:
             return None
         statement = reported.statement
-        if isinstance(statement, Amend) and not amend_holds(signed, statement, self.notary, self.settings.recovery):
-            raise PeerFault(signed.signer, "wants to go back in a name that is not its own", signed.body)
+        recovery = self.settings.recovery
+        if isinstance(statement, Word) and not word_holds(signed, statement, self.notary, recovery):
+            what = "go back" if isinstance(statement, Amend) else "pause or resume"
+            raise PeerFault(signed.signer, f"wants to {what} in a name that is not its own", signed.body)
         wrong = self.judge(reported, head, self.recent(), run_time)
         if wrong is not None:
             return Pooled(reported, fresh=False, wrong=wrong)
@@ -179,9 +192,9 @@ class ReportPool:
         return [signed for signed in self.of_kind(kind) if signed.signer == peer]
 
     def my_words(self) -> list[Signed]:
-        """Mine to go back and about states, while they wait for their vertex."""
-        mine = [signed for signed, _ in amends_in(self.pool.values()) if signed.signer == self.notary.me]
-        return mine + self.said_by(self.notary.me, Validated.__name__)
+        """Mine that are said again while they wait for their vertex: the recovery identity's, and about states."""
+        kinds = Amend, Pause, Validated
+        return [signed for kind in kinds for signed in self.said_by(self.notary.me, kind.__name__)]
 
     def my_voices(self, gone: Callable[[PeerId], bool], run_time: Seconds) -> list[Signed]:
         """Mine that wait for enough others, where not everybody was told. Suspicions anew, of those who are still
@@ -208,14 +221,16 @@ class ReportPool:
         return [signed for key, signed in self.pool.items() if key[0] == kind]
 
     def chosen(self) -> list[Signed]:
-        """What a proposer may put into a vertex: words to go back, then as many reports as fit, the shortest first.
+        """What a proposer may put into a vertex: words of the recovery identity, then as many reports as fit, the
+        shortest first.
 
         Such a word is longer than most, and whoever pads its reports must not keep it out. Who rests comes last:
         that may be everybody, in every round, and nobody's coming or going shall wait for it. In a large swarm
         voices come behind all other news, but before them.
         """
         back = [signed for signed, _ in sorted(amends_in(self.pool.values()), key=rank)]
-        every = {id(signed) for signed in back}
+        pauses = sorted((signed for signed, _ in pauses_in(self.pool.values())), key=lambda signed: signed.body)
+        every = {id(signed) for signed in [*back, *pauses]}
         crowded = self.crowded
         news = [
             (key[0] == Rests.__name__, signed)
@@ -223,7 +238,8 @@ class ReportPool:
             if id(signed) not in every and not (crowded and self._counts(key))
         ]
         news.sort(key=lambda one: (one[0], len(one[1].body)))
-        lots = [[signed] for signed in back[:AMENDS_MAX]] + [[signed] for rests, signed in news if not rests]
+        words = [*back[:AMENDS_MAX], *pauses[:1]]  # all that pause, or resume, and may stand now want the same
+        lots = [[signed] for signed in words] + [[signed] for rests, signed in news if not rests]
         lots += self._whole_sets() if crowded else []
         lots += [[signed] for rests, signed in news if rests]
         chosen: list[Signed] = []
@@ -306,8 +322,8 @@ class ReportPool:
         body = self.history.bodies.get(round)
         return goal_of(body, self.history.ids[round]) if body is not None else None
 
-    def _may_follow(self, after: Digest) -> bool:
-        return may_follow(self.history, after)
+    def _may_follow(self, word: Word) -> bool:
+        return may_follow(self.history, word)
 
     def _earlier(self, amend: Amend) -> Earlier:
         return agrees(amend, self.goal(amend.round) or self.goals.get(amend.back_to))

@@ -1,4 +1,5 @@
-"""What people ask of a peer: to leave, to rest, to start over, to go back, to find out what a round was made of.
+"""What people ask of a peer: to leave, to rest, to start over, to go back, to pause, to find out what a round was
+made of.
 
 Each makes a word for the members, or a vertex, out of what the peer knows, or raises ValueError with the reason
 where that would be wrong. `sign` is the recovery identity's. Never changes anything that the members did not agree
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send
-from atoll.node.amend import Goal, amend_bytes
+from atoll.node.amend import Goal, word_bytes
 from atoll.node.body import write_recovery
 from atoll.node.known import Known
 from atoll.node.peer import Peer
@@ -24,7 +25,7 @@ from atoll.policy.plan import Turnout, quorum
 from atoll.protocol.dag.history import recovery_bytes
 from atoll.wire.codec import encode
 from atoll.wire.messages.history import WantVertices
-from atoll.wire.messages.statements import Amend, Leave
+from atoll.wire.messages.statements import Amend, Leave, Pause
 from atoll.wire.messages.vertex import Vertex
 
 Sign = Callable[[bytes], bytes]
@@ -95,19 +96,33 @@ def _new_epoch(known: Known, turnout: Turnout, linked: Set[PeerId], run_time: Se
 
 def go_back(peer: Peer, goal: Goal, sign: Sign, now: Seconds, without: tuple[PeerId, ...] = ()) -> list[Effect]:
     """Ask the members to go on from what this earlier vertex of our chain left behind, without some of them."""
-    mine = None if peer.is_lost else peer.known.roster.mine
-    if mine is None or not mine.present:
-        raise ValueError("this peer is not a member (yet)")
-    known = peer.known
-    if peer.over:
-        raise ValueError("the run is over")
+    known = _as_member(peer)
     if known.settings.paired:
         raise ValueError("its members have models of their own, and no earlier one that all of them held")
     if why := why_not_without(without, known.history.head_body.members):
         raise ValueError(f"its word {why}")
     plain = Amend(known.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"", without or UNSET)
     known.pool.goals[goal.id] = goal
-    return peer.say(replace(plain, signature=sign(amend_bytes(known.notary.run, plain))), now)
+    return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
+
+
+def pause(peer: Peer, paused: bool, sign: Sign, now: Seconds) -> list[Effect]:
+    """Ask the members to train no more from the next vertex on, or to train again."""
+    known = _as_member(peer)
+    if paused == (known.history.head_body.paused is not UNSET):
+        raise ValueError("it is paused already" if paused else "it is not paused")
+    plain = Pause(known.history.head_id, paused, b"")
+    return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
+
+
+def _as_member(peer: Peer) -> Known:
+    """What it knows of a run whose members hear its words."""
+    mine = None if peer.is_lost else peer.known.roster.mine
+    if mine is None or not mine.present:
+        raise ValueError("this peer is not a member (yet)")
+    if peer.over:
+        raise ValueError("the run is over")
+    return peer.known
 
 
 def question_of(peer: Peer, round: int) -> Question:

@@ -279,6 +279,7 @@ class Round:
         began = RoundBegan(
             members=present,
             assembling=self.assembling,
+            paused=self.ground.parent.paused is not UNSET,
             topology=name,
             why=why,
             steps=self.plan.steps,

@@ -26,7 +26,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, short
 from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
-from atoll.node.amend import agrees, amend_of, goal_of, may_follow
+from atoll.node.amend import Word, agrees, amend_of, goal_of, may_follow, pauses_in
 from atoll.node.body import check_body, write_recovery
 from atoll.node.ground import ground_after
 from atoll.node.settings import RunSettings, settings_of_run
@@ -96,6 +96,13 @@ class Return(msgspec.Struct, frozen=True):
     by: Literal["recovery", "validators"] = "recovery"  # the identity's signature, or enough reports in vertices
 
 
+class Paused(msgspec.Struct, frozen=True):
+    """From this round on the run trained nobody, or trained again, by the recovery identity's word."""
+
+    round: int
+    paused: bool
+
+
 class Branch(msgspec.Struct, frozen=True):
     """Another vertex closed this round, too, as finally as the one that is judged here."""
 
@@ -146,6 +153,7 @@ class Audit:
     unchecked: list[int] = field(default_factory=list[int])  # rounds whose parent is missing or damaged
     recoveries: list[int] = field(default_factory=list[int])  # rounds that began an epoch without a quorum
     returns: list[Return] = field(default_factory=list[Return])
+    pauses: list[Paused] = field(default_factory=list[Paused])
     branches: list[Branch] = field(default_factory=list[Branch])  # of the run that begin beside what is judged
     trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
     eras: list[FoundEra] = field(default_factory=list[FoundEra])
@@ -370,9 +378,9 @@ class _Walk:
         back = amend_of(body)
         return back if back is not None and not back.signature else None
 
-    def _may_follow(self, after: Digest) -> bool:
+    def _may_follow(self, word: Word) -> bool:
         """Near a lost or damaged vertex, what came after it is taken at its word."""
-        return may_follow(self.history, after) or self.hole > self.history.head - AMEND_ROUNDS
+        return may_follow(self.history, word) or self.hole > self.history.head - AMEND_ROUNDS
 
     def _earlier(self, amend: Amend) -> Earlier:
         """The vertex that it names, from this folder; one that is lost or damaged is named elsewhere, once."""
@@ -450,6 +458,7 @@ class _Walk:
         if (back := amend_of(body)) is not None:
             by = "recovery" if back.signature else "validators"
             audit.returns.append(Return(body.round, back.round, back.state.hex(), back.trained, by))
+        audit.pauses += [Paused(body.round, pause.paused) for _, pause in pauses_in(body.reports)]
         for m in body.members:
             audit.shares.setdefault(m.peer, Share()).name = m.name
         for signed in body.commits:

@@ -47,6 +47,7 @@ from atoll.wire.messages.statements import (
     Invite,
     Join,
     Leave,
+    Pause,
     Placed,
     Ready,
     Rests,
@@ -83,7 +84,7 @@ class Recent:
     scorers that they drew."""
 
     states: dict[Digest, Digest]
-    may_follow: Callable[[Digest], bool] = lambda after: False  # a word to go back, said after this vertex
+    may_follow: Callable[[Amend | Pause], bool] = lambda word: False  # said lately, and none took effect since
     earlier: Callable[[Amend], Earlier] = lambda amend: "unknown"  # asked only for such words: they are rare
     docket: Docket = NO_DOCKET
     validations: Validations = NO_VALIDATIONS
@@ -154,15 +155,22 @@ def admissible(
             if mine is None or not mine.votes or target is None or not target.votes or peer == by:
                 return "only voting members can complain of others"
             return None if parent.round - FRESH < round <= parent.round + 1 else "is out of date"
-        case Amend(after=after):
+        case Amend():
             if mine is None or not mine.present:
                 return "only members can bring the word to go back"
-            if not recent.may_follow(after):
+            if not recent.may_follow(statement):
                 return "is out of date: the run has moved on, or has gone back already"
             if why := why_not_without(statement.sent_away, parent.members):
                 return why
             found = recent.earlier(statement)
             return None if found == "same" else f"names a vertex that is {found} here"
+        case Pause(paused=paused):
+            if mine is None or not mine.present:
+                return "only members can bring the word to pause or resume"
+            if not recent.may_follow(statement):
+                return "is out of date: the run has moved on, or was paused or resumed since"
+            is_paused = parent.paused is not UNSET
+            return None if paused != is_paused else f"is too late: the run {'is' if is_paused else 'is not'} paused"
         case Audited(peer=peer):
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or target.standing == "expelled":

@@ -66,6 +66,7 @@ _BODY = Body(
     b"",
     Weighing((), (), ZERO_DIGEST),
     0.5,
+    paused=HUGE,
 )
 LINE_BYTES = _bytes(_LINE)
 FRAME_BYTES = _bytes(_BODY) + 7 * LIST_BYTES  # parts, commits, members, tickets, reports, weights and whose

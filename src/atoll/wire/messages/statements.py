@@ -301,6 +301,14 @@ class Amend(Statement, frozen=True):
         return () if self.without is msgspec.UNSET else self.without
 
 
+class Pause(Statement, frozen=True):
+    """From the vertex that holds this on rounds train nobody, or train again; said by the recovery identity."""
+
+    after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
+    paused: bool
+    signature: bytes  # of the recovery identity, over domain, run and all the rest
+
+
 AnyStatement = (
     Commit
     | Answered
@@ -321,4 +329,5 @@ AnyStatement = (
     | Placed
     | Invite
     | Amend
+    | Pause
 )

@@ -101,6 +101,7 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     reputation: tuple[Score, ...] | UnsetType = UNSET  # where the run has it: of each line of `members`, in order
     credits: tuple[tuple[Quarters, Quarters], ...] | UnsetType = UNSET  # where who trains is drawn: the same
     effort: Reached | UnsetType = UNSET  # where a round's work follows losses: what the next one goes by
+    paused: int | UnsetType = UNSET  # the round whose vertex holds the word; left out: the run trains
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,152 @@
+"""The recovery identity pauses a run and lets it go on: nobody trains in between, and nobody else can say it."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Received
+from atoll.node import requests
+from atoll.node.amend import pauses_in, word_bytes
+from atoll.node.body import check_body, write_body
+from atoll.node.facts import Fault, RoundBegan
+from atoll.node.jobs import Train
+from atoll.node.verify import Kept, Paused, verify_history
+from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
+from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.statements import Pause
+from atoll.wire.messages.vertex import Body
+
+CREATOR, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
+
+
+def swarm_of(peers: int = 4, seed: int = 3) -> Swarm:
+    knobs = SwarmKnobs(peers=peers)
+    knobs.run = replace(knobs.run, recovery=CREATOR.encode())
+    return Swarm(seed, knobs)
+
+
+def as_creator(data: bytes) -> bytes:
+    return sign_as_identity(CREATOR.encode(), data)
+
+
+def head_of(swarm: Swarm, name: PeerId = CREATOR) -> Body:
+    return swarm.world.nodes[name].machine.history.head_body
+
+
+def reach(swarm: Swarm, round: int) -> None:
+    swarm.world.run(swarm.world.now + 300.0, stop=lambda: min(swarm.heads()) >= round)
+    assert min(swarm.heads()) >= round, swarm.heads()
+
+
+def say(swarm: Swarm, paused: bool) -> None:
+    node = swarm.world.nodes[CREATOR]
+    local = node.clock.local(swarm.world.now)
+    swarm.world.carry_out(node, requests.pause(node.machine, paused, as_creator, local))
+
+
+def until_all(swarm: Swarm, paused: bool) -> Body:
+    """The newest vertex, once every member holds the one that pauses or resumes."""
+    say(swarm, paused)
+    up = [n.name for n in swarm.honest if n.machine is not None]
+
+    def heard() -> bool:
+        return all((head_of(swarm, name).paused is not UNSET) == paused for name in up)
+
+    swarm.world.run(swarm.world.now + 120.0, stop=heard)
+    assert heard()
+    return head_of(swarm)
+
+
+def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
+    """Carl leaves, Dora crashes and comes back, Eve joins; then the run goes on where it was, at the same place in
+    the data, and whoever reads the history agrees."""
+    swarm = swarm_of()
+    reach(swarm, 5)
+    held = until_all(swarm, paused=True)
+    assert held.paused == held.round and held.trained == held.round + 1  # the round that holds the word trained
+    asked: list[Train] = []
+    began: list[RoundBegan] = []
+    told = swarm.world.watchers
+    told.append(lambda now, node, fact: began.append(fact) if isinstance(fact, RoundBegan) else None)
+    for node in swarm.world.nodes.values():
+        node.island.takes_s = lambda work, takes=node.island.takes_s: (
+            (asked.append(work) if isinstance(work, Train) else None) or takes(work)
+        )
+    swarm.world.crash(DORA)
+    swarm.join(4, via=BOB)
+    swarm.world.carry_out(
+        carl := swarm.world.nodes[CARL],
+        requests.farewell(carl.machine, "enough", carl.clock.local(swarm.world.now)),
+    )
+    swarm.world.run(swarm.world.now + 60)
+    swarm.world.start(DORA)
+    swarm.world.run(swarm.world.now + 200)
+    now = head_of(swarm)
+    standings = {m.peer: m.standing for m in now.members}
+    assert standings == {CREATOR: "member", BOB: "member", CARL: "away", DORA: "member", EVE: "member"}, standings
+    assert not asked and began and all(fact.paused and fact.assembling for fact in began)
+    assert (now.trained, now.state, now.paused) == (held.trained, held.state, held.paused)
+    assert [head_of(swarm, p).paused for p in (DORA, EVE)] == [held.paused] * 2
+    on = until_all(swarm, paused=False)
+    assert on.trained == held.trained and on.state == held.state
+    swarm.world.run(swarm.world.now + 200, stop=lambda: head_of(swarm).trained >= held.trained + 3)
+    assert head_of(swarm).trained == held.trained + 3 and asked
+    node = swarm.world.nodes[CREATOR]
+    rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
+    audit = verify_history(Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+    assert audit.intact and audit.pauses == [Paused(held.round, True), Paused(on.round, False)]
+
+
+def test_a_word_is_good_once_so_an_old_pause_does_nothing_after_the_resume():
+    swarm = swarm_of()
+    reach(swarm, 4)
+    ((old, _),) = pauses_in(until_all(swarm, paused=True).reports)
+    ((on, _),) = pauses_in(until_all(swarm, paused=False).reports)
+    peer = swarm.world.nodes[CREATOR].machine
+    for word, why in ((old, "is out of date"), (on, "is out of date")):
+        pooled = peer.pool.add(word, swarm.world.now)
+        assert pooled is not None and pooled.wrong is not None and pooled.wrong.startswith(why)
+    assert not pauses_in(peer.pool.chosen())
+    reach(swarm, head_of(swarm).round + 3)
+    assert head_of(swarm).paused is UNSET
+
+
+def test_of_two_that_are_said_at_once_a_body_carries_one():
+    """The same identity through two members, after two heads: both stand, and no voter takes a body of both."""
+    swarm = swarm_of()
+    reach(swarm, 4)
+    say(swarm, paused=True)
+    peer = swarm.world.nodes[CREATOR].machine
+    history = peer.history
+    plain = Pause(history.ids[history.head - 1], True, b"")
+    other = replace(plain, signature=as_creator(word_bytes(swarm.run_id, plain)))
+    again = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(other)
+    assert peer.pool.add(again, swarm.world.now).fresh
+    assert len(pauses_in(peer.pool.pool.values())) == 2 and len(pauses_in(peer.pool.chosen())) == 1
+    ground, now = peer.round.ground, swarm.world.now
+    nothing = [None] * len(ground.owners)
+    body = write_body(ground, peer.notary, 0, nothing, {}, peer.pool.chosen(), ground.parent.state, now)
+    assert body.paused == body.round and check_body(ground, peer.notary, body, now) is None
+    lies = replace(body, reports=(*body.reports, again)), replace(body, paused=UNSET), replace(body, paused=1)
+    for lie in lies:
+        assert "whether the run is paused" in check_body(ground, peer.notary, lie, now)
+
+
+def test_a_pause_that_somebody_else_signed_is_its_bringers_fault_and_no_body_may_hold_it():
+    swarm = swarm_of()
+    reach(swarm, 4)
+    peer = swarm.world.nodes[CREATOR].machine
+    plain = Pause(peer.history.head_id, True, b"")
+    forged = replace(plain, signature=sign_as_identity(BOB.encode(), word_bytes(swarm.run_id, plain)))
+    bob = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    for word in (plain, forged):
+        signed = bob.sign(word)
+        effects = peer.handle(Received(BOB, MemberReport(signed)), swarm.world.now)
+        (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, Fault)]
+        assert fault.peer == BOB and "pause or resume in a name that is not its own" in fault.what
+    reach(swarm, 7)
+    assert head_of(swarm).paused is UNSET
