@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from processes import AS_TYPED, Peer, answer_of, atoll, peers
+from processes import Peer, answer_of, atoll, peers
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -16,6 +14,7 @@ VALIDATED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
     *("--set", "train.inner_steps=6", "--set", "run.rounds=0", "--set", "run.trust=community"),
     *("--set", "run.validate_every=1", "--set", "run.start_peers=3", "--set", "run.min_peers=2"),
+    *("--set", "run.audit_rate=0"),  # an audit would expel Eve, and her row of her own part would go with her
 ]
 POISON = """
 import sys
@@ -32,12 +31,6 @@ if "join" in sys.orig_argv:
 """
 
 
-def made_again(round: int, *folders: Path) -> Any:
-    """By the first of them who has the state that it began with: on a slow day one of them misses a round."""
-    asked = (atoll("blame", folder, "--round", round, "--json") for folder in folders)
-    return next((json.loads(one.stdout) for one in asked if not one.returncode), None)
-
-
 def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
     """Eve's updates of two rounds point the wrong way, two hundred times as far; the run goes on from before.
 
@@ -49,14 +42,12 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
     (villain / "sitecustomize.py").write_text(POISON)
     lies = {"PYTHONPATH": os.pathsep.join([str(villain), os.environ.get("PYTHONPATH", "")])}
     (canary := tmp_path / "canary.txt").write_text(Path(os.__file__).read_text())
-    keep = ("--set", "keep.updates=40", "--set", "keep.newest=40")
+    keep = ("--set", "keep.updates=150", "--set", "keep.newest=150")
     more = ("--set", f"data.canary={canary}", *keep)
-    with peers(
-        Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *VALIDATED, *more, command=AS_TYPED)
-    ) as running:
+    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *VALIDATED, *more)) as running:
         ada = running[0]
         ticket = ada.until_fact("Opened")["ticket"]
-        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob", *keep, command=AS_TYPED))
+        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob", *keep))
         running.append(Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", *keep, env=lies))
         ada.until_fact("RoundBegan", assembling=False)
         for trained in (1, 3):  # each with patience of its own
@@ -78,9 +69,9 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         blamed = answer_of("blame", tmp_path / "ada")
         assert blamed["refused"][0]["back_to"] == went["back_to"] and set(went["refused"]) <= set(blamed["updates"])
         assert "the model was bad" in atoll("blame", tmp_path / "ada").stdout
-        found = [made for r in went["refused"] if (made := made_again(r, tmp_path / "ada", tmp_path / "bob"))]
-        assert all(one["exact"] for one in found if not one["gone"])
-        named = [[p["name"] for p in one["peers"] if p["notable"]] for one in found if not one["gone"]]
+        found = [answer_of("blame", tmp_path / "ada", "--round", r) for r in went["refused"]]
+        assert [(one["exact"], one["gone"]) for one in found] == [(True, [])] * len(found)
+        named = [[p["name"] for p in one["peers"] if p["notable"]] for one in found]
         assert ["eve"] in named and {name for names in named for name in names} == {"eve"}
         back = atoll("checkpoint", "rollback", str(went["refused"][0]), "--dir", tmp_path / "ada")
         assert f"validators went back behind round {went['refused'][0]} before" in back.stdout

@@ -9,14 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Payload, Received, Report, Start
+from atoll.base.machine import Ask, Fact, Payload, Received, Report, Start
 from atoll.keys.digest import digest
-from atoll.node.facts import Fault, RowsGathered
+from atoll.node.facts import AttemptFailed, Fault, RowsGathered
 from atoll.node.jobs import HoldRows, LeaveOut
 from atoll.node.peer import Peer
 from atoll.node.requests import gather_rows, question_of
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.wire.messages.round import RowBytes, WantRow
+from atoll.sim.world import Node
+from atoll.wire.messages.history import Vertices
+from atoll.wire.messages.round import RowBytes, Voted, WantRow
 
 ADA, BOB, CID, DAN = map(peer_name, range(4))
 KEPT = 6  # rounds
@@ -90,10 +92,10 @@ def test_rows_that_are_forgotten_here_are_said_to_be_gone_at_once():
     """All keep as many rounds: whoever kept them and does not any more need not ask for twelve seconds."""
     swarm = swarm_of()
     asked_at, node = swarm.world.now, swarm.world.nodes[ADA]
-    effects = node.machine.gather_rows(min(node.machine.kept_rows.here) - 1)
+    effects = gather_rows(node.machine, min(node.machine.kept_rows.here) - 1)
     (told,) = (e.fact for e in effects if isinstance(e, Report))
     assert isinstance(told, RowsGathered) and len(told.gone) == 16 and len(effects) == 1
-    assert swarm.world.now == asked_at and gathered(swarm, min(node.machine.kept_rows.here))[0].came == 9
+    assert swarm.world.now == asked_at and gathered(swarm, max(node.machine.kept_rows.here))[0].came == 9
 
 
 def test_a_round_whose_vertex_is_out_of_reach_is_refused_with_those_that_are_not():
@@ -135,6 +137,28 @@ def test_rows_are_forgotten_with_their_rounds_and_outlive_a_restart():
     asks = [e.work for e in again.handle(Start(node.kept), 1.0) if isinstance(e, Ask)]
     assert again.kept_rows.here == here
     assert [set(work.blobs) for work in asks if isinstance(work, HoldRows)] == [blobs]
+
+
+def test_a_round_that_was_agreed_in_an_earlier_attempt_than_mine_leaves_my_rows():
+    """Dan hears no vote and no vertex of a round before its first attempt failed for him. It counted his update."""
+    swarm = swarm_of()
+    world, missed, failed = swarm.world, swarm.head(DAN) + 1, list[AttemptFailed]()
+    arrivals = world.network.arrivals
+
+    def deaf(now: float, to: PeerId, event: Received):
+        said, whens = arrivals(now, to, event)
+        return said, [] if to == DAN and not failed and isinstance(event.message, Voted | Vertices) else whens
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        failed.extend([fact] if node.name == DAN and isinstance(fact, AttemptFailed) else [])
+
+    world.network.arrivals = deaf
+    world.watchers.append(watch)
+    world.run(world.now + 1e3, stop=lambda: swarm.head(DAN) >= missed)
+    machine = world.nodes[DAN].machine
+    assert [fact.round for fact in failed] == [missed] and machine.history.bodies[missed].attempt == 0
+    world.run(world.now + 1.0)
+    assert {part for part, peer in machine.kept_rows.here[missed] if peer == DAN} == {0, 1, 2, 3}
 
 
 def test_one_row_is_shown_to_one_member_four_times_and_to_strangers_never():

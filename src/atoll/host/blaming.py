@@ -8,10 +8,10 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from atoll.base.errors import RefusedError, UsageError
+from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, names_of
 from atoll.base.units import spans_of, spans_text
-from atoll.node.jobs import LeftOut
+from atoll.node.jobs import FindState, LeftOut
 from atoll.node.requests import question_of
 from atoll.node.without import notable
 
@@ -29,8 +29,10 @@ async def blame_round(host: PeerHost, round: int) -> dict[str, Any]:
             fix="ask the peer of a member that trains a built-in model",
         )
     try:
-        gathered = await host.gather_rows(round)
         asked = question_of(host.machine, round)
+        if not await host.island.do(FindState(asked.ground.parent.state)):  # it stays from now on, as rows do
+            raise state_lacking(round)
+        gathered = await host.gather_rows(round)
     except ValueError as why:
         raise RefusedError(
             "E-BLM-02",
@@ -54,6 +56,16 @@ async def blame_round(host: PeerHost, round: int) -> dict[str, Any]:
     left_out = [n for n, part in enumerate(work.parts) if part is None]
     told = _told(host, round, found, gathered.gone)
     return told | {"parts_left_out": left_out, "summed_on_the_way": asked.summed_on_the_way}
+
+
+def state_lacking(round: int) -> RunFailedError:
+    return RunFailedError(
+        "E-BLM-05",
+        f"the state that round {round} began with is not on this disk",
+        cause="a peer keeps the states of its newest rounds (keep.newest, keep.updates, keep.bytes_max), and has "
+        "none of rounds that went on without it",
+        fix="ask another member, or about a later round: atoll checkpoint list",
+    )
 
 
 def _told(host: PeerHost, round: int, found: LeftOut, gone: tuple[tuple[int, PeerId], ...]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.host.arithmetic import advanced, answer
+from atoll.host.blaming import state_lacking
 from atoll.host.learning import Learning
 from atoll.host.owing import Owing
 from atoll.host.shelf import Shelf
@@ -51,12 +52,7 @@ class Leaving:
             )
         before = await self._on_thread(self.shelf.find, work.before, self.learning.layout)
         if before is None:
-            raise RunFailedError(
-                "E-BLM-05",
-                f"the state that round {work.round} began with is not on this disk any more",
-                cause="a peer keeps the states of its newest rounds: keep.newest, keep.updates, keep.bytes_max",
-                fix="ask another member, or about a later round: atoll checkpoint list",
-            )
+            raise state_lacking(work.round)
         whole = await self._on_thread(self._made, work, before, None)
         assert isinstance(whole, SharedState)
         name = await asyncio.to_thread(_name_of, whole, self.learning)

@@ -22,10 +22,10 @@ from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import PART_GIVEN_MAX
 from atoll.base.machine import Ask, Done, Effect, Failed, Keep, Lane, Payload, Report, Send
-from atoll.keys.digest import merkle_holds
+from atoll.keys.digest import MerkleTree, merkle_holds
 from atoll.node.facts import RowsGathered
 from atoll.node.jobs import HeldRow, HoldRows, KeepRows, ReadRow
-from atoll.protocol.reduce.rows import Made, Update
+from atoll.protocol.reduce.rows import Made
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import RowBytes, WantRow
 from atoll.wire.messages.statements import Commit, Signed
@@ -66,8 +66,11 @@ class Search:
         return sources[self.beats % len(sources)] if sources else None
 
 
-def worth_keeping(body: Body, made: Iterable[Made], update: Update | None) -> tuple[HeldRow, ...]:
-    """Of the rows that I combined, and of my own update, those that this vertex holds commitments to."""
+def worth_keeping(
+    body: Body, made: Iterable[Made], me: PeerId, mine: tuple[Payload, ...] | None
+) -> tuple[HeldRow, ...]:
+    """Of the rows that I combined, and of my own update, those that this vertex holds commitments to. It may be the
+    vertex of an earlier attempt than the one that I was in when I heard of it."""
     agreed = {signed.signer: signed.body for signed in body.commits}
     rows: dict[Place, HeldRow] = {}
     for one in made:
@@ -75,9 +78,11 @@ def worth_keeping(body: Body, made: Iterable[Made], update: Update | None) -> tu
             signed, part = row.statement, one.answered.part
             if signed is not None and agreed.get(signed.signer) == signed.body:
                 rows[part, signed.signer] = HeldRow(part, signed.signer, row.path, row.payload)
-    if update is not None and agreed.get(update.statement.signer) == update.statement.body:
-        me = update.statement.signer
-        rows |= {(n, me): HeldRow(n, me, update.path(n), payload) for n, payload in enumerate(update.parts)}
+    commit = commits_in(body).get(me)
+    if mine and commit is not None:
+        tree = MerkleTree(tuple(payload.digest for payload in mine))
+        if tree.root == commit.root:  # else it is what a life before this one committed to, whose bytes are lost
+            rows |= {(n, me): HeldRow(n, me, tree.path(n), payload) for n, payload in enumerate(mine)}
     return tuple(rows.values())
 
 

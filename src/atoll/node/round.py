@@ -715,7 +715,7 @@ class Round:
         agreed = {opened(s).digest for s in body.parts if s is not None}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
         if self.keeps_rows:
-            self.rows = worth_keeping(body, self.combined.values(), self.reduce.update if self.reduce else None)
+            self.rows = worth_keeping(body, self.combined.values(), self.me, self.update.encoded)
         self.reduce, self.update.encoded = None, None  # they hold several updates' worth of memory
         self.trials.close()
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]
