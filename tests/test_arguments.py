@@ -102,9 +102,14 @@ def test_numbers_of_other_libraries_are_numbers(tmp_path: Path):
     import numpy
 
     run = atoll.found(
-        folder=tmp_path, inner_steps=numpy.int64(3), outer_lr=numpy.float32(0.5), start_peers=torch.tensor(2)
+        folder=tmp_path,
+        inner_steps=numpy.int64(3),
+        outer_lr=numpy.float32(0.5),
+        sample=numpy.float64(0.5),  # a float of Python, too, and yet another type
+        start_peers=torch.tensor(2),
     )
-    assert run._wish["start_peers"] == 2 and type(run._wish["recipe"].schedule.inner_steps) is int
+    assert run._wish["start_peers"] == 2 and run._wish["sample"].thousandths == 500
+    assert type(run._wish["recipe"].schedule.inner_steps) is int
 
 
 @pytest.mark.parametrize("path", ["", "losses", "."])

@@ -122,6 +122,25 @@ def test_a_group_whose_views_are_all_used_up_shares_again():
     assert len(times) == 3 and min(times) >= 600
 
 
+def test_whoever_has_no_vote_yet_waits_where_all_voters_are_gone():
+    """The founder of a group dies while somebody joins. Once the newcomer passed view after view, and attempt after
+    attempt, in one breath: nothing stopped it, since no turn was ever its own."""
+    settings = RunSettings(open_to_all=True, round=NO_CLOCK)
+    swarm = Swarm(1, SwarmKnobs(1, island=IslandKnobs(step_s=1e7), run=settings))  # nor has a later round a clock
+    world, founder = swarm.world, peer_name(0)
+    world.nodes[founder].island.takes_s = lambda work: 0.5
+    world.run(1)
+    newcomer = world.nodes[swarm.join(1, via=founder)]
+
+    def observes() -> bool:
+        return newcomer.machine.round is not None and not newcomer.machine.round.plan.has_clock
+
+    world.run(20, stop=observes)
+    world.crash(founder)
+    world.run(world.now + 20)
+    assert newcomer.machine.heartbeat.gone(founder) and 0 < newcomer.machine.round.attempt <= 20
+
+
 def test_arithmetic_that_takes_longer_than_the_exchange_uses_up_no_views():
     """A large model on slow machines: they are at work on the proposal, so nobody gives it up."""
     knobs = SwarmKnobs(4, island=IslandKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))

@@ -230,3 +230,21 @@ def test_who_lacks_the_body_of_a_certificate_votes_to_commit_once_it_is_here():
     assert set(Said.recall(table.kept[P3]).commit) == {0}
     table.settle()
     assert table.decided() == dict.fromkeys(table.names, FIRST)
+
+
+def test_two_locks_of_one_view_are_more_lies_than_are_tolerated_and_stop_nobody():
+    """Who proposes next holds the body of one of them: it goes on with that one, and needs nothing of the other."""
+    table = proposed()
+    prepare_votes_reach(table, P1)
+
+    def lock(body: bytes, *by: PeerId) -> Certificate:
+        vote = Vote(ROUND, 0, "prepare", vertex_id(body))
+        return Certificate(ROUND, 0, "prepare", vote.digest, tuple((p, table.sign(p, vote).signature) for p in by))
+
+    for name, high in ((P0, lock(SECOND, P0, P2, P3)), (P2, lock(FIRST, P0, P1, P2))):
+        said = table.sign(name, Timeout(ROUND, 0, 0, high.digest))
+        table.do(P1, table.at[P1].receive(name, TimedOut(ROUND, 0, "t", said, high)))
+    nothing = table.sign(P3, Timeout(ROUND, 0, -1, ZERO_DIGEST))
+    table.do(P1, table.at[P1].receive(P3, TimedOut(ROUND, 0, "t", nothing, None)))
+    (sent,) = {message.body for _, _, message in table.mail if isinstance(message, Propose)}
+    assert sent == FIRST

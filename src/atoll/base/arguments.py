@@ -171,7 +171,7 @@ def _is_a(value: object, kind: object) -> bool:
 
 def _number(value: Any) -> Any:
     """Python's own, of other libraries' numbers."""
-    if isinstance(value, int | float | str):
+    if isinstance(value, int | str) or type(value) is float:
         return value
     try:
         return index(value)

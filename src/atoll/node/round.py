@@ -598,8 +598,9 @@ class Round:
         if not self.views.is_over(self.attempt, self.my_body.ready, busy, begun, now):
             return []
         effects = self.agreement.close_view(view)
-        # whoever proposes in the next one may be gone as well
-        return effects + self._pass_view(now) if self.agreement.view > view else effects
+        # whoever proposes in the next one may be gone as well; whose turn it never is would find no end of that
+        goes_on = self.agreement.votes and self.agreement.view > view
+        return effects + self._pass_view(now) if goes_on else effects
 
     def _nudge(self, now: Seconds) -> list[Effect]:
         """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""

@@ -72,7 +72,7 @@ class Proofs:
         body to give; a liar may claim one whose body is gone, and is not needed.
         """
         most = max((t.high_view for t, _ in heard.values() if t.high_digest in bodies), default=-1)
-        able = [p for p, (t, _) in heard.items() if t.high_view <= most]
+        able = [p for p, (t, _) in heard.items() if t.high_view < max(most, 0) or t.high_digest in bodies]
         if len(able) < self.quorum:
             return None
         able.sort(key=lambda p: (-heard[p][0].high_view, p))
