@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -437,9 +438,9 @@ def test_a_word_that_somebody_comes_or_goes_holds_up_nobody_for_ever():
     with groups(3) as members:
         together(members, [torch.ones(10) for _ in members])
         liar, *others = members
-        pass_by = lambda fact: liar._host.island.passes(GIVES_WAY) if isinstance(fact, RoundBegan) else None
-        liar._host.listeners.append(pass_by)
-        liar._loop.call_soon_threadsafe(liar._host.island.passes, GIVES_WAY)
+        says = partial(liar._host.island.passes, GIVES_WAY)
+        liar._host.listeners.append(lambda fact: says() if isinstance(fact, RoundBegan) else None)
+        liar._loop.call_soon_threadsafe(says)
         works = [m.all_reduce_async(torch.ones(10)) for m in others]
         assert all(len(work.wait(10.0).contributors) == 2 for work in works)
 

@@ -182,7 +182,7 @@ def _own(value: Any) -> Any:
         pass
     if isinstance(value, Real):
         return float(value)
-    if isinstance(value, Sequence) or hasattr(value, "tolist"):
+    if issubclass(type(value), Sequence) or hasattr(value, "tolist"):
         with suppress(TypeError):  # an array of no dimension
             return tuple(map(_own, value))
     return value
