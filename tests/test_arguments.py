@@ -110,6 +110,22 @@ def test_numbers_of_other_libraries_are_numbers(tmp_path: Path):
     )
     assert run._wish["start_peers"] == 2 and run._wish["sample"].thousandths == 500
     assert type(run._wish["recipe"].schedule.inner_steps) is int
+    assert atoll.found(folder=tmp_path, outer_lr=numpy.linspace(0.5, 1, 3)[0])._wish["recipe"].outer.lr == 0.5
+
+
+@pytest.mark.parametrize("order", [range(2), torch.tensor([1, 0]), list(torch.tensor([1, 0]))])
+def test_ranges_and_arrays_are_lists(order: Any):
+    """What comes after `order` is what is wrong here."""
+    assert "sample='half'" in refusal(atoll.experiment, diloco(rounds=1), order=order, sample="half")
+    assert "order=" in refusal(atoll.experiment, diloco(rounds=1), order=torch.tensor([0.5, 1.0]), sample="half")
+
+
+def test_a_data_set_that_is_asked_by_index_is_sharded():
+    """torch's own have no __iter__."""
+    run = atoll.Run(folder=Path("nowhere"))
+    run.shard_index, run.shard_count = 1, 2
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    assert [int(item) for (item,) in run.shard(data)] == [1, 3]
 
 
 @pytest.mark.parametrize("path", ["", "losses", "."])

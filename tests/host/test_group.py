@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,7 +29,7 @@ from atoll.host.group_host import GIVES_WAY, GroupHost
 from atoll.host.group_island import cuts, part_values
 from atoll.learn.codec import codec_named
 from atoll.node import patience
-from atoll.node.facts import AuditEnded, MembershipChanged, Passed
+from atoll.node.facts import AuditEnded, MembershipChanged, Passed, RoundBegan
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Committed, Contribution, PartBytes, RowBytes, Voted
 
@@ -430,6 +431,18 @@ def test_nobody_is_left_out_where_one_alone_has_heard_of_a_newcomer():
         works.append(knows.all_reduce_async(tensors[0], topology="ring"))
         assert all(len(work.wait(PATIENCE_S).contributors) == 3 for work in works)
         assert all(torch.equal(t, torch.ones(10)) for t in tensors)
+
+
+def test_a_word_that_somebody_comes_or_goes_holds_up_nobody_for_ever():
+    """One member says so in every round, and nobody ever comes: the others' call is done without it."""
+    with groups(3) as members:
+        together(members, [torch.ones(10) for _ in members])
+        liar, *others = members
+        says = partial(liar._host.island.passes, GIVES_WAY)
+        liar._host.listeners.append(lambda fact: says() if isinstance(fact, RoundBegan) else None)
+        liar._loop.call_soon_threadsafe(says)
+        works = [m.all_reduce_async(torch.ones(10)) for m in others]
+        assert all(len(work.wait(10.0).contributors) == 2 for work in works)
 
 
 def test_a_call_that_waits_while_somebody_leaves_still_waits_for_everybody_else():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import wraps
 from inspect import Parameter, signature
 from math import isfinite
@@ -95,7 +96,7 @@ def fitting(value: Any, hint: object) -> Any:
     if not plain:
         raise _Unfit
     try:
-        found = msgspec.convert(_number(value), Union[tuple(plain)])  # noqa: UP007  # of a list
+        found = msgspec.convert(_own(value), Union[tuple(plain)])  # noqa: UP007  # of a list
     except (msgspec.ValidationError, OverflowError):
         raise _Unfit from None
     if any(isinstance(one, float) and not isfinite(one) for one in (found, *_items(found))):
@@ -166,17 +167,25 @@ def _is_a(value: object, kind: object) -> bool:
     if isinstance(kind, TypeVar) or kind is Any:
         return True
     known = cast(type, get_origin(kind) or kind)
-    return isinstance(value, known) and not (isinstance(value, str) and known in (Sequence, Iterable))
+    if known is Iterable and hasattr(type(value), "__getitem__"):  # a data set that is asked by index
+        return not isinstance(value, str)
+    return isinstance(value, known) and not (isinstance(value, str) and known is Sequence)
 
 
-def _number(value: Any) -> Any:
-    """Python's own, of other libraries' numbers."""
-    if isinstance(value, int | str) or type(value) is float:
+def _own(value: Any) -> Any:
+    """Python's own, of other libraries' numbers and of ranges and arrays of them."""
+    if isinstance(value, bool | str):
         return value
     try:
         return index(value)
     except (TypeError, ValueError):
-        return float(value) if isinstance(value, Real) else value
+        pass
+    if isinstance(value, Real):
+        return float(value)
+    if issubclass(type(value), Sequence) or hasattr(value, "tolist"):
+        with suppress(TypeError):  # an array of no dimension
+            return tuple(map(_own, value))
+    return value
 
 
 def _items(value: object) -> tuple[object, ...]:

@@ -38,6 +38,7 @@ from atoll.wire.messages.statements import Answered, Join, Leave, Ready, Signed
 from atoll.wire.messages.vertex import Member, Standing
 
 GIVES_WAY = "members come or go"  # why a member passes a round that nobody but they needs; all say it in one word
+WORDS_MAX = 8  # rounds in a row made for a report on such a word alone; a true one has come by then
 FAREWELL_S = 10.0  # for the others to agree that this member is gone, where they need its vote for that
 VERTICES_KEPT = 64  # for members that were away
 FOLDERS = "atoll-group-"
@@ -62,6 +63,7 @@ class GroupHost(driver.Driver):
         self._refused: AtollError | None = None
         self._had_place = False
         self._gave_way = -1  # in this round somebody passed for those who come or go
+        self._words = 0  # rounds in a row that made room for nobody but by such a word
         self._lost_since = self.clock.now()  # a quorum; or the last time that there was one
         self._news = asyncio.Event()
 
@@ -173,8 +175,10 @@ class GroupHost(driver.Driver):
                     before = self.machine.history.bodies.get(fact.round - 1)
                     lets_in = _lets_in(fact.body.reports) or (before is not None and _newcomers(before.members))
                     left = _leaving(fact.body.reports)
+                    made_room = lets_in or bool(left)
                     # whoever passed may have known of a report that its proposer had not
-                    made_room = lets_in or bool(left) or self._gave_way == fact.round
+                    self._words = self._words + 1 if self._gave_way == fact.round and not made_room else 0
+                    made_room = made_room or 0 < self._words <= WORDS_MAX
                     again = bool(set(fact.missing) - left) and made_room
                     if not again and (other := self._others_mean(fact)) is not None:
                         self.island.fails(fact.round, self._other_call(other))
