@@ -48,11 +48,18 @@ if wish.pop("compiled", "") == os.environ["ATOLL_NAME"]:
 run = atoll.join(or_found=wish)
 first = [p for p in model.parameters()]
 run.attach(model, optimizer, batch=32)
-draw = torch.Generator().manual_seed(run.shard_index)
+
+class Draws(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(run.shard_index)
+        while True:
+            yield torch.randn(16, 64, generator=draw)
+
+batches = iter(torch.utils.data.DataLoader(Draws(), batch_size=None, num_workers=1))  # forked beside a run
 skipped = steps = 0
 while not run.done and not (leaves and run.trained):
     for _ in range(2):  # gradient accumulation: two backward passes, one step
-        x = torch.randn(16, 64, generator=draw)
+        x = next(batches)
         loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
         scaler.scale(loss).backward()
     if steps % 5 == 3:
@@ -82,7 +89,7 @@ def two_loops(tmp_path: Path, **wish: object) -> list[dict]:
 def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model(tmp_path: Path):
     """Each of two scripts takes 18 counted steps and some that GradScaler skips; both end with the same values.
 
-    One of them attaches what torch.compile made of its model.
+    One of them attaches what torch.compile made of its model; both have their data from a worker of a DataLoader.
     """
     ends = two_loops(tmp_path, compiled="peer-2")
     assert len(ends) == 2
