@@ -6,10 +6,11 @@
 The setting is that of the reference study: a byte GPT of 167 936 parameters, the sources of Python's standard
 library, 4 sequences of 64 bytes per peer and step (16 over all), AdamW 4e-3 with 100 steps of warm-up and a cosine
 to a tenth. `--set` changes a number of the recipe; `phases` is since:inner_steps:up:down, more with commas.
-`gap_percent` compares validation losses of the agreed model; with several seeds, means of both. Ratios count every
-copy of every tensor payload that one peer sends and hears (`atoll.learn.experiment`). The baseline's losses are
-kept in `--baselines`, a JSON file, by setting, so that many recipes need it only once. `--absent 5:300 4:0:600`:
-peer 5 vanishes after step 300 for good, peer 4 comes after step 600. The baseline knows no trouble.
+`gap_percent` compares validation losses of the agreed model; with several seeds, the median of the gaps, each to
+the baseline of its own seed (`gap_percent_by_seed`); losses are medians, too. Ratios count every copy of every
+tensor payload that one peer sends and hears (`atoll.learn.experiment`). The baseline's losses are kept in
+`--baselines`, a JSON file, by setting, so that many recipes need it only once. `--absent 5:300 4:0:600`: peer 5
+vanishes after step 300 for good, peer 4 comes after step 600. The baseline knows no trouble.
 
 `wire_ratio` is what sockets count, with all that is said beside tensors (bench/wire.py): real peers run the recipe
 for a few rounds where `--wire MODEL` names one of 10 M parameters or so. Without it, or where real runs cannot do
@@ -107,20 +108,17 @@ def measured(asked: argparse.Namespace) -> dict:
     data = load_data(asked.data)
     late, speeds, absent = (tuple(one) for one in (asked.late, asked.speeds, asked.absent))
     trouble = Trouble(lost=asked.lost, late=late, speeds=speeds, absent=absent)
-    began = time.monotonic()
-    outcomes = []
-    for seed in range(asked.seed, asked.seed + asked.seeds):
-        outcomes.append(run(recipe_of(asked.recipe, given, asked.steps, seed), data, asked, trouble))
+    began, seeds = time.monotonic(), range(asked.seed, asked.seed + asked.seeds)
+    outcomes = [run(recipe_of(asked.recipe, given, asked.steps, seed), data, asked, trouble) for seed in seeds]
     wall_s = time.monotonic() - began
-    loss = statistics.mean(one.val_loss for one in outcomes)
     figures = {
         "recipe": asked.recipe,
         "set": asked.set,
         "peers": asked.peers,
         "steps": asked.steps,
         "seeds": asked.seeds,
-        "val_loss": round(loss, 5),
-        "live_loss": round(statistics.mean(one.live_loss for one in outcomes), 5),
+        "val_loss": round(statistics.median(one.val_loss for one in outcomes), 5),
+        "live_loss": round(statistics.median(one.live_loss for one in outcomes), 5),
         "upload_ratio": _ratio(outcomes[0].upload_ratio),
         "download_ratio": _ratio(outcomes[0].download_ratio),
         **on_the_wire(asked),
@@ -129,10 +127,13 @@ def measured(asked: argparse.Namespace) -> dict:
         "modelled_h": modelled_h(recipe_of(asked.recipe, given, asked.steps, asked.seed), asked.steps, asked.peers),
     }
     if not asked.alone:
-        theirs = statistics.mean(
-            baseline(data, asked, seed) for seed in range(asked.seed, asked.seed + asked.seeds)
-        )
-        figures |= {"val_loss_data_parallel": round(theirs, 5), "gap_percent": round(100 * (loss / theirs - 1), 2)}
+        theirs = [baseline(data, asked, seed) for seed in seeds]
+        gaps = [100 * (one.val_loss / their - 1) for one, their in zip(outcomes, theirs, strict=True)]
+        figures |= {
+            "val_loss_data_parallel": round(statistics.median(theirs), 5),
+            "gap_percent": round(statistics.median(gaps), 2),
+            "gap_percent_by_seed": [round(gap, 2) for gap in gaps],
+        }
     return figures
 
 

@@ -16,7 +16,11 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.host.attached import Over
+from atoll.host.attached import Attach, Over, _beginning
+from atoll.host.learning import decode_learning, found
+from atoll.learn.layout import layout_of
+from atoll.learn.methods import METHODS
+from atoll.learn.recipes import in_swarm
 
 pytestmark = [pytest.mark.net]
 
@@ -24,6 +28,7 @@ SCRIPT = """
 import json, os, sys, torch
 from torch import nn
 import atoll
+from atoll.learn.methods import METHODS
 
 torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[2]))
@@ -32,17 +37,29 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
 wish = json.loads(sys.argv[3])
+if "recipe" in wish:
+    name, numbers = wish.pop("recipe")
+    wish["recipe"] = METHODS[name](**numbers)
+else:
+    wish = {"rounds": 3, "inner_steps": 6} | wish
 leaves = wish.pop("leaves", "") == os.environ["ATOLL_NAME"]
 if wish.pop("compiled", "") == os.environ["ATOLL_NAME"]:
     model = torch.compile(model, backend="eager")
-run = atoll.join(or_found={"rounds": 3, "inner_steps": 6} | wish)
+run = atoll.join(or_found=wish)
 first = [p for p in model.parameters()]
 run.attach(model, optimizer, batch=32)
-draw = torch.Generator().manual_seed(run.shard_index)
+
+class Draws(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(run.shard_index)
+        while True:
+            yield torch.randn(16, 64, generator=draw)
+
+batches = iter(torch.utils.data.DataLoader(Draws(), batch_size=None, num_workers=1))  # forked beside a run
 skipped = steps = 0
 while not run.done and not (leaves and run.trained):
     for _ in range(2):  # gradient accumulation: two backward passes, one step
-        x = torch.randn(16, 64, generator=draw)
+        x = next(batches)
         loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
         scaler.scale(loss).backward()
     if steps % 5 == 3:
@@ -72,7 +89,7 @@ def two_loops(tmp_path: Path, **wish: object) -> list[dict]:
 def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model(tmp_path: Path):
     """Each of two scripts takes 18 counted steps and some that GradScaler skips; both end with the same values.
 
-    One of them attaches what torch.compile made of its model.
+    One of them attaches what torch.compile made of its model; both have their data from a worker of a DataLoader.
     """
     ends = two_loops(tmp_path, compiled="peer-2")
     assert len(ends) == 2
@@ -83,13 +100,40 @@ def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model
 
 
 def test_two_loops_that_go_on_while_a_round_is_agreed_end_with_one_model(tmp_path: Path):
-    """Two fragments, 2 steps of overlap: 6 agreed rounds of 3 steps, and up to 3 more that nobody asked for."""
-    ends = two_loops(tmp_path, fragments=2, overlap=2)
+    """Streaming DiLoCo, two fragments: 6 agreed rounds of 3 steps, and up to 3 more that nobody asked for."""
+    numbers = {"rounds": 3, "inner_steps": 6, "fragments": 2, "overlap": 2}
+    ends = two_loops(tmp_path, recipe=["streaming", numbers])
     assert len(ends) == 2
     assert ends[0]["total"] == ends[1]["total"]
     for end in ends:
         assert end["trained"] == 6 and end["members"] == 2 and end["same_objects"]
         assert end["steps"] - end["skipped"] <= 18 + 3
+
+
+def test_a_loop_takes_every_recipe_that_needs_neither_its_gradients_nor_its_optimizer(tmp_path: Path):
+    """Those that would are refused before anything starts; so are numbers beside a recipe, which has its own."""
+    layout = layout_of(nn.Sequential(*(nn.Linear(64, 128) for _ in range(4))))
+    taken, refused = set[str](), set[str]()
+    for name, method in METHODS.items():
+        try:
+            run = atoll.found(recipe=method(), folder=tmp_path, start_peers=2)
+        except atoll.UsageError as why:
+            assert "E-ATT-12" in str(why) and "loop of one's own" in str(why)
+            refused.add(name)
+            continue
+        beginning, settings = _beginning(Attach(layout=layout, **run._wish), torch.zeros(layout.floats))
+        recipe = decode_learning(found(beginning, settings).settings).recipe
+        asked = in_swarm(method())
+        assert (recipe.outer, recipe.merge, recipe.reducer) == (asked.outer, asked.merge, asked.reducer)
+        assert settings.rounds == asked.schedule.turns and recipe.coding == asked.coding
+        taken.add(name)
+    assert refused == {
+        *("data_parallel", "parameter_server", "pipelined", "demo_", "powersgd"),  # they agree on gradients
+        *("des_loc", "delayed_nesterov", "halos"),
+    }
+    assert {"auto", "diloco", "streaming", "sparseloco", "noloco", "decoupled", "cooperative"} <= taken
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-12 .*numbers of its own.* inner_steps"):
+        atoll.found(recipe=METHODS["cooperative"](), inner_steps=7)
 
 
 def test_of_two_loops_one_may_end_early_and_the_other_goes_on(tmp_path: Path):

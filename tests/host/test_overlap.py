@@ -16,7 +16,7 @@ from atoll.host.store import Store
 from atoll.host.trainer import TrainerFailed, TrainerSpec
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
-from atoll.learn.inner import AdamW, Muon
+from atoll.learn.inner import AdamW, Muon, inner_from_bytes
 from atoll.learn.merge import Mix
 from atoll.learn.methods import auto, cooperative, decoupled, delayed_nesterov, eager, sparseloco, streaming
 from atoll.learn.models import build_model, loss_of
@@ -395,7 +395,7 @@ def test_a_trainer_that_began_anew_is_not_given_what_its_head_has(tmp_path, book
 
 
 def test_a_restarted_member_goes_on_from_the_head_with_its_feedback(tmp_path, book):
-    """A new island on the same disk: same state, same memory, x at the anchor; the next round is agreed with it."""
+    """A new island on the same disk: same state and feedback, moments, x at the anchor; a next round is agreed."""
     recipe = recipe_for(WAYS["both"])
 
     async def tell(members: Members) -> None:
@@ -408,6 +408,8 @@ def test_a_restarted_member_goes_on_from_the_head_with_its_feedback(tmp_path, bo
         assert torch.equal(island.mine.memory_F, old.mine.memory_F) and torch.equal(
             island.head.anchor_F, old.head.anchor_F
         )
+        moments = inner_from_bytes(island.live.inner, members.learning.layout.parameters)
+        assert moments.steps > 0 and bool(moments.second_P.any()), "those of the round before: x ran on"
         await old.close()
         await members.play()
         assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
@@ -416,7 +418,7 @@ def test_a_restarted_member_goes_on_from_the_head_with_its_feedback(tmp_path, bo
 
 
 def test_who_fetched_the_state_begins_anew_from_it(tmp_path, book):
-    """Member 1 missed two rounds and gets the state as a blob: feedback of an older vertex is not used."""
+    """Member 1 missed two rounds and gets the state as a blob: what it has of an older vertex is not used."""
     recipe = recipe_for(WAYS["overlap"])
 
     async def tell(members: Members) -> None:
@@ -430,7 +432,7 @@ def test_who_fetched_the_state_begins_anew_from_it(tmp_path, book):
         members.islands = [*both, members.island(1)]
         island = members.islands[1]
         assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
-        assert island.mine.memory_F is None
+        assert island.mine.memory_F is None and not island.live.inner
         await members.play()
         assert torch.equal(island.head.anchor_F, both[0].head.anchor_F)
 

@@ -24,6 +24,7 @@ from atoll.learn.methods import (
     eager,
     fedavg,
     halos,
+    intellect1,
     local_sgd,
     muloco,
     noloco,
@@ -161,11 +162,14 @@ def test_the_outer_rate_falls_in_a_line_and_the_momentum_settles_at_the_end():
     assert outer_step(settling, anchor, momentum, update, 100)[0].item() == -1.0, "plain averaging"
 
 
-def test_local_sgd_has_no_outer_momentum_and_opendiloco_has_its_papers():
+def test_local_sgd_has_no_outer_momentum_and_opendiloco_and_intellect_1_have_their_papers():
     assert local_sgd().outer.momentum == 0.0
     recipe = opendiloco()
     assert (recipe.outer.lr, recipe.outer.momentum, recipe.coding.up) == (0.7, 0.9, "fp16")
     assert recipe.schedule.inner_steps == 500
+    recipe = intellect1()
+    assert (recipe.outer.lr, recipe.outer.momentum, recipe.schedule.inner_steps) == (0.7, 0.9, 100)
+    assert (recipe.coding.up, recipe.coding.down) == ("int8", "int8")
 
 
 def test_fedavg_steps_along_the_gradient_itself():

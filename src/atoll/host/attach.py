@@ -23,9 +23,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from inspect import signature
 from math import ceil
 from pathlib import Path
-from typing import Any, SupportsFloat, TypeVar
+from typing import Annotated, Any, SupportsFloat, TypeVar
 
 import msgspec
 import torch
@@ -39,7 +40,7 @@ from atoll.host.trainer.words import LENGTH, Cancel, Carried, Merge, Train, Trai
 from atoll.learn.exchanged import Base, check_optimizer, exchanged
 from atoll.learn.layout import base_digest, flatten, layout_of, unflatten
 from atoll.learn.merge import merge
-from atoll.learn.recipes import Recipe, own_loop
+from atoll.learn.recipes import Recipe, in_own_loop, own_loop
 from atoll.policy.presets import Trust
 from atoll.policy.sampling import THOUSAND, Sample, group_problem, named
 from atoll.policy.trust import peers_for_one_liar
@@ -59,7 +60,6 @@ class Run:
         folder: Path,
         ticket: str = "",
         recipe: Recipe | None = None,
-        rounds: int = 0,
         start_peers: int = 1,
         trust: str = "private",
         name: str = "",
@@ -72,7 +72,6 @@ class Run:
             "folder": str(folder),
             "ticket": ticket,
             "recipe": recipe,
-            "rounds": rounds,
             "start_peers": start_peers,
             "trust": trust,
             "name": named(name, _checked(group)),
@@ -396,6 +395,7 @@ def found(
     folder: str | Path = "",
     name: str = "",
     group: str = "",
+    recipe: Annotated[Recipe | None, "what a method of atoll.learn.methods returns: cooperative(), …"] = None,
     inner_steps: Count = 50,
     epochs: Whole = 0,
     sample: Share = 0.0,
@@ -423,7 +423,21 @@ def found(
     With `share`, such as 0.005 and `inner_steps=1`, only so large a part of the values is averaged, another in
     every round, and members keep their own of all others until the last one (SPARTA; codecs and outer step are its
     own).
+    `recipe=cooperative(rounds=20)` takes another published method (atoll.learn.methods) in the place of these
+    numbers, which are then its own; model, data and inner optimizer stay yours.
     """
+    numbers: dict[str, Any] = {
+        "rounds": rounds,
+        "inner_steps": inner_steps,
+        "outer_lr": outer_lr,
+        "outer_momentum": outer_momentum,
+        "up": up,
+        "down": down,
+        "fragments": fragments,
+        "overlap": overlap,
+        "epochs": epochs,
+        "share": share,
+    }
     if share and (outer_lr, outer_momentum, up, down) != (1.0, 0.6, "int8", "int8"):
         raise UsageError(
             "E-ATT-12",
@@ -431,25 +445,17 @@ def found(
             fix="leave out outer_lr, outer_momentum, up and down; or leave out share",
         )
     try:
-        recipe = own_loop(
-            rounds=rounds,
-            inner_steps=inner_steps,
-            outer_lr=outer_lr,
-            outer_momentum=outer_momentum,
-            up=up,
-            down=down,
-            fragments=fragments,
-            overlap=overlap,
-            epochs=epochs,
-            share=share,
-        )
+        if recipe is None:
+            recipe = own_loop(**numbers)
+        else:
+            _check_only_recipe(numbers)
+            recipe = in_own_loop(recipe, believed=trust == "private")
     except ValueError as why:
         fix = "help(atoll.found) says what goes together, specs/codecs.md has every codec"
         raise UsageError("E-ATT-12", f"no run can be founded like this: {why}", fix=fix) from None
     return Run(
         folder=Path(folder or "atoll-run"),
         recipe=recipe,
-        rounds=rounds,
         start_peers=start_peers,
         trust=trust,
         name=name,
@@ -458,6 +464,13 @@ def found(
         listen=listen,
         announce=announce,
     )
+
+
+def _check_only_recipe(numbers: dict[str, Any]) -> None:
+    """ValueError if any of `found`'s own numbers was given beside a recipe, which would ignore it."""
+    defaults = signature(found).parameters
+    if given := [name for name, value in numbers.items() if value != defaults[name].default]:
+        raise ValueError(f"a recipe has numbers of its own, say there what {', '.join(given)} shall be")
 
 
 def _start_peers() -> int:

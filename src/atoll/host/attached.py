@@ -76,7 +76,6 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     announce: tuple[str, ...]
     layout: Layout
     recipe: Recipe | None  # of a run to found; None when joining
-    rounds: Whole = 0
     start_peers: Peers = 1
     trust: Trust = "private"
     sample: Sample | None = None  # how many train in a round of a run to found; None: everybody
@@ -356,8 +355,9 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
     quorum = "majority" if wish.trust == "private" else "two-thirds"
     settings = RunSettings(
         name=wish.name,
-        rounds=wish.rounds * schedule.fragments,
+        rounds=schedule.turns,
         start_peers=wish.start_peers,
+        topology="pairs" if wish.recipe.paired else "butterfly",
         tolerance=0.0 if wish.trust == "private" else LIARS,
         witnessed=wish.trust == "open",
         era_rounds=ERA_ROUNDS,

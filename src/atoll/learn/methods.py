@@ -158,6 +158,30 @@ def opendiloco(
     )
 
 
+def intellect1(
+    model: str = "gpt-tiny",
+    *,
+    rounds: int = 30,
+    inner_steps: int = 100,
+    lr: float = 4e-3,
+    **setting: Unpack[Setting],
+) -> Recipe:
+    """INTELLECT-1 (2412.01152): DiLoCo with int8 pseudo-gradients both ways, H = 100, outer (0.7, 0.9).
+
+    What int8 leaves out is remembered, which costs no byte."""
+    return diloco(
+        model,
+        rounds=rounds,
+        inner_steps=inner_steps,
+        lr=lr,
+        outer_lr=0.7,
+        outer_momentum=0.9,
+        up="int8",
+        down="int8",
+        **setting,
+    )
+
+
 def muloco(
     model: str = "gpt-tiny",
     *,
@@ -565,7 +589,8 @@ METHODS: dict[str, Callable[..., Recipe]] = {
     method.__name__: method
     for method in (
         *(parameter_server, pipelined, halos),
-        *(auto, data_parallel, local_sgd, fedavg, diloco, opendiloco, muloco, streaming, eager, sparseloco, demo_),
+        *(auto, data_parallel, local_sgd, fedavg, diloco, opendiloco, intellect1, muloco),
+        *(streaming, eager, sparseloco, demo_),
         *(noloco, sparta, des_loc, powersgd, decoupled, cooperative, delayed_nesterov),
     )
 }

@@ -25,6 +25,7 @@ from atoll.learn.schedule import Schedule, check_schedule, phase_at
 
 BATCH = 4  # samples per step of one peer, small for two cores
 SEQ_LEN = 64  # tokens per sample where nobody says: enough to learn words from bytes
+LOOPS_OWN = AdamW(lr=1.0, warmup_steps=0, total_steps=1)  # never used: a loop of one's own has its optimizer
 
 
 class Coding(msgspec.Struct, frozen=True):
@@ -374,6 +375,26 @@ def fitting_seq_len(model: str, seq_len: int | None) -> int:
     return seq_len
 
 
+def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
+    """What of a recipe is left to others where the loop is somebody's own, with its model, data and optimizer.
+
+    ValueError if it needs to know these; `believed`: see `in_swarm`.
+    """
+    why = ""
+    if isinstance(recipe.inner, Accumulate):
+        why = "members agree on gradients, and here optimizer.step() has used them before anybody could"
+    elif isinstance(recipe.outer, Moments):
+        why = "members agree on the moments of an optimizer that is yours here"
+    elif isinstance(recipe.outer, Delayed):
+        why = "updates count by the tokens behind them, which nobody knows of data of your own"
+    recipe = msgspec.structs.replace(
+        in_swarm(recipe, believed=believed), model="attached", seed=0, batch=1, seq_len=1, inner=LOOPS_OWN
+    )
+    if problem := why or swarm_problem(recipe):
+        raise ValueError(f"this recipe is none for a loop of one's own: {problem}")
+    return recipe
+
+
 def own_loop(
     *,
     rounds: int,
@@ -405,7 +426,7 @@ def own_loop(
         seed=0,
         batch=1,
         seq_len=1,
-        inner=AdamW(lr=1.0, warmup_steps=0, total_steps=1),  # never used: the loop has its own
+        inner=LOOPS_OWN,
         schedule=schedule,
         coding=coding,
         outer=outer,
@@ -432,7 +453,7 @@ def _check_codecs(up: str, down: str) -> None:
 def demo_recipe() -> Recipe:
     """`atoll demo`: four peers on one ordinary computer learn Python's standard library in a minute or two.
 
-    Measured with bench/solo.py: validation loss 5.4 -> 1.66 nats per byte; one peer alone, as many steps, 1.81.
+    Measured (bench/RESULTS.md, "demo"): validation loss 5.36 -> 1.68 nats per byte; one peer alone, 1.84.
     One step is 13 ms of one core, so four peers on two cores train for about half a minute.
     """
     return diloco("gpt-tiny", rounds=24, inner_steps=40, batch=8, lr=6e-3, up="2bit", down="int8")

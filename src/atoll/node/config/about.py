@@ -145,6 +145,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "train.recipe": (
         '"diloco": AdamW inside, Nesterov outside, compressed pseudo-gradients (arXiv 2311.08105). '
         '"demo": the same, tuned for `atoll demo`. "local_sgd": no outer momentum. "opendiloco": fp16, 500 steps. '
+        '"intellect1": int8, 100 steps (arXiv 2412.01152). '
         '"streaming": four fragments in turn, 4 steps of overlap, 2 bits both ways (arXiv 2501.18512). '
         '"auto": the same '
         "with Muon inside and an outer momentum that settles over the last 0.3 of the run. "

@@ -19,7 +19,7 @@ SNOW = SnowParams()  # as its authors had it
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager", "noloco"),
     *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
-    *("parameter_server", "sparta", "pipelined", "des_loc", "delayed_nesterov"),
+    *("parameter_server", "sparta", "pipelined", "des_loc", "delayed_nesterov", "intellect1"),
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
     "halos",
