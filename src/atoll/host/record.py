@@ -259,6 +259,10 @@ class Progress:
             case "WentBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
                 self.returns = self.returns[-RETURNS_MAX:]
+            case "HistoryLacks":
+                self.trouble = f"this disk damaged or lost the vertex of round {entry['lacks']}; asking the members"
+            case "HistoryMended":
+                self.trouble = ""
             case "BranchSeen":
                 self.branches.append({key: entry[key] for key in ("round", "epoch", "members", "recovered")})
             case "BranchPreferred":
