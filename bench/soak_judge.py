@@ -31,6 +31,7 @@ import torch
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.host.learning import Learning, decode_learning
+from atoll.host.record import entries_in
 from atoll.learn.data import cursor_after, load_data, position_after
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.models import build_model, loss_of
@@ -105,11 +106,7 @@ def judged(
 
 def record_of(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / "facts.jsonl"
-    for line in path.read_bytes().split(b"\n") if path.exists() else []:
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue  # torn by a kill, or empty
+    return entries_in(path) if path.exists() else iter(())
 
 
 # ---- states, folders, blame, words ---------------------------------------------------------------------------

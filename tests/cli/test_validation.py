@@ -69,6 +69,8 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         blamed = answer_of("blame", tmp_path / "ada")
         assert blamed["refused"][0]["back_to"] == went["back_to"] and set(went["refused"]) <= set(blamed["updates"])
         assert "the model was bad" in atoll("blame", tmp_path / "ada").stdout
+        judged = answer_of("blame", tmp_path / "ada", "--metric", "validation")["judged"]
+        assert {j["round"] for j in judged if j["opinion"] == "bad"} & set(went["refused"])
         found = [answer_of("blame", tmp_path / "ada", "--round", r) for r in went["refused"]]
         assert [(one["exact"], one["gone"]) for one in found] == [(True, [])] * len(found)
         named = [[p["name"] for p in one["peers"] if p["notable"]] for one in found]

@@ -256,3 +256,5 @@ def test_blame_compares_what_peers_reported_and_says_what_it_cannot_tell(folder:
     assert told_of["updates"] == [] and "write keep.updates into run.toml" in atoll("blame", folder).stdout
     refused = atoll("blame", folder, "--metric", "hope")
     assert refused.returncode == 2
+    refused = atoll("blame", folder, "--metric", "validation")
+    assert refused.returncode == 2 and "E-BLM-08" in refused.stderr and "run.validate_every" in refused.stderr

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from atoll.base.ids import PeerId
 from atoll.host.answers import uncounted_text
-from atoll.host.record import Progress, Record, data_parallel_bytes, paused_text, plain
+from atoll.host.record import TURNED, Progress, Record, data_parallel_bytes, entries_in, paused_text, plain
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import Acceptance, RoundSettings, Turnout
 
@@ -63,6 +65,39 @@ def test_lines_of_another_version_and_torn_lines_are_passed_over(tmp_path: Path)
     again = Record(tmp_path / "facts.jsonl")
     assert Progress.of(again.tail()).trained == 1
     again.close()
+
+
+def test_a_record_is_two_files_at_most_and_is_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It turns several times: no newest line is lost, the model stays known, and it says that lines are gone."""
+    path = tmp_path / "facts.jsonl"
+    record = Record(path)
+    record.write(dict(LEARNING))
+    line_bytes = path.stat().st_size
+    monkeypatch.setattr("atoll.host.record.FILE_BYTES_MAX", 10 * line_bytes)
+    for trained in range(1, 101):
+        record.write(dict(closed(trained, at=float(trained))))
+    found = list(entries_in(path))
+    assert {file.name for file in tmp_path.iterdir()} == {"facts.jsonl", "facts.old.jsonl"}
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 24 * line_bytes
+    assert found[0]["fact"] == TURNED and found[1] == LEARNING
+    rounds = [entry["trained"] for entry in found if entry["fact"] == "RoundClosed"]
+    assert rounds == list(range(rounds[0], 101)) and 1 < rounds[0] < 95
+    assert record.tail() == found
+    record.close()
+
+
+def test_a_turn_that_was_cut_off_or_refused_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No new file can be made at first: the next line is lost, all others are read, and then it goes on."""
+    path = tmp_path / "facts.jsonl"
+    record = Record(path)
+    monkeypatch.setattr("atoll.host.record.FILE_BYTES_MAX", 1)
+    record.write({"fact": "A"})
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", lambda *how, **named: (_ for _ in ()).throw(OSError(28, "No space left")))
+        record.write({"fact": "B"})
+    record.write({"fact": "C"})
+    assert [entry["fact"] for entry in entries_in(path)] == ["A", TURNED, "C"]
+    record.close()
 
 
 def test_plain_values_are_json_for_people():

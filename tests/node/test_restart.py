@@ -1,18 +1,19 @@
-"""A peer that comes back goes on from the state that it really holds, and from no history that its disk changed."""
+"""A peer that comes back goes on from the state that it really holds, and from no history that its disk changed:
+what is lacking comes from members, and nothing else does."""
 
 from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.machine import Ask, Done, Received, Start
-from atoll.node.facts import CaughtUp, Fault, Refused
+from atoll.base.machine import Ask, Done, Keep, Received, Send, Start
+from atoll.node.facts import CaughtUp, Fault, HistoryMended, Refused
 from atoll.node.jobs import Restore
 from atoll.node.settings import RULES, RunSettings, encode_settings
-from atoll.protocol.dag.history import first_damaged
+from atoll.protocol.dag.history import newest_hole
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.wire.codec import decode_body, encode, vertex_id
-from atoll.wire.messages.history import Vertices
+from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
+from atoll.wire.messages.history import Vertices, WantVertices
 from atoll.wire.messages.vertex import Vertex
 
 
@@ -102,7 +103,62 @@ def test_a_vertex_that_the_disk_changed_or_lost_is_named_before_the_peer_starts(
     swarm.world.run(1e3, stop=lambda: swarm.head(peer_name(1)) >= 4)
     kept = {name: value for name, value in swarm.world.nodes[peer_name(1)].kept.items() if name != "vertex/5"}
     change(kept)
-    assert first_damaged(kept, swarm.run_id) == named
+    hole = newest_hole(kept, swarm.run_id)
+    assert (hole and hole.round) == named
+    assert hole is None or (hole.id is not None) == (named in (2,))  # the one after it tells which one is lacking
+
+
+def _lost_two(kept: Kept) -> Kept:
+    """What members should give back."""
+    before = {name: kept[name] for name in ("vertex/0", "vertex/3")}
+    _flip("vertex/0")(kept)
+    del kept["vertex/3"]
+    return before
+
+
+def test_vertices_that_the_disk_changed_or_lost_come_from_a_member_before_the_peer_goes_on():
+    """One is changed, one is gone; the peer asks, its disk holds what was agreed, and it trains on."""
+    swarm = Swarm(5, SwarmKnobs(peers=4))
+    world, late, faults, mended = swarm.world, peer_name(2), list[Fault](), list[int]()
+    world.watchers.append(lambda now, node, fact: faults.append(fact) if isinstance(fact, Fault) else None)
+    world.watchers.append(
+        lambda now, node, fact: mended.append(fact.lacked) if isinstance(fact, HistoryMended) else None
+    )
+    world.run(1e3, stop=lambda: swarm.head(late) >= 5)
+    world.crash(late)
+    kept = world.nodes[late].kept
+    before = _lost_two(kept)
+    world.start(late)
+    world.run(world.now + 100, stop=lambda: min(swarm.heads()) >= 9)
+    assert min(swarm.heads()) >= 9 and mended == [3, 0] and not faults
+    assert all(decode_vertex(kept[name]).body == decode_vertex(was).body for name, was in before.items())
+
+
+def test_only_the_vertex_that_the_next_one_names_with_its_votes_closes_a_hole():
+    """Another round's, made-up content and too few votes are refused; the right one is kept. Until then this peer
+    says nothing of its own, and shows what it holds."""
+    swarm = Swarm(5, SwarmKnobs(peers=4))
+    world, late = swarm.world, peer_name(2)
+    world.run(1e3, stop=lambda: min(swarm.heads()) >= 5)
+    node, true = world.nodes[late], world.nodes[peer_name(0)].machine.history.vertices
+    kept = dict(node.kept)
+    _flip("vertex/3")(kept)
+    peer = node.make()
+    effects = peer.handle(Start(kept), 100.0)
+    assert not any(isinstance(e, Ask | Send) for e in effects)
+    forged = Vertex(encode(replace(decode_body(true[3].body), time_s=1e9)), true[3].certificate)
+    few = replace(true[3], certificate=replace(true[3].certificate, votes=true[3].certificate.votes[:1]))
+    for lie in ((true[2], forged), (true[1], true[2]), (true[3],), (), (forged, true[4])):
+        assert peer.handle(Received(peer_name(0), Vertices(lie, 5)), 100.1) == [], lie
+    (fault,) = peer.handle(Received(peer_name(1), Vertices((true[2], few), 5)), 100.2)
+    assert isinstance(fault.fact, Fault) and "no quorum signed" in fault.fact.what
+    (shown,) = peer.handle(Received(peer_name(3), WantVertices(0)), 100.3)
+    (answer,) = peer.handle(Done(shown.job, [kept[f"vertex/{r}"] for r in range(4)]), 100.4)
+    assert isinstance(answer, Send) and [decode_body(v.body).round for v in answer.message.vertices] == [0, 1, 2]
+    effects = peer.handle(Received(peer_name(0), Vertices((true[2], true[3], true[4]), 5)), 100.5)
+    assert next(e for e in effects if isinstance(e, Keep)) == Keep("vertex/3", encode(true[3]))
+    assert any(isinstance(e, Ask) and isinstance(e.work, Restore) for e in effects)
+    assert set(range(-1, peer.history.head + 1)) == set(peer.history.bodies)
 
 
 @pytest.mark.parametrize("change", [lambda data: b"\xc1", lambda data: data.replace(b"ember", b"umber", 1)])

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Ask, Done, Effect, Received, Send, TimerFired
 from atoll.node.amend import amend_of, amends_in, goal_of
-from atoll.node.blame import refusals
+from atoll.node.blame import blame_by_validation, refusals
 from atoll.node.body import amend_among, check_body, write_body
 from atoll.node.facts import AttemptFailed, Disagreed, Fault, WentBack
 from atoll.node.jobs import FindState, Hold, Losses, Validate
@@ -20,7 +20,7 @@ from atoll.node.requests import go_back
 from atoll.node.verify import Kept, Return, verify_history
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
-from atoll.policy.validation import Rule
+from atoll.policy.validation import Rule, Validations
 from atoll.protocol.transfer.work import ReadManifest
 from atoll.sim.audits import islands as audited_islands
 from atoll.sim.island import Shared
@@ -444,3 +444,17 @@ def test_words_after_a_lost_vertex_are_judged_by_those_that_are_here():
         word = liar.sign(Validated(of, body.state, (1, 2, 3)))
         forged = agreed_by_all(swarm, replace(body, reports=(word, *body.reports)))
         assert [p.code for p in verified(swarm, here | {10: forged}).problems] == codes
+
+
+def test_blame_finds_the_round_that_held_out_data_shows_to_have_done_harm():
+    """States 6 and 7 are bad, whatever commitments say; the one after the return is compared with that before 6."""
+    swarm = swarm_of()
+    reach(swarm, 12)
+    history = history_of(swarm)
+    found = blame_by_validation(history.bodies, history.ids, Validations(Rule(), "two-thirds"))
+    peers, judged = found
+    risen = [j for j in judged if j.by]
+    assert [(j.round, j.opinion, j.by, j.losses) for j in risen] == [(6, "bad", 8.0, (9.0,))]
+    assert len(risen[0].counted) == 4 and all(j.opinion == "good" for j in judged if j.round not in BAD)
+    assert {p.peer for p in peers} == {ADA, BOB, CARL, DORA}
+    assert all((p.worst, p.worst_round) == (8.0, 6) for p in peers)

@@ -95,11 +95,16 @@ class Forgery:
 STAYS = "(body.epoch, body.state, body.trained, body.tickets) == ("
 FORGERIES = [
     Forgery("another run", voted(replace(NEXT, run=digest(b"?"))), "body.run != self.notary.run or ", ""),
-    Forgery("another parent", voted(replace(NEXT, parent=digest(b"?"))), " or body.parent != self.ids[before]", ""),
+    Forgery(
+        "another parent",
+        voted(replace(NEXT, parent=digest(b"?"))),
+        "self.notary.run or body.parent != parent:",
+        "self.notary.run:",
+    ),
     Forgery(
         "an older time",
         voted(replace(NEXT, time_s=99.0)),
-        "if body.time_s < self.bodies[before].time_s:",
+        "if body.time_s < before.time_s:",
         "if False:",
     ),
     Forgery(
@@ -113,7 +118,7 @@ FORGERIES = [
     Forgery(
         "votes for another body", voted(NEXT, said=EPOCH), "certificate.digest == digest != ZERO_DIGEST", "True"
     ),
-    Forgery("an epoch begun by votes", voted(EPOCH), "if body.epoch != self.bodies[before].epoch:", "if False:"),
+    Forgery("an epoch begun by votes", voted(EPOCH), "if body.epoch != before.epoch:", "if False:"),
     Forgery(
         "an epoch begun by somebody else", recovered(EPOCH, b"somebody else"), "if not (believed and ", "if not ("
     ),

@@ -2,10 +2,12 @@
 
     atoll blame RUN              from the history, offline: losses as each peer reported them of its own data,
                                  and the rounds whose updates are kept
+    atoll blame RUN --metric validation
+                                 the same of what the run's validators measured on held-out data
     atoll blame RUN --round R    asks the peer that runs here: the round made again without each contributor
 
-The first says what vertices hold and no more, the second is a measurement of kept updates (specs/blame.md); nobody
-is convicted by either. Never imports torch.
+The first two say what vertices hold and no more, the third is a measurement of kept updates (specs/blame.md);
+nobody is convicted by any of them. Never imports torch.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from atoll.cli.verify import kept_in
 CANNOT = (
     "losses are each peer's own word about its own data; what one update did: atoll blame --round, if it is kept"
 )
+MEASURED_BY_FEW = (
+    "losses are those that the drawn validators' verdict goes by; a mean of updates has no single culprit"
+)
 MEASURED = "a measurement of one round on the data that the run holds out: no proof that anybody meant harm"
 
 
@@ -31,7 +36,8 @@ def blame(
     run: Dir = None,
     *,
     metric: Annotated[
-        Literal["loss"], Parameter(help="What to compare peers by; commitments hold the loss.")
+        Literal["loss", "validation"],
+        Parameter(help="The loss of each peer's own data, or that of held-out data, where validators measured it."),
     ] = "loss",
     round: Annotated[
         int | None, Parameter(help="Make this round again without each contributor in turn; a peer must run here.")
@@ -42,10 +48,51 @@ def blame(
     folder = folder_of(run)
     if round is not None:
         return _without_each(folder, round, json)
-    _by_loss(folder, metric, json)
+    if metric == "validation":
+        return _by_validation(folder, json)
+    _by_loss(folder, json)
 
 
-def _by_loss(folder: Path, metric: str, json: bool) -> None:
+def _by_validation(folder: Path, json: bool) -> None:
+    """From the history, offline: what validators said in it."""
+    from msgspec.structs import asdict
+
+    from atoll.node.blame import blame_by_validation, refusals
+    from atoll.node.settings import settings_of_run
+    from atoll.policy.validation import Validations
+    from atoll.wire.codec import vertex_id
+
+    with kept_in(folder) as kept:
+        settings = settings_of_run(read_vertex(kept, folder, -1)[1])
+        read = {r: read_vertex(kept, folder, r) for r in (-1, *kept.rounds)}
+    if settings.validated is None:
+        raise UsageError(
+            "E-BLM-08",
+            "this run has no validators: nobody measured its model on held-out data",
+            cause="run.validate_every was 0 when it was founded, and genesis fixes that",
+            fix="atoll blame --metric loss; in the next run: atoll up --set run.validate_every=1",
+        )
+    bodies = {r: body for r, (_, body) in read.items()}
+    ids = {r: vertex_id(vertex.body) for r, (vertex, _) in read.items()}
+    peers, judged = blame_by_validation(bodies, ids, Validations(settings.validated, settings.round.quorum))
+    refused = refusals(bodies.values())
+    if json:
+        told = {"peers": peers, "judged": judged, "refused": refused}
+        say_json({"metric": "validation"} | {k: [asdict(one) for one in v] for k, v in told.items()})
+        return
+    say("  how the loss on held-out data changed when a peer's update was among those since, and when it was not")
+    for p in peers:
+        worst = f"{_signed(p.worst)} in round {p.worst_round}" if p.worst is not None else "-"
+        say(f"  {p.name:<16} {p.rounds:>6} times  worst {worst:<24}  {_signed(p.rise)} / {_signed(p.rise_without)}")
+    for j in judged:
+        since = f" ({_signed(j.by)} after updates of {', '.join(j.counted)})" if j.by is not None else ""
+        say(f"  round {j.round:>6}: {j.opinion:<4}  {', '.join(map(_loss, j.losses))}{since}")
+    for r in refused:
+        say(f"  round {r.round:>6}: back to round {r.back_to}; rounds {', '.join(map(str, r.refused))} are left")
+    say(f"  {MEASURED_BY_FEW}" if judged else "  no validator was heard yet: atoll status")
+
+
+def _by_loss(folder: Path, json: bool) -> None:
     """From the history, offline."""
     from msgspec.structs import asdict
 
@@ -65,7 +112,7 @@ def _by_loss(folder: Path, metric: str, json: bool) -> None:
     if json:
         found = [asdict(p) for p in peers]
         told = {"jumps": [asdict(j) for j in jumps], "refused": [asdict(r) for r in refused], "updates": updates}
-        say_json({"metric": metric, "peers": found} | told | {"cannot_tell": CANNOT})
+        say_json({"metric": "loss", "peers": found} | told | {"cannot_tell": CANNOT})
         return
     say("  loss above the others' in the same rounds; how theirs changed after it counted, and after it did not")
     for p in peers:

@@ -113,13 +113,15 @@ def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -
 
 
 def _bytes_until(record: Path, round: int) -> tuple[int | None, int | None]:
-    """(sent by this peer, what it would have sent data-parallel) up to a round, as its record says."""
-    from atoll.host.record import Progress, entries_in
+    """(sent by this peer, what it would have sent data-parallel) up to a round; None: its record does not say."""
+    from atoll.host.record import TURNED, Progress, entries_in
 
     if not record.exists():
         return None, None
     progress = Progress()
-    for entry in entries_in(record):
+    for number, entry in enumerate(entries_in(record)):
+        if number == 0 and entry.get("fact") == TURNED:
+            return None, None  # it is too long to begin where this peer did
         if entry.get("round", -2) <= round:
             progress.see(entry)
     return (progress.bytes_out, progress.bytes_data_parallel) if progress.trained else (None, None)

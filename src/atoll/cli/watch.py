@@ -216,6 +216,14 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 "can sign for them with atoll recover; or it is forged, and another member's ticket leads to the "
                 "true one: atoll join TICKET --dir NEW_FOLDER)"
             )
+        case "HistoryLacks":
+            return (
+                f"! this disk damaged or lost the vertex of round {entry['lacks']}; asking the members for it (if "
+                "nobody comes: atoll verify names all that is damaged; peer.key in an empty folder and a member's "
+                "ticket, atoll invite, lead back)"
+            )
+        case "HistoryMended":
+            return f"the vertex of round {entry['lacked']} is whole again: {name(entry['by'])} gave it"
         case "BranchSeen":
             members = ", ".join(map(name, entry["members"]))
             return f"! the run goes on elsewhere, too, since round {entry['round']}: {members} (atoll status)"

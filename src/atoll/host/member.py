@@ -35,7 +35,7 @@ from atoll.node.body import write_genesis
 from atoll.node.config.sections import Keep
 from atoll.node.settings import OTHER_RULES_FIX, other_rules
 from atoll.policy.sampling import group_of, named
-from atoll.protocol.dag.history import first_damaged, genesis_digest
+from atoll.protocol.dag.history import genesis_digest, newest_hole
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
@@ -226,10 +226,14 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
 
 
 def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None:
-    """UsageError if this disk changed what a peer goes by."""
-    if "genesis" not in kept or (round := first_damaged(kept, run)) is None:
+    """UsageError if this disk changed what a peer goes by, and no member can be asked for the very same."""
+    if "genesis" not in kept or (hole := newest_hole(kept, run)) is None:
         return
-    raise damaged(f"round {round} of the history" if round >= 0 else "the genesis", folder)
+    if hole.id is not None:  # then the newest vertex is whole
+        newest = max(int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/"))
+        if len(decode_body(decode_vertex(kept[f"vertex/{newest}"]).body).members) > 1:
+            return
+    raise damaged(f"round {hole.round} of the history" if hole.round >= 0 else "the genesis", folder)
 
 
 def holds_run(folder: Path) -> bool:

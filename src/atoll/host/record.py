@@ -2,11 +2,14 @@
 
 A line is one object {"at", "fact", "phase", "round", …}. Bodies and signatures stay out: the history holds them.
 `Progress` folds lines into what a person wants to know, so that a live view, a plot of an old run and the control
-door all say the same. Never imports torch: light verbs read records too.
+door all say the same. A record is two files at most, the older one `facts.old.jsonl`: once the newer one is long it
+takes the place of the older one, and lines from before that are gone. Never imports torch: light verbs read records
+too.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,6 +42,9 @@ LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # behind bad states, the newest
 LATE_MAX = 16  # members that came back from being apart with what they did there, the newest
 NAMED_MAX = 6  # of those who are missed, in one line
+FILE_BYTES_MAX = 64 * 2**20  # about sixteen thousand rounds
+CARRIED = ("GenesisKnown", "LearningKnown", "MembershipChanged")  # what the lines of a new file are read by
+TURNED = "RecordTurned"  # the first line of every file but a record's first one
 TAIL_BYTES = 4 * 2**20  # of the file read at start: about a thousand rounds
 CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
 _ENTRY = msgspec.json.Decoder(dict[str, Any])
@@ -259,6 +265,10 @@ class Progress:
             case "WentBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
                 self.returns = self.returns[-RETURNS_MAX:]
+            case "HistoryLacks":
+                self.trouble = f"this disk damaged or lost the vertex of round {entry['lacks']}; asking the members"
+            case "HistoryMended":
+                self.trouble = ""
             case "BranchSeen":
                 self.branches.append({key: entry[key] for key in ("round", "epoch", "members", "recovered")})
             case "BranchPreferred":
@@ -335,9 +345,16 @@ def data_parallel_bytes(peers: int, steps: int, parameters: int) -> int:
 
 
 def entries_in(record: Path) -> Iterator[dict[str, Any]]:
-    """All that a file of facts has, oldest first."""
-    with record.open("rb") as lines:
-        yield from _whole(lines)
+    """All that a record has, oldest first; a peer may write it meanwhile. FileNotFoundError if there is none."""
+    with record.open("rb") as newer:
+        with suppress(FileNotFoundError), _older(record).open("rb") as older:
+            if not os.path.samestat(os.fstat(older.fileno()), os.fstat(newer.fileno())):  # not turned just now
+                yield from _whole(older)
+        yield from _whole(newer)
+
+
+def _older(record: Path) -> Path:
+    return record.with_suffix(".old.jsonl")
 
 
 def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -348,28 +365,51 @@ def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 class Record:
-    """facts.jsonl: one line per fact, for people, plots and replays."""
+    """facts.jsonl and the file before it: one line per fact, for people, plots and replays."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("ab", buffering=0)
+        self._size_bytes = path.stat().st_size
+        self._carried: dict[str, dict[str, object]] = {}
         self._torn = False  # the last line is not whole
 
     def tail(self) -> list[dict[str, Any]]:
         """The newest entries, oldest first."""
-        size = self._path.stat().st_size
-        with self._path.open("rb") as file:
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read(TAIL_BYTES).split(b"\n")[1 if size > TAIL_BYTES else 0 :]
-        return list(_whole(lines))
+        found, left_bytes = list[dict[str, Any]](), TAIL_BYTES
+        for path in (self._path, _older(self._path)):
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - left_bytes))
+                lines = file.read(left_bytes).split(b"\n")[1 if size > left_bytes else 0 :]
+                found, left_bytes = [*_whole(lines), *found], max(0, left_bytes - size)
+        return found
 
     def write(self, entry: dict[str, object]) -> None:
         """A line that a full disk does not take is lost, and nothing else: the record is for people."""
-        line = (b"\n" if self._torn else b"") + msgspec.json.encode(entry, enc_hook=str) + b"\n"
         try:
-            self._torn = self._file.write(line) != len(line)
+            if self._size_bytes > FILE_BYTES_MAX:
+                self._turn()
+            self._append(entry)
         except OSError:
             self._torn = True
+        if (fact := str(entry.get("fact"))) in CARRIED:
+            self._carried[fact] = entry
+
+    def _append(self, entry: dict[str, object]) -> None:
+        line = (b"\n" if self._torn else b"") + msgspec.json.encode(entry, enc_hook=str) + b"\n"
+        self._size_bytes += len(line)
+        self._torn = self._file.write(line) != len(line)
+
+    def _turn(self) -> None:
+        """The newer file becomes the older one. Cut off anywhere in here none of its lines is lost."""
+        with suppress(FileNotFoundError):  # it was cut off
+            self._path.replace(_older(self._path))
+        whole, self._file = self._file, self._path.open("ab", buffering=0)
+        whole.close()
+        self._size_bytes, self._torn = 0, False
+        for entry in ({"fact": TURNED}, *self._carried.values()):
+            self._append(entry)
 
     def close(self) -> None:
         self._file.close()

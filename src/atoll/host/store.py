@@ -5,7 +5,7 @@
     blobs/<hex>               finished blobs; <hex>.part while they are being fetched
     blobs/<hex>.manifest      their chunk digests; proves itself by its name, made again if lost
     private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
-    facts.jsonl               the record of the run for people and plots: `record.py`
+    facts.jsonl               the record of the run for people and plots, and facts.old.jsonl before it: `record.py`
 
 Promises: what `keep` or `finish_blob` returned for survives a power cut; a half-written file never has a final
 name. Never trusts a blob whose bytes do not hash to its name, nor, for what is served, bytes that came from disk

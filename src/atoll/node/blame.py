@@ -2,15 +2,16 @@
 
 A vertex holds every contributor's signed commitment, and with it the loss that this peer reported for its own data
 before its update was combined. So this can say whose losses stand apart, after which rounds the swarm's loss rose,
-and whether it rises more when a peer counts than when it does not. Reported losses are each peer's own word, and
-what one update did is not in them: where updates are kept, a round made again without it tells (`without.py`). A
-coincidence is called one; never a verdict.
+and whether it rises more when a peer counts than when it does not. Reported losses are each peer's own word; where
+a run has validators, theirs are of data that it holds out, and show damage that nobody's own data shows. What one
+update did is in neither: where updates are kept, a round made again without it tells (`without.py`). A coincidence
+is called one; never a verdict.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
@@ -18,9 +19,10 @@ from statistics import fmean
 import msgspec
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import PeerId, names_of
+from atoll.base.ids import Digest, PeerId, names_of
 from atoll.base.limits import VALIDATION_ROUNDS
 from atoll.node.amend import amend_of
+from atoll.policy.validation import LOSS_MOST, NAT, Candidate, Opinion, Validations
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commit
 from atoll.wire.messages.vertex import Body
@@ -47,6 +49,16 @@ class Jump(msgspec.Struct, frozen=True):
     round: int
     by: float
     counted: tuple[str, ...]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """What validators measured of the state of `round`. None: of no number, or nothing to compare with."""
+
+    round: int
+    losses: tuple[float | None, ...]  # per set of held-out data, as the verdict counts them
+    opinion: Opinion
+    by: float | None  # how far the first of them rose since the judged state before
+    counted: tuple[str, ...]  # whose updates moved the model in between
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -119,6 +131,65 @@ def blame_by_loss(bodies: Iterable[Body]) -> tuple[list[Suspicion], list[Jump]]:
     ]
     risen = sorted((j for j in jumps if j.by > 0), key=lambda j: -j.by)
     return found, risen[:JUMPS_SHOWN]
+
+
+def blame_by_validation(
+    bodies: Mapping[int, Body], ids: Mapping[int, Digest], validations: Validations
+) -> tuple[list[Suspicion], list[Judged]]:
+    """Peers after whose updates the held-out loss rose most, and the states that validators spoke of.
+
+    `bodies` in the order of rounds; `validations` is fresh, and of the run's own rule.
+    """
+    found: dict[int, tuple[Candidate, Candidate | None, set[PeerId]]] = {}  # with the one before, and who counted
+    moved: list[tuple[int, set[PeerId]]] = []  # by rounds that no later one left
+    members: dict[PeerId, str] = {}
+    for round, body in bodies.items():
+        validations.follow(round, ids, bodies)
+        members |= {m.peer: m.name for m in body.members}
+        if (back := amend_of(body)) is not None:
+            moved = [(r, who) for r, who in moved if r <= back.round]
+            continue
+        moved.append((round, set(_commits(body))))
+        if (candidate := validations.candidates.get(round)) is not None:
+            before = next((c for r, c in reversed(validations.candidates.items()) if r < round), None)
+            since = before.round if before is not None else round - 1
+            found[round] = candidate, before, {p for r, who in moved if r > since for p in who}
+    names = names_of(members.items())
+    judged: list[Judged] = []
+    risen: dict[PeerId, dict[int, float]] = {}
+    for candidate, before, who in found.values():
+        losses = _nats(candidate)
+        if not losses:
+            continue  # too few spoke
+        now, was = losses[0], next(iter(_nats(before)), None) if before is not None else None
+        by = now - was if now is not None and was is not None else None
+        judged.append(Judged(candidate.round, losses, candidate.opinion, by, _named(who, names)))
+        for peer in who:
+            risen.setdefault(peer, {})
+            if by is not None:
+                risen[peer][candidate.round] = by
+    rises = {j.round: j.by for j in judged if j.by is not None}
+    peers = [_validated(peer, names.get(peer, peer), of, rises) for peer, of in risen.items()]
+    return sorted(peers, key=lambda s: -(s.rise or 0.0)), judged
+
+
+def _nats(candidate: Candidate) -> tuple[float | None, ...]:
+    return tuple(v / NAT if v < LOSS_MOST else None for v in candidate.values or ())
+
+
+def _validated(peer: PeerId, name: str, of: dict[int, float], rises: dict[int, float]) -> Suspicion:
+    worst = max(of, key=lambda r: of[r], default=None)
+    others = [by for round, by in rises.items() if round not in of]
+    return Suspicion(
+        peer,
+        name,
+        len(of),
+        None,
+        of[worst] if worst is not None else None,
+        worst,
+        fmean(of.values()) if of else None,
+        fmean(others) if others else None,
+    )
 
 
 def _suspicion(peer: PeerId, of: _Peer, rounds: list[int], swarm: dict[int, dict[PeerId, float]]) -> Suspicion:

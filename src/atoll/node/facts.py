@@ -269,6 +269,21 @@ class StateLacked(Fact, frozen=True, kw_only=True):
     state: Digest
 
 
+class HistoryLacks(Fact, frozen=True, kw_only=True):
+    """This disk changed or lost the vertex of round `lacks`: I wait for it before I go on."""
+
+    phase = "join"
+    lacks: int
+
+
+class HistoryMended(Fact, frozen=True, kw_only=True):
+    """A member gave the vertex of round `lacked`, the very one that the next vertex names."""
+
+    phase = "join"
+    lacked: int
+    by: PeerId
+
+
 class BranchSeen(Fact, frozen=True, kw_only=True):
     """The run goes on elsewhere, too: this vertex closed the round as well as ours, in this epoch."""
 

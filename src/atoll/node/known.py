@@ -21,6 +21,7 @@ from atoll.keys.signer import Vouch
 from atoll.node.admission import Wish
 from atoll.node.branches import Branches
 from atoll.node.facts import MembershipChanged
+from atoll.node.mending import Mending
 from atoll.node.pieces import Pieces
 from atoll.node.reports import ReportPool
 from atoll.node.roster import Roster, change_of, identities_in
@@ -28,7 +29,7 @@ from atoll.node.settings import RunSettings
 from atoll.node.sides import Sides
 from atoll.policy.plan import plan_round
 from atoll.protocol.dag.eras import Eras
-from atoll.protocol.dag.history import History
+from atoll.protocol.dag.history import History, newest_hole
 from atoll.wire.codec import decode_vertex, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import EraSigned, WantVertices
@@ -76,6 +77,15 @@ class Known:
     def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
         plan = plan_round(head, body, self.settings.round)
         return plan.vote_keys, plan.quorum
+
+    def mending(self, kept: dict[str, bytes]) -> Mending | None:
+        """What a life before wrote down has a hole: until it is closed I know the newest vertex, and no other."""
+        if (hole := newest_hole(kept, self.notary.run)) is None:
+            return None
+        assert hole.id is not None, f"nothing names the vertex of round {hole.round}; no peer starts there"
+        newest = max(int(name.split("/")[1]) for name in kept if name.startswith("vertex/"))
+        self.history.restore(decode_vertex(kept[f"vertex/{newest}"]))
+        return Mending(self.history, kept, hole)
 
     def restore(self, kept: dict[str, bytes]) -> list[Effect]:
         """What a life before wrote down."""

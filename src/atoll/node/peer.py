@@ -6,7 +6,7 @@
     KeptRows    of rounds that are over, for blame
     Serve       blobs for others                        OldParts    of rounds that are over, for laggards
     Downloads   other blobs, and states to go back to   EarlyWords  of rounds that I have not reached
-    Inspectors  is what others did any good?
+    Inspectors  is what others did any good?            Mending     what my disk lost of the history
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -72,6 +72,7 @@ from atoll.node.inspectors import Inspectors
 from atoll.node.jobs import OthersStates
 from atoll.node.kept_rows import KeptRows
 from atoll.node.known import Grown, Known
+from atoll.node.mending import Mending
 from atoll.node.news import News
 from atoll.node.old_parts import OldParts
 from atoll.node.pieces import Pieces
@@ -151,6 +152,7 @@ class Peer:
         self.settings = RunSettings()
         self.heartbeat = Heartbeat(self.me, 2.0, 6.0)
         self._known: Known | None = None  # once genesis is
+        self.mending: Mending | None = None  # while what I know has a hole
         self.vouch = vouch
         self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
         self.round: Round | None = None
@@ -263,14 +265,14 @@ class Peer:
                 return self._hear_vertices(sender, message, now)
             case WantManifest() | WantChunk():
                 return self.serve.handle(event, now)
+            case WantVertices(first):
+                return self.news.give(sender, first)
             case _ if self.is_lost:
                 return []  # of all else I could judge nothing
             case RoundMessage():
                 return self._hear_round(event, message, now)
             case MemberReport(statement):
                 return self._pool_report(sender, statement, now)
-            case WantVertices(first):
-                return self.news.give(sender, first)
             case EraSigned():
                 return self.known.hear_era(sender, message, now)
             case WantEra():
@@ -302,13 +304,23 @@ class Peer:
         if self.genesis is None and "genesis" in kept:
             self.genesis = decode_vertex(kept["genesis"])
         if self.genesis is None:
-            return [*effects, *self._ask_genesis()]
-        effects += [*self._know_genesis(self.genesis), *self.known.restore(kept)]
+            return [*effects, *self._ask_lost()]
+        effects += self._know_genesis(self.genesis)
+        self.mending = self.known.mending(kept)
+        if self.mending is not None:
+            return [*effects, self.mending.begin(), *self._follow_members(now)]
+        return effects + self._know(kept, now)
+
+    def _know(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
+        """What a life before did, and go on from it."""
+        effects = self.known.restore(kept)
         effects += self._from_inspectors(self.inspectors.resume(now), now) + self._seek_demanded()
         effects += self.kept_rows.start(kept)
         return effects + self._follow_members(now) + self.regain.begin(self.known.history)
 
-    def _ask_genesis(self) -> list[Effect]:
+    def _ask_lost(self) -> list[Effect]:
+        if self.mending is not None:
+            return self.mending.ask(self._within_reach())
         return [Send(peer, WantVertices(-1)) for peer in self.bootstrap]
 
     def _know_genesis(self, vertex: Vertex) -> list[Effect]:
@@ -329,11 +341,11 @@ class Peer:
 
     @property
     def is_lost(self) -> bool:
-        return self._known is None
+        return self._known is None or self.mending is not None
 
     @property
     def known(self) -> Known:
-        """Nothing that needs it happens while I am lost."""
+        """Nothing that needs it happens before genesis is known."""
         assert self._known is not None
         return self._known
 
@@ -522,6 +534,8 @@ class Peer:
     def _hear_vertices(self, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
         self.news.ends_with(sender, message.head)
+        if self.mending is not None:
+            return self._mend(self.mending, sender, message, now)
         vertices = list(message.vertices)
         fresh = self.is_lost
         if fresh:
@@ -545,6 +559,13 @@ class Peer:
         if fresh:
             return effects + self._follow_members(now) + self.regain.begin(history)
         return effects + self._catch_up(now)
+
+    def _mend(self, mending: Mending, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
+        effects = mending.take(sender, message.vertices)
+        if mending.hole is not None:
+            return effects
+        self.mending = None
+        return effects + self._know(mending.kept, now)
 
     def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds, handed: bool = False) -> list[Effect]:
         """The history grows by one, if this vertex is the next and its certificate holds."""
@@ -744,8 +765,10 @@ class Peer:
 
     def _tick(self, now: Seconds) -> list[Effect]:
         effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
-        if self._known is None:
-            return [*effects, *self._ask_genesis()]
+        if self.mending is not None:
+            effects += self._watch(now)
+        if self._known is None or self.mending is not None:
+            return [*effects, *self._ask_lost()]
         known = self._known
         effects += self._watch(now)
         if not self.regain.busy and self.round is None and not self.over:
@@ -803,6 +826,8 @@ class Peer:
         effects += self.heartbeat_facts(self.heartbeat.link(event, now), now)
         if self._known is None:
             return [*effects, Send(peer, WantVertices(-1))]
+        if self.mending is not None:
+            return effects + self.mending.ask([peer])
         known = self._known
         effects += self.downloads.linked(peer, now)
         effects += self.regain.fetch.linked(peer, now) if self.regain.fetch is not None else []

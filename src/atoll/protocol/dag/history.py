@@ -8,6 +8,7 @@ vertices than the window are not held in memory. Never decides anything: it only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -49,26 +50,34 @@ def whole(kept: Iterable[bytes]) -> list[Vertex]:
     return found
 
 
-def first_damaged(kept: Mapping[str, bytes], run: Digest) -> int | None:
-    """The first round whose vertex this disk changed or lost, of those that a starting peer goes by; None: none.
+class Hole(NamedTuple):
+    """A vertex that this disk changed or lost; `id` is what the next one calls its parent, None if none does."""
+
+    round: int
+    id: Digest | None
+
+
+def newest_hole(kept: Mapping[str, bytes], run: Digest) -> Hole | None:
+    """The newest hole in what a starting peer goes by; None: it is whole.
 
     Who went on from it would refuse what the others agreed on, and blame them for it.
     """
-    rounds = sorted(int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/"))
-    first = rounds[0] if rounds else 0
-    found = whole([kept["genesis"], *(kept[f"vertex/{round}"] for round in rounds)])
-    if not found or genesis_digest(found[0]) != run:
-        return -1
-    before = run if first == 0 else None  # older vertices stay on the disk: nobody can tell what this one follows
-    for round, vertex in enumerate(found[1:], first):
+    if "genesis" in kept and [genesis_digest(vertex) for vertex in whole([kept["genesis"]])] != [run]:
+        return Hole(-1, None)
+    rounds = [int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/")]
+    if not rounds:
+        return None
+    goal = None
+    for round in range(max(rounds), min(rounds) - 1, -1):  # older ones stay on the disk: nobody goes by them
+        vertex = next(iter(whole([kept.get(f"vertex/{round}", b"")])), None)
         try:
-            body = decode_body(vertex.body)
+            body = decode_body(vertex.body) if vertex is not None else None
         except PeerFault:
-            return round
-        if body.round != round or before not in (None, body.parent):
-            return round
-        before = vertex_id(vertex.body)
-    return None if len(found) > len(rounds) else first + len(found) - 1
+            body = None
+        if vertex is None or body is None or body.round != round or goal not in (None, vertex_id(vertex.body)):
+            return Hole(round, goal)
+        goal = body.parent
+    return Hole(0, None) if min(rounds) == 0 and goal != run else None
 
 
 class History:
@@ -109,7 +118,12 @@ class History:
 
     def check(self, vertex: Vertex, body: Body, who: PeerId = PeerId("")) -> None:
         """Raise PeerFault unless this vertex follows the head and is final. Its content is `node/body.py`'s."""
-        self._check_after(self.head, vertex, body, who)
+        self._check_after(self.head_id, self.head_body, vertex, body, who)
+
+    def check_after(self, parent: Vertex, vertex: Vertex, who: PeerId) -> None:
+        """The same of two that memory does not hold; whether the parent itself is final is another question."""
+        before, body = decode_body(parent.body, who), decode_body(vertex.body, who)
+        self._check_after(vertex_id(parent.body), before, vertex, body, who)
 
     def other(self, vertex: Vertex, who: PeerId = PeerId("")) -> Body | None:
         """Where another branch begins: as final as ours of this round, after the same parent, and not the same.
@@ -120,15 +134,15 @@ class History:
         mine, parent = self.ids.get(body.round), self.ids.get(body.round - 1)
         if mine in (None, vertex_id(vertex.body)) or parent is None or body.parent != parent:
             return None
-        self._check_after(body.round - 1, vertex, body, who)
+        self._check_after(parent, self.bodies[body.round - 1], vertex, body, who)
         return body
 
-    def _check_after(self, before: int, vertex: Vertex, body: Body, who: PeerId) -> None:
-        if body.run != self.notary.run or body.parent != self.ids[before]:
+    def _check_after(self, parent: Digest, before: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
+        if body.run != self.notary.run or body.parent != parent:
             raise PeerFault(who, f"a vertex for round {body.round} that does not follow ours")
-        if body.time_s < self.bodies[before].time_s:
+        if body.time_s < before.time_s:
             raise PeerFault(who, f"a vertex for round {body.round} that is older than its parent")
-        self._check_certificate(before, vertex, body, who)
+        self._check_certificate(parent, before, vertex, body, who)
 
     def restore(self, vertex: Vertex) -> None:
         """A vertex from my own disk, checked before it was written; anything unreadable is the caller's trouble."""
@@ -155,14 +169,14 @@ class History:
             chosen.append(vertex)
         return tuple(chosen)
 
-    def _check_certificate(self, before: int, vertex: Vertex, body: Body, who: PeerId) -> None:
+    def _check_certificate(self, parent: Digest, before: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
         certificate, digest = vertex.certificate, vertex_id(vertex.body)
         if certificate is None:
-            self._check_recovery(self.bodies[before], vertex, body, who)
+            self._check_recovery(before, vertex, body, who)
             return
-        if body.epoch != self.bodies[before].epoch:  # or whoever forges votes needs no signers of eras
+        if body.epoch != before.epoch:  # or whoever forges votes needs no signers of eras
             raise PeerFault(who, f"votes for round {body.round} that begin an epoch: only the recovery key can")
-        keys, quorum = self.voters_of(self.ids[before], self.bodies[before])
+        keys, quorum = self.voters_of(parent, before)
         fits = (
             certificate.stage == "commit"
             and certificate.round == body.round
