@@ -29,17 +29,16 @@ async def pause_run(host: Driver, paused: bool, wait_s: Seconds) -> dict[str, An
             cause="genesis names the founder, unless the founder chose somebody else",
             fix=f"atoll {verb} in the founder's folder; to rest alone: atoll stop",
         )
-    history = host.machine.history
-    said_after = history.head if history is not None else -1
     try:
         host.pause(paused)
     except ValueError as why:
         raise RefusedError("E-RUN-26", f"the run cannot {verb}: {why}", fix="atoll status") from None
+    history = host.machine.history
     assert history is not None  # else it was no member
     until = time.monotonic() + wait_s
     while not (agreed := (history.head_body.paused is not UNSET) == paused) and time.monotonic() < until:
         await host.next_round(until - time.monotonic())
-    return {"agreed": agreed, "paused": paused, "after": said_after, "trained": history.head_body.trained}
+    return {"agreed": agreed, "paused": paused, "round": history.head, "trained": history.head_body.trained}
 
 
 def pause_told(host: Driver) -> str | None:
