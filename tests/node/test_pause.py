@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -104,9 +105,15 @@ def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
 def test_a_word_is_good_once_so_an_old_pause_does_nothing_after_the_resume():
     swarm = swarm_of()
     reach(swarm, 4)
-    ((old, _),) = pauses_in(until_all(swarm, paused=True).reports)
-    ((on, _),) = pauses_in(until_all(swarm, paused=False).reports)
+    held = until_all(swarm, paused=True)
+    ((old, _),) = pauses_in(held.reports)
     peer = swarm.world.nodes[CREATOR].machine
+    with pytest.raises(ValueError, match="it is paused already"):
+        say(swarm, paused=True)
+    plain = Pause(peer.history.head_id, True, b"")
+    twice = peer.notary.sign(replace(plain, signature=as_creator(word_bytes(swarm.run_id, plain))))
+    assert "the run is paused" in (peer.pool.add(twice, swarm.world.now).wrong or "")
+    ((on, _),) = pauses_in(until_all(swarm, paused=False).reports)
     for word, why in ((old, "is out of date"), (on, "is out of date")):
         pooled = peer.pool.add(word, swarm.world.now)
         assert pooled is not None and pooled.wrong is not None and pooled.wrong.startswith(why)
