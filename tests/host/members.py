@@ -32,7 +32,7 @@ class Inside:
     """The very trainer, in this process: whatever it may do unasked it has done before it is asked again."""
 
     def __init__(self) -> None:
-        self.cancelled = self.hurried = -1
+        self.cancelled = self.hurried = self.stands = -1
         self.quiet = True
         self.jobs = self.done = 0
 
@@ -71,6 +71,9 @@ class Inside:
 
     def hand_over(self) -> None:
         self.hurried = self.jobs
+
+    def stand(self) -> None:
+        self.cancelled = self.stands = self.jobs
 
     def read_x(self):
         return self.child.mailbox.x_F

@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,7 +19,8 @@ from torch import nn
 import atoll
 from atoll.host.attached import Attach, Over, _beginning
 from atoll.host.learning import decode_learning, found
-from atoll.learn.layout import layout_of
+from atoll.host.trainer.words import Cancel, Merge
+from atoll.learn.layout import flatten, layout_of
 from atoll.learn.methods import METHODS
 from atoll.learn.recipes import in_swarm
 
@@ -231,6 +233,20 @@ def test_a_script_that_is_run_again_is_told_that_its_run_is_over(
     run._take(Over(20))
     assert run.done and run.trained == 20
     assert "over after 20 rounds" in (told := capsys.readouterr().err) and f"folder than {tmp_path / 'one'}" in told
+
+
+def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_path: Path):
+    """Handed over with 4 steps to take ahead; then a paused round begins, and what was agreed comes after it."""
+    model = nn.Linear(2, 2)
+    run = atoll.found(folder=tmp_path / "one")
+    run._model, run._layout = model, layout_of(model)
+    values = flatten(model, run._layout)[0]
+    run._mailbox = SimpleNamespace(x_F=values.clone())
+    run._sent_F, run._full, run._may, run._steps = values, 8, 4, 1
+    run._say = lambda word: None
+    run._take(Cancel(3, stands=True))
+    run._take(Merge(0, len(values), "delta"))
+    assert run._may == 0
 
 
 def test_joining_without_a_ticket_says_what_to_do(monkeypatch: pytest.MonkeyPatch):

@@ -490,6 +490,24 @@ def test_a_trainer_stands_after_its_overlap_and_may_take_a_whole_round_once_merg
     asyncio.run(tell())
 
 
+def test_a_trainer_that_is_to_stand_takes_no_step_ahead_until_it_is_asked(book):
+    """Told after a hand-over, as a paused round begins: also what is merged then frees none; what it had counts."""
+
+    async def tell() -> None:
+        inside = Inside()
+        await inside.start(TrainerSpec("gpt-nano", 0, book, batch=2, seq_len=16, inner=AdamW()))
+        job = {"shard": 0, "shards": 1, "ahead": 2}
+        assert (await inside.train(6, cursor=0, global_step=0, **job)).steps == 6
+        inside.stand()
+        await inside.merge(0, inside.child.sent_F * 0.5, "delta")
+        inside.child.go_on()
+        assert inside.child.span.steps == 2
+        assert (await inside.train(6, cursor=12, global_step=6, **job)).steps == 6
+        assert inside.child.span.steps == 2
+
+    asyncio.run(tell())
+
+
 def test_a_private_file_holds_what_was_written_last_whatever_was_there_before(tmp_path):
     """Longer, shorter, longer: two files take turns, and none shows the end of another."""
     store = Store(tmp_path, durable=False)

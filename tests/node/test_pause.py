@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Received
 from atoll.node import requests
-from atoll.node.amend import pauses_in, word_bytes
+from atoll.node.amend import goal_of, pauses_in, word_bytes
 from atoll.node.body import check_body, write_body
 from atoll.node.facts import Fault, RoundBegan
 from atoll.node.jobs import Train
@@ -104,15 +105,48 @@ def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
 def test_a_word_is_good_once_so_an_old_pause_does_nothing_after_the_resume():
     swarm = swarm_of()
     reach(swarm, 4)
-    ((old, _),) = pauses_in(until_all(swarm, paused=True).reports)
-    ((on, _),) = pauses_in(until_all(swarm, paused=False).reports)
+    held = until_all(swarm, paused=True)
+    ((old, _),) = pauses_in(held.reports)
     peer = swarm.world.nodes[CREATOR].machine
+    with pytest.raises(ValueError, match="it is paused already"):
+        say(swarm, paused=True)
+    plain = Pause(peer.history.head_id, True, b"")
+    twice = peer.notary.sign(replace(plain, signature=as_creator(word_bytes(swarm.run_id, plain))))
+    assert "the run is paused" in (peer.pool.add(twice, swarm.world.now).wrong or "")
+    ((on, _),) = pauses_in(until_all(swarm, paused=False).reports)
     for word, why in ((old, "is out of date"), (on, "is out of date")):
         pooled = peer.pool.add(word, swarm.world.now)
         assert pooled is not None and pooled.wrong is not None and pooled.wrong.startswith(why)
     assert not pauses_in(peer.pool.chosen())
     reach(swarm, head_of(swarm).round + 3)
     assert head_of(swarm).paused is UNSET
+
+
+def test_going_back_and_starting_over_keep_the_pause():
+    """Back to round 2 while paused; then all others are gone for good, and the creator begins a new epoch."""
+    swarm = swarm_of()
+    reach(swarm, 5)
+    held = until_all(swarm, paused=True)
+    node = swarm.world.nodes[CREATOR]
+    history = node.machine.history
+    earlier = goal_of(history.bodies[2], history.ids[2])
+    local = node.clock.local(swarm.world.now)
+    swarm.world.carry_out(node, requests.go_back(node.machine, earlier, as_creator, local))
+    swarm.world.run(swarm.world.now + 120, stop=lambda: head_of(swarm).trained == earlier.trained)
+    assert head_of(swarm).trained == earlier.trained and head_of(swarm).paused == held.paused
+    for name in (BOB, CARL, DORA):
+        swarm.world.crash(name)
+    swarm.world.run(swarm.world.now + 60)
+    swarm.world.carry_out(node, requests.recover(node.machine, as_creator, node.clock.local(swarm.world.now)))
+    swarm.world.run(swarm.world.now + 60)
+    assert (head_of(swarm).epoch, head_of(swarm).paused, head_of(swarm).trained) == (
+        1,
+        held.paused,
+        earlier.trained,
+    )
+    on = until_all(swarm, paused=False)
+    swarm.world.run(swarm.world.now + 100, stop=lambda: head_of(swarm).trained > on.trained)
+    assert head_of(swarm).trained > earlier.trained
 
 
 def test_of_two_that_are_said_at_once_a_body_carries_one():

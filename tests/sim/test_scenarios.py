@@ -53,6 +53,13 @@ def test_rounds_that_overlap_training_weather_everything(seed: int):
     assert report.rounds >= 15 and report.members >= 6
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_run_that_is_paused_again_and_again_weathers_everything(seed: int):
+    """No paused round trains; who was down or cut off meanwhile hears both words, and all go on."""
+    report = run_scenario("pauses", seed, peers=6, rounds=15)
+    assert report.rounds >= 15 and report.members >= 6 and min(report.faults["pause"], report.faults["resume"]) > 1
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_run_that_is_sent_back_all_the_time_weathers_everything(seed: int):
     """Words whose states are here, elsewhere or gone; those who were down or cut off end where the others are."""

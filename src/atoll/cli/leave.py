@@ -61,12 +61,12 @@ def recover(
 
     folder = folder_of(dir)
     found = ask(folder, "status")
-    if not yes and found["paused"]:
+    if not yes and found["present"] < found["quorum"]:
         gone = [m["name"] or m["peer"][-8:] for m in found["members"] if m["link"] == "gone"]
         _sure(f"{', '.join(gone)} will lose their votes until they join again; are they gone for good?")
     elif not yes:
         _sure(
-            "the run is not paused: this signs the history as this folder holds it, for members who should have "
+            "a quorum is here: this signs the history as this folder holds it, for members who should have "
             "signed it; do the others hold the same (atoll verify), and are those members gone for good?"
         )
     answer = ask(folder, "recover")

@@ -25,6 +25,7 @@ from atoll.cli import (
     init,
     join,
     leave,
+    pause,
     plan,
     plot,
     pull,
@@ -54,6 +55,8 @@ app = cyclopts.App(
 for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers, status.invite):
     app.command(verb)
 for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate):
+    app.command(verb)
+for verb in (pause.pause, pause.resume):
     app.command(verb)
 for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
     app.command(verb)

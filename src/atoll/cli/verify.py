@@ -190,6 +190,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "unchecked": audit.unchecked,
         "recoveries": audit.recoveries,
         "rollbacks": [asdict(r) for r in audit.returns],
+        "pauses": [asdict(p) for p in audit.pauses],
         "branches": [asdict(b) for b in audit.branches],
         "eras": [asdict(e) | {"sealed": e.sealed} for e in audit.eras],
         "votes_alone": votes_alone(audit),
@@ -235,6 +236,9 @@ def _say(audit: Audit, blobs: int | None) -> None:
             f"  round {r.round} went back to the state of round {r.back_to}, with {r.trained} trained rounds, "
             + ("by the recovery identity's signature" if r.by == "recovery" else "since validators found it bad")
         )
+    for p in audit.pauses:
+        what = "paused" if p.paused else "resumed"
+        say(f"  round {p.round} {what} the run, by the recovery identity's signature")
     for line in _eras_text(audit):
         say(f"  {line}")
     for c in audit.members[-CHANGES_SHOWN:]:

@@ -169,6 +169,10 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return (
                 f"! {why}round {entry['round']} went back to the state of round {entry['back_to']}; all go on there"
             )
+        case "RoundClosed" if "pauses" in entry:
+            before = line_of({k: v for k, v in entry.items() if k != "pauses"}, progress)
+            told = "the run is paused: members stay, nobody trains until `atoll resume` in the founder's folder"
+            return "\n".join([before] * bool(before) + [f"! {told}" if entry["pauses"] else "the run goes on"])
         case "RoundClosed" if entry["counted"]:
             absent = f", without {', '.join(name(p) for p in progress.missing)}" if progress.missing else ""
             of = f"/{progress.rounds}" if progress.rounds else ""
@@ -192,6 +196,8 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return f"! {name(entry['peer'])} does not answer ({entry['why']}); {what}"
         case "Returned":
             return f"{name(entry['peer'])} is heard again"
+        case "AttemptFailed" if progress.phase == "paused" and "paused" not in entry:
+            return ""  # there was nothing to agree on
         case "AttemptFailed":
             why = entry.get("paused", "trying again")
             return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; {why}"

@@ -1,4 +1,4 @@
-"""What a running peer answers at its control door: status, peers, invite, recover, rollback, leave, stop, …
+"""What a running peer answers at its control door: status, peers, invite, recover, rollback, pause, leave, …
 
 Every answer is plain data. Numbers are exact as of the moment of asking; what the swarm has not agreed on is not
 shown as if it were. Never changes what members agreed on by itself: an invitation goes through a vertex.
@@ -18,6 +18,7 @@ from atoll import __version__
 from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.host.api import Handler
 from atoll.host.blaming import blame_round
+from atoll.host.pausing import pause_run, pause_told
 from atoll.host.record import line_of
 from atoll.host.rollback import roll_back
 from atoll.keys.erasure import piece_bytes
@@ -63,6 +64,9 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         wait_s, without = float(with_.get("wait_s", AGREE_S)), list(map(str, with_.get("without", ())))
         return await roll_back(host, int(with_["round"]), wait_s, without)
 
+    async def pause(with_: dict[str, Any]) -> Any:
+        return await pause_run(host, bool(with_["paused"]), float(with_.get("wait_s", AGREE_S)))
+
     async def blame(with_: dict[str, Any]) -> Any:
         return await blame_round(host, int(with_["round"]))
 
@@ -95,6 +99,7 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         "invitations": invitations,
         "recover": recover,
         "rollback": rollback,
+        "pause": pause,
         "blame": blame,
         "leave": leaving,
         "stop": leaving,
@@ -147,7 +152,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "scores": p.opinions if machine.inspectors.scoring is not None else None,
         "validation": _validation(host) if machine.inspectors.validators is not None else None,
         "kept": kept_of(host),
-        "paused": host.paused() or waiting_text(voting, machine.settings, p.trained),
+        "paused": host.paused() or pause_told(host) or waiting_text(voting, machine.settings, p.trained),
         "missing": p.missing,
         "uncounted": uncounted_text(mine["missed"] if mine else 0, p.passed, machine.settings),
         "apart_steps": p.apart_steps,

@@ -93,7 +93,7 @@ class Run:
         self._joined = False
         self._steps = self._reported = 0  # since the parameters were handed over
         self._loss_sum = self._seconds = 0.0
-        self._cancelled = -1
+        self._cancelled = self._stands = -1  # the job that was over last, and the one after which the loop waits
         self._job: Train | None = None  # what the peer waits for
         self._full = self._may = 0  # steps of a round, and how many of the next may be taken before it is asked for
         self._sent_F: torch.Tensor | None = None  # what was handed over, while the loop goes on
@@ -251,7 +251,7 @@ class Run:
         sent_F = self._give_x()
         loss = self._loss_sum / self._reported if self._reported else 0.0
         steps, samples, seconds = self._steps, self._steps * self._batch, self._seconds
-        goes_on = job.ahead is not None
+        goes_on = job.ahead is not None and self._stands < job.job
         self._sent_F = sent_F if goes_on else None
         self._full = job.steps if goes_on else 0
         self._may = 0 if self._cancelled >= job.job else job.ahead or 0
@@ -271,8 +271,10 @@ class Run:
             case Merge():
                 self._merge(word)
                 self._say(Carried())
-            case Cancel(job):
+            case Cancel(job, stands=stands):
                 self._cancelled = job
+                if stands:
+                    self._stands, self._may, self._full = job, 0, 0
             case Told(ticket, me):
                 self.ticket, self.peer = ticket, me
                 if not self._wish["ticket"]:

@@ -202,6 +202,9 @@ class AttachedTrainer:
     def hand_over(self) -> None:
         self.cancel()
 
+    def stand(self) -> None:
+        self.say(Cancel(self._job, stands=True))
+
     def read_x(self) -> Tensor:
         return self._mailbox.x_F
 

@@ -267,6 +267,10 @@ class Driver:
         ValueError where that is no use."""
         self._do(lambda: requests.go_back(self.machine, goal, self._sign_for_long, self.clock.now(), without))
 
+    def pause(self, paused: bool) -> None:
+        """Put before the members that nobody trains, or all again. Raises ValueError where that is no use."""
+        self._do(lambda: requests.pause(self.machine, paused, self._sign_for_long, self.clock.now()))
+
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""
         text = self.store.kept().get("ticket", b"").decode()

@@ -24,7 +24,7 @@ from atoll.base.errors import UNREADABLE
 from atoll.base.ids import PeerId, names_of, short
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
-from atoll.node.amend import amend_of
+from atoll.node.amend import amend_of, pauses_in
 from atoll.node.apart import late_of
 from atoll.node.facts import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
 from atoll.policy.plan import QuorumRule, Turnout, quorum
@@ -69,6 +69,8 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
             }
             if (back := amend_of(body)) is not None:
                 entry |= {"back_to": back.round, "by": "recovery" if back.signature else "validators"}
+            for _, pause in pauses_in(body.reports):
+                entry |= {"pauses": pause.paused}
             if late := late_of(body):
                 entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
             if body.weighing is not UNSET:
@@ -234,6 +236,7 @@ class Progress:
                 self.phase = "downloading"
             case "RoundBegan":
                 self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
+                self.phase = "paused" if entry.get("paused") else self.phase
                 self.topology, self.topology_why = entry["topology"], entry["why"]
                 self.inner_steps = entry.get("steps") or self.inner_steps  # where rounds follow the run they change
                 self.batch = entry.get("batch") or self.batch

@@ -23,7 +23,7 @@ from atoll.keys.erasure import ready
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.export import tensor_file
 from atoll.learn.models import task_of
-from atoll.node.facts import CaughtUp, GenesisKnown, Refused, RowsGathered, StateLost, StateRebuilt
+from atoll.node.facts import CaughtUp, GenesisKnown, Refused, RoundBegan, RowsGathered, StateLost, StateRebuilt
 from atoll.node.requests import gather_rows
 from atoll.protocol.transfer.fetch import Fetched
 
@@ -84,6 +84,8 @@ class PeerHost(Driver):
                 self._learn_recipe(fact)
             case CaughtUp():
                 self._spawn(self.island.warm_up())
+            case RoundBegan(paused=True):
+                self.island.trainer.stand()
             case StateRebuilt(state=state) | StateLost(state=state) if state in self._sought:
                 self._sought.pop(state).set_result(isinstance(fact, StateRebuilt))
             case RowsGathered(of=of) if (waits := self._rows_gathered.get(of)) is not None and not waits.done():

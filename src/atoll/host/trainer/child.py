@@ -111,7 +111,9 @@ class Child:
     def _goes_ahead(self) -> bool:
         """One of them is taken, if one may be."""
         job = self.onward
-        if job is None or self.span.steps >= job.steps or len(self.waiting) >= self.depth > 0:
+        if job is None or job.job <= self.commands.stands:
+            return False
+        if self.span.steps >= job.steps or len(self.waiting) >= self.depth > 0:
             return False
         outcome = self.outcome(partial(self._take_step, job))
         if isinstance(outcome, Broken):
@@ -422,6 +424,7 @@ class Commands:
     def __init__(self, source: BinaryIO) -> None:
         self.cancelled = -1  # number of the job that was cancelled last
         self.hurried = -1  # of the one that was to hand over what it had, and to go on
+        self.stands = -1  # of the one after which no step is taken unasked
         self._source, self._waiting = source, queue.SimpleQueue[Command]()
 
     def listen(self) -> None:
@@ -431,6 +434,7 @@ class Commands:
                 self.hurried = command.job
             elif isinstance(command, Cancel):
                 self.cancelled = command.job
+                self.stands = command.job if command.stands else self.stands
             else:
                 self._waiting.put(command)
         os._exit(0)  # the parent is gone: nobody is left to answer to

@@ -153,6 +153,11 @@ class Trainer:
         if self._process is not None and not self._failure.done():
             self._say(Cancel(self._job, ahead=True))
 
+    def stand(self) -> None:
+        """The same as `cancel`, and it takes no step ahead either until the next `train`."""
+        if self._process is not None and not self._failure.done():
+            self._say(Cancel(self._job, stands=True))
+
     def read_x(self) -> Tensor:
         """(F,): x as of the end of the last `train` or `write_x`. A view: it changes with the next of them."""
         return self._mailbox.x_F

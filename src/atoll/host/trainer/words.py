@@ -66,6 +66,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     job: int  # a cancel that comes too late must not stop the next job
     ahead: bool = False  # only these steps are over: it may go on from there, as after all of them
+    stands: bool = False  # nor does it go on from there, whatever is merged, until it is asked
 
 
 class WriteX(msgspec.Struct, frozen=True, tag=True):

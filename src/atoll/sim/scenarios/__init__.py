@@ -6,6 +6,7 @@
     clocks       churn where clocks run apart much faster
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
+    pauses       churn while the run is paused and goes on again and again
     weighed      churn where distances weigh rows, and owners speak twice
     paired_churn  churn where members exchange in pairs and have states of their own
     paced        churn where windows follow the pace of the run
@@ -66,6 +67,7 @@ from atoll.sim.scenarios.churn import (
     overlap,
     paced,
     paired_churn,
+    pauses,
     pieces_churn,
     post_quantum,
     real_keys,
@@ -102,6 +104,7 @@ SCENARIOS: dict[str, Scenario] = {
     "clocks": Scenario(clocks, peers=7, rounds=12),
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
+    "pauses": Scenario(pauses, peers=8, rounds=20),
     "weighed": Scenario(weighed, peers=8, rounds=12),
     "paired_churn": Scenario(paired_churn, peers=8, rounds=20),
     "paced": Scenario(paced, peers=8, rounds=20),

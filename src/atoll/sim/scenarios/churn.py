@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from msgspec import UNSET
 from msgspec.structs import replace as replaced
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Fact
 from atoll.node.amend import goal_of
-from atoll.node.requests import go_back
+from atoll.node.facts import RoundClosed
+from atoll.node.peer import Peer
+from atoll.node.requests import go_back, pause
 from atoll.policy.inquiry import REFUTING
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance
@@ -29,6 +33,7 @@ from atoll.sim.scenarios.validation import islands as validated_islands
 from atoll.sim.scores import islands as scored_islands
 from atoll.sim.signatures import RealKeys, peer_name
 from atoll.sim.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
+from atoll.sim.world import Node
 
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
@@ -119,6 +124,12 @@ def rollback(stage: Stage) -> None:
     _through_weather(stage, None, returns=True)
 
 
+def pauses(stage: Stage) -> None:
+    """The same while the recovery identity pauses the run and lets it go on, again and again: no paused round is
+    trained in, and each is forgotten once resumed."""
+    _through_weather(stage, None, pauses=True)
+
+
 def pieces_churn(stage: Stage) -> None:
     """The same where older states lie in pieces: holders come and go, what is gone back to may be whole nowhere.
     In the end every state that was ever placed comes back."""
@@ -158,6 +169,7 @@ def _through_weather(
     slow: int = 0,
     drift: float = 1e-4,
     returns: bool = False,
+    pauses: bool = False,
     told: Told | None = None,
     island: IslandMaker = Island,
     **settings: object,
@@ -168,7 +180,7 @@ def _through_weather(
         island=IslandKnobs(train_failure_rate=0.02, overlap=overlap, carries=slow > 0),
         clock_offset_s=0.2,
         clock_drift=drift,
-        run=stage.settings(**({"recovery": peer_name(0).encode()} if returns else {}), **settings),
+        run=stage.settings(**({"recovery": peer_name(0).encode()} if returns or pauses else {}), **settings),
     )
     swarm = stage.gather(knobs, keys=keys, island=island if told is None else islands({}))
     if told is not None:
@@ -178,6 +190,9 @@ def _through_weather(
         island_of.knobs = replace(island_of.knobs, step_s=4 * island_of.knobs.step_s)
     weather = Weather(stage)
     weather.kinds += [(6, weather.go_back)] if returns else []
+    if pauses:
+        weather.kinds.append((6, weather.pause))
+        stage.world.watchers.append(_no_paused_round_trains)
     weather.begin()
     heads = HeadCount(swarm, stage.rounds - 1)
     stage.until(
@@ -186,7 +201,16 @@ def _through_weather(
         f"no majority reached round {stage.rounds - 1} in bad weather",
     )
     weather.end()
+    stage.until(weather.goes_on, stage.healed(), "the run is still paused")
     stage.demand_progress()
+
+
+def _no_paused_round_trains(now: Seconds, node: Node, fact: Fact) -> None:
+    """The round that holds the word is the last that trains."""
+    if isinstance(fact, RoundClosed) and fact.body.paused not in (UNSET, fact.body.round):
+        assert fact.body.paused < fact.body.round
+        if fact.body.parts or fact.body.commits:
+            raise InvariantBroken(f"round {fact.body.round} trained, paused since {fact.body.paused}")
 
 
 class HeadCount:
@@ -216,6 +240,7 @@ class Weather:
         self.away: set[PeerId] = set()
         self.side: set[PeerId] = set()  # who is cut off from the others
         self.joined = 0
+        self._said_at = 0.0  # when the run was last told to pause or to go on
         self.kinds: list[tuple[int, Callable[[], None]]] = [
             (4, self._kill),
             (4, self._kill_while_writing),
@@ -334,6 +359,28 @@ class Weather:
         with suppress(ValueError):  # it is no member (yet)
             self.world.carry_out(node, go_back(via, goal, sign, node.clock.local(self.world.now)))
             self.stage.fault("rollback")
+
+    def pause(self) -> None:
+        """The word comes through whoever is up, and is the opposite of what holds there."""
+        up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep and n.machine.history]
+        if up:
+            via = self.draw.choice(up)
+            self._say_pause(via, via.history.head_body.paused is UNSET)
+
+    def goes_on(self) -> bool:
+        """Nobody takes the run for paused; whoever does is told otherwise."""
+        paused = [n.machine for n in self.swarm.honest if n.machine and n.machine.history]
+        paused = [peer for peer in paused if peer.history.head_body.paused is not UNSET]
+        if paused and self.world.now >= self._said_at + 1.0:
+            self._say_pause(paused[0], False)
+        return not paused
+
+    def _say_pause(self, via: Peer, paused: bool) -> None:
+        self._said_at = self.world.now
+        node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
+        with suppress(ValueError):  # it is no member (yet)
+            self.world.carry_out(node, pause(via, paused, sign, node.clock.local(self.world.now)))
+            self.stage.fault("pause" if paused else "resume")
 
     def _leave(self) -> None:
         who = self._victim()

@@ -1,0 +1,37 @@
+"""`atoll pause` and `atoll resume`: nobody trains for a while, by agreement. They ask the peer that runs here.
+
+Only the founder's peer (the recovery identity) can say so. All processes stay, and so does the run's quorum.
+"""
+
+from __future__ import annotations
+
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+
+
+def pause(*, dir: Dir = None, json: AsJson = False) -> None:
+    """Pause the whole run: the round under way ends, then members stay and nobody trains until `atoll resume`."""
+    _say_so(True, dir, json)
+
+
+def resume(*, dir: Dir = None, json: AsJson = False) -> None:
+    """Let a paused run go on, at the same place in the data."""
+    _say_so(False, dir, json)
+
+
+def _say_so(paused: bool, dir: Dir, json: bool) -> None:
+    from atoll.host.api import ask
+    from atoll.policy.members import AMEND_ROUNDS
+
+    folder = folder_of(dir)
+    answer = ask(folder, "pause", paused=paused)
+    if json:
+        say_json(answer)
+    elif not answer["agreed"]:
+        say(
+            "the members were told; it takes effect when the current round closes: atoll status says when. "
+            f"If {AMEND_ROUNDS} rounds pass without it, say it again"
+        )
+    elif paused:
+        say(f"the run is paused after {answer['trained']} trained rounds; atoll resume --dir {folder} goes on")
+    else:
+        say(f"the run goes on after {answer['trained']} trained rounds")
