@@ -27,7 +27,6 @@ from atoll.base.limits import (
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
     PART_BYTES_MAX,
-    ROUNDS_KEPT,
 )
 from atoll.base.machine import (
     Carried,
@@ -69,7 +68,7 @@ from atoll.node.facts import (
 )
 from atoll.node.ground import ground_after
 from atoll.node.inspectors import Inspectors
-from atoll.node.jobs import OthersStates
+from atoll.node.jobs import OthersStates, Restored
 from atoll.node.kept_rows import KeptRows
 from atoll.node.known import Grown, Known
 from atoll.node.news import News
@@ -206,7 +205,7 @@ class Peer:
         job, result = event.job, event.result if isinstance(event, Done) else None
         match job.partition("/")[0]:
             case "restore":
-                return self._restored(result if isinstance(result, OthersStates) else bool(result), now)
+                return self._restored(result if isinstance(result, Restored | OthersStates) else None, now)
             case "history":
                 return self.news.read(job, result or ())
             case "era":
@@ -573,7 +572,7 @@ class Peer:
     # ---- the agreed state, and other blobs -----------------------------------------------------------------
 
     def _catch_up(self, now: Seconds) -> list[Effect]:
-        """My history is ahead of my state: by a few rounds, replay their parts; by many, fetch the state."""
+        """My history is ahead of my state: replay the parts of its rounds or fetch the state, by what is less."""
         history = self.known.history
         if self.regain.is_outrun(history):
             return self._fetch_state("a newer state was agreed on", now)  # the old one is soon nobody's any more
@@ -581,7 +580,7 @@ class Peer:
             return self._seek_admission(now)
         if self.round is None:
             return self._begin_round(now) if self.at >= -1 else self.regain.begin(history, "joining")
-        if history.head - self.at > ROUNDS_KEPT // 2 or self.known.roster.came_after(self.at):
+        if self.regain.is_shorter(history, self.at) or self.known.roster.came_after(self.at):
             self._leave_round(history.vertices.get(self.round.plan.round))
             return self.regain.begin(history, f"{history.head - self.at} rounds behind")
         vertex = history.vertices.get(self.round.plan.round)
@@ -595,7 +594,7 @@ class Peer:
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
-    def _restored(self, found: bool | OthersStates, now: Seconds) -> list[Effect]:
+    def _restored(self, found: Restored | OthersStates | None, now: Seconds) -> list[Effect]:
         how = self.regain.restored(found)
         if how is None:
             return self._fetch_state(self.regain.lack, now)
