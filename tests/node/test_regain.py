@@ -11,6 +11,7 @@ from atoll.node.facts import FetchBegan
 from atoll.node.ground import answered_bytes
 from atoll.node.jobs import OthersStates, Restore, Restored
 from atoll.node.regain import STALLED_S, Regain
+from atoll.node.settings import RunSettings
 from atoll.protocol.transfer.fetch import Fetched
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob
 from atoll.sim.island import IslandKnobs
@@ -41,7 +42,7 @@ def asked(regain: Regain, history, now: float) -> list[tuple[PeerId, Digest]]:
 
 def begun(found: object) -> tuple[Regain, object]:
     run, history = swarm_history()
-    regain = Regain(run)
+    regain = Regain(run, PeerId("eve"))
     (ask,) = regain.begin(history)
     assert isinstance(ask.work, Restore) and ask.work.state == history.head_body.state
     assert regain.restored(found) is None
@@ -111,7 +112,7 @@ def test_whoever_is_behind_follows_rounds_while_their_parts_are_less_than_the_st
     run, history = swarm_history()
     part_bytes = answered_bytes(history.bodies[history.head])
     assert part_bytes > 0
-    regain, at = Regain(run), history.head - 3
+    regain, at = Regain(run, PeerId("eve")), history.head - 3
     for size, shorter in ((0, False), (2 * part_bytes - 1, True), (2 * part_bytes, False)):
         regain.begin(history)
         regain.restored(Restored(size))
@@ -137,3 +138,25 @@ def test_after_a_cut_a_small_state_is_fetched_and_a_large_one_is_not(state_bytes
     assert bool(began) is at_once
     world.run(healed + 20, stop=lambda: min(swarm.heads()) >= 12)
     assert min(swarm.heads()) >= 12  # either way it is back
+
+
+def test_who_joins_while_another_fetches_the_state_is_asked_by_it():
+    """No manifest comes to the first of two; it hears of the second by the vertex that lets it in."""
+    swarm = Swarm(1, SwarmKnobs(peers=2, run=RunSettings(open_to_all=True)))
+    world = swarm.world
+    world.run(2)
+    first = swarm.join(2, via=peer_name(0))
+    world.run(10, stop=lambda: world.nodes[first].machine is not None)
+    peer = world.nodes[first].machine
+    handle = peer.handle
+    peer.handle = lambda event, now: (
+        [] if isinstance(event, Received) and isinstance(event.message, ManifestIs) else handle(event, now)
+    )
+    world.run(12)
+    second = swarm.join(3, via=peer_name(0))
+
+    def is_asked() -> bool:
+        return peer.regain.fetch is not None and second in peer.regain.fetch.maybe
+
+    world.run(30, stop=is_asked)
+    assert is_asked()

@@ -27,6 +27,7 @@ from examples import (
     COMMIT_LATE,
     COMPARED_CHECKED,
     COMPARISON_CHECKED,
+    MANIFEST_PARTLY,
     MESSAGES,
     OPENED,
     OPENING,
@@ -35,6 +36,7 @@ from examples import (
     STATEMENTS,
     VERTEX,
     VOTED_PROVEN,
+    WANT_MANIFEST_KNOWN,
     WEIGHING,
 )
 
@@ -91,6 +93,8 @@ def test_the_bytes_of_every_word_are_frozen(value):
         (COMMIT_LATE, "claim", "late"),
         (AMEND_WITHOUT, "without", "without"),
         (VOTED_PROVEN, "proof", "proven"),
+        (WANT_MANIFEST_KNOWN, "known", "known"),
+        (MANIFEST_PARTLY, "here", "partly"),
     ],
     ids=[
         "Answer.weighed",
@@ -102,6 +106,8 @@ def test_the_bytes_of_every_word_are_frozen(value):
         "Commit.late",
         "Amend.without",
         "Voted.proven",
+        "WantManifest.known",
+        "ManifestIs.partly",
     ],
 )
 def test_what_only_some_runs_have_is_one_more_field_and_nothing_elsewhere(value, field: str, kind: str):

@@ -153,7 +153,7 @@ class Peer:
         self.vouch = vouch
         self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
         self.round: Round | None = None
-        self.regain = Regain(run)
+        self.regain = Regain(run, self.me)
         self.downloads = Downloads(self.notary, lambda: self.known, self._found_state)
         self.serve = Serve()
         self.news = News()
@@ -561,6 +561,9 @@ class Peer:
         roster = self.known.roster
         self.heartbeat.accusers_needed = suspicions_needed(roster.voters, self.settings.round.quorum)
         self.heartbeat.watch(roster.present(), now)
+        for fetch in (self.regain.fetch, *self.downloads.wanted.values()):
+            if fetch is not None:
+                fetch.suppose(roster.within_reach())
         return roster.contacts()
 
     def _within_reach(self) -> list[PeerId]:

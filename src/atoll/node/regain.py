@@ -25,7 +25,8 @@ STALLED_S = 10.0  # without a word of the one member whose state is fetched: it 
 
 
 class Regain:
-    def __init__(self, run: Digest) -> None:
+    def __init__(self, run: Digest, me: PeerId) -> None:
+        self.me = me
         self.run = run  # the name of genesis, too
         self.fetch: Fetch | None = None
         self.restoring = False
@@ -98,7 +99,7 @@ class Regain:
                 return True
         self.exchanged = self.fetch is not None
         self.round = history.head
-        self.fetch, self.of_one = Fetch(history.head_body.state, sources), None
+        self.fetch, self.of_one = Fetch(history.head_body.state, sources, me=self.me), None
         return True
 
     def handle(self, event: Event, history: History | None, now: Seconds) -> list[Effect]:

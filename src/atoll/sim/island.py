@@ -270,7 +270,7 @@ class Island:
                 self.partial.pop(work.blob, None)
                 return None
             case ReadManifest():
-                data = self.blobs.get(work.blob)
+                data = self.blobs.get(work.blob)  # nothing is here in part: states fit one chunk
                 return None if data is None else manifest_of(data)
             case ReadChunk():
                 data = self.blobs.get(work.blob)
