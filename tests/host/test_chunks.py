@@ -17,9 +17,9 @@ from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.host import store as stores
 from atoll.host.chunks import ARRIVING_MAX, Chunks
-from atoll.host.store import NotInMemory, Store
+from atoll.host.store import NotInMemory, Store, stored
 from atoll.keys.digest import Manifest, blob_id, digest, manifest_of
-from atoll.protocol.transfer.work import ReadChunk, StoreChunk
+from atoll.protocol.transfer.work import Partly, ReadChunk, ReadManifest, StoreChunk
 from atoll.wire.messages.history import Chunk
 
 SIZE = 2 * BLOB_CHUNK + 5000
@@ -424,3 +424,38 @@ def test_a_full_disk_takes_back_what_given_up_downloads_were_promised(
     assert store.open_blob(BLOB, MANIFEST) == frozenset() and on_disk(store) == bytes(SIZE)
     assert [part.exists() for part in parts] == [False, True]
     store.close()
+
+
+def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What was written or found on disk, and nothing else, though the file has its whole length. What the disk
+    changed since is not given; after the last chunk it is a blob like any other."""
+    monkeypatch.setattr(stores, "AT_ONCE", 0)  # a disk that has to be waited for, and below one that need not be
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        assert stored(store, ReadManifest(BLOB, partly=True)) is None
+        store.open_blob(BLOB, MANIFEST)
+        assert stored(store, ReadManifest(BLOB, partly=True)) is None  # nothing is worth asking for
+        await taken(chunks, (1, piece(1)))
+        store.store_chunk(BLOB, 2, piece(2))
+        assert stored(store, ReadManifest(BLOB)) is None  # for those who know nothing of parts
+        assert stored(store, ReadManifest(BLOB, partly=True)) == Partly(MANIFEST, b"\x06")
+        given = [await done(chunks, ReadChunk(BLOB, index)) for index in (0, 1, 2, 3)]
+        assert [None if p is None else bytes(p.data) for p in given] == [None, piece(1), piece(2), None]
+        monkeypatch.undo()
+        assert bytes((await done(chunks, ReadChunk(BLOB, 1))).data) == piece(1)
+        with store.blob_path(BLOB).with_suffix(".part").open("r+b") as file:
+            file.seek(BLOB_CHUNK + 7)
+            file.write(b"rot")
+        assert await done(chunks, ReadChunk(BLOB, 1)) is None
+        store.open_blob(BLOB, MANIFEST)  # after a restart: found, hashed, and the rotten one is not among them
+        assert stored(store, ReadManifest(BLOB, partly=True)) == Partly(MANIFEST, b"\x04")
+        await taken(chunks, (0, piece(0)), (1, piece(1)))
+        store.finish_blob(BLOB)
+        assert stored(store, ReadManifest(BLOB, partly=True)) == MANIFEST
+        assert bytes((await done(chunks, ReadChunk(BLOB, 0))).data) == piece(0)
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Done, Received, Report, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import blob_id, manifest_of
-from atoll.node.jobs import OthersStates, Restore
+from atoll.node.facts import FetchBegan
+from atoll.node.ground import answered_bytes
+from atoll.node.jobs import OthersStates, Restore, Restored
 from atoll.node.regain import STALLED_S, Regain
+from atoll.node.settings import RunSettings
 from atoll.protocol.transfer.fetch import Fetched
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob
+from atoll.sim.island import IslandKnobs
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.messages.history import ManifestIs, WantManifest
 
@@ -36,7 +42,7 @@ def asked(regain: Regain, history, now: float) -> list[tuple[PeerId, Digest]]:
 
 def begun(found: object) -> tuple[Regain, object]:
     run, history = swarm_history()
-    regain = Regain(run)
+    regain = Regain(run, PeerId("eve"))
     (ask,) = regain.begin(history)
     assert isinstance(ask.work, Restore) and ask.work.state == history.head_body.state
     assert regain.restored(found) is None
@@ -45,7 +51,7 @@ def begun(found: object) -> tuple[Regain, object]:
 
 def test_the_names_come_first_and_then_the_state_of_one():
     """The first is asked, and nobody else; what comes is checked by its name; then the disk is asked again."""
-    regain, history = begun(False)
+    regain, history = begun(None)
     assert {blob for _, blob in asked(regain, history, 0.0)} == {history.head_body.state}
     assert regain.restored(HELD) is None
     assert asked(regain, history, 1.0) == [(ADA, STATE[ADA])]
@@ -59,7 +65,7 @@ def test_the_names_come_first_and_then_the_state_of_one():
     assert any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in effects)
     (again,) = [e.work for e in effects if isinstance(e, Ask)]
     assert again == Restore(history.head, history.head_id, history.head_body.state)
-    assert regain.restored(True) == "blob" and not regain.busy
+    assert regain.restored(Restored()) == "blob" and not regain.busy
 
 
 def test_who_is_silent_or_has_nothing_is_followed_by_the_next_and_at_last_asked_again():
@@ -84,7 +90,7 @@ def test_newer_rounds_do_not_chase_a_newcomer_from_one_member_to_the_next():
     asked(regain, history, 0.0)
     regain.round -= 1
     assert not regain.is_outrun(history)
-    regain, history = begun(False)
+    regain, history = begun(None)
     asked(regain, history, 0.0)
     assert not regain.is_outrun(history)
     regain.round -= 1
@@ -99,3 +105,58 @@ def test_where_nobody_is_left_whom_the_roll_names_nothing_is_fetched_again_and_a
 def _tick(regain: Regain, history, now: float):
     name = f"fetch/{STATE[ADA].hex()}/stall"
     return regain.handle(TimerFired(name), history, now)
+
+
+def test_whoever_is_behind_follows_rounds_while_their_parts_are_less_than_the_state():
+    """Sizes are those that owners signed in the vertices. Most of the round under way is here."""
+    run, history = swarm_history()
+    part_bytes = answered_bytes(history.bodies[history.head])
+    assert part_bytes > 0
+    regain, at = Regain(run, PeerId("eve")), history.head - 3
+    for size, shorter in ((0, False), (2 * part_bytes - 1, True), (2 * part_bytes, False)):
+        regain.begin(history)
+        regain.restored(Restored(size))
+        assert regain.is_shorter(history, at) is shorter
+        assert not regain.is_shorter(history, history.head - 1)
+
+
+@pytest.mark.parametrize(("state_bytes", "at_once"), [(2_500_000, True), (100_000_000, False)])
+def test_after_a_cut_a_small_state_is_fetched_and_a_large_one_is_not(state_bytes: int, at_once: bool):
+    """Six rounds of a megabyte behind: a state of two and a half is fetched before anything else is tried."""
+    swarm = Swarm(3, SwarmKnobs(peers=5, island=IslandKnobs(state_bytes=state_bytes)))
+    world, far = swarm.world, peer_name(4)
+    began: list[float] = []
+    world.watchers.append(
+        lambda now, node, fact: began.append(now) if isinstance(fact, FetchBegan) and node.name == far else None
+    )
+    world.run(60, stop=lambda: min(swarm.heads()) >= 2)
+    world.network.split({far}, set(world.nodes) - {far})
+    world.run(200, stop=lambda: max(swarm.heads()) >= swarm.head(far) + 6)
+    healed = world.now
+    world.network.heal()
+    world.run(healed + 1)
+    assert bool(began) is at_once
+    world.run(healed + 20, stop=lambda: min(swarm.heads()) >= 12)
+    assert min(swarm.heads()) >= 12  # either way it is back
+
+
+def test_who_joins_while_another_fetches_the_state_is_asked_by_it():
+    """No manifest comes to the first of two; it hears of the second by the vertex that lets it in."""
+    swarm = Swarm(1, SwarmKnobs(peers=2, run=RunSettings(open_to_all=True)))
+    world = swarm.world
+    world.run(2)
+    first = swarm.join(2, via=peer_name(0))
+    world.run(10, stop=lambda: world.nodes[first].machine is not None)
+    peer = world.nodes[first].machine
+    handle = peer.handle
+    peer.handle = lambda event, now: (
+        [] if isinstance(event, Received) and isinstance(event.message, ManifestIs) else handle(event, now)
+    )
+    world.run(12)
+    second = swarm.join(3, via=peer_name(0))
+
+    def is_asked() -> bool:
+        return peer.regain.fetch is not None and second in peer.regain.fetch.maybe
+
+    world.run(30, stop=is_asked)
+    assert is_asked()

@@ -158,6 +158,8 @@ MESSAGES = (
 
 AMEND_WITHOUT = Amend(A, 3, B, A, 2, b"signature", (BOB,))
 COMMIT_LATE = Commit(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=Late(3, 64, 1024))
+MANIFEST_PARTLY = ManifestIs(A, None, b"\x05")
+WANT_MANIFEST_KNOWN = WantManifest(A, True)
 VOTED_PROVEN = Voted(7, 1, "abcd", SIGNED, CERTIFICATE)
 PLACED_AGAIN = Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2"), since=57)
 ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)

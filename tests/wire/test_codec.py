@@ -28,6 +28,7 @@ from examples import (
     COMMIT_LATE,
     COMPARED_CHECKED,
     COMPARISON_CHECKED,
+    MANIFEST_PARTLY,
     MESSAGES,
     OPENED,
     OPENING,
@@ -36,6 +37,7 @@ from examples import (
     STATEMENTS,
     VERTEX,
     VOTED_PROVEN,
+    WANT_MANIFEST_KNOWN,
     WEIGHING,
 )
 
@@ -93,6 +95,8 @@ def test_the_bytes_of_every_word_are_frozen(value):
         (COMMIT_LATE, "claim", "late"),
         (AMEND_WITHOUT, "without", "without"),
         (VOTED_PROVEN, "proof", "proven"),
+        (WANT_MANIFEST_KNOWN, "known", "known"),
+        (MANIFEST_PARTLY, "here", "partly"),
     ],
     ids=[
         "Answer.weighed",
@@ -105,6 +109,8 @@ def test_the_bytes_of_every_word_are_frozen(value):
         "Commit.late",
         "Amend.without",
         "Voted.proven",
+        "WantManifest.known",
+        "ManifestIs.partly",
     ],
 )
 def test_what_only_some_runs_have_is_one_more_field_and_nothing_elsewhere(value, field: str, kind: str):

@@ -50,6 +50,7 @@ from atoll.node.jobs import (
     JudgeOpening,
     LayOpen,
     Restore,
+    Restored,
     Train,
     Trained,
 )
@@ -272,7 +273,7 @@ class GroupIsland:
             case Adopt():
                 return await self._off_loop(self._adopt, work)
             case Restore():
-                return self.store.has_blob(work.state)
+                return Restored() if self.store.has_blob(work.state) else None  # calls want every mean
             case _:
                 return stored(self.store, work)
 

@@ -76,6 +76,7 @@ from atoll.node.jobs import (
     ReadRow,
     Rebuild,
     Restore,
+    Restored,
     Score,
     ShowUpdate,
     Train,
@@ -435,7 +436,7 @@ class Island:
         goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
         await self.live.begin_again(after.anchor_F, counts, goes_on)
 
-    def _restore(self, work: Restore) -> bool | OthersStates:
+    def _restore(self, work: Restore) -> Restored | OthersStates | None:
         mine, kept = True, None
         if self.paired is not None:
             held = self.paired.held(work.state, self._learning)
@@ -445,7 +446,7 @@ class Island:
         else:
             state = self._find(work.state)
         if state is None:
-            return False
+            return None
         private = NOTHING
         if mine:
             private = read_private(self.store, self._learning.layout.floats)
@@ -459,7 +460,8 @@ class Island:
         self.away.held, self.agreed.vertex = self.away.held or private.late, work.vertex
         if self.auditing is not None:
             self.auditing.remember(private.claim)
-        return True
+        manifest = self.store.manifest(work.state) if self.paired is None else None
+        return Restored(manifest.size_bytes if manifest is not None else 0)
 
     def _still_kept(self, on_disk: Kept | None, name: Digest, state: SharedState) -> Kept | None:
         """My own parameters in a state that I come to by leaving out rounds; None where the one is gone that they

@@ -49,6 +49,7 @@ from atoll.protocol.transfer.work import (
     CloseBlob,
     DropBlob,
     OpenBlob,
+    Partly,
     ReadManifest,
 )
 
@@ -91,7 +92,14 @@ class Opening:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        self.here = bytearray(-(-len(manifest.chunks) // 8))  # a bit for each chunk that was verified and written
         self.unsynced_bytes = 0
+
+    def has(self, index: int) -> bool:
+        return bool(self.here[index // 8] >> index % 8 & 1)
+
+    def wrote(self, index: int) -> None:
+        self.here[index // 8] |= 1 << index % 8
 
     def fits(self, index: int, proof: Digest, size_bytes: int) -> bool:
         """Also in length: a stranger's manifest may name bytes that are longer than their place."""
@@ -301,7 +309,8 @@ class Store:
         """None if it is not here, or is not what its name says any more: then the file is set aside."""
         manifest = self.manifest(name)
         if manifest is None:
-            return None
+            opening = self._openings.get(name)
+            return self._read_unfinished(name, opening, index, memory, 0) if opening is not None else None
         return self._read_chunk(name, manifest, index, memory, 0)
 
     def read_chunk_at_hand(self, name: Digest, index: int, memory: Memory) -> Payload | None:
@@ -339,8 +348,9 @@ class Store:
         data = memory(manifest.chunk_bytes(index))
         try:
             handle = os.open(self._place(name), os.O_RDONLY)
-        except FileNotFoundError:
-            return None  # tidied away, or not whole yet
+        except FileNotFoundError:  # tidied away, or not whole yet
+            opening = self._openings.get(name)
+            return self._read_unfinished(name, opening, index, memory, flags) if opening is not None else None
         try:
             count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
             stamp = Stamp.of(os.fstat(handle))  # after reading: what was changed before is seen
@@ -357,6 +367,27 @@ class Store:
             proof = self._proofs[name] = Proof(stamp, bytearray(len(manifest.chunks)))
         proof.chunks[index] = 1
         return Payload(manifest.chunks[index], count, data)
+
+    def _read_unfinished(
+        self, name: Digest, opening: Opening, index: int, memory: Memory, flags: int
+    ) -> Payload | None:
+        """A chunk that was written while the blob is being fetched, hashed anew every time: its file changes."""
+        manifest = opening.manifest
+        if not 0 <= index < len(manifest.chunks) or not opening.has(index):
+            return None
+        data = memory(manifest.chunk_bytes(index))
+        try:
+            handle = os.open(self._place(name) + ".part", os.O_RDONLY)
+        except FileNotFoundError:
+            return None  # finished, or dropped, meanwhile
+        try:
+            count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
+        finally:
+            os.close(handle)
+        if flags and count < len(data):
+            raise BlockingIOError(errno.EAGAIN, "not all of it is in memory")
+        proof = manifest.chunks[index]
+        return Payload(proof, count, data) if digest(data[:count]) == proof else None
 
     def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
         """Make room for a blob that is being fetched; the chunks that are here already, each one verified: of an
@@ -381,7 +412,9 @@ class Store:
         have |= self._copy_from_others(name, manifest, have)
         self._remember(name, manifest)
         self._openings.pop(name, None)
-        self._openings[name] = Opening(manifest)
+        self._openings[name] = opening = Opening(manifest)
+        for index in have:
+            opening.wrote(index)
         if len(self._openings) > MANIFESTS_HELD:
             self._openings.pop(next(iter(self._openings)))  # given up long ago
         return frozenset(have)
@@ -411,6 +444,11 @@ class Store:
                     copied.add(index)
         return copied
 
+    def partly(self, name: Digest) -> Partly | None:
+        """What is here of a blob that is being fetched, if anything is."""
+        opening = self._openings.get(name)
+        return Partly(opening.manifest, bytes(opening.here)) if opening is not None and any(opening.here) else None
+
     def opening(self, name: Digest) -> Opening | None:
         """The room that was made last for this blob, while it is being fetched."""
         return self._openings.get(name)
@@ -438,6 +476,8 @@ class Store:
         try:
             write_at(handle, data, index * BLOB_CHUNK)
             opening = self._openings.get(name)
+            if opening is not None:
+                opening.wrote(index)
             if opening is not None and self._durable:
                 opening.unsynced_bytes += len(data)
                 if opening.unsynced_bytes >= SYNCED_EVERY_BYTES:
@@ -659,7 +699,7 @@ def stored(store: Store, work: Any) -> Any:
         case DropBlob():
             return store.drop_unfinished(work.blob)
         case ReadManifest():
-            return store.manifest(work.blob)
+            return store.manifest(work.blob) or (store.partly(work.blob) if work.partly else None)
         case _:
             raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
 

@@ -26,7 +26,7 @@ class Downloads:
     def __init__(
         self, notary: Notary, known: Callable[[], Known], came: Callable[[Digest, Seconds], list[Effect]]
     ) -> None:
-        self._known, self.came = known, came
+        self._known, self.came, self.me = known, came, notary.signer.peer
         self.wanted: dict[Digest, Fetch] = {}
         self.earlier = EarlierStates(notary)
 
@@ -38,7 +38,7 @@ class Downloads:
 
     def want(self, blob: Digest, now: Seconds) -> list[Effect]:
         """`Fetched` says when it is here."""
-        fetch = self.wanted[blob] = Fetch(blob, self.known.roster.within_reach())
+        fetch = self.wanted[blob] = Fetch(blob, self.known.roster.within_reach(), me=self.me)
         return fetch.handle(Start({}), now)
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect]:

@@ -265,7 +265,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
             scored=scored,
             paired=settings.paired,
         )
-    way = way_of(settings, plan, _answered_bytes(parent), parent.trained)
+    way = way_of(settings, plan, answered_bytes(parent), parent.trained)
     trust = settings.statistic, settings.tolerance, settings.witnessed
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
     more = audited, reputed, demanded, opened, settings.apart_terms, scored
@@ -275,7 +275,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     return Ground(*fixed, *trust, parts, who, *more, paired=settings.paired, ways=ways)
 
 
-def _answered_bytes(parent: Body) -> int:
+def answered_bytes(parent: Body) -> int:
     """Of all combined parts of the last round. Where lengths are callers' choice the next is likely as long, but of
     pairs there are only names."""
     if topology_in(asked_in(parent.commits)) == PAIRS:

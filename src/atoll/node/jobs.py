@@ -144,7 +144,7 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Load this agreed state from disk as the head, with my private state if it fits -> True, or False.
+    """Load this agreed state from disk as the head, with my private state if it fits -> Restored, or None.
 
     Where members have states of their own and none that would do is here -> `OthersStates`, one of which is to be
     fetched before this is asked again.
@@ -155,6 +155,12 @@ class Restore(msgspec.Struct, frozen=True):
     vertex: Digest
     state: Digest
     left: Left | None = None
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """The agreed state is the head."""
+
+    size_bytes: int = 0  # that fetching one like it takes; 0: rounds are followed for more than their state
 
 
 class OthersStates(msgspec.Struct, frozen=True):

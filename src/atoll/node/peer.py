@@ -27,7 +27,6 @@ from atoll.base.limits import (
     CONTROL_FRAME_MAX,
     EARLY_ROUNDS,
     PART_BYTES_MAX,
-    ROUNDS_KEPT,
 )
 from atoll.base.machine import (
     Carried,
@@ -69,7 +68,7 @@ from atoll.node.facts import (
 )
 from atoll.node.ground import ground_after
 from atoll.node.inspectors import Inspectors
-from atoll.node.jobs import OthersStates
+from atoll.node.jobs import OthersStates, Restored
 from atoll.node.kept_rows import KeptRows
 from atoll.node.known import Grown, Known
 from atoll.node.mending import Mending
@@ -156,7 +155,7 @@ class Peer:
         self.vouch = vouch
         self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
         self.round: Round | None = None
-        self.regain = Regain(run)
+        self.regain = Regain(run, self.me)
         self.downloads = Downloads(self.notary, lambda: self.known, self._found_state)
         self.serve = Serve()
         self.news = News()
@@ -208,7 +207,7 @@ class Peer:
         job, result = event.job, event.result if isinstance(event, Done) else None
         match job.partition("/")[0]:
             case "restore":
-                return self._restored(result if isinstance(result, OthersStates) else bool(result), now)
+                return self._restored(result if isinstance(result, Restored | OthersStates) else None, now)
             case "history":
                 return self.news.read(job, result or ())
             case "era":
@@ -582,6 +581,9 @@ class Peer:
         roster = self.known.roster
         self.heartbeat.accusers_needed = suspicions_needed(roster.voters, self.settings.round.quorum)
         self.heartbeat.watch(roster.present(), now)
+        for fetch in (self.regain.fetch, *self.downloads.wanted.values()):
+            if fetch is not None:
+                fetch.suppose(roster.within_reach())
         return roster.contacts()
 
     def _within_reach(self) -> list[PeerId]:
@@ -593,7 +595,7 @@ class Peer:
     # ---- the agreed state, and other blobs -----------------------------------------------------------------
 
     def _catch_up(self, now: Seconds) -> list[Effect]:
-        """My history is ahead of my state: by a few rounds, replay their parts; by many, fetch the state."""
+        """My history is ahead of my state: replay the parts of its rounds or fetch the state, by what is less."""
         history = self.known.history
         if self.regain.is_outrun(history):
             return self._fetch_state("a newer state was agreed on", now)  # the old one is soon nobody's any more
@@ -601,7 +603,7 @@ class Peer:
             return self._seek_admission(now)
         if self.round is None:
             return self._begin_round(now) if self.at >= -1 else self.regain.begin(history, "joining")
-        if history.head - self.at > ROUNDS_KEPT // 2 or self.known.roster.came_after(self.at):
+        if self.regain.is_shorter(history, self.at) or self.known.roster.came_after(self.at):
             self._leave_round(history.vertices.get(self.round.plan.round))
             return self.regain.begin(history, f"{history.head - self.at} rounds behind")
         vertex = history.vertices.get(self.round.plan.round)
@@ -615,7 +617,7 @@ class Peer:
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
-    def _restored(self, found: bool | OthersStates, now: Seconds) -> list[Effect]:
+    def _restored(self, found: Restored | OthersStates | None, now: Seconds) -> list[Effect]:
         how = self.regain.restored(found)
         if how is None:
             return self._fetch_state(self.regain.lack, now)

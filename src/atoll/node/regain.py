@@ -12,17 +12,21 @@ from collections.abc import Sequence
 from typing import Literal
 
 from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import ROUNDS_KEPT
 from atoll.base.machine import Ask, Effect, Event, Received, Report, SetTimer
-from atoll.node.jobs import Left, OthersStates, Restore
+from atoll.node.ground import answered_bytes
+from atoll.node.jobs import Left, OthersStates, Restore, Restored
 from atoll.protocol.dag.history import History
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
 
+FOLLOWED_MAX = ROUNDS_KEPT // 2  # rounds, however short: while they are followed members let go of the oldest
 FETCH_AGAIN_S = 1.0  # after no source could serve it
 STALLED_S = 10.0  # without a word of the one member whose state is fetched: it is another's turn
 
 
 class Regain:
-    def __init__(self, run: Digest) -> None:
+    def __init__(self, run: Digest, me: PeerId) -> None:
+        self.me = me
         self.run = run  # the name of genesis, too
         self.fetch: Fetch | None = None
         self.restoring = False
@@ -32,12 +36,22 @@ class Regain:
         self.others = OthersStates(())  # one of which would do, where members have states of their own
         self.of_one: tuple[PeerId, Seconds] | None = None  # then: whose is fetched, and when it gave something last
         self.failed: set[PeerId] = set()  # at giving its own
+        self.size_bytes = 0  # of the last state that was restored: all of a run are about as long; 0: not known
         self.exchanged = False  # this fetch was begun in the place of an older one
 
     @property
     def busy(self) -> bool:
         """A state is on its way."""
         return self.fetch is not None or self.restoring
+
+    def is_shorter(self, history: History, at: int) -> bool:
+        """The newest state, than the combined parts of the rounds that lead from the one at `at` to it. The round
+        under way is left out: most of its parts are here."""
+        if history.head - at > FOLLOWED_MAX:
+            return True
+        rounds = range(at + 2, history.head + 1)
+        parts_bytes = sum(answered_bytes(history.bodies[r]) for r in rounds if r in history.bodies)
+        return 0 < self.size_bytes < parts_bytes
 
     def is_outrun(self, history: History) -> bool:
         """A newer state was agreed on before anybody told what this one is made of: soon nobody has it. Said once:
@@ -55,13 +69,14 @@ class Regain:
         left, self.left = self.left, None  # told once: what it owes may be under way again when a state comes
         return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, left))]
 
-    def restored(self, found: bool | OthersStates) -> Literal["disk", "blob"] | None:
+    def restored(self, found: Restored | OthersStates | None) -> Literal["disk", "blob"] | None:
         """The island holds it, and where it came from; None if it must be fetched."""
         self.restoring = False
         if isinstance(found, OthersStates):
-            self.others, found = found, False
-        if not found:
+            self.others, found = found, None
+        if found is None:
             return None
+        self.size_bytes = found.size_bytes
         how = "blob" if self.fetch is not None else "disk"
         self.fetch, self.of_one = None, None
         return how
@@ -84,7 +99,7 @@ class Regain:
                 return True
         self.exchanged = self.fetch is not None
         self.round = history.head
-        self.fetch, self.of_one = Fetch(history.head_body.state, sources), None
+        self.fetch, self.of_one = Fetch(history.head_body.state, sources, me=self.me), None
         return True
 
     def handle(self, event: Event, history: History | None, now: Seconds) -> list[Effect]:

@@ -43,6 +43,7 @@ from atoll.node.jobs import (
     ReadVertices,
     Rebuild,
     Restore,
+    Restored,
     Train,
     TrainApart,
     Trained,
@@ -101,6 +102,7 @@ class IslandKnobs:
     step_s: Seconds = 0.05
     step_jitter: float = 0.1
     update_bytes: int = 1_000_000
+    state_bytes: int = 0  # that it says a state has; what travels is names
     train_failure_rate: float = 0.0
     overlap: int = 0  # steps that it goes on while a round is agreed; they are part of the next one
     carries: bool = False  # steps that no update holds are part of the next one, as outside
@@ -215,12 +217,12 @@ class Island:
                     if work.left.afresh:
                         self.alone.forget()
                 if work.state not in self.blobs:
-                    return False
+                    return None
                 self.head = work.state
                 self.alone.restored(work.round, work.vertex)
                 if self.chain is not None:
                     self.chain.restore(work.vertex)
-                return True
+                return Restored(self.knobs.state_bytes)
             case Hold():
                 self.needed[work.why] = work.blobs
                 return None
@@ -268,7 +270,7 @@ class Island:
                 self.partial.pop(work.blob, None)
                 return None
             case ReadManifest():
-                data = self.blobs.get(work.blob)
+                data = self.blobs.get(work.blob)  # nothing is here in part: states fit one chunk
                 return None if data is None else manifest_of(data)
             case ReadChunk():
                 data = self.blobs.get(work.blob)

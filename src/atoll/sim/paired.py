@@ -15,7 +15,7 @@ from atoll.base.draw import shuffled
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.keys.digest import digest
-from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, OthersStates, Restore
+from atoll.node.jobs import Adopt, Advance, Advanced, Encode, Encoded, OthersStates, Restore, Restored
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.sim.island import BATCH, Island
 from atoll.wire.pairs import Roll, is_roll, roll_bytes, roll_from_bytes, state_named
@@ -94,9 +94,9 @@ class PairedIsland(Island):
         if (state.of, state.before) != (self.me, self.own) or len(state.rows) > 2:
             self.miscounted.append(f"{self.me} goes on from what was not made of its own: {state}")
 
-    def _held(self, work: Restore) -> bool | OthersStates:
+    def _held(self, work: Restore) -> Restored | OthersStates | None:
         if work.state not in self.blobs:
-            return False
+            return None
         roll, found = self.roll(work.state), work.state
         if is_roll(self.blobs[work.state]):
             others = [e for e in shuffled(work.state, self.me, roll.states) if e.peer != self.me]

@@ -4,9 +4,11 @@ Each chunk is checked alone against the manifest, and the manifest against the b
 one answer and never more. Every source has a window of requests that grows while it answers and falls to one when
 it is late; the fastest is asked first. A chunk that is late is asked of one more source, whichever answers first
 counts, so a stalling source holds nobody up: it is named, and left when it stalls again and again. A source of
-wrong bytes is named and not asked again. Chunks already on disk are not fetched twice, also after a crash. All
-sources hold the whole blob or nothing of it, so there is no rarest chunk to prefer. Never blocks training: reads
-and writes are jobs.
+wrong bytes is named and not asked again. Chunks already on disk are not fetched twice, also after a crash.
+Whoever fetches serves what it has: it says which chunks, and is asked again as they grow. What such a source has
+is asked of it, and the whole ones give what fewest have, ties in an order of each peer's own, so that many who
+fetch from one take different chunks from it and the rest from each other. Never blocks training: reads and writes
+are jobs.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
+from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
 from atoll.base.machine import (
@@ -34,7 +39,15 @@ from atoll.base.machine import (
     TimerFired,
 )
 from atoll.keys.digest import Manifest, blob_id
-from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, ReadChunk, ReadManifest, StoreChunk
+from atoll.protocol.transfer.work import (
+    BlobOpened,
+    CloseBlob,
+    OpenBlob,
+    Partly,
+    ReadChunk,
+    ReadManifest,
+    StoreChunk,
+)
 from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
 
 WINDOW, WINDOW_MAX = 8, 32  # requests in flight at one source: 8 hide 100 ms at 80 MB/s, 32 at 320 MB/s
@@ -43,6 +56,10 @@ REQUESTS_MAX = 128  # in flight at all sources, and answers not yet on disk: 128
 PATIENCE = 4.0  # times the usual time to answer, after which a chunk is asked of one more source
 PATIENCE_S = (0.25, 5.0)  # never less, never more; the latter also while nobody has answered yet
 TICK_S = 0.25  # how often it is looked for what is late
+QUEUED_S = 1.0  # of an answer: more wait there than distance explains, and more requests would wait longer
+NEWS_S = 1.0  # how often those that do not hold it whole are asked what they have
+NEWS_MAX = 8  # of them at a time, in turns
+STARVED_S = 10.0  # without a chunk, nobody asked holding it whole: those that have parts will not get the rest
 STALLS_MAX = 5  # late in a row, each time twice as long: this source is left, if there is another one
 SERVED_AT_ONCE = 64  # chunk reads in progress for others; more requests are dropped and asked again
 SERVED_TO_ONE = WINDOW_MAX  # of these, for one asker: whoever floods leaves the other half to the others
@@ -88,11 +105,16 @@ class Source:
     asked: dict[int, Seconds] = field(default_factory=dict[int, Seconds])  # chunk -> when, still in time
     usual_s: Seconds = 0.0  # smoothed time to answer; 0: it has not yet
     stalls: int = 0  # in a row
+    here: bytes | None = None  # chunks that it has, one bit each; None: the whole blob
+    offers: deque[int] = field(default_factory=deque[int])  # of these, what I lack, the rarest first
+
+    def has(self, index: int) -> bool:
+        return self.here is None or bool(self.here[index // 8] >> index % 8 & 1)
 
     def answered(self, took_s: Seconds) -> None:
         self.usual_s = took_s if self.usual_s == 0.0 else 0.8 * self.usual_s + 0.2 * took_s
         self.stalls = 0
-        self.window = min(WINDOW_MAX, self.window + 1)
+        self.window = min(WINDOW_MAX, self.window + 1) if self.usual_s < QUEUED_S else max(1, self.window - 1)
 
     @property
     def patience_s(self) -> Seconds:
@@ -121,20 +143,30 @@ class Fetch:
         bytes_max: int = BLOB_MAX,
         allowance: int | None = None,
         requests_max: int = REQUESTS_MAX,
+        me: PeerId | None = None,
     ) -> None:
         """`bytes_max`: a longer one is refused, where its name is nobody's but the source's. `allowance`:
         chunks that may be asked for until `allow` is called again; None: as fast as it goes. `requests_max`:
-        fewer on their way, where several blobs are fetched at once."""
+        fewer on their way, where several blobs are fetched at once. `me`: who fetches, where others may do so, too;
+        left out where it is wanted of these sources alone."""
+        self.me = me
         self.allowance, self.requests_max = allowance, requests_max
         self.blob, self.bytes_max = blob, bytes_max
         self.prefix = f"fetch/{blob.hex()}/"
         self.sources = {peer: Source() for peer in sources}
         self.bad: set[PeerId] = set()
-        self.left: set[PeerId] = set()  # for stalling; a new connection is a new beginning
+        self.left: dict[PeerId, Source] = {}  # for stalling; a new connection is a new beginning
+        self.maybe: set[PeerId] = set()  # had nothing of it, or was not asked yet
+        self.told: dict[PeerId, bool] = {}  # whom it was asked last what it has, and whether it answered
         self.gave: set[PeerId] = set()
         self.manifest: Manifest | None = None
         self.opened = self.closing = self.over = False
         self.asked_at: Seconds = 0.0  # the manifest, last
+        self.fed_at: Seconds = 0.0  # the last chunk that came
+        self.news_at: Seconds = 0.0  # when it was last asked who has what
+        self.turn = 0  # of whom
+        self.news = False  # somebody has more than it had
+        self.rank: list[int] = []  # of each chunk, where as many have it as have another
         self.todo: deque[int] = deque()  # chunks to be asked for; of late ones, once more
         self.waiting: dict[int, dict[PeerId, Seconds]] = {}  # chunk -> whom it was asked of, and when
         self.storing: set[int] = set()
@@ -146,7 +178,7 @@ class Fetch:
             case Start():
                 return [*self._ask_manifest(now), self._tick(now)]
             case Received(sender, ManifestIs(blob=self.blob) as message):
-                return self._open(sender, message.manifest, now)
+                return self._open(sender, message, now)
             case Received(sender, Chunk(blob=self.blob) as message):
                 return self._take(sender, message.index, event.payload, now)
             case TimerFired(name) if name == self._name("stall"):
@@ -154,7 +186,11 @@ class Fetch:
             case Done(job, result) if job == self._name("open") and self.manifest is not None and not self.opened:
                 assert isinstance(result, BlobOpened)
                 self.opened = True
-                self.todo = deque(i for i in range(len(self.manifest.chunks)) if i not in result.have)
+                self.fed_at, self.news_at = now, now
+                count = len(self.manifest.chunks)
+                first = draw_below(self.blob, self.me, count) if self.me and count else 0
+                self.todo = deque(i for i in [*range(first, count), *range(first)] if i not in result.have)
+                self._order()
                 return self._ask_chunks(now)
             case Done(job, _) if job.startswith(self._name("chunk/")):
                 self.storing.discard(int(job.rsplit("/", 1)[1]))
@@ -170,13 +206,12 @@ class Fetch:
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """A connection came up: what was asked over the old one may never be answered."""
         if peer in self.left:
-            self.left.discard(peer)
-            self.sources[peer] = Source()
+            self.sources[peer] = Source(here=self.left.pop(peer).here)
         source = self.sources.get(peer)
         if self.over or source is None:
             return []
         if self.manifest is None:
-            return [Send(peer, WantManifest(self.blob))]
+            return [self._ask_what_is_here(peer)]
         source.stalls, source.usual_s = 0, 0.0
         source.asked.clear()
         self._forget_requests(peer)
@@ -192,30 +227,79 @@ class Fetch:
         fresh = [p for p in sources if p not in self.sources and p not in self.bad]
         self.sources.update((p, Source()) for p in fresh)
         if self.manifest is None:
-            return [Send(p, WantManifest(self.blob)) for p in fresh]
+            return [self._ask_what_is_here(p) for p in fresh]
         return self._ask_chunks(now) if self.opened else []
 
-    # ---- the manifest --------------------------------------------------------------------------------------
+    def suppose(self, peers: Sequence[PeerId]) -> None:
+        """These may fetch it, too; asked where it is not wanted of certain peers alone."""
+        if self.me is None:
+            return
+        self.maybe.update(p for p in peers if not (p in self.sources or p in self.bad or p in self.left))
+
+    # ---- the manifest, and who has what --------------------------------------------------------------------
 
     def _ask_manifest(self, now: Seconds) -> list[Effect]:
         self.asked_at = now
-        return [Send(p, WantManifest(self.blob)) for p in self.sources]
+        return [self._ask_what_is_here(p) for p in self.sources]
 
-    def _open(self, sender: PeerId, manifest: Manifest | None, now: Seconds) -> list[Effect]:
-        if sender not in self.sources:
+    def _ask_what_is_here(self, peer: PeerId) -> Send:
+        self.told[peer] = False
+        return Send(peer, WantManifest(self.blob, known=self.manifest is not None))
+
+    def _open(self, sender: PeerId, message: ManifestIs, now: Seconds) -> list[Effect]:
+        manifest, here = message.manifest, None if message.here is UNSET else message.here
+        if (sender not in self.sources and sender not in self.maybe) or self.told.get(sender, True):
             return []  # not asked, or left: a manifest is no secret
-        if manifest is None:
+        self.told[sender] = True
+        if manifest is None and here is None:
+            self.maybe.add(sender)
             return self._leave(sender)
+        known = manifest or self.manifest
+        if known is None:
+            return []
+        if manifest is not None and not self._is_right(manifest):
+            return self._blame(sender)
+        if here is not None and len(here) != -(-len(known.chunks) // 8):
+            return self._blame(sender)
+        self.maybe.discard(sender)
+        self.sources.setdefault(sender, Source()).here = here
+        self.news = True
+        if self.manifest is not None:
+            return self._ask_chunks(now) if self.opened else []
+        self.manifest = known
+        return [Ask(self._name("open"), OpenBlob(self.blob, known))]
+
+    def _is_right(self, manifest: Manifest) -> bool:
         try:
             manifest.check()
         except ValueError:
-            return self._blame(sender)
-        if blob_id(manifest) != self.blob or manifest.size_bytes > self.bytes_max:
-            return self._blame(sender)
-        if self.manifest is not None:
-            return self._ask_chunks(now) if self.opened else []
-        self.manifest = manifest
-        return [Ask(self._name("open"), OpenBlob(self.blob, manifest))]
+            return False
+        return blob_id(manifest) == self.blob and manifest.size_bytes <= self.bytes_max
+
+    def _ask_for_news(self, now: Seconds) -> list[Effect]:
+        """Whoever has not all of it may have more by now."""
+        if not self.opened or self.closing or now - self.news_at < NEWS_S:
+            return []
+        self.news_at = now
+        peers = [*(p for p, s in self.sources.items() if s.here is not None), *sorted(self.maybe)]
+        if len(peers) > NEWS_MAX:
+            first = self.turn = (self.turn + NEWS_MAX) % len(peers)
+            peers = (peers * 2)[first : first + NEWS_MAX]
+        return [self._ask_what_is_here(peer) for peer in peers]
+
+    def _order(self) -> None:
+        """What is lacking, by how many have it."""
+        self.news = False
+        assert self.manifest is not None
+        partial = [s for s in self.sources.values() if s.here is not None]
+        if not partial:
+            return
+        if not self.rank:
+            self.rank = shuffled(self.blob, self.me or "", range(len(self.manifest.chunks)))
+        had = {index: sum(s.has(index) for s in partial) for index in self.todo}
+        self.todo = deque(sorted(self.todo, key=lambda index: (had[index], self.rank[index])))
+        for source in partial:
+            source.offers = deque(index for index in self.todo if source.has(index))
 
     # ---- chunks --------------------------------------------------------------------------------------------
 
@@ -242,6 +326,7 @@ class Fetch:
         self.sources.setdefault(sender, Source()).answered(now - asked_at)
         self.gave.add(sender)
         self.storing.add(index)
+        self.fed_at = now
         return [Ask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload)), *self._ask_chunks(now)]
 
     def _ask_chunks(self, now: Seconds) -> list[Effect]:
@@ -249,8 +334,9 @@ class Fetch:
             self.closing = True
             return [Ask(self._name("close"), CloseBlob(self.blob))]
         effects: list[Effect] = []
-        room = self._room()
-        hungry = {p: s for p, s in self.sources.items() if s.hungry}
+        effects += self._ask_those_with_parts(now)
+        room = self._room() + len(effects)
+        hungry = {p: s for p, s in self.sources.items() if s.here is None and s.hungry}
         for _ in range(len(self.todo) if hungry else 0):
             if len(effects) >= room:
                 break
@@ -269,6 +355,20 @@ class Fetch:
             if self.sources[peer].stalls and len(self.sources) > 1:
                 self.todo.append(index)  # a probe: nobody relies on it
         return effects if self.todo else [*effects, *self._help_out(now)]
+
+    def _ask_those_with_parts(self, now: Seconds) -> list[Effect]:
+        """Before the whole ones, which give meanwhile what only they have."""
+        effects: list[Effect] = []
+        room = self._room()
+        for peer, source in self.sources.items():
+            while source.offers and len(source.asked) < source.window and len(effects) < room:
+                index = source.offers.popleft()
+                if index not in self.todo or index in self.storing or peer in self.waiting.get(index, {}):
+                    continue
+                if not source.stalls:
+                    self.todo.remove(index)
+                effects.append(self._ask_chunk(peer, index, now))
+        return effects
 
     def _room(self) -> int:
         """How many more chunks may be on their way."""
@@ -296,7 +396,7 @@ class Fetch:
             idle = {
                 p: s.usual_s
                 for p, s in helpers.items()
-                if p != slow and len(s.asked) < WINDOW and now - since > 2 * s.usual_s
+                if p != slow and s.has(index) and len(s.asked) < WINDOW and now - since > 2 * s.usual_s
             }
             if idle:
                 peer = min(idle, key=idle.__getitem__)
@@ -305,9 +405,14 @@ class Fetch:
 
     def _look_for_late_ones(self, now: Seconds) -> list[Effect]:
         effects: list[Effect] = [self._tick(now)]
+        effects += self._ask_for_news(now)
         if self.manifest is None:
             late = now - self.asked_at >= PATIENCE_S[1]
             return [*self._ask_manifest(now), *effects] if late else effects
+        if self.opened and not self.closing and now - self.fed_at > STARVED_S and not self._whole():
+            return self._give_up("those who have some of it lack the rest")
+        if self.opened and self.news:
+            self._order()
         usual = sorted(s.usual_s for s in self.sources.values() if s.usual_s)
         for peer, source in list(self.sources.items()):
             patience_s = source.patience_s
@@ -330,7 +435,7 @@ class Fetch:
         if source.stalls == 1 or left:
             effects.append(Report(StallingSource(peer=peer, blob=self.blob, left=left)))
         if left:
-            self.left.add(peer)
+            self.left[peer] = source
             effects += self._leave(peer)
         return effects
 
@@ -339,7 +444,7 @@ class Fetch:
         asked = self.waiting.get(index)
         if asked is None or any(index in self.sources[p].asked for p in asked if p in self.sources):
             return
-        if self.sources.keys() <= asked.keys():
+        if self._whole() <= asked.keys():
             del self.waiting[index]  # everybody had its chance: begin anew
         if index not in self.todo:
             self.todo.appendleft(index)
@@ -348,6 +453,7 @@ class Fetch:
 
     def _blame(self, sender: PeerId) -> list[Effect]:
         self.bad.add(sender)
+        self.maybe.discard(sender)
         return [Report(BadSource(peer=sender, blob=self.blob)), *self._leave(sender)]
 
     def _leave(self, peer: PeerId) -> list[Effect]:
@@ -364,8 +470,14 @@ class Fetch:
     def _give_up_if_alone(self) -> list[Effect]:
         if self.sources:
             return []
+        return self._give_up("nobody who was asked holds it")
+
+    def _give_up(self, why: str) -> list[Effect]:
         self.over = True
-        return [Report(FetchFailed(blob=self.blob, why="nobody who was asked holds it"))]
+        return [Report(FetchFailed(blob=self.blob, why=why))]
+
+    def _whole(self) -> set[PeerId]:
+        return {p for p, s in self.sources.items() if s.here is None}
 
     def _finish(self) -> list[Effect]:
         assert self.manifest is not None
@@ -400,13 +512,12 @@ class Serve:
                 job = f"serve/{self.count}"
                 self.jobs[job] = (sender, wish)
                 if isinstance(wish, WantManifest):
-                    return [Ask(job, ReadManifest(wish.blob))]
+                    return [Ask(job, ReadManifest(wish.blob, partly=wish.known is not UNSET))]
                 return [Ask(job, ReadChunk(wish.blob, wish.index))]
             case Done(job, result) if job in self.jobs:
                 sender, wish = self.jobs.pop(job)
                 if isinstance(wish, WantManifest):
-                    manifest = result if isinstance(result, Manifest) else None
-                    return [Send(sender, ManifestIs(wish.blob, manifest), Lane.BULK)]
+                    return [Send(sender, _told(wish, result), Lane.BULK)]
                 payload = result if isinstance(result, Payload) else None
                 return [Send(sender, Chunk(wish.blob, wish.index), Lane.BULK, payload)]
             case Failed(job, _) if job in self.jobs:
@@ -414,3 +525,13 @@ class Serve:
                 return []
             case _:
                 return []
+
+
+def _told(wish: WantManifest, found: object) -> ManifestIs:
+    match found:
+        case Manifest():
+            return ManifestIs(wish.blob, found)
+        case Partly(manifest, here):
+            return ManifestIs(wish.blob, None if wish.known is True else manifest, here)
+        case _:
+            return ManifestIs(wish.blob, None)

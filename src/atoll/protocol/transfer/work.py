@@ -41,9 +41,15 @@ class DropBlob(msgspec.Struct, frozen=True):
 
 
 class ReadManifest(msgspec.Struct, frozen=True):
-    """-> Manifest, or None if the blob is not held."""
+    """-> Manifest, or None if the blob is not held; `partly`: Partly, if some of it is here and verified."""
 
     blob: Digest
+    partly: bool = False
+
+
+class Partly(msgspec.Struct, frozen=True):
+    manifest: Manifest
+    here: bytes  # a bit for each chunk, the lowest first
 
 
 class ReadChunk(msgspec.Struct, frozen=True):

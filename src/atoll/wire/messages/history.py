@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Message
@@ -24,14 +25,21 @@ class Vertices(Message, frozen=True):
 
 
 class WantManifest(Message, frozen=True):
+    """`known`: also of a blob that is here in part, without its manifest if I have that. Left out: a whole one."""
+
     blob: Digest
+    known: bool | UnsetType = UNSET
 
 
 class ManifestIs(Message, frozen=True):
-    """`manifest` is None when the sender does not hold the blob."""
+    """`here`: of a blob that the sender is fetching, the chunks that it has, one bit each, the lowest first.
+
+    Without it the sender holds the whole blob, or nothing of it when `manifest` is None, too.
+    """
 
     blob: Digest
     manifest: Manifest | None
+    here: bytes | UnsetType = UNSET
 
 
 class WantChunk(Message, frozen=True):

@@ -1,0 +1,199 @@
+"""Many who fetch one blob of one source whose uplink is the bottleneck give each other what they have already.
+
+Machines of both sides on a wire of uplinks and distance, without bytes: a chunk is its digest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import BLOB_CHUNK
+from atoll.base.machine import (
+    Ask,
+    Done,
+    Effect,
+    Event,
+    Payload,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+)
+from atoll.keys.digest import Manifest, blob_id, digest
+from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed, Serve
+from atoll.protocol.transfer.work import (
+    BlobOpened,
+    CloseBlob,
+    OpenBlob,
+    Partly,
+    ReadChunk,
+    ReadManifest,
+    StoreChunk,
+)
+from atoll.wire.messages.history import Chunk, ManifestIs
+
+CHUNKS = 128
+PIECES = tuple(digest(i.to_bytes(2, "big")) for i in range(CHUNKS))
+MANIFEST = Manifest(CHUNKS * BLOB_CHUNK, PIECES)
+BLOB = blob_id(MANIFEST)
+FOUNDER = PeerId("founder")
+JOINERS = tuple(PeerId(f"joiner {i}") for i in range(8))
+UPLINK_BYTES_S, DISTANCE_S = 25e6, 0.02
+Lie = Callable[[Send], Send]
+
+
+def honest(send: Send) -> Send:
+    return send
+
+
+def bits(indices: set[int]) -> bytes:
+    return sum(1 << i for i in indices).to_bytes(-(-CHUNKS // 8), "little")
+
+
+class Peer:
+    def __init__(self, me: PeerId, has: set[int], lie: Lie = honest) -> None:
+        self.me, self.has, self.lie = me, has, lie
+        self.serve, self.fetch = Serve(), Fetch(BLOB, [FOUNDER], me=me) if me != FOUNDER else None
+        self.opened = self.whole = len(has) == CHUNKS
+        self.uplink_free = 0.0
+        self.facts: list[object] = []
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        return self.serve.handle(event, now) + (self.fetch.handle(event, now) if self.fetch is not None else [])
+
+    def work(self, work: object) -> object:
+        match work:
+            case OpenBlob():
+                self.opened = True
+                return BlobOpened(frozenset(self.has))
+            case StoreChunk(index=index, payload=payload):
+                assert payload.digest == PIECES[index]
+                self.has.add(index)
+            case CloseBlob():
+                self.whole = len(self.has) == CHUNKS
+            case ReadManifest(partly=partly):
+                here = Partly(MANIFEST, bits(self.has)) if partly and self.opened and self.has else None
+                return MANIFEST if self.whole else here
+            case ReadChunk(index=index):
+                return Payload(PIECES[index], BLOB_CHUNK, b"") if index in self.has else None
+            case _:
+                raise AssertionError(work)
+        return None
+
+
+class Wire:
+    def __init__(self, *peers: Peer) -> None:
+        self.peers = {peer.me: peer for peer in peers}
+        self.given: Counter[PeerId] = Counter()  # chunks
+        self.now, self.order = 0.0, count()
+        self.queue: list[tuple[float, int, Peer, Event]] = []
+
+    def run(self, until: float = 300.0) -> Wire:
+        for peer in self.peers.values():
+            self.carry_out(peer, peer.handle(Start({}), 0.0))
+        while self.queue and self.queue[0][0] <= until:
+            self.now, _, peer, event = heapq.heappop(self.queue)
+            self.carry_out(peer, peer.handle(event, self.now))
+        return self
+
+    def carry_out(self, peer: Peer, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self.send(peer, peer.lie(effect))
+                case SetTimer(name=name, at=at) if at is not None:
+                    self.at(at, peer, TimerFired(name))
+                case Ask(job=job, work=work):
+                    self.at(self.now, peer, Done(job, peer.work(work)))
+                case Report(fact):
+                    peer.facts.append(fact)
+                case _:
+                    pass
+
+    def send(self, peer: Peer, send: Send) -> None:
+        leaves = self.now
+        if send.payload is not None:
+            self.given[peer.me] += 1
+            leaves = peer.uplink_free = max(self.now, peer.uplink_free) + BLOB_CHUNK / UPLINK_BYTES_S
+        if send.to in self.peers:
+            self.at(leaves + DISTANCE_S, self.peers[send.to], Received(peer.me, send.message, send.payload))
+
+    def at(self, when: float, peer: Peer, event: Event) -> None:
+        heapq.heappush(self.queue, (when, next(self.order), peer, event))
+
+
+def together(lies: dict[PeerId, Lie] | None = None) -> Wire:
+    joiners = [Peer(name, set(), (lies or {}).get(name, honest)) for name in JOINERS]
+    for joiner in joiners:
+        assert joiner.fetch is not None
+        joiner.fetch.suppose([name for name in JOINERS if name != joiner.me])
+    return Wire(Peer(FOUNDER, set(range(CHUNKS))), *joiners)
+
+
+def test_eight_joiners_cost_one_founder_less_than_two_and_a_half_copies():
+    """Eight copies, where they do not know of each other."""
+    wire = together().run()
+    assert all(peer.whole for peer in wire.peers.values())
+    assert CHUNKS <= wire.given[FOUNDER] < 2.5 * CHUNKS
+    assert all(wire.given[name] > CHUNKS / 4 for name in JOINERS)
+    alone = together()
+    for joiner in alone.peers.values():
+        if joiner.fetch is not None:
+            joiner.fetch.maybe.clear()
+    assert alone.run().given[FOUNDER] >= 8 * CHUNKS
+
+
+def test_who_says_that_it_has_what_it_has_not_costs_little():
+    """Two of eight: one answers none of the chunks that it says it has, the other with nothing."""
+
+    def boast(send: Send) -> Send:
+        if isinstance(send.message, ManifestIs):
+            return Send(send.to, ManifestIs(BLOB, MANIFEST, bits(set(range(CHUNKS)))), send.lane)
+        return send
+
+    def silent(send: Send) -> Send:
+        send = boast(send)
+        return Send(PeerId("nobody"), send.message) if isinstance(send.message, Chunk) else send
+
+    def empty(send: Send) -> Send:
+        send = boast(send)
+        return Send(send.to, send.message) if isinstance(send.message, Chunk) else send
+
+    wire = together({JOINERS[0]: silent, JOINERS[5]: empty}).run()
+    assert all(peer.whole for peer in wire.peers.values())
+    assert wire.given[FOUNDER] < 3.5 * CHUNKS
+
+
+def test_a_book_of_another_length_than_the_blob_is_a_fault_and_so_are_wrong_bytes():
+    def longer(send: Send) -> Send:
+        told = isinstance(send.message, ManifestIs) and send.message.here
+        return Send(send.to, ManifestIs(BLOB, None, bytes(99)), send.lane) if told else send
+
+    wire = together({JOINERS[3]: longer}).run()
+    assert all(peer.whole for peer in wire.peers.values())
+    bad = {fact.peer for peer in wire.peers.values() for fact in peer.facts if isinstance(fact, BadSource)}
+    assert bad == {JOINERS[3]}
+
+
+def test_where_the_only_whole_source_lets_go_of_it_nobody_waits_for_the_rest_for_ever():
+    """It says that it has it no more when half of it is out: what came stays, and a newer one can be asked for."""
+    wire = together()
+    founder = wire.peers[FOUNDER]
+    give = founder.work
+
+    def work(asked: object) -> object:
+        gone = wire.given[FOUNDER] >= CHUNKS // 2
+        return None if gone else give(asked)
+
+    founder.work = work  # type: ignore[method-assign]
+    wire.run(60.0)
+    joiners = [wire.peers[name] for name in JOINERS]
+    assert all(any(isinstance(fact, FetchFailed) for fact in joiner.facts) for joiner in joiners)
+    assert not any(isinstance(fact, Fetched) for joiner in joiners for fact in joiner.facts)
+    assert 0 < len(set.union(*(joiner.has for joiner in joiners))) < CHUNKS
