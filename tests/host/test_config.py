@@ -694,17 +694,26 @@ def test_a_member_needs_its_ticket_no_more_and_who_never_was_one_may_try_another
 
         asyncio.run(once())
 
-    one, two, later = Digest(b"1" * 32), Digest(b"2" * 32), 2**31
+    async def founded() -> Digest:
+        beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+        where = Listening(("/ip4/127.0.0.1/tcp/0",))
+        host, _ = await found_run(there, beginning, "ada", where, Invitation(), training(1, lambda _: None))
+        await host.stop(farewell=False)
+        return host.run_id
+
+    there, here = tmp_path / "there", tmp_path / "here"
+    one, two, later = Digest(b"1" * 32), asyncio.run(founded()), 2**31
     with pytest.raises(RefusedError, match="E-TKT-0"):
-        joined(tmp_path, ticket(one, 1))
-    joined(tmp_path, ticket(one, later))  # nobody of it is ever reached
-    joined(tmp_path, ticket(two, later))
-    store = Store(tmp_path)
-    store.keep([("genesis", b"")])
+        joined(here, ticket(one, 1))
+    joined(here, ticket(one, later))  # nobody of it is ever reached
+    joined(here, ticket(two, later))
+    founders, store = Store(there), Store(here)
+    store.keep([("genesis", founders.value("genesis"))])
+    founders.close()
     store.close()
-    joined(tmp_path, ticket(two, 1))
+    joined(here, ticket(two, 1))
     with pytest.raises(UsageError, match="E-DIR-03"):
-        joined(tmp_path, ticket(one, later))
+        joined(here, ticket(one, later))
 
 
 def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):

@@ -558,6 +558,7 @@ def loses_calls(host: GroupHost, third: PeerId, cut_off: threading.Event) -> Non
 
     host.machine.handle = handle
     host.machine.heartbeat.gone = lambda peer: (peer == third and cut_off.is_set()) or gone(peer)
+    host.machine.known.gone = host.machine.heartbeat.gone
 
 
 @pytest.mark.parametrize(("standing", "code"), [("away", "E-RED-15"), ("expelled", "E-RED-16")])

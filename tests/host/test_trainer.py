@@ -185,12 +185,14 @@ def test_a_trainer_that_makes_no_progress_is_ended(spec):
 
 
 def test_a_wish_that_cannot_be_met_is_refused_in_words_and_leaves_no_process(spec):
+    before = set(psutil.Process().children())  # other tests' warm interpreter
+
     async def tell(trainer: Trainer) -> None:
         for change, words in (({"model": "bert"}, "no built-in model"), ({"data": "/nowhere"}, "no data at")):
             with pytest.raises(TrainerFailed, match=words) as failed:
                 await trainer.start(msgspec.structs.replace(spec, **change))
             assert failed.value.why == "refused"
-        assert psutil.Process().children() == []
+        assert set(psutil.Process().children()) <= before
 
     story(tell)
 
