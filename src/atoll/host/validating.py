@@ -1,7 +1,7 @@
 """An island's side of validation: the losses of given parameters, measured by its trainer between two steps.
 
-Takes its turn batch by batch; whatever a round wants of the trainer comes between two of them. Never says what the
-losses mean: vertices do.
+Takes its turn batch by batch; whatever a round wants of the trainer comes between two of them. A look begins again
+where the trainer was started anew, as when the run goes back. Never says what the losses mean: vertices do.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from atoll.learn.state import SharedState
 from atoll.node.jobs import Losses
 
 SAMPLES = 128  # of each set, the same ones at every validator: losses of two rounds are compared
+BEGUN_MAX = 3  # times that one look begins: a trainer that never lives so long shall not be kept busy for ever
 
 
 def canary_in(store: Store, blob: Digest | UnsetType) -> str:
@@ -47,15 +48,21 @@ async def looked(
     """Losses at these parameters and buffers (F,), looked at batch by batch."""
     await tended.equipped()
     work: Validate | LookAlong | LookOn = wish
-    life: int | None = None
+    life, begun = -1, 0
     async with tended.looking:
         while True:
             async with tended.turn:
                 try:
                     await ready()
-                    if life not in (None, tended.lives):
-                        raise RunFailedError("E-VAL-02", "the trainer was started anew while it looked at a state")
-                    life = tended.lives
+                    if life != tended.lives:
+                        work, life, begun = wish, tended.lives, begun + 1
+                    if begun > BEGUN_MAX:
+                        raise RunFailedError(
+                            "E-VAL-02",
+                            f"the trainer was started anew {BEGUN_MAX} times while it looked at a state",
+                            cause="it crashes, or the run goes back again and again",
+                            fix="the same command once more",
+                        )
                     found = await tended.trainer.validate(work, None if isinstance(work, LookOn) else x_F)
                 except TrainerFailed as failed:
                     if not failed.alive:
