@@ -79,6 +79,7 @@ def test_every_argument_of_every_public_function_is_judged(function: Callable[..
         (atoll.found, {"inner_steps": 2.5}, "inner_steps=2.5"),
         (atoll.found, {"inner_steps": 10**30}, "inner_steps=1000.*below 2,147,483,648"),
         (atoll.found, {"sample": 1.5}, "sample=1.5.*at least 0, at most 1"),
+        (atoll.found, {"sample_peers": 10**6}, "sample_peers=1000000.*at most 4,096"),
         (atoll.join, {"or_found": {"trust": 1}}, r"atoll.found\(trust=1\)"),
         (RUN.attach, {"model": SGD, "optimizer": MODEL}, "model=.*a Module"),
         (

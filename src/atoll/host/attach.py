@@ -30,10 +30,12 @@ from typing import Annotated, Any, SupportsFloat, TypeVar
 
 import msgspec
 import torch
+from msgspec import Meta
 from torch import nn
 
 from atoll.base.arguments import Count, Peers, Positive, Share, Whole, arguments
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.limits import PEERS_MAX
 from atoll.host.attached import LIARS, Attach, Closed, Declines, Farewell, Over, Told, ToUser, Trouble
 from atoll.host.shared import Mailbox, anonymous
 from atoll.host.trainer.words import LENGTH, Cancel, Carried, Merge, Train, Trained, WriteX
@@ -387,8 +389,9 @@ def join(
             cause="neither an argument nor ATOLL_TICKET names one",
             fix='atoll.join("ATOLL1:…"), or atoll.found() to start a run',
         )
-    here = {"folder": folder, "name": name, "group": group, "listen": listen, "announce": announce}
-    return found(**(here | {"start_peers": _start_peers()} | or_found))
+    here: dict[str, Any] = {"folder": folder, "name": name, "group": group, "listen": listen, "announce": announce}
+    here["start_peers"] = _start_peers()
+    return found(**(here | or_found))
 
 
 @arguments("atoll.found", "E-ATT-11")
@@ -401,7 +404,7 @@ def found(
     inner_steps: Count = 50,
     epochs: Whole = 0,
     sample: Share = 0.0,
-    sample_peers: Whole = 0,
+    sample_peers: Annotated[int, Meta(ge=0, le=PEERS_MAX)] = 0,
     rounds: Whole = 0,
     start_peers: Peers = 1,
     trust: Trust = "private",
