@@ -614,6 +614,30 @@ def test_a_folder_whose_history_the_disk_changed_is_told_so_and_left_as_it_is(tm
     assert holds_run(tmp_path)
 
 
+def test_a_folder_whose_history_a_member_can_mend_is_opened_and_that_of_a_lone_founder_is_not(tmp_path: Path):
+    """Round 0 is torn, and round 1 names it: with a second member in round 1 there is somebody to ask."""
+    founder = Member(PeerId("ada"), b"", (), "trainer", "member", 0, 0.0, "ada")
+    genesis = write_genesis(RunSettings(), ZERO_DIGEST, founder, (), 0.0)
+    run = vertex_id(raw := encode(genesis))
+    before = vertex_id(encode(replace(genesis, run=run, round=0, parent=run)))
+    for alone, members in ((True, (founder,)), (False, (founder, replace(founder, peer=PeerId("bob"))))):
+        after = encode(replace(genesis, run=run, round=1, parent=before, members=members))
+        store = Store(folder := tmp_path / str(alone))
+        store.keep([("run", run), ("genesis", encode(Vertex(raw, None))), ("vertex/0", b"torn")])
+        store.keep([("vertex/1", encode(Vertex(after, None)))])
+        store.close()
+
+        async def opened(folder: Path = folder) -> None:
+            make = training(1, lambda _: None)
+            await (await resume_run(folder, "", Listening((), ()), make)).stop(farewell=False)
+
+        if alone:
+            with pytest.raises(UsageError, match="E-DIR-07 round 0 of the history"):
+                asyncio.run(opened())
+        else:
+            asyncio.run(opened())
+
+
 @pytest.mark.parametrize("zeroed", [slice(16, None), slice(4096, None)], ids=["its head", "its pages"])
 def test_a_database_that_the_disk_changed_is_told_so(zeroed: slice, tmp_path: Path):
     """The first bytes say that it is one; the rest is gone, at once or behind the first page."""

@@ -399,7 +399,7 @@ class Record:
         if (fact := str(entry.get("fact"))) in CARRIED:
             self._carried[fact] = entry
 
-    def _append(self, entry: dict[str, object]) -> None:
+    def _append(self, entry: Entry) -> None:
         line = (b"\n" if self._torn else b"") + msgspec.json.encode(entry, enc_hook=str) + b"\n"
         self._size_bytes += len(line)
         self._torn = self._file.write(line) != len(line)

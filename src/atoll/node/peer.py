@@ -303,7 +303,7 @@ class Peer:
         if self.genesis is None and "genesis" in kept:
             self.genesis = decode_vertex(kept["genesis"])
         if self.genesis is None:
-            return [*effects, *self._ask_lost()]
+            return [*effects, *self._ask_lost(self.bootstrap)]
         effects += self._know_genesis(self.genesis)
         self.mending = self.known.mending(kept)
         if self.mending is not None:
@@ -317,10 +317,11 @@ class Peer:
         effects += self.kept_rows.start(kept)
         return effects + self._follow_members(now) + self.regain.begin(self.known.history)
 
-    def _ask_lost(self) -> list[Effect]:
+    def _ask_lost(self, peers: Sequence[PeerId]) -> list[Effect]:
+        """For genesis, or for what my disk lost."""
         if self.mending is not None:
-            return self.mending.ask(self._within_reach())
-        return [Send(peer, WantVertices(-1)) for peer in self.bootstrap]
+            return self.mending.ask(peers)
+        return [Send(peer, WantVertices(-1)) for peer in peers]
 
     def _know_genesis(self, vertex: Vertex) -> list[Effect]:
         if genesis_digest(vertex) != self.run:
@@ -767,12 +768,12 @@ class Peer:
 
     def _tick(self, now: Seconds) -> list[Effect]:
         effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
-        if self.mending is not None:
-            effects += self._watch(now)
-        if self._known is None or self.mending is not None:
-            return [*effects, *self._ask_lost()]
+        if self._known is None:
+            return [*effects, *self._ask_lost(self.bootstrap)]
         known = self._known
         effects += self._watch(now)
+        if self.mending is not None:
+            return [*effects, *self._ask_lost(self._within_reach())]
         if not self.regain.busy and self.round is None and not self.over:
             effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(known.history, "trying again")
         effects += known.eras.ask(self._within_reach(), now) if known.eras is not None else []
@@ -826,11 +827,9 @@ class Peer:
         self.linked.add(peer)
         effects: list[Effect] = [Send(peer, Hello(self.run, self._head()))]
         effects += self.heartbeat_facts(self.heartbeat.link(event, now), now)
-        if self._known is None:
-            return [*effects, Send(peer, WantVertices(-1))]
-        if self.mending is not None:
-            return effects + self.mending.ask([peer])
-        known = self._known
+        if self.is_lost:
+            return [*effects, *self._ask_lost([peer])]
+        known = self.known
         effects += self.downloads.linked(peer, now)
         effects += self.regain.fetch.linked(peer, now) if self.regain.fetch is not None else []
         effects += known.eras.ask_of(peer, now) if known.eras is not None else []
