@@ -99,7 +99,7 @@ def returns(swarm: Swarm, name: PeerId = CREATOR) -> list[tuple[int, int]]:
 
 def test_what_somebody_did_apart_from_a_past_that_was_left_is_dropped(monkeypatch):
     """Dora is cut off and trains on, the others go back to before that; she comes back by the blob, far behind."""
-    monkeypatch.setattr("atoll.node.peer.ROUNDS_KEPT", 6)
+    monkeypatch.setattr("atoll.node.regain.FOLLOWED_MAX", 3)
     swarm = swarm_of(apart=Apart("merge", 3))
     for node in swarm.world.nodes.values():
         node.island.knobs.states_kept = 1000

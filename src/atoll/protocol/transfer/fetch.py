@@ -114,7 +114,7 @@ class Source:
     def answered(self, took_s: Seconds) -> None:
         self.usual_s = took_s if self.usual_s == 0.0 else 0.8 * self.usual_s + 0.2 * took_s
         self.stalls = 0
-        self.window = min(WINDOW_MAX, self.window + 1) if self.usual_s < QUEUED_S else max(1, self.window - 1)
+        self.window = min(WINDOW_MAX, self.window + 1) if self.usual_s < QUEUED_S else max(2, self.window - 1)
 
     @property
     def patience_s(self) -> Seconds:
@@ -409,7 +409,7 @@ class Fetch:
         if self.manifest is None:
             late = now - self.asked_at >= PATIENCE_S[1]
             return [*self._ask_manifest(now), *effects] if late else effects
-        if self.opened and not self.closing and now - self.fed_at > STARVED_S and not self._whole():
+        if self.opened and self._starves(now):
             return self._give_up("those who have some of it lack the rest")
         if self.opened and self.news:
             self._order()
@@ -475,6 +475,11 @@ class Fetch:
     def _give_up(self, why: str) -> list[Effect]:
         self.over = True
         return [Report(FetchFailed(blob=self.blob, why=why))]
+
+    def _starves(self, now: Seconds) -> bool:
+        if self._whole() or self.closing or self.storing or self.allowance == 0:
+            return False
+        return now - self.fed_at > STARVED_S
 
     def _whole(self) -> set[PeerId]:
         return {p for p, s in self.sources.items() if s.here is None}
