@@ -15,7 +15,7 @@ from atoll.keys.digest import digest
 from atoll.node.apart import Apart as Apartness
 from atoll.node.apart import late_of, left_open
 from atoll.node.facts import Fault
-from atoll.node.jobs import Left, Trained
+from atoll.node.jobs import Left, Restored, Trained
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.apart import Apart
 from atoll.policy.plan import Acceptance, RoundSettings
@@ -146,7 +146,8 @@ def test_late_work_of_a_life_before_is_given_up_where_its_round_is_not_in_memory
     peer.round, peer.regain.round = None, 0
     for held in (history.bodies, history.vertices, history.ids):
         del held[0]
-    (asked,) = [e.work for e in peer.handle(Done("restore", True), stand.swarm.world.now) if isinstance(e, Ask)]
+    effects = peer.handle(Done("restore", Restored()), stand.swarm.world.now)
+    (asked,) = [e.work for e in effects if isinstance(e, Ask)]
     assert asked.round == history.head and asked.left == Left(None, late=True)
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from atoll.base.machine import Ask, Done, Keep, Received, Send, Start
 from atoll.node.facts import CaughtUp, Fault, HistoryMended, Refused
-from atoll.node.jobs import Restore
+from atoll.node.jobs import Restore, Restored
 from atoll.node.settings import RULES, RunSettings, encode_settings
 from atoll.protocol.dag.history import newest_hole
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
@@ -33,7 +33,7 @@ def test_news_that_arrive_while_the_disk_is_read_do_not_age_the_state():
     news = Vertices(history.since(stopped_at + 1, 10**6), history.head)
     peer.handle(Received(peer_name(0), news), 100.1)
     assert peer.history.head > stopped_at
-    effects = peer.handle(Done("restore", True), 100.2)
+    effects = peer.handle(Done("restore", Restored()), 100.2)
     facts = [e.fact for e in effects if hasattr(e, "fact")]
     assert [f.round for f in facts if isinstance(f, CaughtUp)] == [stopped_at]
     assert peer.at == stopped_at
