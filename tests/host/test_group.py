@@ -744,7 +744,7 @@ def test_a_member_that_cannot_come_in_leaves_nothing_behind(tmp_path: Path, monk
     monkeypatch.setattr("atoll.host.group.MEET_S", 0.5)
     with pytest.raises(NetworkError, match=r"E-RED-07 (.*\n)+.*nobody is reached: nobody listens at"):
         atoll.reduce.join(over.ticket)
-    assert list(tmp_path.glob("atoll-group-*")) == [] and threading.active_count() == threads
+    assert list(tmp_path.glob("atoll-group-*")) == [] and threading.active_count() <= threads
 
 
 def test_what_a_killed_member_left_behind_is_cleared_away_and_nothing_else(

@@ -20,7 +20,7 @@ from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.methods import noloco
 from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe
-from atoll.node.jobs import Adopt, Advance, Encoded, OthersStates, Restore
+from atoll.node.jobs import Adopt, Advance, Encoded, OthersStates, Restore, Restored
 from atoll.node.settings import RunSettings
 from atoll.protocol.reduce.work import Combine, Combined, Row
 from atoll.wire.pairs import Roll, roll_from_bytes
@@ -125,7 +125,7 @@ def test_what_a_life_before_made_of_a_round_is_mine_once_a_roll_names_it(tmp_pat
         before, vertex = members.state, members.vertex()
         await members.play()
         island = members.island(3)
-        assert await island.do(Restore(0, vertex, before)) is True
+        assert await island.do(Restore(0, vertex, before)) == Restored(0)
         assert not torch.equal(island.head.anchor_F, members.islands[3].head.anchor_F)
         await island.do(Adopt(1, members.vertex(), members.state, None))
         assert torch.equal(island.head.anchor_F, members.islands[3].head.anchor_F) and island.head.steps == 8
@@ -163,7 +163,7 @@ def test_a_restarted_member_finds_its_own_and_one_that_lost_it_asks_for_anothers
         again = Restore(1, members.vertex(), members.state)
         mine = members.islands[2].head.anchor_F
         island = members.island(2)
-        assert await island.do(again) is True and torch.equal(island.head.anchor_F, mine)
+        assert await island.do(again) == Restored(0) and torch.equal(island.head.anchor_F, mine)
         assert island.head.steps == 8, "as far as the roll"
         own = members.roll().of(PeerId("2"))
         members.stores[2].drop_blobs({members.state})
@@ -173,11 +173,11 @@ def test_a_restarted_member_finds_its_own_and_one_that_lost_it_asks_for_anothers
         assert island.head is None
         peer, state = others.held[0]
         members.stores[2].put_blob(members.stores[int(peer)].read_blob(state))
-        assert await island.do(again) is True
+        assert await island.do(again) == Restored(0)
         assert torch.equal(island.head.anchor_F, members.islands[int(peer)].head.anchor_F)
         assert island.paired.own == state != own and island.mine.memory_F is None
         members.stores[2].drop_blobs(set())
-        assert await island.do(again) is False, "first the roll itself"
+        assert await island.do(again) is None, "first the roll itself"
         assert isinstance(members.islands[0].paired.held(members.state, members.learning), Held)
 
     story(tell, Paired(tmp_path, recipe_for("int8"), book, 4))

@@ -588,7 +588,7 @@ MUTANTS = [
     Mutant(
         "epochs: a vertex is certified by the committee that its parent names",
         HISTORY,
-        "self.voters_of(self.ids[before], self.bodies[before])",
+        "self.voters_of(parent, before)",
         "self.voters_of(vertex_id(vertex.body), body)",
         0,
         **CHAIN,
@@ -596,7 +596,7 @@ MUTANTS = [
     Mutant(
         "epochs: and not by the one that began",
         HISTORY,
-        "self.voters_of(self.ids[before], self.bodies[before])",
+        "self.voters_of(parent, before)",
         "self.voters_of(self.ids[-1], self.bodies[-1])",
         0,
         **CHAIN,
@@ -637,7 +637,7 @@ MUTANTS = [
     Mutant(
         "raft epochs: a vertex is certified by the committee that its parent names",
         HISTORY,
-        "self.voters_of(self.ids[before], self.bodies[before])",
+        "self.voters_of(parent, before)",
         "self.voters_of(self.ids[-1], self.bodies[-1])",
         1,
         **CRASHES,
