@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from processes import SMALL, Peer, answer_of, atoll, peers
 
-pytestmark = [pytest.mark.net, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.net
 
 
 def test_a_run_pauses_and_goes_on(tmp_path: Path):

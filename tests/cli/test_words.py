@@ -265,3 +265,18 @@ def test_a_curve_has_eight_heights_and_a_bounded_width():
     assert curve_text([3.0, 2.0, 1.0]) == "█▄▁"
     assert curve_text([]) == "" and curve_text([1.0]) == "▁"
     assert len(curve_text([float(k) for k in range(1000)])) <= 48
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOENT, "E-ARG-12"), (errno.EMFILE, "E-INT-01")])
+def test_only_what_a_name_can_be_wrong_about_is_told_as_a_slip(
+    number: int, code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A process that may open no more files is no fault of the file that it wanted."""
+
+    def fails(words: list[str], **_: object) -> None:
+        raise OSError(number, os.strerror(number), "facts.jsonl")
+
+    monkeypatch.setattr("atoll.cli.main.app", fails)
+    with pytest.raises(SystemExit):
+        command(["plot"])
+    assert code in capsys.readouterr().err

@@ -6,6 +6,7 @@ after Ctrl-C. With `--json` trouble is an object on stderr too. Never imports to
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -75,6 +76,10 @@ def _verbs(words: list[str]) -> list[str]:
     return verbs
 
 
+SLIPS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EEXIST}
+SLIPS |= {errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS}  # of whoever named a file; others are no fault of the name
+
+
 def _of_a_file(why: OSError) -> UsageError:
     """What a file or a folder that a command was given has against it."""
     return UsageError(
@@ -103,7 +108,7 @@ def main(tokens: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is it told at exit
         status = 0
     except Exception as why:
-        if isinstance(why, OSError) and why.filename is not None:
+        if isinstance(why, OSError) and why.filename is not None and why.errno in SLIPS:
             sys.exit(say_trouble(_of_a_file(why), as_json="--json" in words))
         traceback.print_exc()
         text = f"an error of Atoll itself: {type(why).__name__}: {why}"

@@ -8,8 +8,8 @@
     facts.jsonl               the record of the run for people and plots, and facts.old.jsonl before it: `record.py`
 
 Promises: what `keep` or `finish_blob` returned for survives a power cut; a half-written file never has a final
-name. Never trusts a blob whose bytes do not hash to its name, nor, for what is served, bytes that came from disk
-since they were hashed (`Proof`).
+name. Never trusts a blob whose bytes do not hash to its name. What is served is hashed again once it had to come
+from disk, as far as that is noticed (`Proof`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class Proof:
     """Which chunks of a blob were hashed in this process since they were last known to be in memory.
 
     A disk that rots leaves no trace in the stamp, but what it changed has to come from it: the first chunk of a
-    blob that is not in memory any more ends the proof of all.
+    blob that is not in memory any more ends the proof of all. Looked at are its first and last byte; pages between
+    them that went and came back rotten are noticed by the asker, which hashes all.
     """
 
     def __init__(self, stamp: Stamp, chunks: bytearray) -> None:

@@ -8,6 +8,7 @@ reported again when that arrives; views that are long over leave nothing behind.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -43,7 +44,7 @@ class Turn:
 T = TypeVar("T", bound=Turn)
 
 
-class Voter(Generic[T]):
+class Voter(ABC, Generic[T]):
     """One voter (or listener) of one round."""
 
     view: int
@@ -93,12 +94,13 @@ class Voter(Generic[T]):
             named = self._named()
         return named - self.bodies.keys()
 
+    @abstractmethod
     def _named(self) -> set[Digest]:
-        raise NotImplementedError
+        """Bodies that would bind me."""
 
+    @abstractmethod
     def _go_on_with(self, digest: Digest) -> list[Effect]:
         """This body is here now, and something may have waited for it."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """The round's vertex came from somebody else: there is nothing left to agree on."""
