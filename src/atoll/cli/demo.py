@@ -9,13 +9,18 @@ from pathlib import Path
 from shutil import rmtree
 from signal import SIGTERM
 from tempfile import mkdtemp
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from atoll.base.units import bytes_text, seconds_text
 from atoll.cli.say import AsJson, Sets, say, say_json
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from atoll.host.demo import Demo
 
 
 def demo(
@@ -90,12 +95,16 @@ class _Screen:
     """The picture at the bottom, events above it; plain lines where there is no terminal."""
 
     def __init__(self, quiet: bool) -> None:
-        self.quiet, self.swarm, self.live, self.trained = quiet, None, None, 0
+        self.quiet, self.trained = quiet, 0
+        self.swarm: Demo | None = None
+        self.live: Live | None = None
         if sys.stdout.isatty() and not quiet:
+            from rich import live
             from rich.console import Console
-            from rich.live import Live
 
-            self.live = Live(console=Console(highlight=False, markup=False), refresh_per_second=4, transient=True)
+            self.live = live.Live(
+                console=Console(highlight=False, markup=False), refresh_per_second=4, transient=True
+            )
 
     def change(self, line: str) -> None:
         if self.quiet:

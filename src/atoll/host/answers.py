@@ -276,7 +276,8 @@ async def _invite(host: PeerHost, with_: dict[str, Any]) -> dict[str, Any]:
     host.invite(statement)
     agreed, until = False, time.monotonic() + float(with_.get("wait_s", AGREE_S))
     while not agreed and time.monotonic() < until:
-        held = {t.ticket for t in host.machine.history.head_body.tickets}
+        history = host.machine.history
+        held = {t.ticket for t in history.head_body.tickets} if history else set[bytes]()
         agreed = (statement.ticket in held) != bool(revoked)
         if not agreed:
             await host.next_round(until - time.monotonic())

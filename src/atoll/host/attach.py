@@ -305,6 +305,8 @@ class Run:
         x_N, new_N = x_F[here], self._mailbox.x_F[here]
         if word.how == "shift":
             x_N.add_(new_N)
+        elif word.how == "afresh":
+            x_N.copy_(new_N)
         else:
             merge(word.how, x_N, x_N if self._sent_F is None else self._sent_F[here], new_N)
         unflatten(x_F, own, self._model, self._layout)

@@ -337,8 +337,8 @@ async def _main(fd: int, memory: int) -> None:
         await host.leave(why, FAREWELL_S)
     await host.stop(why, farewell=not (said or host.machine.over))
     hearing.cancel()
-    for end in ends:
-        end.cancel()
+    for waited in ends:
+        waited.cancel()
     await asyncio.gather(hearing, *ends, return_exceptions=True)
     with suppress(ConnectionError):
         await writer.drain()

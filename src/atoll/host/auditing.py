@@ -20,12 +20,13 @@ from torch import Tensor
 
 from atoll.base.errors import UNREADABLE, PeerFault, RunFailedError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.host.attached import AttachedTrainer
 from atoll.host.learning import Learning
 from atoll.host.shelf import Shelf
 from atoll.host.store import Store
 from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
-from atoll.host.trainer.words import GoOn, JudgeSegment, Progressed, ShowSegment
+from atoll.host.trainer.words import GoOn, JudgeSegment, ShowSegment
 from atoll.host.trainer.words import Trained as TakenSteps
 from atoll.keys.digest import Buffer, merkle_root
 from atoll.learn.audit import (
@@ -270,7 +271,9 @@ class Auditing:
                     if life not in (None, self.tended.lives):
                         raise RunFailedError("E-AUD-04", "the trainer was started anew in the middle of an audit")
                     life = self.tended.lives
-                    done: Progressed = await self.tended.trainer.audit(ask)
+                    trainer = self.tended.trainer
+                    assert not isinstance(trainer, AttachedTrainer), "nobody audits somebody's own loop"
+                    done = await trainer.audit(ask)
                 except TrainerFailed as failed:
                     if not failed.alive:
                         await self.tended.failed()

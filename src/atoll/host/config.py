@@ -364,9 +364,7 @@ def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
     schedule = replace(recipe.schedule, **{k: given[k] for k in ("rounds", "inner_steps") if k in given})
     inner = tuned(recipe.inner, **{k: given[k] for k in ("lr",) if k in given})
     outer = replace(
-        recipe.outer,
-        lr=given.get("outer_lr", recipe.outer.lr),
-        momentum=given.get("outer_momentum", recipe.outer.momentum),
+        recipe.outer, **{k.removeprefix("outer_"): v for k, v in given.items() if k.startswith("outer_")}
     )
     coding = replace(recipe.coding, **{k: given[k] for k in ("up", "down") if k in given})
     rest = {k: given[k] for k in ("batch", "seed") if k in given}

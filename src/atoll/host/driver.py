@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -514,8 +514,8 @@ class Driver:
         self.progress.see(entry)
         self.on_entry(entry)
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
 

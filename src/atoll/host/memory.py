@@ -43,12 +43,12 @@ class Reused:
 
     def __call__(self, size_bytes: int) -> memoryview:
         if size_bytes < SMALL_BYTES:
-            return memoryview(np.empty(size_bytes, np.uint8))
+            return np.empty(size_bytes, np.uint8).data
         with self._asking:
             block = self._block(size_bytes)
         view = block.memory[:size_bytes]  # an object of its own: memoryviews keep it alive, it keeps nobody else's
         weakref.finalize(view, self._returned.append, block).atexit = False
-        return memoryview(view)
+        return view.data
 
     def sweep(self) -> None:
         """Let go of what was not used since the last sweep."""

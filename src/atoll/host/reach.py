@@ -22,9 +22,8 @@ def dialable(bound: list[str]) -> tuple[str, ...]:
     for address in bound:
         where = endpoint(address)
         found = [where]
-        if _ip(where) is not None and _ip(where).is_unspecified:
-            version = _ip(where).version
-            found = [where._replace(host=host) for host in _interfaces(version)] or [where]
+        if (ip := _ip(where)) is not None and ip.is_unspecified:
+            found = [where._replace(host=host) for host in _interfaces(ip.version)] or [where]
         out += [text_of(e) for e in found]
     return tuple(dict.fromkeys(out))
 

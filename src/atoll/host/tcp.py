@@ -73,7 +73,9 @@ async def _resolved(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, tupl
         family = socket.AF_INET6 if ip_address(endpoint.host).version == 6 else socket.AF_INET
         return [(family, (endpoint.host, endpoint.port))]
     found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    return [(socket.AddressFamily(family), address[:2]) for family, _, _, _, address in found]
+    return [
+        (socket.AddressFamily(family), (str(address[0]), int(address[1]))) for family, _, _, _, address in found
+    ]
 
 
 def _is_loopback(host: str) -> bool:

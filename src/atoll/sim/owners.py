@@ -105,14 +105,17 @@ def mute(villain: Villain, send: Send) -> list[Effect]:
 
 def two_promises(villain: Villain, send: Send) -> list[Effect]:
     message, others, round = send.message, villain.others, villain.peer.round
-    mine = isinstance(message, Committed | Contribution | RowBytes) and message.statement.signer == villain.peer.me
-    if not mine or send.to not in others or others.index(send.to) % 2 or round is None or round.encoded is None:
+    if not isinstance(message, Committed | Contribution | RowBytes) or message.statement.signer != villain.peer.me:
+        return [send]
+    if send.to not in others or others.index(send.to) % 2 or round is None or round.encoded is None:
         return [send]
     commit = decode_statement(message.statement.body, villain.peer.me)
     assert isinstance(commit, Commit)
     rows = tuple(second_promise(part.digest) for part in round.encoded)
     signed = villain.notary.sign(replace(commit, root=merkle_root(rows)))
-    if isinstance(message, Committed) or send.payload is None:
+    if isinstance(message, Committed):
+        return [replace(send, message=replace(message, statement=signed))]
+    if send.payload is None:
         return [replace(send, message=replace(message, statement=signed))]
     said = replace(message, statement=signed, path=merkle_path(rows, message.part))
     return [replace(send, message=said, payload=replace(send.payload, digest=rows[message.part]))]

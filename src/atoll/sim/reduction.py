@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import cast
@@ -137,7 +137,7 @@ class Reduction:
         self.commits[peer], self.updates[peer] = commit, Update(desk.sign(commit), parts)
         noticed = self.noticed[peer]
 
-        def awaits(part: int, names: Collection[PeerId], among: Collection[PeerId] | None) -> bool:
+        def awaits(part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
             return any(q not in names and q not in noticed for q in (self.peers if among is None else among))
 
         notary = cast(Notary, desk)

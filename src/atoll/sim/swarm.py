@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -66,7 +66,7 @@ class Swarm:
         self,
         seed: int,
         knobs: SwarmKnobs | None = None,
-        villains: dict[int, PeerMaker] | None = None,
+        villains: Mapping[int, PeerMaker] | None = None,
         keys: Keys | None = None,
         island: IslandMaker = Island,
     ) -> None:

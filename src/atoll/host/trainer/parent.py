@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from torch import Tensor
@@ -220,8 +220,9 @@ class Trainer:
         expected: type[T],
         before: Callable[[], object] | None = None,
         after: Callable[[T], object] | None = None,
-    ) -> T:
-        """Send one command and wait for its answer; the lock is held until it came, even if the caller leaves."""
+    ) -> Any:
+        """Send one command and wait for its answer, or what `after` makes of it; the lock is held until it came,
+        even if the caller leaves."""
         turn = asyncio.ensure_future(self._turn(command, expected, before, after))
         try:
             return await asyncio.shield(turn)
@@ -231,7 +232,13 @@ class Trainer:
                 self._say(Cancel(command.job))
             raise
 
-    async def _turn(self, command, expected, before, after):
+    async def _turn(
+        self,
+        command: Command | TrainerSpec,
+        expected: type[T],
+        before: Callable[[], object] | None,
+        after: Callable[[T], object] | None,
+    ) -> Any:
         async with self._lock:
             if self._process is None:
                 raise TrainerFailed("crashed", "the trainer is not running", fix="start it first")

@@ -164,7 +164,7 @@ def run_scenario(
 
 def main(argv: list[str] | None = None) -> int:
     """`atoll simulate NAME [--seed N] [--seeds COUNT] [--quorum RULE] [--protocol raft] …`."""
-    parser = argparse.ArgumentParser(prog="atoll simulate", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="atoll simulate", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("name", choices=[*SCENARIOS, "all"])
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds to play, one after the other")

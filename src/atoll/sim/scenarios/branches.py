@@ -13,6 +13,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Fact, Send
 from atoll.node.facts import BranchPreferred, BranchSeen
 from atoll.node.requests import recover
+from atoll.protocol.dag.history import History
 from atoll.sim.checkers import Checkers, InvariantBroken
 from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
@@ -120,15 +121,18 @@ class Told:
 
 
 def past_of(node: Node) -> dict[int, Digest]:
-    assert node.machine is not None
-    return dict(node.machine.history.ids)
+    return dict(_history_of(node).ids)
+
+
+def _history_of(node: Node) -> History:
+    assert node.machine is not None and node.machine.history is not None
+    return node.machine.history
 
 
 def _nobody_moved(stage: Stage, minority: set[PeerId], pasts: dict[PeerId, dict[int, Digest]]) -> None:
     """Everybody goes on where it stood, and by more than what it was shown."""
     for node in stage.swarm.honest:
-        assert node.machine is not None
-        before, now = pasts[node.name], node.machine.history
+        before, now = pasts[node.name], _history_of(node)
         moved = [round for round, id in before.items() if now.ids.get(round, id) != id]
         if moved or now.head_body.epoch != (node.name in minority):
             raise InvariantBroken(f"{node.name} changed sides: epoch {now.head_body.epoch}, rounds {moved}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace as replaced
@@ -172,7 +173,7 @@ def _through_weather(
     pauses: bool = False,
     told: Told | None = None,
     island: IslandMaker = Island,
-    **settings: object,
+    **settings: Any,
 ) -> None:
     knobs = SwarmKnobs(
         stage.peers,
@@ -362,15 +363,16 @@ class Weather:
 
     def pause(self) -> None:
         """The word comes through whoever is up, and is the opposite of what holds there."""
-        up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep and n.machine.history]
-        if up:
-            via = self.draw.choice(up)
-            self._say_pause(via, via.history.head_body.paused is UNSET)
+        up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep]
+        known = [(peer, peer.history.head_body) for peer in up if peer.history]
+        if known:
+            via, head = self.draw.choice(known)
+            self._say_pause(via, head.paused is UNSET)
 
     def goes_on(self) -> bool:
         """Nobody takes the run for paused; whoever does is told otherwise."""
-        paused = [n.machine for n in self.swarm.honest if n.machine and n.machine.history]
-        paused = [peer for peer in paused if peer.history.head_body.paused is not UNSET]
+        up = [n.machine for n in self.swarm.honest if n.machine]
+        paused = [peer for peer in up if peer.history and peer.history.head_body.paused is not UNSET]
         if paused and self.world.now >= self._said_at + 1.0:
             self._say_pause(paused[0], False)
         return not paused

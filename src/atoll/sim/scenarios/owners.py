@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
@@ -61,14 +62,12 @@ def framers(stage: Stage) -> None:
     play_crooks(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "framer"))
 
 
-def watched(stage: Stage, **settings: object) -> None:
+def watched(stage: Stage, **settings: Any) -> None:
     """Nobody lies, but messages are lost and links are slow: no accusation, no complaint that is heeded."""
     play_crooks(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01), **settings)
 
 
-def play_crooks(
-    stage: Stage, crooks: dict[int, str], network: NetworkKnobs | None = None, **settings: object
-) -> None:
+def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | None = None, **settings: Any) -> None:
     stage.quorum = "two-thirds"
     run = stage.settings(witnessed=True, tolerance=0.33, **settings)
     knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import UNSET
 
 from atoll.base.ids import PeerId
@@ -79,7 +81,7 @@ class Records:
         self.share_most = max(self.share_most, theirs / total if total else 0.0)
 
 
-def play_records(stage: Stage, kinds: dict[int, str], audited: bool, **settings: object) -> Records:
+def play_records(stage: Stage, kinds: dict[int, str], audited: bool, **settings: Any) -> Records:
     """Villains of these kinds at these places. The last founder is honest, leaves and returns; a stranger joins."""
     stage.quorum = "two-thirds"
     for kind in kinds.values():

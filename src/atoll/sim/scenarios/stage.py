@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -99,7 +99,7 @@ class Stage:
     def gather(
         self,
         knobs: SwarmKnobs | None = None,
-        villains: dict[int, PeerMaker] | None = None,
+        villains: Mapping[int, PeerMaker] | None = None,
         keys: Keys | None = None,
         island: IslandMaker = Island,
     ) -> Swarm:
