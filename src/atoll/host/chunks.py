@@ -2,8 +2,7 @@
 
 A chunk that arrives is hashed on a thread and, if a blob that is being fetched is made of it, written in the same
 breath, while it is in the core's cache: it proves itself by the manifest, so the disk need not wait for the
-machine, which hears of it afterwards. What arrives, or is to be done, while the thread works waits for its next
-turn: one thread that is woken, and one loop, for several chunks.
+machine, which hears of it afterwards. What arrives while the thread works goes to disk in its next turn.
 What is asked for lies in the system's page cache more often than not. If it was hashed before (`store.Proof`) it
 stays there until it is encrypted; else it is copied and checked on the loop, one chunk a turn. Only what must come
 from disk waits for the thread.
@@ -20,7 +19,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, NamedTuple
 
 from atoll.base.ids import ZERO_DIGEST
@@ -32,7 +30,7 @@ from atoll.keys.digest import Buffer, digest
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.messages.history import Chunk
 
-ARRIVING_MAX = 12  # chunks that came and are not hashed yet, a megabyte each: a crash loses them
+ARRIVING_MAX = 8  # chunks that came and are not hashed yet, a megabyte each: a crash loses them
 AT_ONCE = 4  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
 
 Answer = Callable[[Any], None]  # is given the result, or the exception
@@ -45,12 +43,10 @@ class Landed(NamedTuple):
     opening: Opening
 
 
-class Work(NamedTuple):
-    """For the thread: `do` never raises; the loop gives `then` what it returned."""
-
-    do: Callable[[Any], Any]
-    what: object
-    then: Answer
+class Arriving(NamedTuple):
+    chunk: Chunk
+    data: memoryview
+    then: Callable[[Payload], None]
 
 
 class Chunks:
@@ -61,21 +57,21 @@ class Chunks:
         self._store, self._memory = store, memory or Reused()
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "chunks")
-        self._arriving = 0
-        self._to_do: deque[Work] = deque()
+        self._arriving: deque[Arriving] = deque()
         self._to_read: deque[tuple[ReadChunk, Answer]] = deque()
-        self._busy = self._closing = False
+        self._landing = self._closing = False
 
     def take(self, chunk: Chunk, data: memoryview, then: Callable[[Payload], None]) -> None:
         """A chunk came, nobody knows yet whether it is one: `then` is given its bytes by their name."""
         if len(data) > BLOB_CHUNK:  # no chunk of anything, though a frame may be 64 times as long
             then(Payload(ZERO_DIGEST, len(data), b""))
             return
-        if self._arriving >= ARRIVING_MAX:
+        if len(self._arriving) >= ARRIVING_MAX:
             then(Payload(digest(data), len(data), data))
             return
-        self._arriving += 1
-        self._off_the_loop(self._land, (chunk, data), partial(self._landed, then))
+        self._arriving.append(Arriving(chunk, data, then))
+        if not self._landing:
+            self._land_some()
 
     def do(self, work: StoreChunk | ReadChunk, answer: Answer) -> None:
         if isinstance(work, ReadChunk):
@@ -98,15 +94,25 @@ class Chunks:
 
     # ---- to disk -------------------------------------------------------------------------------------------
 
-    def _land(self, what: tuple[Chunk, memoryview]) -> Payload:
-        chunk, data = what
-        name = digest(data)
-        opening = self._store.land(chunk.blob, chunk.index, name, data)
-        return Payload(name, len(data), data if opening is None else Landed(data, opening))
+    def _land_some(self) -> None:
+        turn = [self._arriving.popleft() for _ in range(min(AT_ONCE, len(self._arriving)))]
+        self._landing = True
+        self._off_the_loop(self._land, turn, lambda payloads: self._tell(turn, payloads))
 
-    def _landed(self, then: Callable[[Payload], None], payload: Payload) -> None:
-        self._arriving -= 1
-        then(payload)
+    def _land(self, turn: list[Arriving]) -> list[Payload]:
+        payloads: list[Payload] = []
+        for chunk, data, _ in turn:
+            name = digest(data)
+            opening = self._store.land(chunk.blob, chunk.index, name, data)
+            payloads.append(Payload(name, len(data), data if opening is None else Landed(data, opening)))
+        return payloads
+
+    def _tell(self, turn: list[Arriving], payloads: list[Payload]) -> None:
+        self._landing = False
+        if self._arriving:
+            self._land_some()  # first: the thread shall not wait for what the machine makes of them
+        for arriving, payload in zip(turn, payloads, strict=True):
+            self._loop.call_soon(self._then, arriving.then, payload)  # one after the other: none falls with another
 
     def _store_one(self, what: tuple[StoreChunk, Buffer]) -> Exception | None:
         work, data = what
@@ -142,31 +148,12 @@ class Chunks:
     # ---- the thread ----------------------------------------------------------------------------------------
 
     def _off_the_loop(self, do: Callable[[Any], Any], what: object, then: Answer) -> None:
-        self._to_do.append(Work(do, what, then))
-        if not self._busy:
-            self._take_turn()
-
-    def _take_turn(self) -> None:
-        turn = [self._to_do.popleft() for _ in range(min(AT_ONCE, len(self._to_do)))]
-        self._busy = True
-
-        def done(future: Future[list[Any]]) -> None:
+        def done(future: Future[Any]) -> None:
             if not self._closing and not future.cancelled():  # `close` waits for the thread, then the loop may end
-                self._loop.call_soon_threadsafe(self._tell, turn, future.result())
+                self._loop.call_soon_threadsafe(self._then, then, future.result())
 
-        self._thread.submit(_all_done, turn).add_done_callback(done)
-
-    def _tell(self, turn: list[Work], results: list[Any]) -> None:
-        self._busy = False
-        if self._to_do:
-            self._take_turn()  # first: the thread shall not wait for what the machine makes of them
-        for work, result in zip(turn, results, strict=True):
-            self._loop.call_soon(self._then, work.then, result)  # one after the other: none falls with another
+        self._thread.submit(do, what).add_done_callback(done)
 
     def _then(self, then: Answer, result: Any) -> None:
         if not self._closing:
             then(result)
-
-
-def _all_done(turn: list[Work]) -> list[Any]:
-    return [work.do(work.what) for work in turn]
