@@ -425,8 +425,8 @@ class BulkChannel:
         self._outbox: memoryview | None = None  # while something in it has not left for the kernel
         self._sealed = memoryview(b"")  # of it, what the cap has not let out yet
         self._inbox: memoryview | None = None  # while something in it waits for the rest
-        self._got = 0
-        self._want = PEEK_BYTES
+        self._begin = self._got = 0  # in it: where what waits begins, and where what came ends
+        self._want = PEEK_BYTES  # where the next read ends at most
         self._coming: Record | None = None  # whose body stands at the beginning of the inbox, or will
         self._pump_scheduled = False
         self._waiting = False  # for memory
@@ -476,7 +476,7 @@ class BulkChannel:
 
     def feed(self, data: bytes) -> None:
         """Bytes that came right behind the handshake."""
-        assert not self._got and len(data) <= BOX_BYTES
+        assert self._inbox is None and len(data) <= BOX_BYTES
         self._inbox = self._boxes.take()
         self._inbox[: len(data)] = data
         self.received(len(data))
@@ -503,7 +503,7 @@ class BulkChannel:
         if inbox is None:
             return
         self._got += count
-        at = 0
+        at = self._begin
         while not self._waiting:
             record = self._coming
             if record is None:
@@ -519,23 +519,33 @@ class BulkChannel:
                 self.wire.pause_reading()
                 break
             at, self._coming = end, None
-        if at:
-            inbox[: self._got - at] = inbox[at : self._got]
-            self._got -= at
-        # exactly to the end of this record and the next one's head: nothing large is ever moved
-        record = self._coming
-        self._want = PEEK_BYTES if record is None else record.sealed_bytes + HEAD.size
-        if record is not None:
-            self._lane.touch(record.number)
-        if not self._got:
+        if self._coming is not None:
+            self._lane.touch(self._coming.number)
+        if at == self._got:
             self._boxes.give(inbox)
-            self._inbox = None
+            self._inbox, at, self._got = None, 0, 0
+        wanted_bytes = _worth_reading(self._coming)
+        if at + wanted_bytes > BOX_BYTES:
+            inbox[: self._got - at] = inbox[at : self._got]
+            at, self._got = 0, self._got - at
+        self._begin, self._want = at, at + wanted_bytes
 
     def writable(self) -> None:
         self._pump()
 
     def ended(self, why: Exception | None) -> None:
         self._lane.detach(self)
+
+
+def _worth_reading(coming: Record | None) -> int:
+    """Bytes behind its head: exactly to the end of this record and the next one's head, so nothing large is ever
+    moved. Behind a message stands the first slab of its payload, and both are one read, as they were one write."""
+    if coming is None:
+        return PEEK_BYTES
+    wanted_bytes = coming.sealed_bytes + HEAD.size
+    if coming.kind == MESSAGE and coming.payload_bytes != NO_PAYLOAD and coming.body_bytes <= BESIDE_SLAB_MAX:
+        wanted_bytes += min(SLAB_BYTES, coming.payload_bytes) + TAG_BYTES + HEAD.size
+    return wanted_bytes
 
 
 def _judged(head: bytes) -> Record:

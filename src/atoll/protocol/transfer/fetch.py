@@ -327,7 +327,9 @@ class Fetch:
         self.gave.add(sender)
         self.storing.add(index)
         self.fed_at = now
-        return [Ask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload)), *self._ask_chunks(now)]
+        # more is asked for when this is stored: a disk that is slower than the links sets the pace, or chunks would
+        # wait for it in fresh memory, out of every cache, until there is no room at all
+        return [Ask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload))]
 
     def _ask_chunks(self, now: Seconds) -> list[Effect]:
         if not (self.todo or self.waiting or self.storing or self.closing) and self.opened and not self.over:
@@ -345,11 +347,12 @@ class Fetch:
             if index in self.storing:
                 continue
             free = {p: s for p, s in hungry.items() if len(s.asked) < s.window and p not in asked}
-            if not free:
-                self.todo.append(index)
-                if not asked:
-                    break  # all are busy
+            if not free and asked:
+                self.todo.append(index)  # its turn comes again
                 continue
+            if not free:
+                self.todo.appendleft(index)  # in sequence: their disks read ahead
+                break  # all are busy
             peer = min(free, key=lambda p: free[p].wait_s)
             effects.append(self._ask_chunk(peer, index, now))
             if self.sources[peer].stalls and len(self.sources) > 1:
@@ -387,12 +390,15 @@ class Fetch:
         effects: list[Effect] = []
         room = self._room()
         helpers = {p: s for p, s in self.sources.items() if s.usual_s and not s.stalls and len(s.asked) < WINDOW}
+        least_s = min((2 * s.usual_s for s in helpers.values()), default=0.0)
         for index, asked in self.waiting.items() if helpers else ():
             if len(effects) >= room:
                 break
             if len(asked) != 1:
                 continue
             ((slow, since),) = asked.items()
+            if now - since <= least_s:
+                continue  # none of them could do it sooner
             idle = {
                 p: s.usual_s
                 for p, s in helpers.items()
