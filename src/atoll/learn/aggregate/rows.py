@@ -148,7 +148,7 @@ def plain(row: Tensor) -> bool:
 
 
 def add_up(rows: Sequence[np.ndarray], shares: Sequence[float], sum_C: np.ndarray) -> None:
-    """sum += share · row for stretches of rows, one after the other; kernels take four at once, to the same bits."""
+    """sum += share · row for stretches of rows, in order; kernels take four at once, to the same bits."""
     kernels, at = native.kernels if sum_C.dtype == np.float32 else None, 0
     if kernels is not None and all(row.flags.c_contiguous for row in rows):
         share_N = np.array(shares, np.float32)
