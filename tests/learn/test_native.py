@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
 from atoll.learn.aggregate import gram_of, trimmed_mean
+from atoll.learn.aggregate import rows as aggregate_rows
 from atoll.learn.codec import codec_named, native
 from atoll.learn.codec.blocks import SPAN, largest_of
 from atoll.learn.codec.fp32 import FP32
@@ -131,6 +132,31 @@ def test_both_make_the_same_of_places_that_a_stranger_changed(name, n, seed, fli
         wire[bit // 8] ^= 1 << bit % 8
     by_torch, by_kernels = both_ways(lambda: codec.decode(wire, n).numpy().tobytes())
     assert by_torch == by_kernels
+
+
+@given(
+    members=st.integers(1, 10),
+    n=st.integers(1, 1100),
+    seed=st.integers(0, 2**32),
+    powers=st.integers(-149, 127),
+    apart=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_both_sum_rows_to_the_same_bits(members, n, seed, powers, apart):
+    """Rows from denormal to overflowing, with zeros and minus zeros, cut anywhere; some values lie apart."""
+    generator = np.random.default_rng(seed)
+    rows_ND = np.ldexp(generator.standard_normal((members, n), np.float32), powers)
+    rows_ND[generator.random((members, n)) < 0.3] *= np.float32(-0.0)
+    rows = [torch.from_numpy(row) for row in rows_ND]
+    if apart:
+        rows[-1] = torch.from_numpy(np.ascontiguousarray(rows_ND.T))[:, -1]
+    weights = (generator.standard_normal(members) * 3).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregate_rows, "SUM_SPAN", 300)
+        by_torch, by_kernels = both_ways(lambda: aggregate_rows.weighted_sum(rows, weights).numpy())
+    number = ~np.isnan(by_torch)  # which NaN it is nobody says
+    assert np.array_equal(number, ~np.isnan(by_kernels))
+    assert by_torch[number].tobytes() == by_kernels[number].tobytes()
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 10, 17])

@@ -56,7 +56,7 @@ class Part:
         return Claimed(answered, commits, self.n, blocks, self.statistic, self.shares)
 
     def shown(self, *blocks: int) -> Opening:
-        return lay_out(self.rows, self.answer, (), [blocks], self.up, self.down)[0]
+        return lay_out(self.rows, Shown(self.answer, ()), (), [blocks], self.up, self.down)[0]
 
     def found(self, *blocks: int, shown: Opening | None = None) -> tuple[str, str]:
         data = opening_bytes(shown or self.shown(*blocks))
@@ -113,7 +113,7 @@ def test_a_row_that_is_listed_and_not_summed_or_summed_and_not_listed_is_found()
     claimed = other.claimed(1)
     names, commits = NAMES[1:], claimed.commits[1:]
     answered = replace(claimed.answered, contributors=names, made_of=rows_of(other.commits[1:]))
-    honest = lay_out(other.rows[1:], other.answer, (), [(1,)], other.up, other.down)[0]
+    honest = lay_out(other.rows[1:], Shown(other.answer, ()), (), [(1,)], other.up, other.down)[0]
     said, _ = judge(
         Claimed(answered, commits, other.n, (1,), Statistic()), opening_bytes(honest), other.up, other.down
     )

@@ -338,7 +338,8 @@ class GroupIsland:
         values = self._values(work)
         if self.checked is not None:
             done = self.checked.combine(work, values)
-            payload = None if done.wire is None else self.checked.payload(done.wire, answer=not work.onward)
+            named = self.checked.row if work.onward else self.checked.answer
+            payload = None if done.wire is None else named(done.wire)
         else:
             done, payload = self._combine_trusting(work, values)
         counted = tuple(work.rows[i].peer for i in done.counted)
@@ -463,7 +464,7 @@ class GroupIsland:
             wire = call.encoded(codec, lo, hi)
             if np.may_share_memory(np.frombuffer(wire, np.uint8), call.flat_N.numpy()):
                 wire = copied(wire, self.room)  # the mean is written over the tensor before rows are shown
-            return self.checked.payload(wire, answer=False)
+            return self.checked.row(wire)
         name = xxhash.xxh3_128()
         wire = call.encoded(codec.showing(name.update), lo, hi)
         return _quickly_named(wire, name.digest())

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
+from atoll.host.names import Names
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import codec_named
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine, combine_weighed
-from atoll.learn.opening import Claimed, Cut, Shown, judge, lay_out, opening_problem
+from atoll.learn.opening import Claimed, Cut, judge, opening_problem
 from atoll.learn.statistic import Statistic
 from atoll.learn.weighing import compare
 from atoll.node.jobs import Judged, JudgeOpening, LaidOpen, LayOpen
@@ -26,7 +27,6 @@ from atoll.policy.openings import SHARE, Terms
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.protocol.reduce.work import Combine, Compare, Products
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 from atoll.wire.messages.statements import Commit
 from atoll.wire.opening import opening_bytes
 
@@ -98,26 +98,16 @@ class Checked:
 
     def __init__(self, store: Store, up: str, down: str, opened: bool) -> None:
         self.store, self.up, self.down = store, codec_named(up), codec_named(down)
-        self.cut_up, self.cut_down = (Cut(self.up), Cut(self.down)) if opened else (None, None)
+        self._opened = Names(up, down) if opened else None
 
-    def payload(self, wire: Buffer, answer: bool) -> Payload:
-        return Payload(self._name(wire, answer), memoryview(wire).nbytes, wire)
+    def row(self, wire: Buffer) -> Payload:
+        return _payload(wire, digest(wire) if self._opened is None else self._opened.of_row(wire))
+
+    def answer(self, wire: Buffer) -> Payload:
+        return _payload(wire, digest(wire) if self._opened is None else self._opened.of_my_answer(wire))
 
     def name_of(self, message: object, payload: Buffer) -> Digest:
-        match message:
-            case Contribution() | RowBytes():
-                return self._name(payload, answer=False)
-            case Answer():
-                return self._name(payload, answer=True)
-            case PartBytes(digest=wanted):
-                plain = digest(payload)
-                return plain if plain == wanted else self._name(payload, answer=True)
-            case _:
-                return digest(payload)
-
-    def _name(self, wire: Buffer, answer: bool) -> Digest:
-        cut = self.cut_down if answer else self.cut_up
-        return digest(wire) if cut is None else cut.name(wire)
+        return digest(payload) if self._opened is None else self._opened.of_arrived(message, payload)
 
     def combine(self, work: Combine, values: int) -> Made:
         rows = [(row.weight, row.payload.data) for row in work.rows]
@@ -131,25 +121,26 @@ class Checked:
         return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
     def lay_open(self, work: LayOpen) -> LaidOpen:
-        up, down = self._cuts()
-        rows = [Shown(row.payload.data, path) for row, path in zip(work.rows, work.paths, strict=True)]
-        laid = lay_out(rows, work.answer.data, work.others, work.draws, up, down)
-        return LaidOpen(tuple(self.store.put_blob(opening_bytes(one)) for one in laid))
+        return LaidOpen(tuple(self.store.put_blob(opening_bytes(one)) for one in self._names.lay_out(work)))
 
     def judge(self, work: JudgeOpening, values: int) -> Judged:
-        up, down = self._cuts()
-        shown = self.store.read_blob(work.blob)
+        names, shown = self._names, self.store.read_blob(work.blob)
         if shown is None:
             raise RunFailedError("E-AUD-03", "what this opening needs is not here any more")
         statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)
         claimed = Claimed(work.answered, work.commits, values, work.blocks, statistic, work.weights)
-        (finding, why), others = judge(claimed, shown, up, down)
+        (finding, why), others = judge(claimed, shown, names.up, names.down)
         return Judged(finding, why, others)
 
-    def _cuts(self) -> tuple[Cut, Cut]:
-        if self.cut_up is None or self.cut_down is None:
+    @property
+    def _names(self) -> Names:
+        if self._opened is None:
             raise RunFailedError("E-AUD-03", "answers of this group are not opened")
-        return self.cut_up, self.cut_down
+        return self._opened
+
+
+def _payload(wire: Buffer, name: Digest) -> Payload:
+    return Payload(name, memoryview(wire).nbytes, wire)
 
 
 def values_of(work: JudgeOpening) -> int:

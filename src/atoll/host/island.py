@@ -255,13 +255,13 @@ class Island:
                 return await loop.run_in_executor(self._disk, stored, self.store, work)
 
     def name_of(self, message: object, payload: Buffer) -> Digest:
-        return digest(payload) if self.openings is None else self.openings.name_of(message, payload)
+        return digest(payload) if self.openings is None else self.openings.names.of_arrived(message, payload)
 
     def _up_name(self, wire: Buffer) -> Digest:
-        return digest(wire) if self.openings is None else self.openings.up.name(wire)
+        return digest(wire) if self.openings is None else self.openings.names.of_row(wire)
 
     def _down_name(self, wire: Buffer) -> Digest:
-        return digest(wire) if self.openings is None else self.openings.down.name(wire)
+        return digest(wire) if self.openings is None else self.openings.names.of_my_answer(wire)
 
     async def warm_up(self) -> None:
         """Start the trainer before it is needed: a newcomer's first round should not wait for imports."""

@@ -121,8 +121,8 @@ def merkle_holds(root: Digest, leaf: Digest, index: int, count: int, path: tuple
 
 
 def _up(level: list[bytes]) -> list[bytes]:
-    pairs = [level[at : at + 2] for at in range(0, len(level), 2)]
-    return [blake3(b"".join(pair), key=_NODE).digest() if len(pair) == 2 else pair[0] for pair in pairs]
+    nodes = [blake3(left + right, key=_NODE).digest() for left, right in zip(level[::2], level[1::2], strict=False)]
+    return nodes if len(level) % 2 == 0 else [*nodes, level[-1]]
 
 
 def _sealed(top: bytes, count: int) -> Digest:

@@ -157,7 +157,7 @@ class TensorIsland(Island):
     def _lay_open(self, work: LayOpen, cut: Cut) -> LaidOpen:
         each = zip(work.rows, work.paths, strict=True)
         rows = [Shown(row.payload.data, path) for row, path in each]
-        laid = lay_out(rows, work.answer.data, work.others, work.draws, cut, cut)
+        laid = lay_out(rows, Shown(work.answer.data, ()), work.others, work.draws, cut, cut)
         return LaidOpen(tuple(self._put(opening_bytes(opening)) for opening in laid))
 
     def _judge_opening(self, work: JudgeOpening, cut: Cut) -> Judged:

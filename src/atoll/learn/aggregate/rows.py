@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cmp_to_key
+from types import ModuleType
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from atoll.learn.codec import native
 
 Vector: TypeAlias = Tensor | np.ndarray
 Rows: TypeAlias = Tensor | np.ndarray | Sequence[Vector]
@@ -22,6 +25,7 @@ Rows: TypeAlias = Tensor | np.ndarray | Sequence[Vector]
 # number, and no pool spins (on a busy box with two threads, a Gram matrix took ten times the CPU seconds).
 DOT = 8192  # values of one dot product: OpenBLAS takes threads above 10 000, MKL about here
 SPAN = 31 * 1024  # values of one elementwise operation: torch takes threads from 32 768
+SUM_SPAN = 2**16  # of one call of a kernel, which takes none: a stretch of the sum stays in the second-level cache
 SQUARED_MAX = 1e150  # ‖x‖² of a row: CAF squares sums of these, still in fp64's range; no fp32 row comes near
 
 
@@ -56,13 +60,17 @@ def squared_norms(rows: Sequence[Tensor]) -> list[float]:
 
     fp32 products, fp64 sum: relative error about 1e-6, enough to order rows and to pick one of middle length.
     """
+    first = rows[0]
+    kernels = native.at_once(len(rows) * len(first)) if first.dtype == torch.float32 and plain(first) else None
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is looked into
-        return [_squared_norm(row) for row in rows]
+        return [_squared_norm(row, kernels if row.is_contiguous() else None) for row in rows]
 
 
-def _squared_norm(row: Tensor) -> float:
+def _squared_norm(row: Tensor, kernels: ModuleType | None) -> float:
     working = arithmetic(row.dtype)
-    if row.device.type == "cpu" and working == row.dtype:
+    if kernels is not None:
+        fast = kernels.squared_length(row.numpy())
+    elif plain(row):
         values = row.numpy()  # a slice of an array costs a third of a slice of a tensor
         fast = sum(float(values[span].dot(values[span])) for span in spans(len(values), DOT))
     else:
@@ -112,22 +120,47 @@ def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     if not counted:
         return torch.zeros_like(first)
     result_D, working = torch.empty_like(first), arithmetic(first.dtype)
-    wide_C = torch.empty(min(SPAN, len(first)), dtype=working, device=first.device)
-    term_C = torch.empty_like(wide_C)
-    if first.device.type == "cpu" and working == first.dtype:  # numpy's calls cost half of torch's: the same bits
-        values = [row.numpy() for row, _ in counted]
-        multiply, add, result, term = np.multiply, np.add, result_D.numpy(), term_C.numpy()
-    else:
-        values, multiply, add, result, term = [row for row, _ in counted], torch.mul, torch.add, result_D, term_C
-    with np.errstate(over="ignore", invalid="ignore"):
-        for span in spans(len(first), SPAN):
-            size = span.stop - span.start
-            narrow = working != first.dtype  # then widened first: a bf16 product would keep 8 bits
-            sum_C, term_S = wide_C[:size] if narrow else result[span], term[:size]
-            for index, (value, (_, weight)) in enumerate(zip(values, counted, strict=True)):
-                multiply(value[span].to(working) if narrow else value[span], weight, out=term_S if index else sum_C)
-                if index:
-                    add(sum_C, term_S, out=sum_C)
-            if narrow:
-                result_D[span] = wide_C[:size]
+    given, shares = [row for row, _ in counted], [weight for _, weight in counted]
+    if plain(first):
+        values, result = [row.numpy() for row in given], result_D.numpy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for span in spans(len(result), SUM_SPAN if native.kernels is not None else SPAN):
+                sum_C = np.multiply(values[0][span], shares[0], out=result[span])
+                add_up([value[span] for value in values[1:]], shares[1:], sum_C)
+        return result_D
+    narrow = working != first.dtype  # then widened first: a bf16 product would keep 8 bits
+    wide_C, term_C = torch.empty((2, min(SPAN, len(first))), dtype=working, device=first.device)
+    for span in spans(len(first), SPAN):
+        size = span.stop - span.start
+        sum_C, term_S = wide_C[:size] if narrow else result_D[span], term_C[:size]
+        for index, (row, weight) in enumerate(zip(given, shares, strict=True)):
+            torch.mul(row[span].to(working) if narrow else row[span], weight, out=term_S if index else sum_C)
+            if index:
+                torch.add(sum_C, term_S, out=sum_C)
+        if narrow:
+            result_D[span] = sum_C
     return result_D
+
+
+def plain(row: Tensor) -> bool:
+    """numpy can work on it where it lies: its calls cost half of torch's, for the same bits."""
+    return row.device.type == "cpu" and arithmetic(row.dtype) == row.dtype
+
+
+def add_up(rows: Sequence[np.ndarray], shares: Sequence[float], sum_C: np.ndarray) -> None:
+    """sum += share · row for stretches of rows, in order; kernels take four at once, to the same bits."""
+    kernels, at = native.kernels if sum_C.dtype == np.float32 else None, 0
+    if kernels is not None and all(row.flags.c_contiguous for row in rows):
+        share_N = np.array(shares, np.float32)
+        for at in range(0, len(rows) - 3, 4):
+            kernels.fp32_add_four(*rows[at : at + 4], share_N[at : at + 4], sum_C)
+        at = len(rows) // 4 * 4
+    term_C = np.empty_like(sum_C) if at < len(rows) else sum_C
+    for row, share in zip(rows[at:], shares[at:], strict=True):
+        np.add(sum_C, np.multiply(row, share, out=term_C), out=sum_C)
+
+
+def all_finite(row: Tensor) -> bool:
+    if row.dtype == torch.float32 and plain(row) and native.kernels is not None and row.is_contiguous():
+        return math.isfinite(native.kernels.largest(row.numpy()))
+    return all(bool(torch.isfinite(row[span]).all()) for span in spans(len(row), SPAN))

@@ -22,10 +22,10 @@ from atoll.learn.aggregate import columns, weights
 from atoll.learn.aggregate.gram import Gram, Square, gram_of, times, with_origin
 from atoll.learn.aggregate.rows import (
     DOT,
-    SPAN,
     SQUARED_MAX,
     Rows,
     Vector,
+    all_finite,
     content_order,
     dot,
     opened,
@@ -109,9 +109,7 @@ def weighted_mean(rows: Rows, weights: Sequence[float]) -> Vector:
         raise ValueError("weights are finite and not negative")
     kept = list(zip(views, map(float, weights), strict=True))
     result = _mean(kept)
-    if not all(
-        bool(torch.isfinite(result[span]).all()) for span in spans(len(result), SPAN)
-    ):  # a row that is not finite always shows here
+    if not all_finite(result):  # a row that is not finite always shows here
         norms2 = squared_norms(views)
         result = _mean([pair for pair, norm2 in zip(kept, norms2, strict=True) if math.isfinite(norm2)])
     return _like(rows, result)

@@ -2,7 +2,7 @@
 
 Every function returns the bits of the torch code beside which it is called: the same operations on fp32 in the
 same order, each rounded once. Fast math is off, so the compiler neither fuses nor reorders them, but in
-`add_gram`, of whose last bits nobody speaks to others.
+`add_gram` and `squared_length`, of whose last bits nobody speaks to others.
 Called through `native` only. Checks nothing: callers hand in spans whose lengths match (scales: one per block),
 wires that were opened, and places that lie inside. Releases Python's lock; one thread.
 What is compiled is kept on disk where numba finds a writable folder; a change of this file alone makes it anew.
@@ -310,6 +310,14 @@ def fp32_add(x, share, total):
         total[i] += x[i] * share
 
 
+@compiled(types.void(VALUES, VALUES, VALUES, VALUES, VALUES, SUM))
+def fp32_add_four(x_0, x_1, x_2, x_3, shares, total):
+    """The bits of four times `fp32_add`, with one reading and one writing of the sum."""
+    s_0, s_1, s_2, s_3 = shares[0], shares[1], shares[2], shares[3]
+    for i in range(len(total)):
+        total[i] = (((total[i] + x_0[i] * s_0) + x_1[i] * s_1) + x_2[i] * s_2) + x_3[i] * s_3
+
+
 @compiled(types.void(PLACES, VALUES, types.int64, SUM))
 def scatter(places, values, lo, out):
     for i in range(len(out)):
@@ -398,7 +406,24 @@ def add_inner_products(rows, total):
                 pair += 1
 
 
-# ---- the Gram matrix: see learn/aggregate/gram -----------------------------------------------------------------
+# ---- lengths and the Gram matrix: see learn/aggregate ------------------------------------------------------------
+
+
+@reordered
+def _sum_of_squares_fp32(x: Any) -> Any:
+    total = np.float32(0)
+    for i in range(len(x)):
+        total += x[i] * x[i]
+    return total
+
+
+@compiled(types.float64(VALUES))
+def squared_length(x):
+    """fp32 within a stretch, fp64 over stretches."""
+    total = 0.0
+    for at in range(0, len(x), CHUNK):
+        total += np.float64(_sum_of_squares_fp32(x[at : at + CHUNK]))
+    return total
 
 
 @compiled(types.void(VALUES, VALUES, types.float64[::1]))
