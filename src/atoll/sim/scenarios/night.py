@@ -27,7 +27,7 @@ SIZES: dict[str, tuple[int, ...]] = {  # these are short and of drawn sizes; oth
     **dict.fromkeys(("liars", "owners", "framers"), (4, 7, 10, 13)),
     "calm": (1, 2, 3, 8, 16),
     "branches": (12, 20, 30, 40),
-    "siege": (10, 14),
+    "siege": (10, 13, 16, 20),
 }
 ROUNDS = {"siege": 3, "branches": 0}  # of those; else at most ROUNDS_MOST
 ROUNDS_MOST = 12  # many worlds find more than long ones
