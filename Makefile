@@ -29,9 +29,14 @@ check: $(READY)
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/basedpyright
 
-# full seed and fuzz counts; some hours on two cores
+# full seed and fuzz counts, some hours on two cores; then sieges on all cores, of any size:
+# make long MINUTES=600 SIEGE="--peers 100 --rounds 100"
+MINUTES ?= 60
+JOBS ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count())")
+SIEGE ?= --rounds 8
 long: $(READY)
 	ATOLL_FUZZ=100000 $(PY) -m pytest -m long --timeout=3600
+	$(PY) -m atoll simulate siege $(SIEGE) --swarm --minutes $(MINUTES) --jobs $(JOBS)
 
 bench: $(READY)
 	for script in handshake transport codec consensus verify sim_scale survive growth convergence utilisation erasure apart power_loss; do $(PY) bench/$$script.py --quick || exit 1; done

@@ -12,7 +12,9 @@ from atoll.keys.digest import digest
 from atoll.node.body import open_report
 from atoll.node.peer import WRITERS_TOLD
 from atoll.node.reports import ReportPool
+from atoll.node.trial import named_in
 from atoll.protocol.membership.heartbeat import Suspected
+from atoll.sim.island import IslandKnobs
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.envelope import Notary
@@ -195,6 +197,33 @@ def test_among_many_a_vertex_carries_as_many_voices_as_count_or_none(stand: Stan
     assert stand.chosen() == {HONEST, names[7]}
     stand.pool.withdraw_suspicion(names[7], VILLAIN)
     assert stand.chosen() == set()
+
+
+@pytest.mark.parametrize("voters", [4, 40])
+def test_no_suspicion_of_whom_the_writer_hears_goes_into_its_vertex(stand: Stand, voters: int):
+    """It waits in the pool, and goes along once the writer misses the same peer."""
+    names = stand.crowd(voters)
+    for by in (HONEST, names[3]):
+        assert stand.adds(Suspect(0, VILLAIN, "silent"), by)
+    assert stand.pool.chosen(lambda peer: peer != VILLAIN) == []
+    assert {s.signer for s in stand.pool.chosen(lambda peer: peer == VILLAIN)} == {HONEST, names[3]}
+
+
+def test_who_was_silent_for_a_moment_and_gives_nothing_keeps_its_vote():
+    """Five members; all suspect the fifth, which slept for eight seconds of a round and then failed to train."""
+    run = SwarmKnobs().run
+    run = replace(run, round=replace(run.round, first_train_s=30.0))
+    swarm = Swarm(1, SwarmKnobs(5, island=IslandKnobs(step_s=1.0), run=run))
+    world, name = swarm.world, peer_name(4)
+    world.nodes[name].island.knobs = IslandKnobs(step_s=1.0, train_failure_rate=1.0)
+    world.at(1.0, lambda: world.sleep(name))
+    world.at(9.0, lambda: world.wake(name))
+    world.run(9.0)
+    assert len(world.nodes[ME].machine.pool.of_kind("Suspect")) == 4
+    world.run(60.0, stop=lambda: min(swarm.heads()) >= 0)
+    body = world.nodes[ME].machine.history.head_body
+    assert body.round == 0 and name not in named_in(body.parts)
+    assert [m.votes for m in body.members] == [True] * 5
 
 
 def test_among_many_only_who_watches_tells_everybody_of_a_silence(stand: Stand):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -45,7 +46,17 @@ def test_stories_in_which_members_lie_are_told_by_two_phases():
     assert isinstance(told, ScenarioReport) and told.protocol == "bft"
 
 
+def test_several_worlds_at_a_time_are_those_of_one_at_a_time_and_as_large_as_they_are_told():
+    """Threads instead of processes; time is up after three more worlds have begun."""
+    small = {"calm": SCENARIOS["calm"]}
+    hours = iter([0.0, 1.0, 1.0, 1.0, *[9.0] * 9])
+    told = list(night(small, 7, 8.0, lambda: next(hours), peers=2, rounds=1, jobs=2, pool=ThreadPoolExecutor))
+    assert sorted((t.seed, t.peers) for t in told) == [(seed, 2) for seed in range(7, 12)]
+    (alone,) = night(small, 7, 0.0, peers=2, rounds=1)
+    assert alone.digest in {t.digest for t in told if t.seed == 7}
+
+
 def test_the_command_says_how_many_worlds_there_were_and_where_to_go_on(capsys: pytest.CaptureFixture[str]):
     seed = next(n for n in range(100) if drawn(n, {"calm": SCENARIOS["calm"]}).peers == 1)
     simulate.simulate("calm", swarm=True, minutes=0.0, seed=seed)
-    assert f"1 worlds, 0 failed; to go on: atoll simulate --swarm --seed {seed + 1}" in capsys.readouterr().out
+    assert f"1 worlds, 0 failed; to go on: atoll simulate calm --swarm --seed {seed + 1}" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +14,7 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, say, say_json
 
 if TYPE_CHECKING:
-    from atoll.sim.scenarios.stage import Scenario
+    from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport
 
 SOME = Number(gte=1)
 
@@ -24,8 +25,12 @@ def simulate(
     *,
     seed: Annotated[int, Parameter(help="The first seed. The same seed gives the same story.")] = 1,
     seeds: Annotated[int, Parameter(validator=SOME, help="How many seeds to play, one after the other.")] = 1,
-    peers: Annotated[int | None, Parameter(validator=SOME, help="Virtual peers. Default: the scenario's.")] = None,
-    rounds: Annotated[int | None, Parameter(validator=SOME, help="Rounds. Default: the scenario's.")] = None,
+    peers: Annotated[
+        int | None, Parameter(validator=SOME, help="Virtual peers. Default: the scenario's, or drawn.")
+    ] = None,
+    rounds: Annotated[
+        int | None, Parameter(validator=SOME, help="Rounds. Default: the scenario's, or drawn.")
+    ] = None,
     quorum: Annotated[
         Literal["", "majority", "two-thirds"],
         Parameter(help="Whose votes make a certificate. Default: the scenario's."),
@@ -39,6 +44,7 @@ def simulate(
         Parameter(negative="", help="Play drawn scenarios at drawn sizes, from this seed on, until time is up."),
     ] = False,
     minutes: Annotated[float, Parameter(validator=Number(gte=0, lt=inf), help="How long --swarm goes on.")] = 10.0,
+    jobs: Annotated[int, Parameter(validator=SOME, help="Worlds that --swarm plays at a time, a core each.")] = 1,
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
@@ -49,7 +55,11 @@ def simulate(
             "E-ARG-09", f"there is no scenario {name!r}", fix="one of " + ", ".join([*SCENARIOS, "all"])
         )
     if swarm:
-        _swarm({name: SCENARIOS[name]} if name in SCENARIOS else SCENARIOS, seed, minutes, json)
+        from atoll.sim.scenarios.night import night
+
+        stories = {name: SCENARIOS[name]} if name in SCENARIOS else SCENARIOS
+        worlds = night(stories, seed, 60 * minutes, peers=peers, rounds=rounds, jobs=jobs)
+        _swarm(worlds, f"atoll simulate {name}".rstrip(), seed, json)
         return
     if not name:
         say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
@@ -86,13 +96,12 @@ def _small(story: str, told: Scenario, peers: int | None, rounds: int | None) ->
     return {story: f"; {story} wants {wanted}, and may ask of fewer what cannot be"}
 
 
-def _swarm(stories: dict[str, Scenario], seed: int, minutes: float, json: bool) -> None:
-    """Worlds until time is up, each told as it ends; then how many there were, and what failed."""
+def _swarm(night: Iterator[ScenarioReport | ScenarioFailed], command: str, seed: int, json: bool) -> None:
+    """Each world told as it ends; then how many there were, and what failed."""
     from atoll.sim.scenarios import ScenarioFailed
-    from atoll.sim.scenarios.night import night
 
     worlds, failures = 0, list[str]()
-    for told in night(stories, seed, 60 * minutes):
+    for told in night:
         worlds += 1
         if isinstance(told, ScenarioFailed):
             failures.append(str(told))
@@ -102,7 +111,7 @@ def _swarm(stories: dict[str, Scenario], seed: int, minutes: float, json: bool) 
         else:
             say(told.line)
     if not json:
-        say(f"{worlds} worlds, {len(failures)} failed; to go on: atoll simulate --swarm --seed {seed + worlds}")
+        say(f"{worlds} worlds, {len(failures)} failed; to go on: {command} --swarm --seed {seed + worlds}")
     _end(failures)
 
 

@@ -378,7 +378,7 @@ class Peer:
             agreement,
             self.known.mute,
             self.heartbeat.unheard,
-            pool.chosen,
+            lambda: pool.chosen(self.heartbeat.gone),
             held,
             self.said,
             self._measured,

@@ -220,9 +220,10 @@ class ReportPool:
     def of_kind(self, kind: str) -> list[Signed]:
         return [signed for key, signed in self.pool.items() if key[0] == kind]
 
-    def chosen(self) -> list[Signed]:
+    def chosen(self, gone: Callable[[PeerId], bool] = lambda peer: True) -> list[Signed]:
         """What a proposer may put into a vertex: words of the recovery identity, then as many reports as fit, the
-        shortest first.
+        shortest first. No suspicion of anybody whom it hears: many were silent for a moment in a long round, and
+        without all of them liars would be too many among those who are left.
 
         Such a word is longer than most, and whoever pads its reports must not keep it out. Who rests comes last:
         that may be everybody, in every round, and nobody's coming or going shall wait for it. In a large swarm
@@ -235,12 +236,12 @@ class ReportPool:
         news = [
             (key[0] == Rests.__name__, signed)
             for key, signed in self.pool.items()
-            if id(signed) not in every and not (crowded and self._counts(key))
+            if id(signed) not in every and not (crowded and self._counts(key)) and _may_go(key, gone)
         ]
         news.sort(key=lambda one: (one[0], len(one[1].body)))
         words = [*back[:AMENDS_MAX], *pauses[:1]]  # all that pause, or resume, and may stand now want the same
         lots = [[signed] for signed in words] + [[signed] for rests, signed in news if not rests]
-        lots += self._whole_sets() if crowded else []
+        lots += self._whole_sets(gone) if crowded else []
         lots += [[signed] for rests, signed in news if rests]
         chosen: list[Signed] = []
         size = 0
@@ -251,13 +252,14 @@ class ReportPool:
             chosen += lot
         return chosen
 
-    def _whole_sets(self) -> list[list[Signed]]:
+    def _whole_sets(self, gone: Callable[[PeerId], bool]) -> list[list[Signed]]:
         """Voices that are enough to count, no more of them than that: against liars, then against the silent."""
         needed = self._voices_needed()
         enough = sorted(said for said, count in self.voices.items() if count >= needed)
         sets: defaultdict[tuple[str, str], list[Signed]] = defaultdict(list)
-        for (kind, _, target), signed in self.pool.items():
-            sets[kind, target].append(signed)
+        for key, signed in self.pool.items():
+            if _may_go(key, gone):
+                sets[key[0], key[2]].append(signed)
         return [sets[said][:needed] for said in enough]
 
     def settle(self, body: Body) -> None:
@@ -349,6 +351,11 @@ def _of_before(reported: Reported | None, body: Body) -> bool:
     return (
         reported is not None and isinstance(reported.statement, Suspect) and reported.statement.round < body.round
     )
+
+
+def _may_go(key: Key, gone: Callable[[PeerId], bool]) -> bool:
+    """False for a suspicion of somebody who is here."""
+    return key[0] != Suspect.__name__ or gone(PeerId(key[2]))
 
 
 def _size_bytes(signed: Signed) -> int:

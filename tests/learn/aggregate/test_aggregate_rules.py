@@ -84,6 +84,15 @@ def test_monna_takes_the_rows_nearest_to_ones_own():
         close(aggregate("monna", x, f=3, own=own), naive.monna(x, 3, own), 1e-9)
 
 
+def test_monna_refuses_what_groups_its_own_row_with_others():
+    """Buckets have places of their own: row 5 was another's, row 8 none at all. Mixing row by row is fine."""
+    x = drawn(3, 13, 40)
+    for own in (5, 8):
+        with pytest.raises(ValueError, match="leave out bucketing"):
+            aggregate("monna", x, f=2, own=own, pre=["bucketing"])
+        assert np.isfinite(aggregate("monna", x, f=2, own=own, pre=["nnm", "arc"])).all()
+
+
 def test_krum_counts_as_many_neighbours_as_it_is_told():
     """byzfl counts n − f − 1 where the paper counts n − f − 2: the two choices differ on these rows."""
     x = next(x for x in (drawn(s, 7, 3) for s in range(99)) if (naive.krum(x, 2) != naive.krum(x, 2, 4)).any())

@@ -1,9 +1,9 @@
 """Robust aggregation rules: one vector out of n, of which up to f may say anything.
 
 Every rule reads rows without touching them, answers in their dtype (arrays for arrays), and gives the same bits for
-the same rows whatever their order. A row with a NaN, an infinity or a length beyond 1e75 is taken out first
-and counts as one of the f; so no rule ever answers with a NaN. A bound that the paper asks of n is checked, and the
-error says the n that would do.
+the same rows whatever their order (the plain means add rows as they come, which may round otherwise). A row with a
+NaN, an infinity or a length beyond 1e75 is taken out first and counts as one of the f; so no rule ever answers with
+a NaN. A bound that the paper asks of n is checked, and the error says the n that would do.
 `pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm).
 """
 
@@ -218,13 +218,21 @@ def mda(rows: Rows, f: int, pre: Before = ()) -> Vector:
 
 
 def monna(rows: Rows, f: int, own: int, pre: Before = ()) -> Vector:
-    """Mean of the n − f rows nearest to row `own`, the caller's, (d,); n ≥ 2f + 1 (Farhadkhani et al. 2023)."""
+    """Mean of the n − f rows nearest to row `own`, the caller's, (d,); n ≥ 2f + 1 (Farhadkhani et al. 2023).
+
+    Nothing that groups rows may come before it: one's own row, the only one to trust, would be mixed with others.
+    """
     check("monna", len(rows), f, majority(f))
     given = ready(rows, f)
     if own not in given.places:
         raise ValueError(f"one's own row {own} must be one of the {len(rows)} and finite")
-    solve = partial(weights.monna, own=given.places.index(own))
-    return _like(rows, _solved("monna", given, pre, majority, solve, None))
+
+    def nearest_to_own(gram: Gram, f: int) -> Weights:
+        if gram.origin != len(given.rows):
+            raise ValueError("monna knows its own row no more once rows are grouped; leave out bucketing")
+        return weights.monna(gram, f, given.places.index(own))
+
+    return _like(rows, _solved("monna", given, pre, majority, nearest_to_own, None))
 
 
 def caf(rows: Rows, f: int, pre: Before = ()) -> Vector:

@@ -3,6 +3,7 @@
 One number draws everything about a world, so a night is continued where it ended and every failure is replayed by
 one line. Promises: over many numbers every story comes up, with few and many peers, under both quorums and by both
 protocols where its members may choose. Never stops at a failure: it is told, and the night goes on.
+Worlds share nothing: several may be played at a time, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import count
+from multiprocessing import get_context
 
 from atoll.base.ids import Seconds
 from atoll.sim.scenarios.stage import NotForRaft, Scenario, ScenarioFailed, ScenarioReport, play
@@ -23,7 +27,7 @@ SIZES: dict[str, tuple[int, ...]] = {  # these are short and of drawn sizes; oth
     **dict.fromkeys(("liars", "owners", "framers"), (4, 7, 10, 13)),
     "calm": (1, 2, 3, 8, 16),
     "branches": (12, 20, 30, 40),
-    "siege": (10, 14),
+    "siege": (10, 13, 16, 20),
 }
 ROUNDS = {"siege": 3, "branches": 0}  # of those; else at most ROUNDS_MOST
 ROUNDS_MOST = 12  # many worlds find more than long ones
@@ -41,14 +45,16 @@ class World:
     protocol: str
 
 
-def drawn(number: int, stories: dict[str, Scenario]) -> World:
+def drawn(number: int, stories: dict[str, Scenario], peers: int | None = None, rounds: int | None = None) -> World:
+    """`peers`, `rounds`: as they are said instead of drawn; all else stays what the number draws."""
     draw = random.Random(f"night/{number}")
     story = draw.choice(sorted(stories))
     told = stories[story]
-    peers, rounds = told.peers, told.rounds
+    size, length = told.peers, told.rounds
     if story in SIZES:
-        peers, rounds = draw.choice(SIZES[story]), ROUNDS.get(story, min(rounds, ROUNDS_MOST))
-    return World(story, number, peers, rounds, "raft" if draw.random() < RAFT_SHARE else "bft")
+        size, length = draw.choice(SIZES[story]), ROUNDS.get(story, min(length, ROUNDS_MOST))
+    protocol = "raft" if draw.random() < RAFT_SHARE else "bft"
+    return World(story, number, peers or size, rounds or length, protocol)
 
 
 def least(story: str, told: Scenario) -> tuple[int, int]:
@@ -58,17 +64,36 @@ def least(story: str, told: Scenario) -> tuple[int, int]:
     return min(SIZES[story]), ROUNDS.get(story, min(told.rounds, ROUNDS_MOST))
 
 
+def processes(jobs: int) -> Executor:
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+
+
 def night(
     stories: dict[str, Scenario],
     first: int,
     lasts_s: Seconds,
     clock: Callable[[], Seconds] = time.monotonic,
+    peers: int | None = None,
+    rounds: int | None = None,
+    jobs: int = 1,
+    pool: Callable[[int], Executor] = processes,
 ) -> Iterator[ScenarioReport | ScenarioFailed]:
-    """Worlds `first`, `first` + 1, … that begin before time is up; at least one."""
-    until, number = clock() + lasts_s, first
-    while number == first or clock() < until:
-        yield _told(stories, drawn(number, stories))
-        number += 1
+    """Worlds `first`, `first` + 1, … that begin before time is up, told as they end; at least one for every job."""
+    until = clock() + lasts_s
+    worlds = (drawn(number, stories, peers, rounds) for number in count(first))
+    if jobs == 1:
+        yield _told(stories, next(worlds))
+        while clock() < until:
+            yield _told(stories, next(worlds))
+        return
+    with pool(jobs) as players:
+        playing = {players.submit(_told, stories, next(worlds)) for _ in range(jobs)}
+        while playing:
+            over, playing = wait(playing, return_when=FIRST_COMPLETED)
+            for told in over:
+                yield told.result()
+                if clock() < until:
+                    playing.add(players.submit(_told, stories, next(worlds)))
 
 
 def _told(stories: dict[str, Scenario], world: World) -> ScenarioReport | ScenarioFailed:
