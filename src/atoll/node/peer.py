@@ -542,7 +542,10 @@ class Peer:
             if not vertices:
                 return []
             genesis = vertices.pop(0)
-            if genesis_digest(genesis) == self.run and (why := other_rules(decode_body(genesis.body).settings)):
+            first = decode_body(genesis.body, sender)
+            if first.round >= 0:
+                return []  # news for the one that I was before my disk was lost; genesis is asked for
+            if genesis_digest(genesis) == self.run and (why := other_rules(first.settings)):
                 refused = Refused(by=self.me, code="E-RUN-15", what=why, fix=OTHER_RULES_FIX, for_good=True)
                 return [self._fact(refused)]
             effects += self._know_genesis(genesis)
