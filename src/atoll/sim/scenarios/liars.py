@@ -35,7 +35,10 @@ def replayers(stage: Stage) -> None:
     stage.quorum = "two-thirds"
     tolerated = (stage.peers - 1) // 3
     knobs = SwarmKnobs(stage.peers, run=stage.settings(era_rounds=0))  # villains sign no eras, and others are away
-    swarm = stage.gather(knobs, dict.fromkeys(range(stage.peers - tolerated, stage.peers), villain(replay)))
+    makers = {}
+    for place in range(stage.peers - tolerated, stage.peers):
+        makers[place] = villain(replay)
+    swarm = stage.gather(knobs, makers)
     stage.until_round(1)
     for index in range(stage.rounds // 8):
         who = swarm.founders[index]
