@@ -16,9 +16,8 @@ from __future__ import annotations
 import os
 import time
 
-from msgspec.structs import replace
-
 from form import asking, lines, report, versions
+from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import digest

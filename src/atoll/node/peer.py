@@ -59,6 +59,7 @@ from atoll.node.facts import (
     Fault,
     FetchBegan,
     GenesisKnown,
+    MembershipChanged,
     Refused,
     RoundClosed,
     RunOver,
@@ -313,6 +314,9 @@ class Peer:
     def _know(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
         """What a life before did, and go on from it."""
         effects = self.known.restore(kept)
+        if self.known.history.head > -1:  # the last word on who is here was genesis'
+            members = self.known.history.head_body.members
+            effects.append(self._fact(MembershipChanged(joined=(), left=(), members=members)))
         effects += self._from_inspectors(self.inspectors.resume(now), now) + self._seek_demanded()
         effects += self.kept_rows.start(kept)
         return effects + self._follow_members(now) + self.regain.begin(self.known.history)
