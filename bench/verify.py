@@ -5,7 +5,10 @@ keys with the functions that write bodies in real life, for as many vertices as 
 per part, three votes each. `wall_s` is the walk of `atoll verify` from genesis to the head, without the disk;
 `flipped_bit_named` that a bit flipped in the middle is found in its round. Making the history is not measured.
 
-    python bench/verify.py [--quick] [--json]
+`--sizes` tells instead how long a vertex is among more members, by kind of key: every member trains, every owner of
+a part answers for all, and as many vote as are needed. Nobody comes or goes, so there are no reports.
+
+    python bench/verify.py [--quick] [--json] [--sizes]
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import os
 import time
 
 from form import asking, lines, report, versions
+from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import digest
+from atoll.keys.signer import VoteKind
 from atoll.node.body import write_body
 from atoll.node.ground import ground_after
 from atoll.node.settings import RunSettings, decode_settings
@@ -33,6 +38,7 @@ from atoll.wire.messages.vertex import Vertex
 
 VERTICES, QUICK_VERTICES = 10_000, 1_500
 PEERS = 4
+SIZED = ((4, 8, 16, 32, 100), ("ed25519", "ml-dsa-65"))
 BEGUN_S = 30.0  # of virtual time, in which the peers agree on their first rounds by themselves
 
 
@@ -81,6 +87,20 @@ def next_vertex(run: Digest, history: History, settings: RunSettings, notaries: 
     return Vertex(raw, Certificate(round, 0, "commit", vote.digest, votes))
 
 
+def size(peers: int, votes: VoteKind) -> int:
+    """Bytes of the second vertex, in which all have a step time."""
+    keys = RealKeys(1, votes)
+    plan = replace(SwarmKnobs().run.round, votes=votes)
+    swarm = Swarm(1, SwarmKnobs(peers, run=replace(SwarmKnobs().run, round=plan)), keys=keys)
+    run, settings = swarm.run_id, swarm.knobs.run
+    notaries = {keys.name(i): Notary(run, keys.signer(i, run), keys.verifier) for i in range(peers)}
+    history = History(swarm.genesis, notaries[keys.name(0)], lambda head, body: ({}, 1))
+    for _ in range(2):
+        vertex = next_vertex(run, history, settings, notaries)
+        history.restore(vertex)
+    return len(encode(vertex))
+
+
 def judged(run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes]) -> tuple[Audit, float]:
     began_s = time.perf_counter()
     audit = verify_history(Kept(run, genesis, sorted(rows), rows.get), type(keys.verifier)())
@@ -111,7 +131,14 @@ def measure(vertices: int) -> dict[str, object]:
 
 
 def main() -> None:
-    asked = asking(__doc__, f"{QUICK_VERTICES} vertices instead of {VERTICES}").parse_args()
+    wishes = asking(__doc__, f"{QUICK_VERTICES} vertices instead of {VERTICES}")
+    wishes.add_argument("--sizes", action="store_true", help="bytes of a vertex among so many members")
+    asked = wishes.parse_args()
+    if asked.sizes:
+        members, kinds = SIZED
+        sizes = {f"{kind}/{peers}": size(peers, kind) for kind in kinds for peers in members}
+        print(report("verify", {"members": members}, sizes, versions()) if asked.json else lines(sizes))
+        return
     vertices = QUICK_VERTICES if asked.quick else VERTICES
     figures = measure(vertices)
     settings = {"vertices": vertices, "peers": PEERS, "cores": os.cpu_count()}

@@ -44,7 +44,10 @@ def test_a_model_is_pulled_out_of_a_living_run_by_ticket_by_name_or_by_a_folder(
     by_ticket = answer_of("checkpoint", "pull", opened["ticket"], "--to", tmp_path / "x")
     address = opened["addresses"][0]
     by_name = answer_of("checkpoint", "pull", opened["run_id"], "--via", address, "--to", tmp_path / "y")
-    by_folder = answer_of("checkpoint", "pull", "--dir", a, "--to", tmp_path / "z")
+    elsewhere = ("--via", "/ip4/127.0.0.1/tcp/9", "--dir", a)  # nobody is there; the folder knows who is
+    by_folder = answer_of("checkpoint", "pull", opened["run_id"], *elsewhere, "--to", tmp_path / "z")
+    another = atoll("checkpoint", "pull", "ab" * 32, *elsewhere, "--to", tmp_path / "w")
+    assert another.returncode == 2 and "E-CHK-15" in another.stderr
     ada.trained_with(1)
     assert [m["name"] for m in answer_of("peers", "--dir", a)] == ["ada"]
     assert answer_of("invite", "--dir", a, "--list") == invited

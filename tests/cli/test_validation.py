@@ -62,8 +62,13 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
             peer.until_fact("RoundClosed", round=went["round"], back_to=went["back_to"], by="validators")
         status = answer_of("status", "--dir", tmp_path / "ada")
         assert "eve" in status["validation"]["returns"][0]["contributors"]
+        shown = answer_of("checkpoint", "show", went["back_to"], tmp_path / "ada")["validated"]
+        assert [shown["loss"], shown["accuracy"]] == [
+            good["values"][0],
+            good["accuracy"][0],
+        ] and "canary loss" in shown
         said = atoll("status", "--dir", tmp_path / "ada").stdout
-        assert "validated: round" in said and f"went back to round {went['back_to']}" in said
+        assert "validated: round" in said and ", right " in said and f"went back to round {went['back_to']}" in said
         verified = answer_of("verify", tmp_path / "ada")
         assert verified["intact"] and verified["rollbacks"][0]["by"] == "validators"
         blamed = answer_of("blame", tmp_path / "ada")

@@ -52,6 +52,10 @@ async def looked(members: Members, index: int, state: Digest) -> float:
     return (await members.islands[index].do(ValidateAsked(0, state))).losses[0]
 
 
+async def right(members: Members, index: int, state: Digest) -> float:
+    return (await members.islands[index].do(ValidateAsked(0, state))).right[0]
+
+
 async def poisoned(members: Members) -> None:
     """A round in which one of two sends its update a hundred times as large, the other way."""
     steps, recipe = RECIPE.schedule.turn_steps, RECIPE
@@ -129,7 +133,7 @@ def test_looking_changes_nothing_and_training_goes_on_between_two_batches(tmp_pa
     play(tmp_path, book, story)
 
 
-def test_the_loss_is_the_one_that_evaluation_shows(tmp_path: Path, book: str):
+def test_loss_and_accuracy_are_those_that_evaluation_shows(tmp_path: Path, book: str):
     async def story(members: Members) -> None:
         await members.play()
         trainer = members.trainers[1]
@@ -137,6 +141,7 @@ def test_the_loss_is_the_one_that_evaluation_shows(tmp_path: Path, book: str):
         with trainer.child._looking_at(True):
             shown = trainer.child.evaluate(SAMPLES)
         assert await looked(members, 1, members.state) == pytest.approx(shown.loss, rel=1e-6)
+        assert await right(members, 1, members.state) == pytest.approx(shown.accuracy) and shown.accuracy > 0
 
     play(tmp_path, book, story)
 

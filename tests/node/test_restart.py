@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.machine import Ask, Done, Keep, Received, Send, Start
-from atoll.node.facts import CaughtUp, Fault, HistoryMended, Refused
+from atoll.node.facts import CaughtUp, Fault, HistoryMended, MembershipChanged, Refused
 from atoll.node.jobs import Restore, Restored
 from atoll.node.settings import RULES, RunSettings, encode_settings
 from atoll.protocol.dag.history import newest_hole
@@ -67,6 +67,23 @@ def test_a_visitor_gets_the_newest_state_and_nobody_hears_that_it_was_there():
     history = world.nodes[peer_name(0)].machine.history
     assert all({m.peer for m in b.members} == set(swarm.founders) for b in history.bodies.values())
     assert not any(signed.signer == visitor for b in history.bodies.values() for signed in b.reports)
+
+
+def test_who_starts_again_says_who_is_here_now():
+    """One joined after genesis: a record that begins with this life has the joiner's name all the same."""
+    swarm = Swarm(5, SwarmKnobs(peers=3))
+    world = swarm.world
+    joiner = swarm.join(3, via=peer_name(0))
+    world.run(1e3, stop=lambda: swarm.head(joiner) >= 4)
+    told = list[MembershipChanged]()
+    world.crash(peer_name(1))
+    world.watchers.append(
+        lambda now, node, fact: (
+            told.append(fact) if isinstance(fact, MembershipChanged) and node.name == peer_name(1) else None
+        )
+    )
+    world.start(peer_name(1))
+    assert {m.peer for m in told[0].members} == {*swarm.founders, joiner} and not told[0].joined + told[0].left
 
 
 Kept = dict[str, bytes]

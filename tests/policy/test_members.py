@@ -17,6 +17,7 @@ from atoll.wire.messages.statements import (
     Leave,
     Ready,
     Signed,
+    Statement,
     Suspect,
 )
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
@@ -124,6 +125,26 @@ def test_a_returning_member_needs_no_ticket_but_the_keys_it_joined_with():
     assert "too long ago" in (judge(join("b", after=STATE)) or "")
     members, _ = after(parent, join("b"))
     assert members[PeerId("b")].standing == "observer"
+
+
+def test_no_word_from_before_a_member_came_back_moves_it():
+    """It came back in round 4 with another key; who repeats what it, or others of it, said before is refused."""
+    earlier, then = Digest(b"3" * 32), Digest(b"4" * 32)
+    recent = Recent(dict.fromkeys((earlier, then, HEAD), STATE), rounds={earlier: 3, then: 4, HEAD: 5})
+    back = replace(member("b", "observer"), vote_key=b"second key", since=4)
+    parent = body(member("a"), back, member("c"))
+
+    def judge(by: str, statement: Statement) -> str | None:
+        return admissible(Reported(PeerId(by), statement), parent, recent, RUN, open_to_all=True, wall_s=None)
+
+    first = join("b").statement
+    assert isinstance(first, Join) and judge("b", replace(first, after=then)) is None
+    assert "too long ago" in (judge("b", replace(first, after=earlier)) or "")
+    moved = replace(first, vote_key=b"second key", addresses=("elsewhere",), after=earlier)
+    assert "too long ago" in (judge("b", moved) or "")
+    assert "before it came back" in (judge("b", Leave(3, "")) or "") and judge("b", Leave(4, "")) is None
+    assert "out of date" in (judge("a", Suspect(3, PeerId("b"), "silent")) or "")
+    assert judge("a", Suspect(5, PeerId("b"), "silent")) is None
 
 
 def replace_identity(reported: Reported, identity: Digest) -> Reported:

@@ -12,6 +12,7 @@ from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.keys.digest import digest
 from atoll.policy.members import Recent, Reported, admissible
 from atoll.policy.validation import (
+    ALL,
     COOL_ROUNDS,
     LASTING,
     LOSS_MOST,
@@ -20,6 +21,7 @@ from atoll.policy.validation import (
     Rule,
     Validations,
     fixed_point,
+    share,
     voices,
 )
 from atoll.wire.codec import encode
@@ -171,6 +173,25 @@ def test_liars_that_say_nothing_is_lost_cannot_make_honest_losses_look_bad():
     assert story.demands() is None
 
 
+def test_an_accuracy_is_as_many_answers_as_an_honest_validator_counted():
+    """Three voices count. Two liars say all or nothing; who counts none is heard on the loss alone."""
+    for lies in ((ALL, ALL), (0, 0)):
+        story = Story()
+        story.goes_on()
+        drawn = story.validations.candidates[0].validators
+        shares = dict(zip(drawn, (*lies, 431_000, 430_000, 432_000), strict=True))
+        words = {by: Validated(0, state_of(0), (HONEST,), (one,)) for by, one in shares.items()}
+        story.goes_on(*(Signed(by, encode(said), b"") for by, said in list(words.items())[:2]))
+        assert story.validations.candidates[0].accuracy is None
+        story.goes_on(*(Signed(by, encode(said), b"") for by, said in list(words.items())[2:]))
+        (agreed,) = story.validations.candidates[0].accuracy or ()
+        assert 430_000 <= agreed <= 432_000 and story.validations.candidates[0].values == (HONEST,)
+    mute = Story()
+    mute.plays(2)
+    assert mute.validations.candidates[0].accuracy is None and mute.validations.candidates[0].opinion == "good"
+    assert [share(one) for one in (0.431, 1.0, 7.0, -1.0, nan, inf)] == [431_000, ALL, ALL, 0, 0, 0]
+
+
 def test_the_first_state_of_all_is_bad_only_if_its_loss_is_none():
     story = Story()
     story.goes_on(*story.words(-1, *[500 * NAT] * 5))
@@ -298,6 +319,8 @@ def test_a_word_stands_in_a_vertex_once_in_time_by_who_was_drawn_and_of_the_stat
     assert "no state that is validated" in why(drawn[0], Validated(99, state_of(1), (HONEST,)))
     for losses in ((), (1, 1), (-1,), (LOSS_MOST + 1,)):
         assert "are none" in why(drawn[0], Validated(1, state_of(1), losses))
+    for shares in ((), (1, 1), (-1,), (ALL + 1,)):
+        assert "are none" in why(drawn[0], Validated(1, state_of(1), (HONEST,), shares))
     story.goes_on(report(drawn[0], 1, HONEST))
     assert why(drawn[0], said) == "was said already" and why(drawn[1], said) is None
     for _ in range(VALIDATION_OPEN):

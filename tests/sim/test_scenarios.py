@@ -114,6 +114,11 @@ def test_liars_harm_nobody_honest(seed: int):
     assert run_scenario("liars", seed, rounds=6).rounds >= 6
 
 
+def test_nobody_is_moved_by_old_words():
+    """One leaves, comes back, and loses its disk, while a third repeat all that was said of coming and going."""
+    assert run_scenario("replayers", 2, rounds=8).members == 7
+
+
 def test_the_same_stories_with_real_keys():
     """Ed25519 sessions certified by ML-DSA identities behind the door that the virtual keys use."""
     for seed in (1, 2):

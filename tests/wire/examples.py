@@ -156,6 +156,7 @@ MESSAGES = (
     Hello(A, 7),
 )
 
+VALIDATED_RIGHT = Validated(7, A, (2_500_000,), (431_000,))
 AMEND_WITHOUT = Amend(A, 3, B, A, 2, b"signature", (BOB,))
 COMMIT_LATE = Commit(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=Late(3, 64, 1024))
 MANIFEST_PARTLY = ManifestIs(A, None, b"\x05")

@@ -86,7 +86,8 @@ def _by_validation(folder: Path, json: bool) -> None:
         say(f"  {p.name:<16} {p.rounds:>6} times  worst {worst:<24}  {_signed(p.rise)} / {_signed(p.rise_without)}")
     for j in judged:
         since = f" ({_signed(j.by)} after updates of {', '.join(j.counted)})" if j.by is not None else ""
-        say(f"  round {j.round:>6}: {j.opinion:<4}  {', '.join(map(_loss, j.losses))}{since}")
+        right = f", right {', '.join(f'{one:.1%}' for one in j.accuracy)}" if j.accuracy else ""
+        say(f"  round {j.round:>6}: {j.opinion:<4}  {', '.join(map(_loss, j.losses))}{right}{since}")
     for r in refused:
         say(f"  round {r.round:>6}: back to round {r.back_to}; rounds {', '.join(map(str, r.refused))} are left")
     say(f"  {MEASURED_BY_FEW}" if judged else "  no validator was heard yet: atoll status")

@@ -87,12 +87,12 @@ def show(
     folder = folder_of(run)
     with kept_in(folder) as kept:
         _check_round(kept, folder, round)
-        row = _row(kept, folder, round)
+        row = _row(kept, folder, round) | {"validated": validated(kept, folder, round)}
     if json:
         say_json(row)
         return
     for name, value in row.items():
-        if name in ("weighed", "late", "branch", "states") and not value:
+        if name in ("weighed", "late", "branch", "states", "validated") and not value:
             continue  # no distances weigh rows; nobody came back from being apart; there is one branch, one model
         words = ", ".join(value) or "nobody" if isinstance(value, list) else value
         if isinstance(value, dict):
@@ -265,6 +265,33 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
         "states": {names.get(e.peer, e.peer): e.state.hex() for e in _roll(folder, body.state)},
         "size_bytes": _size_of(_blob(folder, _held(folder, kept, round).blob)),
     }
+
+
+def validated(kept: Kept, folder: Path, round: int) -> dict[str, float]:
+    """What the run's validators found of this state, as far as the vertices behind it say, unjudged. Empty where
+    there are none, too few spoke, or the loss is no number."""
+    from atoll.base.limits import VALIDATION_OPEN
+    from atoll.node.settings import settings_of_run
+    from atoll.policy.validation import ALL, LOSS_MOST, NAT, Validations
+    from atoll.wire.codec import vertex_id
+
+    settings = settings_of_run(read_vertex(kept, folder, -1)[1])
+    if settings.validated is None:
+        return {}
+    here = {-1, *kept.rounds}
+    read = {r: read_vertex(kept, folder, r) for r in range(round, round + VALIDATION_OPEN + 1) if r in here}
+    bodies, ids = {r: body for r, (_, body) in read.items()}, {r: vertex_id(v.body) for r, (v, _) in read.items()}
+    validations = Validations(settings.validated, settings.round.quorum)
+    validations.follow(round, ids, bodies)
+    if (candidate := validations.candidates.get(round)) is None:
+        return {}
+    validations.follow(max(bodies), ids, bodies)
+    found: dict[str, float] = {}
+    for of, loss in zip(("", "canary "), candidate.values or (), strict=False):
+        found |= {f"{of}loss": loss / NAT} if loss < LOSS_MOST else {}
+    for of, right in zip(("", "canary "), candidate.accuracy or (), strict=False):
+        found |= {f"{of}accuracy": right / ALL}
+    return found
 
 
 def _branch(kept: Kept, round: int) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def what_is(files: list[Path]) -> str:
 def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -> Story:
     from msgspec import UNSET
 
-    from atoll.cli.checkpoint import read_vertex
+    from atoll.cli.checkpoint import read_vertex, validated
     from atoll.learn.export import Contributor, Story
     from atoll.wire.codec import decode_statement, vertex_id
     from atoll.wire.messages.statements import Commit
@@ -109,6 +109,7 @@ def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -
         sent_bytes=sent,
         data_parallel_bytes=alone,
         tokenizer="" if learning.tokenizer is UNSET else learning.tokenizer.hex(),
+        validated=tuple(validated(kept, folder, round).items()),
     )
 
 

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
 from atoll.base.units import bytes_text, parse_duration_s, spans_text
-from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.say import AsJson, folder_of, say, say_json
 from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,14 @@ def pull(
     ] = "",
     /,
     *,
-    dir: Dir = None,
+    dir: Annotated[
+        Path | None,
+        Parameter(
+            name="--dir",
+            help="A peer's folder, whose run is meant, or whose members are asked beside those of the ticket. "
+            "Default: $ATOLL_DIR, or ./atoll-run, where neither ticket nor id is given.",
+        ),
+    ] = None,
     to: Annotated[Path, Parameter(help="The model folder to write; it must not exist yet.")],
     via: Annotated[
         list[str], Parameter(negative="", help="Multiaddr of a member, beside those in the ticket; repeatable.")
@@ -53,6 +60,8 @@ def pull(
     """Fetch the newest agreed model of a living run (or an earlier one) and its history, verify both, write a model
     folder."""
     run, bootstrap = _whom(source, via) if source or via else _known_in(folder_of(dir))
+    if dir is not None and (source or via):
+        bootstrap += _also_in(folder_of(dir), run)
     try:
         timeout_s = parse_duration_s(timeout)
     except ValueError as why:
@@ -138,6 +147,19 @@ def _known_in(folder: Path) -> tuple[Digest, Bootstrap]:
         newest = read_vertex(kept, folder, max(kept.rounds, default=-1))[1]
         there = [m for m in newest.members if m.present and m.addresses]
         return Digest(kept.run), [(address, m.peer) for m in there[:MEMBERS_ASKED] for address in m.addresses]
+
+
+def _also_in(folder: Path, run: Digest) -> Bootstrap:
+    """Members that a folder of the very same run knows."""
+    held, members = _known_in(folder)
+    if held != run:
+        raise UsageError(
+            "E-CHK-15",
+            f"{folder} holds run {short(held)}, the ticket or id is of run {short(run)}",
+            cause="--dir names a folder of the run, whose members are asked, too; the model goes to --to",
+            fix="leave one of the two out",
+        )
+    return members
 
 
 def _broken(audit: Audit, folder: Path) -> RunFailedError:

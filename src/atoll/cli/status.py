@@ -192,7 +192,9 @@ def _say_validation(v: dict[str, Any]) -> None:
     if "opinion" in v:
         losses = ", ".join(loss_text(loss) for loss in v["values"])
         most = ", ".join(loss_text(bound) for bound in v["bounds"])
-        say(f"  validated: round {v['of']} is {v['opinion']}, loss {losses}{f'; bad above {most}' if most else ''}")
+        right = f", right {', '.join(f'{one:.1%}' for one in v['accuracy'])}" if v.get("accuracy") else ""
+        bound = f"; bad above {most}" if most else ""
+        say(f"  validated: round {v['of']} is {v['opinion']}, loss {losses}{right}{bound}")
     for r in v["returns"][-RETURNS_SHOWN:]:
         rounds = ", ".join(map(str, r["refused"]))
         who = ", ".join(r["contributors"])

@@ -426,7 +426,7 @@ class Driver:
             self.links.forget(sender)
             return
         if payload is not None and isinstance(message, Chunk):
-            self._chunks.take(message, payload, lambda named: self.handle(Received(sender, message, named)))
+            self._chunks.take(message, payload, partial(self._named, sender, message))
             return
         if payload is not None and followed is not None and (name := self.named(message, followed)) is not None:
             self.handle(Received(sender, message, Payload(name, len(payload), payload)))
@@ -441,7 +441,13 @@ class Driver:
 
     async def _hash_then_handle(self, sender: PeerId, message: Message, payload: memoryview) -> None:
         name = await asyncio.to_thread(self.island.name_of, message, payload)
-        self.handle(Received(sender, message, Payload(name, len(payload), payload)))
+        self._named(sender, message, Payload(name, len(payload), payload))
+
+    def _named(self, sender: PeerId, message: Message, payload: Payload) -> None:
+        """What was hashed off the loop. If its sender is gone by now it came too late: it would be a sign of life
+        after the last one, and the dead would be waited for again."""
+        if sender in self.machine.linked:
+            self.handle(Received(sender, message, payload))
 
     def _on_fault(self, fault: PeerFault) -> None:
         log.warning("%s broke the protocol: %s", short(fault.who), fault.what)

@@ -29,7 +29,7 @@ from atoll.node.apart import late_of
 from atoll.node.facts import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
 from atoll.policy.plan import QuorumRule, Turnout, quorum
 from atoll.policy.reputation import FLOOR, tier_of
-from atoll.policy.validation import LOSS_MOST, NAT
+from atoll.policy.validation import ALL, LOSS_MOST, NAT
 from atoll.protocol.consensus.facts import Decided, Judge
 from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.wire.codec import decode_body
@@ -75,10 +75,11 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
             if body.weighing is not UNSET:
                 entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.weights, strict=True))
-        case Looked(losses=losses):
-            entry |= {"losses": [nats(loss) for loss in losses]}
-        case StateJudged(values=values, bounds=bounds):
+        case Looked(losses=losses, right=right):
+            entry |= {"losses": [nats(loss) for loss in losses], "right": [one / ALL for one in right]}
+        case StateJudged(values=values, bounds=bounds, accuracy=accuracy):
             entry |= {"values": [nats(v) for v in values], "bounds": [nats(b) for b in bounds or ()]}
+            entry |= {"accuracy": [one / ALL for one in accuracy or ()]}
         case RowsWeighed():
             return None  # the same stands in RoundClosed, once it is agreed
         case MembershipChanged(members=members):
@@ -263,7 +264,7 @@ class Progress:
             case "UpdateScored":
                 self.opinions[entry["opinion"]] = self.opinions.get(entry["opinion"], 0) + 1
             case "StateJudged":
-                known = {key: entry[key] for key in ("of", "opinion", "values", "bounds")}
+                known = {key: entry[key] for key in ("of", "opinion", "values", "bounds", "accuracy")}
                 self.validation = known if entry["of"] >= self.validation.get("of", -2) else self.validation
             case "WentBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})

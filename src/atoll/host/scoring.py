@@ -83,7 +83,7 @@ class Scoring:
             samples=work.steps * batch,
             dealt=(cursor + work.steps_max * batch) * work.shards,
         )
-        losses = [await looked(self.tended, self.ready, along, at_F) for at_F in (before.anchor_F, x_F)]
+        losses = [(await looked(self.tended, self.ready, along, at_F)).losses for at_F in (before.anchor_F, x_F)]
         falls = falls_of(*losses, own=min(SAMPLES, along.samples))
         return Fell(fixed_point(falls, NAT, FALL_MOST))
 

@@ -16,7 +16,7 @@ from atoll.base.ids import Digest
 from atoll.host.store import Store
 from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
-from atoll.host.trainer.words import LookAlong, LookOn, Validate
+from atoll.host.trainer.words import LookAlong, Looked, LookOn, Validate
 from atoll.learn.state import SharedState
 from atoll.node.jobs import Losses
 
@@ -36,15 +36,17 @@ def canary_in(store: Store, blob: Digest | UnsetType) -> str:
 async def validated(
     tended: Tended, ready: Callable[[], Awaitable[None]], state: SharedState | None, canary: str
 ) -> Losses:
-    """Mean losses in nats, one per set of data. `ready` is to be called in its turn: the trainer runs then."""
+    """Mean losses in nats and shares of right answers, one per set of data. `ready` is to be called in its
+    turn: the trainer runs then."""
     if state is None:
         raise RunFailedError("E-VAL-01", "the state to be looked at is not on this disk any more")
-    return Losses(await looked(tended, ready, Validate(SAMPLES, canary), state.anchor_F))
+    found = await looked(tended, ready, Validate(SAMPLES, canary), state.anchor_F)
+    return Losses(found.losses, found.right)
 
 
 async def looked(
     tended: Tended, ready: Callable[[], Awaitable[None]], wish: Validate | LookAlong, x_F: Tensor
-) -> tuple[float, ...]:
+) -> Looked:
     """Losses at these parameters and buffers (F,), looked at batch by batch."""
     await tended.equipped()
     work: Validate | LookAlong | LookOn = wish
@@ -69,5 +71,5 @@ async def looked(
                         await tended.failed()
                     raise
             if found.done:
-                return found.losses
+                return found
             work = LookOn()

@@ -117,7 +117,7 @@ class Leaving:
         return await asyncio.get_running_loop().run_in_executor(self.arithmetic, of, *args)
 
     async def _loss(self, state: SharedState) -> float:
-        return (await looked(self.tended, self.ready, Validate(SAMPLES), state.anchor_F))[0]
+        return (await looked(self.tended, self.ready, Validate(SAMPLES), state.anchor_F)).losses[0]
 
 
 def _name_of(state: SharedState, learning: Learning) -> Digest:

@@ -58,6 +58,7 @@ class Story(NamedTuple):
     data_parallel_bytes: int | None = None  # what it would have sent
     tokenizer: str = ""  # hex of the blob that genesis names; empty where tokens are bytes
     beside: str = ""  # what was trained of it, where not all of it was
+    validated: tuple[tuple[str, float], ...] = ()  # what the run's validators found of this state, by what it is
 
 
 def tensor_file(layout: Layout) -> str:
@@ -183,6 +184,9 @@ def _card(spec: Spec | None, layout: Layout, story: Story, tokenizer_here: bool)
             f"| training loss | {story.loss_first:.4f} in the first round, {story.loss_last:.4f} in the last, "
             f"nats per {unit} |"
         )
+    if story.validated:
+        found = ", ".join(f"{name} {value:.4f}" for name, value in story.validated)
+        lines.append(f"| held-out data, by drawn members | {found} |")
     lines.append(f"| updates travelled as | {story.codecs[0]}, answers as {story.codecs[1]} |")
     if story.sent_bytes is not None and story.data_parallel_bytes is not None:
         lines.append(

@@ -22,7 +22,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, names_of
 from atoll.base.limits import VALIDATION_ROUNDS
 from atoll.node.amend import amend_of
-from atoll.policy.validation import LOSS_MOST, NAT, Candidate, Opinion, Validations
+from atoll.policy.validation import ALL, LOSS_MOST, NAT, Candidate, Opinion, Validations
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commit
 from atoll.wire.messages.vertex import Body
@@ -59,6 +59,7 @@ class Judged(msgspec.Struct, frozen=True):
     opinion: Opinion
     by: float | None  # how far the first of them rose since the judged state before
     counted: tuple[str, ...]  # whose updates moved the model in between
+    accuracy: tuple[float, ...] = ()  # share of right answers, per set; none: too few validators counted them
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -163,7 +164,8 @@ def blame_by_validation(
             continue  # too few spoke
         now, was = losses[0], next(iter(_nats(before)), None) if before is not None else None
         by = now - was if now is not None and was is not None else None
-        judged.append(Judged(candidate.round, losses, candidate.opinion, by, _named(who, names)))
+        shares = tuple(one / ALL for one in candidate.accuracy or ())
+        judged.append(Judged(candidate.round, losses, candidate.opinion, by, _named(who, names), shares))
         for peer in who:
             risen.setdefault(peer, {})
             if by is not None:

@@ -185,6 +185,7 @@ class Looked(Fact, frozen=True, kw_only=True):
     of: int  # round
     state: Digest
     losses: tuple[int, ...]  # millionths of a nat
+    right: tuple[int, ...] = ()  # millionths of all answers; none: not counted
 
 
 class StateJudged(Fact, frozen=True, kw_only=True):
@@ -195,6 +196,7 @@ class StateJudged(Fact, frozen=True, kw_only=True):
     opinion: Literal["good", "bad"]
     values: tuple[int, ...]  # millionths of a nat, one per set of data
     bounds: tuple[int, ...] | None  # above which it would be bad; None: nothing to compare with
+    accuracy: tuple[int, ...] | None = None  # millionths of all answers; None: too few validators counted them
 
 
 class WentBack(Fact, frozen=True, kw_only=True):

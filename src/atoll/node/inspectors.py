@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec import UNSET
+
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Ask, Done, Effect, Failed, Report
 from atoll.node.audits import Audits
@@ -122,7 +124,7 @@ class Inspectors:
                 return said if known else None
             case ScoreTaken(of=of, peer=peer, falls=falls):
                 return Scored(of, peer, falls)
-            case Looked(of=of, state=state, losses=losses):
-                return Validated(of, state, losses)
+            case Looked(of=of, state=state, losses=losses, right=right):
+                return Validated(of, state, losses, right or UNSET)
             case _:
                 return None

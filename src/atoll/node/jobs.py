@@ -220,6 +220,7 @@ class Validate(msgspec.Struct, frozen=True):
 
 class Losses(msgspec.Struct, frozen=True):
     losses: tuple[float, ...]  # nats, mean, one per set of data; may be infinite or not a number
+    right: tuple[float, ...] = ()  # share of right answers, one per set; none: they were not counted
 
 
 class ShowUpdate(msgspec.Struct, frozen=True):

@@ -59,6 +59,7 @@ from atoll.node.facts import (
     Fault,
     FetchBegan,
     GenesisKnown,
+    MembershipChanged,
     Refused,
     RoundClosed,
     RunOver,
@@ -313,6 +314,9 @@ class Peer:
     def _know(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
         """What a life before did, and go on from it."""
         effects = self.known.restore(kept)
+        if self.known.history.head > -1:  # the last word on who is here was genesis'
+            members = self.known.history.head_body.members
+            effects.append(self._fact(MembershipChanged(joined=(), left=(), members=members)))
         effects += self._from_inspectors(self.inspectors.resume(now), now) + self._seek_demanded()
         effects += self.kept_rows.start(kept)
         return effects + self._follow_members(now) + self.regain.begin(self.known.history)
@@ -542,7 +546,10 @@ class Peer:
             if not vertices:
                 return []
             genesis = vertices.pop(0)
-            if genesis_digest(genesis) == self.run and (why := other_rules(decode_body(genesis.body).settings)):
+            first = decode_body(genesis.body, sender)
+            if first.round >= 0:
+                return []  # news for the one that I was before my disk was lost; genesis is asked for
+            if genesis_digest(genesis) == self.run and (why := other_rules(first.settings)):
                 refused = Refused(by=self.me, code="E-RUN-15", what=why, fix=OTHER_RULES_FIX, for_good=True)
                 return [self._fact(refused)]
             effects += self._know_genesis(genesis)

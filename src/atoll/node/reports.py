@@ -63,6 +63,7 @@ from atoll.wire.messages.statements import (
     Placed,
     Rests,
     Signed,
+    Statement,
     Suspect,
     Validated,
 )
@@ -117,7 +118,7 @@ class ReportPool:
             return Pooled(reported, fresh=False)  # heard, and that is all
         key = _key(reported)
         fresh = key not in self.pool
-        if not fresh and self.pool[key].body == signed.body:
+        if not fresh and (self.pool[key].body == signed.body or self._older(statement, reported.by)):
             return None
         if fresh and not self._has_room(key, only_counts(statement)):
             return None
@@ -217,6 +218,13 @@ class ReportPool:
         said = decode_statement(signed.body, peer) if signed is not None else None
         return said if isinstance(said, Join) else None
 
+    def _older(self, said: Statement, peer: PeerId) -> bool:
+        """A join that was written before the one that is here: somebody repeats it."""
+        if not isinstance(said, Join) or (newer := self.join_of(peer)) is None:
+            return False
+        rounds = self.recent().rounds
+        return rounds.get(said.after, -2) < rounds.get(newer.after, -2)
+
     def of_kind(self, kind: str) -> list[Signed]:
         return [signed for key, signed in self.pool.items() if key[0] == kind]
 
@@ -306,7 +314,7 @@ class ReportPool:
             self.validations.follow(head, self.history.ids, self.history.bodies)
             self.scores.follow(head, self.history.ids, self.history.bodies)
             known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger, self.scores
-            self._recent = (head, Recent(states, *known))
+            self._recent = (head, Recent(states, *known, self.history.rounds()))
         return self._recent[1]
 
     def wanted_back(self) -> list[Amend]:

@@ -34,7 +34,7 @@ Sign = Callable[[bytes], bytes]
 def farewell(peer: Peer, why: str, now: Seconds) -> list[Effect]:
     """I am leaving on purpose: say so to everybody, so that nobody waits."""
     peer.leaving = True
-    return [] if peer.is_lost else peer.say(Leave(peer.at + 1, why[:200]), now)
+    return [] if peer.is_lost else peer.say(Leave(peer.known.history.head + 1, why[:200]), now)
 
 
 def rest(peer: Peer, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:

@@ -18,7 +18,7 @@ from atoll.node.blame import refusal_in
 from atoll.node.facts import Looked, StateJudged, WentBack
 from atoll.node.jobs import Hold, Losses, Validate
 from atoll.node.reports import ReportPool
-from atoll.policy.validation import Candidate, Opinion, fixed_point
+from atoll.policy.validation import Candidate, Opinion, fixed_point, share
 from atoll.protocol.dag.history import History
 from atoll.wire.messages.vertex import Body
 
@@ -54,8 +54,9 @@ class Validators:
         self.looking = None
         told: list[Effect] = []
         if isinstance(event, Done) and isinstance(event.result, Losses):
-            losses = tuple(map(fixed_point, event.result.losses))
-            told.append(self._fact(Looked(of=candidate.round, state=candidate.state, losses=losses)))
+            losses, right = tuple(map(fixed_point, event.result.losses)), tuple(map(share, event.result.right))
+            looked = Looked(of=candidate.round, state=candidate.state, losses=losses, right=right)
+            told.append(self._fact(looked))
         return told + self._look()
 
     def _look(self) -> list[Effect]:
@@ -90,7 +91,7 @@ class Validators:
                 continue
             self.told[candidate.round] = opinion
             fact = StateJudged(of=candidate.round, opinion=opinion, values=values, bounds=candidate.bounds)
-            effects.append(self._fact(fact))
+            effects.append(self._fact(replace(fact, accuracy=candidate.accuracy)))
         return effects
 
     def _went_back(self, body: Body) -> list[Effect]:

@@ -351,7 +351,7 @@ class _Walk:
         plan = self._plan_after(history.head_id, parent)
         self.ledger.book.lacks = self.hole >= 0
         known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger, self.scored
-        recent = Recent(self._recent_states(body), *known)
+        recent = Recent(self._recent_states(body), *known, history.rounds())
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
             ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))

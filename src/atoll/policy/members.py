@@ -9,7 +9,7 @@ a local measurement: whom I cannot reach is my signed report, not my decision.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import UNSET
@@ -90,6 +90,7 @@ class Recent:
     validations: Validations = NO_VALIDATIONS
     ledger: Ledger = NO_LEDGER
     scores: Scores = NO_SCORES
+    rounds: Mapping[Digest, int] = field(default_factory=dict[Digest, int])  # of vertices; a lost one has none
 
 
 def changes_max(voters: int) -> int:
@@ -135,10 +136,12 @@ def admissible(
             if mine is None or mine.standing != "observer" or mine.role == "observer":
                 return "only an observing trainer can become ready"
             return None if recent.states.get(vertex) == state else "its state is not the one agreed on"
-        case Leave(why=why):
+        case Leave(round=round, why=why):
             if len(why) > WORDS_MAX:
                 return "gives too long a reason"
-            return None if mine is not None and mine.present else "is not a member"
+            if mine is None or not mine.present:
+                return "is not a member"
+            return None if round >= mine.since else "it was said before it came back"
         case Rests(round=round):
             if mine is None or not mine.trains:
                 return "only members that train can rest"
@@ -147,7 +150,8 @@ def admissible(
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or not target.present:
                 return "only voting members can suspect members"
-            return None if parent.round - RECENT <= round <= parent.round + 1 else "is out of date"
+            first = max(parent.round - RECENT, target.since)  # what was said before it came back is settled
+            return None if first <= round <= parent.round + 1 else "is out of date"
         case Caught():
             return _may_accuse(statement, mine, members, parent.round)
         case Complaint(round=round, peer=peer):
@@ -255,6 +259,10 @@ def _may_join(
     before = members.get(by)
     if before is not None and before.standing == "expelled":
         return "it was expelled: members hold a lie that it signed"
+    if before is not None and recent.rounds.get(join.after, before.since) < before.since:
+        return (
+            "it was written too long ago: it has come in since"  # or whoever heard it once could take its key back
+        )
     if before is not None and before.vote_key == join.vote_key and before.standing != "away":
         return "it is a member already" if before.addresses == join.addresses else None
     if before is not None and before.identity != reported.identity:

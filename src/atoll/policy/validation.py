@@ -16,6 +16,7 @@ from math import isfinite
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
@@ -26,6 +27,7 @@ from atoll.wire.messages.statements import Amend, Validated
 from atoll.wire.messages.vertex import Body
 
 NAT = 1_000_000  # losses travel in millionths
+ALL = 1_000_000  # so do shares of right answers
 LOSS_MOST = 10**9 * NAT  # what is not finite, or larger, is said as this
 MARGIN_LEAST = NAT // 10  # of a nat: a quarter of a loss near zero would be noise
 COOL_ROUNDS = 4  # from a return to the next demand, doubled for each further return in the window
@@ -53,6 +55,11 @@ def fixed_point(loss: float) -> int:
     return max(0, round(loss * NAT))
 
 
+def share(right: float) -> int:
+    """A share of right answers as it travels; what is no number is none of them."""
+    return round(max(0.0, min(right, 1.0)) * ALL) if isfinite(right) else 0
+
+
 def voices(voters: int, rule: QuorumRule) -> int:
     """Validators that decide: more than may lie, and two where there are two, since one machine may be broken."""
     return max(1 + ((voters - 1) // 3 if rule == "two-thirds" else 0), min(2, voters))
@@ -69,6 +76,7 @@ class Candidate:
     validators: tuple[PeerId, ...]
     needed: int
     said: dict[PeerId, Losses] = field(default_factory=dict[PeerId, Losses])
+    right: dict[PeerId, Losses] = field(default_factory=dict[PeerId, Losses])  # of those who counted answers, too
     heard: int = -2  # the round whose vertex held the last word of it
     bounds: Losses | None = None  # None: there is nothing to compare with
     opinion: Opinion = "open"
@@ -79,6 +87,14 @@ class Candidate:
         if len(self.said) < self.needed:
             return None
         return tuple(sorted(losses)[self.needed - 1] for losses in zip(*self.said.values(), strict=True))
+
+    @property
+    def accuracy(self) -> Losses | None:
+        """Per set, the share of right answers that this state counts as: as `values`, seen from above. No verdict
+        goes by it."""
+        if len(self.right) < self.needed:
+            return None
+        return tuple(sorted(shares)[-self.needed] for shares in zip(*self.right.values(), strict=True))
 
     def judge(self, bounds: Losses | None) -> None:
         """Against these bounds. A loss that is none is above all of them."""
@@ -130,6 +146,8 @@ class Validations:
             elif self.why_not(by, said) is None and said.round in self.candidates:
                 candidate = self.candidates[said.round]
                 candidate.said[by], candidate.heard = said.losses, round
+                if not isinstance(said.right, UnsetType):
+                    candidate.right[by] = said.right
         if back is not None:  # what came after belongs to a past that was left
             self.candidates = {r: c for r, c in self.candidates.items() if r <= back.round}
             self.returns += [round] * (not back.signature)
@@ -168,7 +186,11 @@ class Validations:
             return "was said already"
         sets = self.rule.sets if self.rule is not None else 0
         fits = len(report.losses) == sets and all(0 <= loss <= LOSS_MOST for loss in report.losses)
-        return None if fits else "holds losses that are none"
+        if not fits:
+            return "holds losses that are none"
+        right = report.losses[:0] if isinstance(report.right, UnsetType) else report.right
+        fits = report.right is UNSET or len(right) == sets
+        return None if fits and all(0 <= one <= ALL for one in right) else "holds shares that are none"
 
     # ---- what follows --------------------------------------------------------------------------------------
 

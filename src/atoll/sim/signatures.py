@@ -50,7 +50,9 @@ class Keys(Protocol):
         """The public long-lived identity, as `identity_holds` reads it."""
         ...
 
-    def signer(self, index: int, run: bytes) -> Signer: ...
+    def signer(self, index: int, run: bytes, session: int = 0) -> Signer:
+        """Of its `session`-th session: whoever loses its disk begins another."""
+        ...
 
     def vouch(self, peer: PeerId) -> Vouch:
         """The long-lived identity of a peer of this world."""
@@ -71,8 +73,8 @@ class VirtualKeys:
     def identity(self, index: int) -> bytes:
         return self.name(index).encode()
 
-    def signer(self, index: int, run: bytes) -> Signer:
-        return VirtualSigner(self.name(index), votes=self.votes)
+    def signer(self, index: int, run: bytes, session: int = 0) -> Signer:
+        return VirtualSigner(self.name(index), session, self.votes)
 
     def vouch(self, peer: PeerId) -> Vouch:
         identity = peer.encode()
@@ -90,7 +92,7 @@ class RealKeys:
         self.seed = seed.to_bytes(8, "big", signed=True)
         self.verifier = SessionVerifier()
         self._identities: dict[int, Identity] = {}
-        self._sessions: dict[int, SessionSigner] = {}
+        self._sessions: dict[tuple[int, int], SessionSigner] = {}
 
     def name(self, index: int) -> PeerId:
         return self._identity(index).peer
@@ -101,17 +103,18 @@ class RealKeys:
     def identity(self, index: int) -> bytes:
         return public_bytes(self._identity(index).public)
 
-    def signer(self, index: int, run: bytes) -> Signer:
-        if index not in self._sessions:  # kept on disk outside: a restarted peer goes on with the same one
-            self._sessions[index] = SessionSigner.certified(
+    def signer(self, index: int, run: bytes, session: int = 0) -> Signer:
+        one = index, session
+        if one not in self._sessions:  # kept on disk outside: a restarted peer goes on with the same one
+            self._sessions[one] = SessionSigner.certified(
                 self._identity(index),
                 run,
                 epoch=0,
                 not_before_s=0,
                 not_after_s=2**31,
-                generate=lambda: self._session_key(index),
+                generate=lambda: self._session_key(index, session),
             )
-        return self._sessions[index]
+        return self._sessions[one]
 
     def vouch(self, peer: PeerId) -> Vouch:
         identity = next(i for i in self._identities.values() if i.peer == peer)
@@ -123,8 +126,8 @@ class RealKeys:
             self._identities[index] = Identity.from_seeds(seeds[:32], seeds[32:])
         return self._identities[index]
 
-    def _session_key(self, index: int) -> VotePrivateKey:
-        seed = draw_bytes(self.seed, f"session/{index}", 32)
+    def _session_key(self, index: int, session: int = 0) -> VotePrivateKey:
+        seed = draw_bytes(self.seed, f"session/{index}/{session}" if session else f"session/{index}", 32)
         if self.votes == "ml-dsa-65":
             return MLDSA65PrivateKey.from_seed_bytes(seed)
         return Ed25519PrivateKey.from_private_bytes(seed)

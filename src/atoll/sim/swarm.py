@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -77,6 +78,7 @@ class Swarm:
         self.checkers = Checkers(frozenset(self.keys.name(i) for i in self.makers))
         self.world.watchers.append(self.checkers.watch)
         self.draw = random.Random(f"swarm/{seed}")
+        self.sessions = Counter[int]()  # how often each began anew
         self.founders = tuple(self.keys.name(i) for i in range(self.knobs.peers))
         self.opened = Opened(OPENED)
         self.genesis = self._genesis()
@@ -91,6 +93,18 @@ class Swarm:
         node.contacts.add(via)
         self.world.at(self.world.now + 0.01, lambda: self.world.dial(name, via))
         return name
+
+    def lose_disk(self, index: int, via: PeerId) -> None:
+        """Its computer dies; the next one knows its identity and one address, and begins a new session."""
+        name = self.keys.name(index)
+        self.world.crash(name)
+        self.sessions[index] += 1
+        node = self.world.nodes[name]
+        node.island = self._island(name)
+        node.kept = node.island.kept
+        node.make = self._maker(index, None, (via,), session=self.sessions[index])
+        self.world.start(name)
+        self.world.dial(name, via)
 
     def invite(self, by: PeerId, uses: int = 1, lasts_s: Seconds = 1e6) -> Ticket:
         """`by` puts a ticket before the members, and here it is; good once a vertex holds it."""
@@ -126,23 +140,38 @@ class Swarm:
         admission: bytes,
         role: str = "trainer",
     ) -> Node:
-        name = self.keys.name(index)
-        island = self.island(name, self.knobs.island, random.Random(f"island/{self.world.seed}/{name}"))
-        island.now = lambda: self.world.now
-        k = self.knobs
+        name, k = self.keys.name(index), self.knobs
         clock = Clock(
             self.draw.uniform(-k.clock_offset_s, k.clock_offset_s), self.draw.uniform(-k.clock_drift, k.clock_drift)
         )
-        signer = self.keys.signer(index, self.run_id)
+        make = self._maker(index, genesis, bootstrap, admission, role)
+        return self.world.add(name, make, self._island(name), clock)
+
+    def _maker(
+        self,
+        index: int,
+        genesis: Vertex | None,
+        bootstrap: tuple[PeerId, ...],
+        admission: bytes = b"",
+        role: str = "trainer",
+        session: int = 0,
+    ) -> Callable[[], Peer]:
+        name, names = self.keys.name(index), self.knobs.names
+        signer = self.keys.signer(index, self.run_id, session)
         maker = self.makers.get(index, honest)
 
         def make() -> Peer:
-            wish = Wish(role, k.names[index] if index < len(k.names) else name, (), admission)
+            wish = Wish(role, names[index] if index < len(names) else name, (), admission)
             peer = maker(self.run_id, signer, self.keys, wish, genesis, bootstrap)
             peer.notary.opened = self.opened
             return peer
 
-        return self.world.add(name, make, island, clock)
+        return make
+
+    def _island(self, name: PeerId) -> Island:
+        island = self.island(name, self.knobs.island, random.Random(f"island/{self.world.seed}/{name}"))
+        island.now = lambda: self.world.now
+        return island
 
     def _genesis(self) -> Vertex:
         members = tuple(

@@ -5,6 +5,7 @@
     liar          sends parts and answers whose bytes are not those it committed to or signed
     withholder    never answers for its parts and never proposes
     flooder       talks about rounds that nobody has reached, a hundred words per heartbeat
+    replayer      says again whatever it heard others say of coming and going (only in a story of its own)
 
 A villain signs with its own keys only, as in the real world. What must hold beside them: no honest peer is ever
 blamed, loses its vote, or holds other bits than the others, and rounds go on.
@@ -56,6 +57,7 @@ Twist = Callable[["Villain", Send], list[Effect]]
 MISCHIEF_S = 0.5  # how often a villain says something that nobody asked for
 LISTENERS = 16  # to how many at once, at most; in a larger swarm to a few, drawn each time
 LISTENERS_DRAWN = 4
+REPORTS_HEARD = 64
 
 
 class Villain:
@@ -66,6 +68,7 @@ class Villain:
         self.notary: Notary = peer.notary
         self.draw = random.Random(f"villain/{peer.me}")
         self.heard: dict[PeerId, Signed] = {}  # other people's words, to misuse
+        self.reports: list[Signed] = []  # those on coming and going
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, TimerFired) and event.name == "mischief":
@@ -91,6 +94,8 @@ class Villain:
         statement = getattr(getattr(event, "message", None), "statement", None)
         if isinstance(statement, Signed):
             self.heard[statement.signer] = statement
+            if isinstance(getattr(event, "message", None), MemberReport) and statement not in self.reports:
+                self.reports = [*self.reports, statement][-REPORTS_HEARD:]
 
     def _mischief(self, now: Seconds) -> list[Effect]:
         if self.peer.round is None:
@@ -232,7 +237,22 @@ def _flood(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
     return effects
 
 
-MISCHIEF: dict[Twist, Callable[[Villain, PeerId, Seconds], list[Effect]]] = {garble: _nonsense, flood: _flood}
+# ---- words of yesterday ------------------------------------------------------------------------------------
+
+
+def replay(villain: Villain, send: Send) -> list[Effect]:
+    return [send]
+
+
+def _replay(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+    return [Send(to, MemberReport(signed)) for signed in villain.reports]
+
+
+MISCHIEF: dict[Twist, Callable[[Villain, PeerId, Seconds], list[Effect]]] = {
+    garble: _nonsense,
+    flood: _flood,
+    replay: _replay,
+}
 KINDS: dict[str, Twist] = {
     "equivocator": equivocate,
     "garbler": garble,

@@ -33,7 +33,7 @@ class Validating:
         self.spec, self.data = spec, data
         self._canary: tuple[str, Data] | None = None  # read once
         self._model: tuple[nn.Module, Layout] | None = None  # made when it is first needed
-        self.chore: Generator[None, None, tuple[float, ...]] | None = None
+        self.chore: Generator[None, None, Looked] | None = None
 
     def start(self, wish: Validate | LookAlong, x_F: Tensor) -> Looked:
         """The first batch, with these parameters and buffers (F,)."""
@@ -48,28 +48,30 @@ class Validating:
             next(self.chore)
         except StopIteration as done:
             self.chore = None
-            return Looked(True, done.value)
+            return done.value
         except BaseException:
             self.chore = None
             raise
         return Looked(False)
 
-    def _look(self, wish: Validate, x_F: Tensor) -> Generator[None, None, tuple[float, ...]]:
+    def _look(self, wish: Validate, x_F: Tensor) -> Generator[None, None, Looked]:
         model = self._model_with(x_F)
-        losses: list[float] = []
+        losses, right = list[float](), list[float]()
         for data in self._sets(wish.canary):
-            loss_sum, targets_seen = 0.0, 0
+            loss_sum, hits, targets_seen = 0.0, 0, 0
             for inputs, targets in self._batches(data, wish.samples):
                 with torch.no_grad():  # not around the yield: training goes on meanwhile
                     scores = model(inputs)
-                    flat = scores.reshape(-1, scores.shape[-1])
-                    loss = torch.nn.functional.cross_entropy(flat, targets.reshape(-1), reduction="sum")
+                    flat, wanted = scores.reshape(-1, scores.shape[-1]), targets.reshape(-1)
+                    loss = torch.nn.functional.cross_entropy(flat, wanted, reduction="sum")
+                    hits += int((flat.argmax(1) == wanted).sum())
                 loss_sum, targets_seen = loss_sum + float(loss), targets_seen + targets.numel()
                 yield
             losses.append(loss_sum / targets_seen)
-        return tuple(losses)
+            right.append(hits / targets_seen)
+        return Looked(True, tuple(losses), tuple(right))
 
-    def _look_along(self, wish: LookAlong, x_F: Tensor) -> Generator[None, None, tuple[float, ...]]:
+    def _look_along(self, wish: LookAlong, x_F: Tensor) -> Generator[None, None, Looked]:
         """A loss per sample."""
         model, spec = self._model_with(x_F), self.spec
         own = dealt(wish.drawn, wish.shard, wish.shards, wish.cursor, wish.samples)
@@ -80,7 +82,7 @@ class Validating:
             inputs, targets = samples_at(self.data, here_B, spec.seq_len, spec.seed)
             losses += losses_of(model, (inputs.to(spec.device), targets.to(spec.device)))
             yield
-        return tuple(losses)
+        return Looked(True, tuple(losses))
 
     def _sets(self, canary: str) -> tuple[Data, ...]:
         if not canary:

@@ -218,6 +218,7 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
 
     done: bool
     losses: tuple[float, ...] = ()
+    right: tuple[float, ...] = ()  # share of tokens or images guessed right, per set
 
 
 class Carried(msgspec.Struct, frozen=True, tag=True):

@@ -154,6 +154,10 @@ class History:
         rounds = range(max(-1, self.head - count + 1), self.head + 1)
         return {self.ids[r]: self.bodies[r].state for r in rounds if r in self.bodies}
 
+    def rounds(self) -> dict[Digest, int]:
+        """Of all vertices in memory, by their ids."""
+        return {vertex: round for round, vertex in self.ids.items()}
+
     def since(self, first: int, bytes_max: int) -> tuple[Vertex, ...]:
         """Consecutive vertices from round `first`, as many as fit; empty if that round is not in memory."""
         chosen: list[Vertex] = []

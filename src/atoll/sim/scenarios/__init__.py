@@ -15,6 +15,7 @@
     late_joiner  somebody comes when the run is long
     frozen       one member sleeps for ten seconds and comes back
     liars        a third of the voters lie, at most; nobody honest is harmed
+    replayers    a third repeat what others once said of coming and going; nobody is moved by it
     owners       a third of the owners lie about their parts, at most; each is soon out
     framers      a third call everybody else liars; nobody is believed
     comparers    a third of the owners lie about distances, weights or sums; each is soon out
@@ -80,7 +81,7 @@ from atoll.sim.scenarios.churn import (
     weighed,
 )
 from atoll.sim.scenarios.clients import clients
-from atoll.sim.scenarios.liars import liars
+from atoll.sim.scenarios.liars import liars, replayers
 from atoll.sim.scenarios.oceans import oceans
 from atoll.sim.scenarios.openings import opened, openings, slanderers
 from atoll.sim.scenarios.owners import compared, comparers, framers, owners, watched
@@ -113,6 +114,7 @@ SCENARIOS: dict[str, Scenario] = {
     "late_joiner": Scenario(late_joiner, peers=4, rounds=300),
     "frozen": Scenario(frozen, peers=5, rounds=10),
     "liars": Scenario(liars, peers=7, rounds=15),
+    "replayers": Scenario(replayers, peers=7, rounds=16),
     "owners": Scenario(owners, peers=7, rounds=4),
     "framers": Scenario(framers, peers=7, rounds=6),
     "comparers": Scenario(comparers, peers=7, rounds=4),

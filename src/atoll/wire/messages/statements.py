@@ -246,6 +246,9 @@ class Validated(Statement, frozen=True):
     round: int
     state: Digest
     losses: tuple[int, ...]  # millionths of a nat, one per set of such data; LOSS_MOST of policy/validation: none
+    right: tuple[int, ...] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # millionths of the tokens or pictures whose answer it guessed, one per set; left out: not counted
 
 
 class Scored(Statement, frozen=True):
