@@ -16,6 +16,7 @@ from torch import nn
 
 from atoll.host.attach import Run
 from atoll.host.attached import Attach, AttachedTrainer, Over, _beginning, room_of
+from atoll.host.island import Island
 from atoll.host.learning import Beginning
 from atoll.host.shared import Mailbox
 from atoll.host.trainer import TrainerSpec
@@ -103,8 +104,19 @@ class Loops(Members):
     def __init__(self, base: Path, recipe: Recipe, book: str, make: Callable[[nn.Module], torch.optim.Optimizer]):
         self.make = make
         super().__init__(base, recipe, book)
-        for trainer in self.trainers:
-            trainer.recipe = self.learning.recipe
+
+    async def anew(self, index: int) -> Island:
+        """The same member with another loop, and a disk that lost what was private."""
+        await self.islands[index].close()
+        await self.trainers[index].end()
+        self.stores[index].write_private(b"")
+        self.trainers[index] = self.trainer()
+        self.islands[index] = self.island(index)
+        return self.islands[index]
+
+    def island(self, index: int) -> Island:
+        self.trainers[index].recipe = self.learning.recipe
+        return super().island(index)
 
     def beginning(self, recipe: Recipe, book: str) -> Beginning:
         model = build_model("gpt-nano", 0)

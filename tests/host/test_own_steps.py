@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from loops import Loops
+from loops import Loop, Loops
 from members import PEERS, story
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+import atoll
+from atoll.host.attached import Begins
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
-from atoll.learn.methods import data_parallel, demo_, parameter_server, pipelined, powersgd
+from atoll.learn.inner import InnerState, inner_from_bytes, inner_step
+from atoll.learn.layout import layout_of
+from atoll.learn.methods import data_parallel, demo_, des_loc, parameter_server, pipelined, powersgd
 from atoll.learn.models import build_model, loss_of
-from atoll.learn.recipes import Recipe
+from atoll.learn.recipes import Recipe, in_own_loop
+from atoll.node.jobs import Restore
 
 SMALL = {"batch": 2, "seq_len": 16}
 
@@ -23,19 +31,19 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     "recipe",
     [
-        data_parallel("gpt-nano", rounds=5, **SMALL),
-        parameter_server("gpt-nano", rounds=5, **SMALL),
-        demo_("gpt-nano", rounds=5, **SMALL),
-        powersgd("gpt-nano", rounds=5, **SMALL),
+        data_parallel("gpt-nano", rounds=3, **SMALL),
+        parameter_server("gpt-nano", rounds=3, **SMALL),
+        demo_("gpt-nano", rounds=3, **SMALL),
+        powersgd("gpt-nano", rounds=3, **SMALL),
     ],
     ids=["data_parallel", "parameter_server", "demo_", "powersgd"],
 )
 def test_every_step_of_two_loops_is_the_experiments_bit_for_bit(tmp_path, book, recipe: Recipe):
-    """Five rounds of one step; the loops' own optimizers, which only say when, keep no state."""
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 5, Trouble(), loss_of)
+    """Three rounds of one step; the loops' own optimizers, which only say when, keep no state."""
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 3, Trouble(), loss_of)
 
     async def tell(members: Loops) -> None:
-        for turn in range(5):
+        for turn in range(3):
             await members.play()
             run.step()
             for island in members.islands:
@@ -47,6 +55,85 @@ def test_every_step_of_two_loops_is_the_experiments_bit_for_bit(tmp_path, book, 
     for trainer in members.trainers:
         assert not trainer.optimizer.state
         assert torch.equal(torch.cat([p.detach().reshape(-1) for p in trainer.model.parameters()]), run.agreed())
+
+
+def by_closure(loop: Loop, found: tuple[torch.Tensor, torch.Tensor]) -> None:
+    losses = []
+
+    def closure() -> torch.Tensor:
+        losses.append(loss_of(loop.model, found))
+        losses[-1].backward()
+        return losses[-1]
+
+    assert loop.optimizer.step(closure) is losses[0] and len(losses) == 1, "called once, and its loss returned"
+    assert all(p.grad is not None for p in loop.model.parameters()), "as they were before the step"
+
+
+def by_fused_scaler(loop: Loop, found: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """First an infinite gradient, which GradScaler leaves to the fused optimizer to pass over; then two halves."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+    for infinite in (True, False):
+        loop.optimizer.zero_grad()
+        for _ in range(2):
+            scaler.scale(loss_of(loop.model, found) / 2).backward()
+        if infinite:
+            next(loop.model.parameters()).grad.fill_(float("inf"))
+        scaler.step(loop.optimizer)
+        scaler.update()
+
+
+def test_closures_accumulated_gradients_and_scaled_ones_come_to_the_same(tmp_path, book):
+    """A loop of closures beside one of two half gradients under a GradScaler, each of whose steps is skipped once:
+    the experiment's parameters, bit for bit."""
+    recipe = data_parallel("gpt-nano", rounds=3, **SMALL)
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 3, Trouble(), loss_of)
+
+    async def tell(members: Loops) -> None:
+        for _ in range(3):
+            await members.play()
+            run.step()
+        assert torch.equal(members.islands[0].head.anchor_F, run.agreed())
+
+    torch.manual_seed(0)
+    members = Loops(tmp_path, recipe, book, lambda model: torch.optim.AdamW(model.parameters(), fused=True))
+    for trainer, step in zip(members.trainers, (by_closure, by_fused_scaler), strict=True):
+        trainer.step = partial(step, trainer)
+    story(tell, members)
+
+
+class Restless(torch.optim.SGD):
+    """It decays parameters whether or not they have gradients."""
+
+    def step(self, closure: object = None) -> None:
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.mul_(0.99)
+
+
+def test_an_optimizer_that_a_recipe_cannot_work_with_is_refused_in_words(tmp_path):
+    """A founder's before anything is written, a joiner's before its first step; nothing is guessed."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 4))
+    part, whole = list(model[0].parameters()), list(model.parameters())
+    for recipe, optimizer, why in (
+        (data_parallel(), torch.optim.SGD(part, lr=0.1), r"gradients, and the optimizer does not hold 1\.weight"),
+        (des_loc(), torch.optim.AdamW(part), r"moments, and the optimizer does not hold 1\.weight"),
+        (des_loc(), torch.optim.SGD(whole, lr=0.1), "both moments of Adam, and SGD has others"),
+        (des_loc(), torch.optim.AdamW(whole, amsgrad=True), "amsgrad=True has a third"),
+    ):
+        with pytest.raises(atoll.UsageError, match=f"E-ATT-13 .*{why}"):
+            atoll.found(recipe=recipe, folder=tmp_path / "one").attach(model, optimizer)
+        joiner = atoll.join("a ticket", folder=tmp_path / "one")
+        joiner._model, joiner._optimizer, joiner._layout = model, optimizer, layout_of(model)
+        with pytest.raises(atoll.UsageError, match=f"E-ATT-13 .*{why}"):
+            joiner._take(Begins(in_own_loop(recipe)))
+    assert not (tmp_path / "one").exists()
+
+
+def test_an_optimizer_that_moves_what_has_no_gradient_is_stopped(tmp_path, book):
+    """Its steps would come on top of the agreed ones, at this member alone."""
+    members = Loops(tmp_path, data_parallel("gpt-nano", **SMALL), book, lambda m: Restless(m.parameters(), lr=0.1))
+    with pytest.raises(atoll.UsageError, match="E-ATT-13 .*Restless moves parameters that have none"):
+        story(Loops.play, members)
 
 
 def test_gradients_that_wait_in_a_loops_queue_are_the_experiments(tmp_path, book):
@@ -67,3 +154,72 @@ def test_gradients_that_wait_in_a_loops_queue_are_the_experiments(tmp_path, book
     members = Loops(tmp_path, recipe, book, sgd)
     story(tell, members)
     assert all(trainer.steps >= steps + depth - 1 for trainer in members.trainers)
+
+
+DES_LOC = des_loc("gpt-nano", rounds=6, inner_steps=2, **SMALL)
+
+
+class Ours(torch.optim.AdamW):
+    """The inner step of built-in trainers, with its moments where torch's AdamW has them."""
+
+    taken = 0
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        held = self.param_groups[0]["params"]
+        for p in held:
+            if not self.state[p]:
+                fresh = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                self.state[p] = {"step": torch.tensor(0.0)} | fresh
+        x_P, gradient_P = parameters_to_vector(held), parameters_to_vector([p.grad for p in held])
+        first_P, second_P = (
+            parameters_to_vector([self.state[p][name] for p in held]) for name in ("exp_avg", "exp_avg_sq")
+        )
+        inner = InnerState(first_P, second_P, int(self.state[held[0]]["step"]))
+        inner_step(DES_LOC.inner, inner, x_P, gradient_P, self.taken)
+        self.taken += 1
+        vector_to_parameters(x_P, held)
+        vector_to_parameters(first_P, [self.state[p]["exp_avg"] for p in held])
+        vector_to_parameters(second_P, [self.state[p]["exp_avg_sq"] for p in held])
+        for p in held:
+            self.state[p]["step"].fill_(inner.steps)
+
+
+def ours(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return Ours(model.parameters())
+
+
+def moment(trainer: Loop, name: str) -> torch.Tensor:
+    return parameters_to_vector([trainer.optimizer.state[p][name] for p in trainer.model.parameters()])
+
+
+def test_moments_of_two_loops_are_averaged_on_their_clocks(tmp_path, book):
+    """Six rounds beside the experiment: the first moments in the third, both in the sixth, in the optimizers' own
+    state. A loop that comes with an empty disk begins with those that were agreed on, and with their count."""
+    run = Experiment(DES_LOC, build_model("gpt-nano", 0), load_data(book), PEERS, 12, Trouble(), loss_of)
+    seen = []
+
+    async def tell(members: Loops) -> None:
+        for turn in range(1, 7):
+            await members.play()
+            while run.now < turn * 2:
+                run.step()
+            for index, worker in enumerate(run.workers):
+                assert torch.equal(members.islands[index].head.anchor_F, run.agreed()), turn
+                assert torch.equal(moment(members.trainers[index], "exp_avg"), worker.inner.first_P), turn
+                assert torch.equal(moment(members.trainers[index], "exp_avg_sq"), worker.inner.second_P), turn
+            pairs = [[moment(t, name) for t in members.trainers] for name in ("exp_avg", "exp_avg_sq")]
+            seen.append(tuple(torch.equal(one, two) for one, two in pairs))
+        head = members.islands[0].head
+        again = await members.anew(1)
+        assert await again.do(Restore(members.round - 1, members.vertex(), members.state))
+        await members.train(1)
+        fresh = members.trainers[1]
+        assert {int(state["step"]) for state in fresh.optimizer.state.values()} == {head.steps + 2}
+        before_P = inner_from_bytes(again.live.inner, len(head.momentum_P)).first_P
+        assert torch.equal(before_P, head.momentum_P)
+
+    torch.manual_seed(0)
+    story(tell, Loops(tmp_path, DES_LOC, book, ours))
+    neither = (False, False)
+    assert seen == [neither, neither, (True, False), neither, neither, (True, True)]

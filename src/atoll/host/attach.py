@@ -68,7 +68,7 @@ from atoll.host.trainer.words import (
 )
 from atoll.learn.borrowed import AdamMoments, Gradients, optimizer_problem, skipped
 from atoll.learn.exchanged import Base, check_optimizer, exchanged
-from atoll.learn.inner import Accumulate, Pipelined, inner_from_bytes, inner_pieces
+from atoll.learn.inner import Accumulate, Pipelined, fresh_inner, inner_from_bytes, inner_pieces
 from atoll.learn.layout import base_digest, flatten, layout_of, unflatten
 from atoll.learn.merge import merge
 from atoll.learn.recipes import Recipe, in_own_loop, own_loop
@@ -430,8 +430,8 @@ class Run:
         if isinstance(word, SaveInner):
             self._say(Saved(self._mailbox.put(*inner_pieces(self._moments.read()))))
         else:
-            data = self._mailbox.take(word.size_bytes)
-            self._moments.write(inner_from_bytes(data, self._layout.parameters))
+            parameters, data = self._layout.parameters, self._mailbox.take(word.size_bytes)
+            self._moments.write(inner_from_bytes(data, parameters) if data else fresh_inner(parameters))
             self._say(Carried())
 
     def _finite(self, x_F: torch.Tensor) -> torch.Tensor:
