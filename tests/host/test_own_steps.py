@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 import pytest
 import torch
 from loops import Loop, Loops
 from members import PEERS, story
+from msgspec import UNSET
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import atoll
-from atoll.host.attached import Begins
+from atoll.base.effort import Batches, Effort, quota_of
+from atoll.host.attached import Attach, Begins, _beginning
+from atoll.host.learning import decode_learning, effort_misfit, found
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
-from atoll.learn.inner import InnerState, inner_from_bytes, inner_step
+from atoll.learn.inner import AdamW, InnerState, inner_from_bytes, inner_step
 from atoll.learn.layout import layout_of
-from atoll.learn.methods import data_parallel, demo_, des_loc, parameter_server, pipelined, powersgd
+from atoll.learn.methods import (
+    data_parallel,
+    delayed_nesterov,
+    demo_,
+    des_loc,
+    eager,
+    parameter_server,
+    pipelined,
+    powersgd,
+)
 from atoll.learn.models import build_model, loss_of
-from atoll.learn.recipes import Recipe, in_own_loop
+from atoll.learn.recipes import Recipe, in_own_loop, in_swarm
 from atoll.node.jobs import Restore
 
 SMALL = {"batch": 2, "seq_len": 16}
@@ -26,6 +39,38 @@ SMALL = {"batch": 2, "seq_len": 16}
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+class Ours(torch.optim.AdamW):
+    """The inner step of built-in trainers, with its moments where torch's AdamW has them."""
+
+    inner, taken = AdamW(), 0
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        held = self.param_groups[0]["params"]
+        for p in held:
+            if not self.state[p]:
+                fresh = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                self.state[p] = {"step": torch.tensor(0.0)} | fresh
+        x_P, gradient_P = parameters_to_vector(held), parameters_to_vector([p.grad for p in held])
+        first_P, second_P = (
+            parameters_to_vector([self.state[p][name] for p in held]) for name in ("exp_avg", "exp_avg_sq")
+        )
+        inner = InnerState(first_P, second_P, int(self.state[held[0]]["step"]))
+        inner_step(self.inner, inner, x_P, gradient_P, self.taken)
+        self.taken += 1
+        vector_to_parameters(x_P, held)
+        vector_to_parameters(first_P, [self.state[p]["exp_avg"] for p in held])
+        vector_to_parameters(second_P, [self.state[p]["exp_avg_sq"] for p in held])
+        for p in held:
+            self.state[p]["step"].fill_(inner.steps)
+
+
+def ours(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
+    optimizer = Ours(model.parameters())
+    optimizer.inner = recipe.inner
+    return optimizer
 
 
 @pytest.mark.parametrize(
@@ -55,6 +100,26 @@ def test_every_step_of_two_loops_is_the_experiments_bit_for_bit(tmp_path, book, 
     for trainer in members.trainers:
         assert not trainer.optimizer.state
         assert torch.equal(torch.cat([p.detach().reshape(-1) for p in trainer.model.parameters()]), run.agreed())
+
+
+def test_delayed_momentum_counts_the_samples_of_loops_as_tokens_of_trainers(tmp_path, book):
+    """Two members, a round that one of them misses: the renewal waits as the experiment's does."""
+    recipe = delayed_nesterov("gpt-nano", rounds=4, inner_steps=2, every=2, **SMALL)
+    run = Experiment(in_swarm(recipe), build_model("gpt-nano", 0), load_data(book), PEERS, 8, Trouble(), loss_of)
+
+    async def tell(members: Loops) -> None:
+        for turn in range(1, 5):
+            late = turn == 2
+            await members.play(counted=(0,) if late else (0, 1))
+            run.trouble = Trouble(late=(0, 50) if late else ())
+            while run.now < turn * 2:
+                run.step()
+            head = members.islands[0].head
+            assert torch.equal(head.anchor_F, run.agreed()) and torch.equal(head.momentum_P, run.momentum_P), turn
+            assert head.tokens == sum(2 * 2 * (1 if played == 2 else 2) for played in range(1, turn + 1))
+
+    torch.manual_seed(0)
+    story(tell, Loops(tmp_path, recipe, book, partial(ours, recipe)))
 
 
 def by_closure(loop: Loop, found: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -101,6 +166,29 @@ def test_closures_accumulated_gradients_and_scaled_ones_come_to_the_same(tmp_pat
     story(tell, members)
 
 
+def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
+    """Genesis has it; what changes nothing, or has no meaning in somebody's own loop, is refused in words."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 128) for _ in range(4)))
+    asked = {"round_time": 60.0, "target_samples": 4096, "adaptive_steps": True, "inner_steps_min": 4}
+    run = atoll.found(folder=tmp_path, inner_steps=32, **asked)
+    layout = layout_of(model)
+    beginning, settings = _beginning(Attach(layout=layout, batch=16, **run._wish), torch.zeros(layout.floats))
+    effort = found(beginning, settings).settings.round.effort
+    assert effort == Effort(16, train_s=60.0, samples=4096, steps_min=4, by_loss=True)
+    assert decode_learning(found(beginning, settings).settings).recipe == run._wish["recipe"]
+    assert quota_of(effort, 32, UNSET, 16).steps == 16, "4096 samples of 16 members whose steps have 16 each"
+    for wrong, why in (
+        ({"inner_steps_min": 4}, "inner_steps_min changes nothing"),
+        ({"target_samples": 64, "inner_steps_min": 60}, "at least 60 steps cannot have at most 50"),
+        ({"round_time": 60.0, "recipe": data_parallel()}, "every step is a round"),
+        ({"adaptive_steps": True, "recipe": eager()}, "trainers run on for a whole round"),
+    ):
+        with pytest.raises(atoll.UsageError, match=f"E-ATT-12 .*{why}"):
+            atoll.found(folder=tmp_path, **wrong)
+    grows = msgspec.structs.replace(effort, batches=Batches(2.0, 1, 64))
+    assert "members' own loops" in effort_misfit(run._wish["recipe"], grows)
+
+
 class Restless(torch.optim.SGD):
     """It decays parameters whether or not they have gradients."""
 
@@ -132,7 +220,7 @@ def test_an_optimizer_that_a_recipe_cannot_work_with_is_refused_in_words(tmp_pat
 def test_an_optimizer_that_moves_what_has_no_gradient_is_stopped(tmp_path, book):
     """Its steps would come on top of the agreed ones, at this member alone."""
     members = Loops(tmp_path, data_parallel("gpt-nano", **SMALL), book, lambda m: Restless(m.parameters(), lr=0.1))
-    with pytest.raises(atoll.UsageError, match="E-ATT-13 .*Restless moves parameters that have none"):
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-13 .*Restless moves parameters that have none"):
         story(Loops.play, members)
 
 
@@ -157,36 +245,6 @@ def test_gradients_that_wait_in_a_loops_queue_are_the_experiments(tmp_path, book
 
 
 DES_LOC = des_loc("gpt-nano", rounds=6, inner_steps=2, **SMALL)
-
-
-class Ours(torch.optim.AdamW):
-    """The inner step of built-in trainers, with its moments where torch's AdamW has them."""
-
-    taken = 0
-
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:
-        held = self.param_groups[0]["params"]
-        for p in held:
-            if not self.state[p]:
-                fresh = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-                self.state[p] = {"step": torch.tensor(0.0)} | fresh
-        x_P, gradient_P = parameters_to_vector(held), parameters_to_vector([p.grad for p in held])
-        first_P, second_P = (
-            parameters_to_vector([self.state[p][name] for p in held]) for name in ("exp_avg", "exp_avg_sq")
-        )
-        inner = InnerState(first_P, second_P, int(self.state[held[0]]["step"]))
-        inner_step(DES_LOC.inner, inner, x_P, gradient_P, self.taken)
-        self.taken += 1
-        vector_to_parameters(x_P, held)
-        vector_to_parameters(first_P, [self.state[p]["exp_avg"] for p in held])
-        vector_to_parameters(second_P, [self.state[p]["exp_avg_sq"] for p in held])
-        for p in held:
-            self.state[p]["step"].fill_(inner.steps)
-
-
-def ours(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return Ours(model.parameters())
 
 
 def moment(trainer: Loop, name: str) -> torch.Tensor:
@@ -220,6 +278,6 @@ def test_moments_of_two_loops_are_averaged_on_their_clocks(tmp_path, book):
         assert torch.equal(before_P, head.momentum_P)
 
     torch.manual_seed(0)
-    story(tell, Loops(tmp_path, DES_LOC, book, ours))
+    story(tell, Loops(tmp_path, DES_LOC, book, partial(ours, DES_LOC)))
     neither = (False, False)
     assert seen == [neither, neither, (True, False), neither, neither, (True, True)]

@@ -34,11 +34,13 @@ from typing import Annotated, Any, SupportsFloat, TypeVar
 
 import msgspec
 import torch
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from torch import nn
 
 from atoll.base.arguments import Count, Peers, Positive, Share, Whole, arguments
+from atoll.base.effort import Effort, effort_problem
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.ids import Seconds
 from atoll.base.limits import PEERS_MAX
 from atoll.host.attached import (
     LIARS,
@@ -106,6 +108,7 @@ class Run:
         name: str = "",
         group: str = "",
         sample: Sample | None = None,
+        effort: Effort | None = None,
         listen: tuple[str, ...] = LOOPBACK,
         announce: tuple[str, ...] = (),
     ) -> None:
@@ -117,6 +120,7 @@ class Run:
             "trust": trust,
             "name": named(name, _checked(group)),
             "sample": sample,
+            "effort": effort,
             "listen": listen,
             "announce": announce,
         }
@@ -551,6 +555,10 @@ def found(
     fragments: Count = 1,
     overlap: Whole = 0,
     share: Share = 0.0,
+    round_time: Annotated[Seconds, Meta(ge=0)] = 0.0,
+    target_samples: Annotated[int, Meta(ge=0, lt=2**40)] = 0,
+    adaptive_steps: bool = False,
+    inner_steps_min: Count = 1,
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
 ) -> Run:
@@ -565,7 +573,13 @@ def found(
     every round, and members keep their own of all others until the last one (SPARTA; codecs and outer step are its
     own).
     `recipe=cooperative(rounds=20)` takes another published method (atoll.learn.methods) in the place of these
-    numbers, which are then its own; model, data and inner optimizer stay yours.
+    numbers, which are then its own; model, data and inner optimizer stay yours. Recipes that agree on gradients
+    (data_parallel, powersgd, demo_, pipelined, parameter_server) have none: they take the step themselves, with
+    their own rate, where `optimizer.step()` stands.
+    A round may be shorter than its `inner_steps`: `round_time` seconds of training, about `target_samples` of all
+    members together (`attach(batch=…)` says how many a step has), or with `adaptive_steps` as the loss falls that
+    `run.report` tells (specs/effort.md), but never shorter than `inner_steps_min`. Batches and rates are the
+    loop's: there is no total_tokens and no adaptive_batching here.
     """
     numbers: dict[str, Any] = {
         "rounds": rounds,
@@ -591,6 +605,7 @@ def found(
         else:
             _check_only_recipe(numbers)
             recipe = in_own_loop(recipe, believed=trust == "private")
+        effort = _effort(recipe, round_time, target_samples, adaptive_steps, inner_steps_min)
     except ValueError as why:
         fix = "help(atoll.found) says what goes together, specs/codecs.md has every codec"
         raise UsageError("E-ATT-12", f"no run can be founded like this: {why}", fix=fix) from None
@@ -602,6 +617,7 @@ def found(
         name=name,
         group=group,
         sample=_sample(sample, sample_peers, trust),
+        effort=effort,
         listen=listen,
         announce=announce,
     )
@@ -612,6 +628,20 @@ def _check_only_recipe(numbers: dict[str, Any]) -> None:
     defaults = signature(found).parameters
     if given := [name for name, value in numbers.items() if value != defaults[name].default]:
         raise ValueError(f"a recipe has numbers of its own, say there what {', '.join(given)} shall be")
+
+
+def _effort(recipe: Recipe, train_s: Seconds, samples: int, by_loss: bool, steps_min: int) -> Effort | None:
+    """What of a round's work follows the run; None: nothing. ValueError if that is none for this recipe."""
+    from atoll.host.learning import effort_misfit
+
+    if steps_min > 1 and not (samples or by_loss):
+        raise ValueError("inner_steps_min changes nothing without target_samples or adaptive_steps")
+    if not (train_s or samples or by_loss):
+        return None
+    effort = Effort(1, train_s or UNSET, samples or UNSET, steps_min, by_loss or UNSET)  # a batch is told later
+    if problem := effort_misfit(recipe, effort) or effort_problem(effort, recipe.schedule.turn_steps):
+        raise ValueError(f"rounds cannot follow the run: {problem}")
+    return effort
 
 
 def _start_peers() -> int:

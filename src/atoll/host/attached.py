@@ -22,6 +22,7 @@ from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.arguments import Peers, Whole
+from atoll.base.effort import Effort
 from atoll.base.errors import AtollError, RefusedError, RunFailedError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
@@ -82,6 +83,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     start_peers: Peers = 1
     trust: Trust = "private"
     sample: Sample | None = None  # how many train in a round of a run to found; None: everybody
+    effort: Effort | None = None  # what of its rounds' work follows the run; None: nothing
     batch: int = 1  # samples behind one optimizer step
     pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: it did not say
 
@@ -400,6 +402,7 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
             inner_steps=schedule.turn_steps,
             quorum=quorum,
             sample=wish.sample or msgspec.UNSET,
+            effort=msgspec.structs.replace(wish.effort, batch=wish.batch) if wish.effort else msgspec.UNSET,
             committee=msgspec.UNSET if wish.trust == "private" else COMMITTEE_MOST,
         ),
     )
