@@ -15,7 +15,7 @@ from members import PEERS, Members
 from torch import nn
 
 from atoll.host.attach import Run
-from atoll.host.attached import Attach, AttachedTrainer, Over, _beginning, room_of
+from atoll.host.attached import Attach, AttachedTrainer, Over, _beginning, room_of, serve
 from atoll.host.island import Island
 from atoll.host.learning import Beginning
 from atoll.host.shared import Mailbox
@@ -27,6 +27,21 @@ from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe, in_own_loop
 
 BATCH, SEQ_LEN = 2, 16  # of every step
+
+
+def begin_in_thread(run: Run, memory: int) -> None:
+    """The peer of this loop, whole, but no process of its own."""
+    run._socket, theirs = socket.socketpair()
+    fd, here = theirs.detach(), os.dup(memory)
+    os.close(memory)
+
+    def whole() -> None:
+        asyncio.run(serve(fd, here))
+        os.close(here)
+
+    peer = threading.Thread(target=whole)
+    peer.start()
+    run._process = SimpleNamespace(wait=lambda timeout=None: peer.join(timeout) or 0)
 
 
 class InThread(Run):

@@ -293,7 +293,18 @@ def _ended() -> TrainerFailed:
 # ---- the peer process --------------------------------------------------------------------------------------
 
 
-async def _main(fd: int, memory: int) -> None:
+async def serve(fd: int, memory: int) -> None:
+    """The peer of the loop behind this socket, until either of them ends."""
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
+    try:
+        await _serve(reader, writer, memory)
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: int) -> None:
     from atoll.host.learning import found
     from atoll.host.member import (
         Invitation,
@@ -306,7 +317,6 @@ async def _main(fd: int, memory: int) -> None:
         training,
     )
 
-    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     wish = _ATTACH.decode(await reader.readexactly(size))
     mailbox = Mailbox(memory, wish.layout.floats, room_of(wish.layout))
@@ -467,6 +477,6 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2])))
     sys.stdout.flush()
     os._exit(0)
