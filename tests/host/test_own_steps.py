@@ -10,13 +10,14 @@ import torch
 from loops import Loop, Loops
 from members import PEERS, story
 from msgspec import UNSET
+from test_every_step import gradient_at, sums_sent
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import atoll
 from atoll.base.effort import Batches, Effort, quota_of
 from atoll.host.attached import Attach, Begins, _beginning
 from atoll.host.learning import decode_learning, effort_misfit, found
-from atoll.learn.data import load_data
+from atoll.learn.data import batch, load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.inner import AdamW, InnerState, inner_from_bytes, inner_step
 from atoll.learn.layout import layout_of
@@ -217,31 +218,44 @@ def test_an_optimizer_that_a_recipe_cannot_work_with_is_refused_in_words(tmp_pat
     assert not (tmp_path / "one").exists()
 
 
-def test_an_optimizer_that_moves_what_has_no_gradient_is_stopped(tmp_path, book):
-    """Its steps would come on top of the agreed ones, at this member alone."""
-    members = Loops(tmp_path, data_parallel("gpt-nano", **SMALL), book, lambda m: Restless(m.parameters(), lr=0.1))
-    with pytest.raises(atoll.UsageError, match=r"E-ATT-13 .*Restless moves parameters that have none"):
+def restless(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return Restless(model.parameters(), lr=0.1)
+
+
+def infinite(loop: Loop, found: tuple[torch.Tensor, torch.Tensor]) -> None:
+    next(loop.model.parameters()).grad = torch.full_like(next(loop.model.parameters()), float("inf"))
+    loop.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "step", "why"),
+    [
+        (restless, Loop.step, "E-ATT-13 .*Restless moves parameters that have none"),
+        (sgd, infinite, "E-ATT-10 a gradient is not finite after round -1, step 1"),
+    ],
+)
+def test_a_loop_whose_step_would_be_nobodys_is_stopped(tmp_path, book, make, step, why: str):
+    """Steps of its optimizer would come on top of the agreed ones; a gradient that is none would be everybody's."""
+    members = Loops(tmp_path, data_parallel("gpt-nano", **SMALL), book, make)
+    for trainer in members.trainers:
+        trainer.step = partial(step, trainer)
+    with pytest.raises(atoll.AtollError, match=why):
         story(Loops.play, members)
 
 
-def test_gradients_that_wait_in_a_loops_queue_are_the_experiments(tmp_path, book):
-    """Pipelined: each is of parameters three steps old, however slow the loop is to fill its queue."""
-    recipe, depth, steps = pipelined("gpt-nano", rounds=7, **SMALL), 3, 7
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+@pytest.mark.parametrize(("method", "dropped"), [(data_parallel, 2), (pipelined, 5)])
+def test_a_loops_gradient_that_comes_too_late_is_dropped(tmp_path, book, method, dropped: int):
+    """It is one of another anchor, and so are those in the queue. The next update is a gradient of the new one."""
 
     async def tell(members: Loops) -> None:
-        for turn in range(1, steps + 1):
-            await members.play()
-            while run.now < min(turn + depth, steps):
-                run.step()
-            if turn + depth < steps or turn == steps:
-                heads = [island.head.anchor_F for island in members.islands]
-                assert torch.equal(heads[0], run.agreed()) and torch.equal(heads[1], run.agreed()), turn
+        await members.play()
+        await members.play(encoding=(0,), counted=(0,))
+        await members.train(1)
+        of_the_next = batch(load_data(book), 1, PEERS, dropped * 2, 2, 16, 0)
+        expected_P = gradient_at(members.islands[1].head.anchor_F, of_the_next)
+        assert torch.equal(sums_sent(members, 1), expected_P)
 
-    torch.manual_seed(0)
-    members = Loops(tmp_path, recipe, book, sgd)
-    story(tell, members)
-    assert all(trainer.steps >= steps + depth - 1 for trainer in members.trainers)
+    story(tell, Loops(tmp_path, method("gpt-nano", rounds=9, **SMALL), book, sgd))
 
 
 DES_LOC = des_loc("gpt-nano", rounds=6, inner_steps=2, **SMALL)

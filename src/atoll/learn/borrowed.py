@@ -41,7 +41,7 @@ def optimizer_problem(recipe: Recipe, optimizer: torch.optim.Optimizer, model: n
         )
     if gathers:
         return ""
-    if not isinstance(optimizer, torch.optim.Adam):  # AdamW is one
+    if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
         return (
             f"members of this run average both moments of Adam, and {type(optimizer).__name__} has others; "
             "attach torch.optim.AdamW or Adam, or found the run with local_sgd(), which leaves moments alone"
