@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,8 +16,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import atoll
 from atoll.base.effort import Batches, Effort, quota_of
-from atoll.host.attached import Attach, Begins, _beginning
+from atoll.host.attached import Attach, Begins, Declines, _beginning
 from atoll.host.learning import decode_learning, effort_misfit, found
+from atoll.host.trainer.words import Carried, Merge
 from atoll.learn.data import batch, load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.inner import AdamW, InnerState, inner_from_bytes, inner_step
@@ -295,3 +297,17 @@ def test_moments_of_two_loops_are_averaged_on_their_clocks(tmp_path, book):
     story(tell, Loops(tmp_path, DES_LOC, book, partial(ours, DES_LOC)))
     neither = (False, False)
     assert seen == [neither, neither, (True, False), neither, neither, (True, True)]
+
+
+def test_a_loop_that_declines_takes_in_first_what_waits_for_its_queue(tmp_path):
+    """Its peer waits for the word; without it no round would ever ask this loop again."""
+    model, said = torch.nn.Linear(64, 64), []
+    run = atoll.found(recipe=pipelined(rounds=9), folder=tmp_path / "one")
+    run._model, run._optimizer, run._layout = model, sgd(model), layout_of(model)
+    run._work_with(run._wish["recipe"])
+    run._mailbox, run._may, run._full = SimpleNamespace(x_F=torch.ones(64 * 65)), 3, 3
+    run._process, run._say, run._go_on = object(), said.append, lambda: None
+    run._take(Merge(0, 64 * 65, "replace"))
+    assert not said and not bool((model.weight == 1).all()), "three gradients are of the old parameters"
+    run.decline()
+    assert [type(word) for word in said] == [Carried, Declines] and bool((model.weight == 1).all())

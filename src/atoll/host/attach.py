@@ -253,6 +253,8 @@ class Run:
             raise UsageError("E-ATT-05", "this run is not attached", fix="call run.attach(model, optimizer) first")
         if self.done:
             return
+        if self._merging is not None:
+            self._merge(self._merging)
         self._say(Declines(0 if self._job is None else self._job.job, rounds))
         self._job = None
         self._forget()
@@ -358,7 +360,7 @@ class Run:
 
     def _forget(self) -> None:
         """Nothing was stepped since what the model holds now."""
-        self._span, self._may, self._sent_F, self._merging = _Span(), 0, None, None
+        self._span, self._may, self._sent_F = _Span(), 0, None
         self._waiting.clear()
         if self._gradients is not None:
             self._gradients.end()
